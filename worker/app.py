@@ -1,0 +1,416 @@
+"""The worker process: Faust app, agent, assignment and revocation, health, start and stop.
+
+Lives here: which lanes exist and when they start, drain and close; what makes the process end, and with what code. Must
+not live here: how a record is scored (lane.py, pipeline.py), fetched (faust_io.py), published (publisher.py).
+
+Exit code 0: asked to stop (SIGTERM, SIGINT), everything that was taken is committed. 1: something failed; nothing that
+was not committed counts, the supervisor's restart goes on from there. 2: the settings or the topics are wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import faust
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+from worker.config import ConfigError, Settings
+from worker.connection import client_arguments
+from worker.embedder import Embedder, EmbeddingPool, ModelError, load_embedder
+from worker.faust_io import Hooks, KpConsumer, create_app
+from worker.http import HttpServer
+from worker.intake import Intake
+from worker.lane import Lane, Rules
+from worker.metrics import Metrics, process_registry
+from worker.pipeline import PartitionScorer
+from worker.publisher import (
+    AtLeastOncePublisher,
+    ExactlyOncePublisher,
+    Publisher,
+    producer_arguments,
+    stream_time_from,
+)
+from worker.store import Position, Restored, restore
+from worker.topics import Layout, prepare_topics
+from worker.version import __version__
+
+log = logging.getLogger(__name__)
+
+YIELD_SECONDS: Final = 0.002
+"""Longest stretch of admitting records before other tasks (heartbeats, HTTP, commits) get their turn."""
+
+GAUGE_SECONDS: Final = 1.0
+"""How often lag, cache size and stream time are brought up to date."""
+
+EmbedderLoader = Callable[[Settings], Embedder | None]
+
+
+def load_configured(settings: Settings) -> Embedder | None:
+    """Load the embedder that the settings name. Blocks for seconds; raises ModelError."""
+    return load_embedder(settings.embedder, settings.model, settings.max_tokens, settings.embed_threads)
+
+
+class Worker:
+    """One worker: member of the group, with a lane for each assigned partition."""
+
+    def __init__(self, settings: Settings, layout: Layout, embedder: Embedder | None, metrics: Metrics) -> None:
+        self._settings = settings
+        self._layout = layout
+        self._metrics = metrics
+        self._client = client_arguments(settings)
+        self._pool = None if embedder is None else EmbeddingPool(embedder)
+        self._slots = asyncio.Semaphore(settings.embed_in_flight)
+        self._intake = Intake()
+        self._lanes: dict[int, Lane] = {}
+        self._room = asyncio.Event()
+        self._shared_producer: AIOKafkaProducer | None = None
+        self._assigned = False
+        self.failure: BaseException | None = None
+        self.failed = asyncio.Event()
+        limits = settings.limits
+        self._rules = Rules(
+            type(limits)(layout.max_message_bytes, limits.max_steps, limits.max_depth, limits.strict_context),
+            settings.event_time,
+            settings.latency_budget_seconds,
+        )
+        self.app = create_app(Hooks(settings, self._client, self._intake, self._drain))
+        topic = self.app.topic(settings.source_topic, key_serializer="raw", value_serializer="raw")
+        self.app.agent(topic, name="score")(self._agent)
+        self.app.on_rebalance_complete.connect(self._on_assigned)
+        self.app.on_partitions_revoked.connect(self._on_revoked)
+
+    # -- health
+
+    def stuck(self) -> str | None:
+        """Say what hangs, or None: for liveness."""
+        busy = 0.0 if self._pool is None else self._pool.busy_seconds()
+        if busy > self._settings.stuck_seconds:
+            return f"one embedding has been running for {busy:.0f} s (KP_STUCK_SECONDS)"
+        return None
+
+    def not_ready(self) -> str | None:
+        """Say what is missing before records flow, or None: for readiness."""
+        if self.failure is not None:
+            return f"failed: {self.failure!r}"
+        return None if self._assigned else "waiting for an assignment and its restore"
+
+    # -- the agent
+
+    async def _agent(self, stream: faust.Stream[Any]) -> None:
+        async for _ in stream.noack().events():
+            await self._admit_waiting()
+
+    async def _admit_waiting(self) -> None:
+        """Admit records, one partition after the other, until none waits."""
+        turn_ends = time.perf_counter() + YIELD_SECONDS
+        while len(self._intake):
+            if self._pool is not None:
+                await self._slots.acquire()
+            record = self._intake.next(self._accepts)
+            if record is None:
+                self._release_slot()
+                if len(self._intake):  # all lanes with waiting records are full: one must commit first
+                    self._room.clear()
+                    await self._room.wait()
+                continue
+            embedding = self._lanes[record.partition].take(record)
+            if embedding is None:
+                self._release_slot()
+            else:
+                embedding.add_done_callback(lambda _: self._release_slot())
+            if time.perf_counter() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.perf_counter() + YIELD_SECONDS
+
+    def _accepts(self, partition: int) -> bool:
+        lane = self._lanes.get(partition)
+        return lane is not None and lane.has_room()
+
+    def _release_slot(self) -> None:
+        if self._pool is not None:
+            self._slots.release()
+
+    # -- assignment and revocation
+
+    async def _drain(self) -> None:
+        """Wait until every lane has committed what it took; called with the flow stopped."""
+        self._assigned = False
+        self._metrics.ready.set(0)
+        self._room.set()
+        await asyncio.gather(*(lane.drain() for lane in self._lanes.values()))
+
+    async def _on_revoked(self, sender: Any, revoked: Any, **kwargs: Any) -> None:
+        self._assigned = False
+        self._metrics.ready.set(0)
+
+    async def _on_assigned(self, sender: Any, **kwargs: Any) -> None:
+        """Faust awaits this before it seeks to the committed offsets and lets records flow."""
+        try:
+            await self._assign()
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    async def _assign(self) -> None:
+        """Close the lanes that are gone, restore those that are new.
+
+        A lane is kept when it took part in the generation just before this one and has nothing on its way: its state
+        is then what the changelog holds. Any other is rebuilt, because someone else may have worked on the partition.
+
+        For the new ones, this order carries the guarantee:
+         1. start the producer (exactly once: fences the former owner and ends its open transaction);
+         2. take the committed offset;
+         3. read the changelog to its end, entries below that offset are the cache;
+         4. only then may the first record flow.
+        """
+        started = time.perf_counter()
+        generation = self.app.consumer_generation_id
+        topic = self._settings.source_topic
+        mine = sorted(tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic)
+        kept = {
+            partition
+            for partition, lane in self._lanes.items()
+            if partition in mine and not lane.failed and not len(lane) and lane.generation == generation - 1
+        }
+        gone = [partition for partition in self._lanes if partition not in kept]
+        await asyncio.gather(*(self._lanes.pop(partition).close() for partition in gone))
+        for partition in set(gone) - set(mine):
+            self._metrics.forget_partition(partition)
+
+        new = [partition for partition in mine if partition not in kept]
+        publishers = {partition: self._publisher(partition) for partition in new}
+        await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
+        positions = await self._committed(new)  # 2
+        restored = await self._restore(positions)  # 3
+        for partition in new:
+            self._lanes[partition] = self._lane(
+                partition, publishers[partition], positions[partition], restored.get(partition, Restored())
+            )
+            self._lanes[partition].start()
+        if generation != self.app.consumer_generation_id:
+            return  # the group is rebalancing again; the next call finds lanes of an older generation and rebuilds
+        for lane in self._lanes.values():
+            lane.generation = generation
+        self._intake.assign(mine)
+        self._assigned = True
+        self._metrics.ready.set(1)
+        self._metrics.rebalances.inc()
+        self._metrics.partitions.set(len(mine))
+        log.info(
+            "assigned partitions %s of %s (generation %s): %d restored, %d kept, in %.2f s",
+            mine, topic, generation, len(new), len(kept), time.perf_counter() - started,
+        )  # fmt: skip
+
+    async def _committed(self, partitions: list[int]) -> dict[int, Position]:
+        topic = self._settings.source_topic
+        if not partitions:
+            return {}
+        admin = AIOKafkaAdminClient(**{k: v for k, v in self._client.items() if k != "metadata_max_age_ms"})
+        await admin.start()
+        try:
+            found = await admin.list_consumer_group_offsets(
+                self._settings.group_id, partitions=[TopicPartition(topic, partition) for partition in partitions]
+            )
+        finally:
+            await admin.close()
+        positions = {}
+        for partition in partitions:
+            committed = found.get(TopicPartition(topic, partition))
+            if committed is None or committed.offset < 0:
+                positions[partition] = Position(0, None)
+            else:
+                positions[partition] = Position(committed.offset, stream_time_from(committed.metadata or ""))
+        return positions
+
+    async def _restore(self, positions: dict[int, Position]) -> dict[int, Restored]:
+        if self._pool is None or not positions:
+            return {}  # without an embedder there are no entries, and an embedder's must not be touched
+        started = time.perf_counter()
+        identity = self._pool.identity
+        restored = await restore(
+            self._client, self._settings.changelog, positions, identity.key(), identity.dimensions
+        )
+        for result in restored.values():
+            self._metrics.restored_entries.inc(len(result.entries))
+            for cause in ("corrupt", "other_model"):
+                self._metrics.skipped_entries.labels(cause).inc(result.skipped[cause])
+        self._metrics.restore.observe(time.perf_counter() - started)
+        return restored
+
+    def _publisher(self, partition: int) -> Publisher:
+        source = TopicPartition(self._settings.source_topic, partition)
+        changelog = self._settings.changelog
+        if self._settings.delivery == "exactly_once":
+            return ExactlyOncePublisher(
+                self._client,
+                self._settings.group_id,
+                source,
+                self._layout.outputs,
+                changelog,
+                self._settings.transaction_timeout_seconds,
+            )
+        if self._shared_producer is None:
+            raise RuntimeError("this is a bug: at_least_once without its producer")
+        consumer: KpConsumer = self.app.consumer
+        return AtLeastOncePublisher(
+            self._shared_producer, source, self._layout.outputs, changelog, consumer.commit_offset
+        )
+
+    def _lane(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> Lane:
+        settings = self._settings
+        scorer = PartitionScorer(
+            settings.cache_max_elements,
+            settings.cache_ttl_ms,
+            1 if self._pool is None else self._pool.identity.dimensions,
+            settings.threshold,
+            settings.scoring_profiles(),
+        )
+        scorer.restore(
+            [(entry.sequence, entry.stream_time_ms, entry.trace_id, entry.array()) for entry in restored.entries],
+            position.stream_time_ms,
+        )
+        return Lane(
+            partition,
+            scorer,
+            publisher,
+            self._pool,
+            self._rules,
+            self._metrics,
+            replay=restored.replay,
+            next_offset=position.offset,
+            on_room=self._room.set,
+            on_failure=partial(self._lane_failed, partition),
+        )
+
+    def _lane_failed(self, partition: int, error: BaseException) -> None:
+        log.error("partition %d: %s: %s", partition, type(error).__name__, error)
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+            self.failed.set()
+
+    # -- start and stop
+
+    async def start(self) -> None:
+        """Join the group; returns when the first assignment is restored."""
+        if self._settings.delivery == "at_least_once":
+            timeout_ms = round(self._settings.transaction_timeout_seconds * 1000)
+            self._shared_producer = AIOKafkaProducer(**producer_arguments(self._client), request_timeout_ms=timeout_ms)
+            await self._shared_producer.start()
+        self.app.finalize()
+        await self.app.start()
+
+    async def watch(self) -> None:
+        """Keep the gauges up to date, until cancelled or Faust crashes."""
+        while not self.app.crashed:
+            for partition, lane in self._lanes.items():
+                label = str(partition)
+                cache = lane.scorer.cache
+                self._metrics.cache_entries.labels(label).set(len(cache))
+                if lane.scorer.stream_time_ms is not None:
+                    self._metrics.stream_time.labels(label).set(lane.scorer.stream_time_ms / 1000)
+                lag = self.app.consumer.lag(TopicPartition(self._settings.source_topic, partition), lane.committed)
+                if lag is not None:
+                    self._metrics.lag.labels(label).set(lag)
+                self._metrics.cache_evictions.labels("expired").inc(cache.expired)
+                self._metrics.cache_evictions.labels("capacity").inc(cache.displaced)
+                cache.expired = cache.displaced = 0
+            await asyncio.sleep(GAUGE_SECONDS)
+        self._fail(self.app.crash_reason or RuntimeError("Faust stopped for no stated reason"))
+
+    async def stop(self) -> None:
+        """Leave the group. Without a failure everything that was taken is committed first."""
+        if self.failure is not None:
+            await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+        await self.app.stop()
+        await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+        if self._shared_producer is not None:
+            await self._shared_producer.stop()
+        if self._pool is not None:
+            self._pool.close()
+
+
+async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int:
+    """Run a worker until SIGTERM, SIGINT or a failure; return the exit code."""
+    asked_to_stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop.set)
+    metrics = Metrics(process_registry())
+    worker: Worker | None = None
+    phase = "loading the model"
+    http = HttpServer(
+        settings.http_host,
+        settings.http_port,
+        metrics.registry,
+        healthy=lambda: None if worker is None else worker.stuck(),
+        ready=lambda: phase if worker is None else worker.not_ready(),
+    )
+    try:
+        port = await http.start()
+    except OSError as error:
+        log.error("cannot listen on KP_HTTP_HOST=%s KP_HTTP_PORT=%d: %s", settings.http_host, settings.http_port, error)
+        return 2
+    log.info("kp-worker %s: metrics and health on http://%s:%d/metrics", __version__, settings.http_host, port)
+
+    async def prepare() -> Worker:
+        nonlocal phase
+        embedder = await asyncio.to_thread(load, settings)
+        identity = None if embedder is None else embedder.identity
+        metrics.build.info({"version": __version__, "embedder": "none" if identity is None else identity.key()})
+        log.info("embedder: %s", "none (novelty 0.5)" if identity is None else f"{identity.runtime} {identity.key()}")
+        phase = "checking the topics"
+        layout = await prepare_topics(settings, client_arguments(settings))
+        return Worker(settings, layout, embedder, metrics)
+
+    stop = asyncio.create_task(asked_to_stop.wait())
+    try:
+        preparing = asyncio.create_task(prepare())
+        await asyncio.wait({preparing, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not preparing.done():
+            preparing.cancel()
+            return 0
+        worker = preparing.result()
+        return await _serve(worker, settings, stop)
+    except (ConfigError, ModelError) as error:
+        log.error("%s", error)
+        return 2
+    finally:
+        stop.cancel()
+        await http.stop()
+
+
+async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) -> int:
+    starting = asyncio.create_task(worker.start())
+    failed = asyncio.create_task(worker.failed.wait())
+    await asyncio.wait({starting, failed, stop}, return_when=asyncio.FIRST_COMPLETED)
+    watching = asyncio.create_task(worker.watch())
+    await asyncio.wait({watching, failed, stop}, return_when=asyncio.FIRST_COMPLETED)
+    error = worker.failure
+    for task in (starting, watching):
+        if error is None and task.done() and not task.cancelled():
+            error = task.exception()
+        task.cancel()
+    failed.cancel()
+    if error is not None:
+        log.error("stopping: %s: %s; what was not committed will be read again", type(error).__name__, error)
+    else:
+        log.info("stopping: finishing what was taken")
+    try:
+        await asyncio.wait_for(worker.stop(), settings.shutdown_timeout_seconds)
+    except TimeoutError:
+        log.error("the drain took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; what was not committed will be read again")
+        return 1
+    if error is None and worker.failure is None:
+        log.info("stopped: everything that was taken is committed")
+        return 0
+    return 1

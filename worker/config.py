@@ -1,0 +1,190 @@
+"""Settings: every one is an environment variable with the prefix KP_, checked once at start.
+
+Lives here: names, types, defaults, limits and meaning of the settings, and the words of the error when one is wrong.
+Nothing else in worker/ reads the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from worker.scoring import DEFAULT_PROFILE, PROFILES, Profile, Weights
+from worker.trace import Limits
+
+PREFIX = "KP_"
+Topic = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+
+
+class ConfigError(Exception):
+    """A setting is missing or wrong; the message names the variable, the value and what is allowed."""
+
+
+class _ProfileSetting(BaseModel):
+    """One profile of KP_PROFILES: `weights` (four numbers that sum to 1), `threshold` (0..1), or one of them."""
+
+    model_config = ConfigDict(extra="forbid")
+    weights: dict[Literal["complexity", "novelty", "tool_diversity", "outcome_confidence"], float] | None = None
+    threshold: float | None = Field(None, ge=0, le=1)
+
+
+class Settings(BaseSettings):
+    """All settings of the worker, in the order in which the README lists them."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+
+    bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1, description="Kafka brokers, host:port[,host:port...]")
+    group_id: str = Field(
+        "kp-worker", min_length=1, description="consumer group; also the prefix of the transactional ids"
+    )
+    source_topic: Topic = Field("traces", description="topic to read traces from")
+    accepted_topic: Topic = Field("traces.accepted", description="topic of traces with score >= threshold")
+    rejected_topic: Topic = Field("traces.rejected", description="topic of the other traces")
+    dead_letter_topic: Topic = Field("traces.dead-letter", description="topic of records that could not be read")
+    changelog_topic: Topic | None = Field(
+        None, description="compacted topic of the novelty cache (default: <group>-novelty-changelog)"
+    )
+    create_topics: bool = Field(False, description="create missing topics at start; otherwise a missing one is an error")
+    topic_partitions: int = Field(4, ge=1, le=10_000, description="partitions of a created source topic")
+    topic_replication: int = Field(-1, ge=-1, le=100, description="replicas of created topics; -1: the broker's default")
+
+    delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
+    session_timeout_seconds: float = Field(
+        15.0, ge=1, le=1800, description="a worker that is silent for this long loses its partitions"
+    )
+    transaction_timeout_seconds: float = Field(
+        60.0, ge=1, le=900, description="longest broker outage that a transaction survives; beyond it the worker exits"
+    )
+
+    threshold: float = Field(0.75, ge=0, le=1, description="score from which a trace is accepted")
+    profiles: dict[str, _ProfileSetting] = Field(
+        default_factory=dict,
+        description='JSON: profiles to add or change, {"domain": {"weights": {...}, "threshold": 0.8}}',
+    )
+
+    embedder: Literal["auto", "sentence-transformers", "none"] = Field(
+        "auto", description="what computes embeddings; none: novelty is 0.5 for every trace"
+    )
+    precision: Literal["fp32"] = Field("fp32", description="number format of the model")
+    model: str | None = Field(
+        None,
+        description="directory or hub name of a sentence-transformers model (default: all-MiniLM-L6-v2)",
+    )
+    max_tokens: int = Field(256, ge=8, le=8192, description="tokens of a text that are embedded; the rest is cut")
+    embed_threads: int = Field(0, ge=0, le=256, description="threads of one embedding; 0: one for each core")
+    embed_in_flight: int = Field(
+        2, ge=1, le=64, description="traces that may be in the embedder at once; more raises latency, not throughput"
+    )
+
+    cache_max_elements: int = Field(1000, ge=1, le=1_000_000, description="entries of each partition's novelty cache")
+    cache_ttl_seconds: float | None = Field(
+        3600.0, gt=0, description="life of an entry in stream time; `none`: entries do not expire"
+    )
+    event_time: Literal["created_at", "record"] = Field(
+        "created_at", description="a trace's event time: its created_at (never later than the record's) or the record's"
+    )
+
+    max_message_bytes: int = Field(1_048_576, ge=1024, description="larger messages are dead letters")
+    max_steps: int = Field(10_000, ge=1, description="traces with more steps are dead letters")
+    max_depth: int = Field(64, ge=8, le=256, description="documents nested deeper are dead letters")
+    strict_context: bool = Field(False, description="refuse the older @context https://knowledgepulse.dev/schema/v1")
+
+    latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
+    stuck_seconds: float = Field(
+        60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this"
+    )
+    http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz")
+    http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz; 0: a free one")
+    log_format: Literal["text", "json"] = Field("text", description="one event a line, as text or JSON")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+    shutdown_timeout_seconds: float = Field(
+        20.0, gt=0, description="longest drain on SIGTERM; then the process exits without the rest, which is read again"
+    )
+
+    @field_validator("cache_ttl_seconds", mode="before")
+    @classmethod
+    def _no_expiry(cls, value: object) -> object:
+        return None if isinstance(value, str) and value.strip().lower() == "none" else value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Settings:
+        self.scoring_profiles()
+        topics = [self.source_topic, self.accepted_topic, self.rejected_topic, self.dead_letter_topic, self.changelog]
+        if len(set(topics)) != len(topics):
+            raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
+        return self
+
+    @property
+    def changelog(self) -> str:
+        """Name of the changelog topic."""
+        return self.changelog_topic or f"{self.group_id}-novelty-changelog"
+
+    @property
+    def cache_ttl_ms(self) -> int | None:
+        """Life of a cache entry, ms; None: no expiry."""
+        return None if self.cache_ttl_seconds is None else max(1, round(self.cache_ttl_seconds * 1000))
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the parser."""
+        return Limits(self.max_message_bytes, self.max_steps, self.max_depth, self.strict_context)
+
+    def scoring_profiles(self) -> Mapping[str, Profile]:
+        """Return the built-in profiles with those of KP_PROFILES over them. Raises ValueError for bad weights."""
+        result = dict(PROFILES)
+        for domain, setting in self.profiles.items():
+            weights = result.get(domain, result[DEFAULT_PROFILE]).weights
+            if setting.weights is not None:
+                missing = set(Weights.__dataclass_fields__) - set(setting.weights)
+                if missing:
+                    raise ValueError(f"profile {domain!r} lacks the weights {', '.join(sorted(missing))}")
+                try:
+                    weights = Weights(**setting.weights)
+                except ValueError as error:
+                    raise ValueError(f"profile {domain!r}: {error}") from error
+            result[domain] = Profile(weights, setting.threshold)
+        return result
+
+
+def load(**overrides: Any) -> Settings:
+    """Read the settings from the environment; `overrides` (by field name, None: not given) win. Raises ConfigError."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(**given)
+    except SettingsError as error:
+        raise ConfigError(f"{error.__cause__ or error}; KP_PROFILES must be JSON (one object)") from None
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(error, given))) from None
+
+
+def unknown_variables() -> list[str]:
+    """Describe each KP_ variable that is no setting (usually a misspelt one), with the nearest that is."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    result = []
+    for name in sorted(os.environ):
+        if name.startswith(PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            result.append(f"{name} is not a setting" + (f"; did you mean {close[0]}?" if close else ""))
+    return result
+
+
+def _explain(error: ValidationError, given: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for issue in error.errors():
+        field = str(issue["loc"][0]) if issue["loc"] else ""
+        inner = ".".join(str(part) for part in issue["loc"][1:])
+        message = issue["msg"].removeprefix("Value error, ")
+        if not field:
+            lines.append(f"settings do not fit together: {message}")
+            continue
+        info = Settings.model_fields.get(field)
+        about = f" ({info.description})" if info is not None and info.description else ""
+        where = f" at {inner}" if inner else ""
+        value = str(given.get(field, os.environ.get(PREFIX + field.upper(), issue.get("input"))))
+        lines.append(f"{PREFIX}{field.upper()}={value[:120]!r} is wrong{where}: {message}{about}")
+    return lines

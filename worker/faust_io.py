@@ -1,0 +1,203 @@
+"""Faust's consumer, as this worker needs it. The one module that leans on private names of Faust.
+
+What is changed, and why (measured on faust-streaming 0.15.3):
+- records go to the intake in whole fetches, and the stream only gets an event when there is something to wake the
+  agent for: Faust's own way makes four tasks for each message, and sleeps a second whenever back-pressure has paused
+  every partition;
+- the source is read committed: Faust's consumer does so only under its own `exactly_once`, which does not work;
+- Faust commits nothing: offsets travel with the transaction, and a later plain commit could move them back. Waiting for
+  open messages (`wait_empty`: at a rebalance and at shutdown) becomes waiting for the lanes.
+
+Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
+._ensure_consumer, ._rebalance_listener's owner, App._create_directories. tests/test_faust_io.py fails when one changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import faust
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.structs import OffsetAndMetadata
+from faust.transport.drivers import aiokafka as driver
+from faust.types.tuples import TP, ConsumerMessage
+from mode import CrashingSupervisor
+
+from worker.config import Settings
+from worker.intake import Intake
+from worker.pipeline import SourceRecord
+
+FETCH_RECORDS: Final = 512
+"""Most records of one fetch of one partition. More gains nothing and delays the others."""
+
+FETCH_WAIT_MS: Final = 500
+"""How long a fetch waits for the first record; an idle worker asks twice a second for each partition."""
+
+MAX_POLL_INTERVAL_SECONDS: Final = 600.0
+"""The group drops a member that does not fetch for this long: longer than any restore or drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the consumer asks of the worker. `drain` waits until all that was admitted is committed."""
+
+    settings: Settings
+    client: Mapping[str, Any]
+    intake: Intake
+    drain: Callable[[], Awaitable[None]]
+
+
+class _ConsumerThread(driver.AIOKafkaConsumerThread):
+    hooks: Hooks
+
+    def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
+        settings = self.hooks.settings
+        session_ms = round(settings.session_timeout_seconds * 1000)
+        return AIOKafkaConsumer(
+            **self.hooks.client,
+            group_id=settings.group_id,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            partition_assignment_strategy=[StickyPartitionAssignor],
+            session_timeout_ms=session_ms,
+            heartbeat_interval_ms=max(100, min(3000, session_ms // 5)),
+            rebalance_timeout_ms=max(session_ms, round(settings.transaction_timeout_seconds * 1000)),
+            max_poll_interval_ms=round(MAX_POLL_INTERVAL_SECONDS * 1000),
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            max_poll_records=FETCH_RECORDS,
+        )
+
+    async def fetch(self, tp: TopicPartition) -> list[SourceRecord]:
+        """Fetch the next records of one partition; runs in the consumer's thread."""
+        fetched = await self._ensure_consumer().getmany(tp, timeout_ms=FETCH_WAIT_MS, max_records=FETCH_RECORDS)
+        return [
+            SourceRecord(
+                record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, record.headers
+            )
+            for records in fetched.values()
+            for record in records
+        ]
+
+    async def commit_offset(self, tp: TopicPartition, offset: int, metadata: str) -> None:
+        """Commit one offset as a member of the group; refused after a rebalance."""
+        await self._ensure_consumer().commit({tp: OffsetAndMetadata(offset, metadata)})
+
+    def lag(self, tp: TopicPartition, committed: int) -> int | None:
+        """Return the records between a committed offset and the last stable one; None before the first fetch."""
+        consumer = self._ensure_consumer()
+        if tp not in consumer.assignment():
+            return None
+        end = consumer.last_stable_offset(tp)
+        return None if end is None or end < 0 else max(0, end - committed)
+
+
+class KpConsumer(driver.Consumer):
+    """Faust's consumer with its own way of fetching. `hooks` is set by `create_app` on a subclass."""
+
+    hooks: Hooks
+    _thread: _ConsumerThread
+
+    def _new_consumer_thread(self) -> _ConsumerThread:
+        thread = _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+        thread.hooks = self.hooks
+        self._fetches: set[asyncio.Task[None]] = set()
+        return thread
+
+    async def _drain_messages(self, fetcher: Any) -> None:
+        """Run one fetch loop for each assigned partition while the flow is on (Faust's fetcher runs this)."""
+        while not (self.should_stop or fetcher.should_stop):
+            if not self.flow_active:
+                await self.wait_first(self.can_resume_flow.wait(), fetcher._stopped.wait())
+                continue
+            generation = self.app.consumer_generation_id
+            self._fetches = {
+                asyncio.create_task(self._fetch_forever(tp, generation), name=f"fetch-{tp.partition}")
+                for tp in self.assignment()
+            }
+            try:
+                stop = asyncio.create_task(self.suspend_flow.wait())
+                done, _ = await asyncio.wait({*self._fetches, stop}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stop}:
+                    task.result()  # a fetch loop only ends by an error: Faust crashes the app with it
+            finally:
+                stop.cancel()
+                await self._stop_fetches()
+
+    async def _fetch_forever(self, tp: TP, generation: int) -> None:
+        source = TopicPartition(tp.topic, tp.partition)
+        while True:
+            await self.hooks.intake.room(tp.partition)
+            future = asyncio.run_coroutine_threadsafe(self._thread.fetch(source), self._thread.thread_loop)
+            records = await asyncio.wrap_future(future)
+            if records and self.flow_active and self.app.consumer_generation_id == generation:
+                idle = not len(self.hooks.intake)
+                self.hooks.intake.add(tp.partition, records)
+                if idle:  # otherwise the agent is at work and sees them by itself
+                    await self.callback(_wake_up(tp, records[0].offset, generation))
+
+    async def _stop_fetches(self) -> None:
+        fetches, self._fetches = self._fetches, set()
+        for task in fetches:
+            task.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    async def wait_empty(self) -> None:
+        """Wait until no fetch is under way and the lanes have committed what they took.
+
+        Order matters: a fetch that outlived this could move the position after Faust's seek to the committed offset.
+        """
+        await self._stop_fetches()
+        self.hooks.intake.clear()
+        await self.hooks.drain()
+
+    async def commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
+        """Commit nothing: the lanes do."""
+        return False
+
+    async def commit_offset(self, tp: TopicPartition, offset: int, metadata: str) -> None:
+        """Commit one offset (at least once). Raises what aiokafka raises, for example after a rebalance."""
+        await self._thread.call_thread(self._thread.commit_offset, tp, offset, metadata)
+
+    def lag(self, tp: TopicPartition, committed: int) -> int | None:
+        """Return how many records of a partition are not committed; None where that is not known yet."""
+        return self._thread.lag(tp, committed)
+
+
+def _wake_up(tp: TP, offset: int, generation: int) -> ConsumerMessage:
+    return ConsumerMessage(
+        tp.topic, tp.partition, offset, 0.0, 0, None, b"", b"", None, 0, 0, tp, generation_id=generation
+    )
+
+
+class _App(faust.App):
+    def _create_directories(self) -> None:
+        """Create none: Faust keeps table data there, and this worker has no tables (and may not write at all)."""
+
+
+def create_app(hooks: Hooks) -> faust.App:
+    """Build the Faust app: group membership, rebalances and the agent's stream; it neither produces nor commits."""
+    settings = hooks.settings
+    app = _App(
+        settings.group_id,
+        broker=f"kafka://{settings.bootstrap_servers.split(',')[0]}",
+        agent_supervisor=CrashingSupervisor,
+        stream_wait_empty=True,
+        stream_recovery_delay=0.0,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        table_standby_replicas=0,
+        web_enabled=False,
+        autodiscover=False,
+        broker_session_timeout=settings.session_timeout_seconds,
+        broker_request_timeout=max(90.0, settings.session_timeout_seconds),
+    )
+    app.boot_strategy.enable_kafka_producer = False
+    consumer = type("Consumer", (KpConsumer,), {"hooks": hooks})
+    transport = type("Transport", (driver.Transport,), {"Consumer": consumer})
+    app.transport = transport([app.conf.broker[0]], app)
+    return app

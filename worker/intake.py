@@ -1,0 +1,93 @@
+"""Records that were fetched and wait to be admitted, by partition, taken in turn.
+
+Lives here: the queues between fetching and scoring and their bounds. Must not live here: Kafka clients, scoring.
+
+The bounds hold memory: a partition is fetched again only when its queue has fallen below them, so that a full topic
+of large documents costs a few MiB a partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from worker.pipeline import SourceRecord
+
+LOW_WATER_RECORDS = 256
+"""Fetch the next records when fewer wait: enough to bridge one fetch (some ms) at the rate without a model."""
+
+LOW_WATER_BYTES = 1 << 20
+"""The same in bytes; one fetch adds 1 MiB at most, or a single larger message."""
+
+
+class _Queue:
+    def __init__(self) -> None:
+        self.records: deque[SourceRecord] = deque()
+        self.bytes = 0
+        self.room = asyncio.Event()
+        self.room.set()
+
+    def update(self) -> None:
+        if len(self.records) < LOW_WATER_RECORDS and self.bytes < LOW_WATER_BYTES:
+            self.room.set()
+        else:
+            self.room.clear()
+
+
+class Intake:
+    """The waiting records of all assigned partitions."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, _Queue] = {}
+        self._turns: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return sum(len(queue.records) for queue in self._queues.values())
+
+    def assign(self, partitions: Iterable[int]) -> None:
+        """Start anew with these partitions; whatever waited is dropped (it is not committed and will be read again)."""
+        self._queues = {partition: _Queue() for partition in partitions}
+        self._turns = deque()
+
+    def clear(self) -> None:
+        """Drop whatever waits, keep the partitions."""
+        self.assign(self._queues)
+
+    def add(self, partition: int, records: Iterable[SourceRecord]) -> None:
+        """Queue fetched records; those of a partition that is not assigned are dropped."""
+        queue = self._queues.get(partition)
+        if queue is None:
+            return
+        if not queue.records:
+            self._turns.append(partition)
+        for record in records:
+            queue.records.append(record)
+            queue.bytes += len(record.value or b"")
+        if not queue.records:
+            self._turns.remove(partition)
+        queue.update()
+
+    def next(self, accepts: Callable[[int], bool]) -> SourceRecord | None:
+        """Take the next record, one partition after the other, passing over those that `accepts` refuses."""
+        for _ in range(len(self._turns)):
+            partition = self._turns.popleft()
+            if not accepts(partition):
+                self._turns.append(partition)
+                continue
+            queue = self._queues[partition]
+            record = queue.records.popleft()
+            queue.bytes -= len(record.value or b"")
+            queue.update()
+            if queue.records:
+                self._turns.append(partition)
+            return record
+        return None
+
+    async def room(self, partition: int) -> None:
+        """Wait until the partition may be fetched again."""
+        queue = self._queues.get(partition)
+        if queue is None:
+            await asyncio.Event().wait()  # no longer assigned: the fetch that asks is about to be cancelled
+        else:
+            await queue.room.wait()

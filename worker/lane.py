@@ -1,0 +1,337 @@
+"""A lane: the way of one source partition's records through the worker, in offset order.
+
+record -> parse -> embed (shared pool) -> score -> the lane's next transaction. Lives here: that order, the bound on
+what is not committed, and the measuring of each stage. Must not live here: fetching, rebalance decisions, model or
+transaction details.
+
+Scoring never waits for a commit: while one transaction is on its way, the traces that follow gather for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from worker.changelog import SLACK, encode, slot_key
+from worker.embedder import Embedding, EmbeddingPool, ModelError
+from worker.metrics import Metrics
+from worker.novelty import Vector
+from worker.pipeline import (
+    OutputRecord,
+    PartitionScorer,
+    ScoredTrace,
+    SourceRecord,
+    cached_id,
+    dead_letter,
+    event_time_ms,
+    scored_record,
+)
+from worker.publisher import Batch, Publisher
+from worker.trace import InvalidTrace, Limits, Reason, ReasoningTrace, embedding_text, parse_trace
+
+log = logging.getLogger(__name__)
+
+MAX_COMMIT_RECORDS: Final = 512
+"""Most records of one transaction. A commit costs the same for 1 or 500; more would only hold memory and latency."""
+
+MAX_COMMIT_BYTES: Final = 8 << 20
+"""Most output bytes of one transaction, so that large documents do not add up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a lane needs to know of the settings."""
+
+    limits: Limits
+    event_time: str
+    latency_budget_seconds: float
+
+
+class _Pending:
+    """A record between admission and scoring."""
+
+    __slots__ = ("embedding", "error", "record", "started", "submitted", "trace")
+
+    def __init__(self, record: SourceRecord, started: float) -> None:
+        self.record = record
+        self.started = started
+        self.submitted = started
+        self.trace: ReasoningTrace | None = None
+        self.error: InvalidTrace | None = None
+        self.embedding: asyncio.Future[Embedding] | None = None
+
+    def ready(self) -> bool:
+        return self.embedding is None or self.embedding.done()
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A record that is decided and waits for its commit."""
+
+    record: SourceRecord
+    output: OutputRecord
+    entry: tuple[bytes, bytes] | None
+    stream_time_ms: int | None
+    scored: ScoredTrace | None
+    reason: Reason | None
+
+
+class Lane:
+    """One assigned partition: its state, its records on the way, its publisher.
+
+    `on_room` is called when the lane can take records again, `on_failure` once with the error that ended it: its
+    state is then ahead of what is committed and must not be used again.
+    """
+
+    def __init__(
+        self,
+        partition: int,
+        scorer: PartitionScorer,
+        publisher: Publisher,
+        pool: EmbeddingPool | None,
+        rules: Rules,
+        metrics: Metrics,
+        *,
+        replay: Mapping[int, Vector],
+        next_offset: int,
+        on_room: Callable[[], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.partition = partition
+        self.scorer = scorer
+        self.publisher = publisher
+        self.committed = next_offset
+        self.generation = -1
+        self._pool = pool
+        self._rules = rules
+        self._metrics = metrics
+        self._replay = dict(replay)
+        self._taken = next_offset - 1
+        self._on_room = on_room
+        self._on_failure = on_failure
+        self._pending: deque[_Pending] = deque()
+        self._done: deque[_Done] = deque()
+        self._publishing = 0
+        self._published_stream_time = scorer.stream_time_ms
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self.failed = False
+
+    def start(self) -> None:
+        """Begin to publish."""
+        self._task = asyncio.create_task(self._publish_forever(), name=f"publish-{self.partition}")
+
+    def __len__(self) -> int:
+        """Return the number of records past the committed offset."""
+        return len(self._pending) + len(self._done) + self._publishing
+
+    def has_room(self) -> bool:
+        """Whether another record may be taken. The bound is the changelog's slack: see changelog.py."""
+        return len(self) < SLACK and not self.failed
+
+    def take(self, record: SourceRecord) -> asyncio.Future[Embedding] | None:
+        """Admit the partition's next record; returns the future of its embedding where it has to wait for one.
+
+        The clock of the evaluation starts here.
+        """
+        if record.offset <= self._taken:
+            return None  # fetched twice around a rebalance
+        self._taken = record.offset
+        self._idle.clear()
+        pending = _Pending(record, time.perf_counter())
+        try:
+            check_size(record, self._rules.limits)
+            pending.trace = parse_trace(record.value, self._rules.limits)
+        except InvalidTrace as error:
+            pending.error = error
+        pending.submitted = time.perf_counter()
+        self._metrics.stages["parse"].observe(pending.submitted - pending.started)
+        if pending.trace is not None and self._pool is not None:
+            pending.embedding = self._embed(record, pending.trace, self._pool)
+        self._pending.append(pending)
+        if pending.embedding is None or pending.embedding.done():
+            self.advance()
+            return None
+        pending.embedding.add_done_callback(lambda _: self.advance())
+        return pending.embedding
+
+    def advance(self) -> None:
+        """Score whatever is ready, in offset order."""
+        if self.failed:
+            return
+        try:
+            while self._pending and self._pending[0].ready():
+                self._done.append(self._decide(self._pending.popleft()))
+                self._work.set()
+        except Exception as error:
+            self._fail(error)
+
+    async def drain(self) -> None:
+        """Wait until everything that was taken is committed (or the lane has failed)."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Give the partition up: what is not committed is dropped, an open transaction is aborted."""
+        self.failed = True
+        self._idle.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            await asyncio.wait_for(self.publisher.stop(), 5)
+        except Exception as error:  # the partition is lost to us anyway; its next owner fences this producer
+            log.warning("partition %d: producer did not stop cleanly: %r", self.partition, error)
+
+    def _embed(self, record: SourceRecord, trace: ReasoningTrace, pool: EmbeddingPool) -> asyncio.Future[Embedding]:
+        ready = self._replay.pop(record.offset, None)
+        if ready is not None:
+            future: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
+            future.set_result(Embedding(ready, False))
+            return future
+        return asyncio.wrap_future(pool.submit(embedding_text(trace)))
+
+    def _decide(self, pending: _Pending) -> _Done:
+        record, trace, metrics = pending.record, pending.trace, self._metrics
+        vector = None
+        if pending.embedding is not None:
+            metrics.stages["embed"].observe(time.perf_counter() - pending.submitted)
+            failure = pending.embedding.exception()
+            if failure is None:
+                vector, truncated = pending.embedding.result()
+                if truncated:
+                    metrics.truncated.inc()
+            elif isinstance(failure, ModelError | MemoryError) or not isinstance(failure, Exception):
+                raise failure  # says nothing about this text: the worker itself cannot go on
+            else:
+                log.warning(
+                    "%s/%d offset %d: the model failed on this text alone: %r",
+                    record.topic, record.partition, record.offset, failure,
+                )  # fmt: skip
+                pending.error = InvalidTrace(
+                    Reason.EMBEDDING_FAILED,
+                    "",
+                    f"the model raised {type(failure).__name__} on this trace's text; other texts work. "
+                    "Look at unusual characters in task.objective and the steps' content",
+                )
+        if pending.error is not None or trace is None:
+            error = pending.error or InvalidTrace(Reason.NOT_JSON, "", "this is a bug: neither trace nor error")
+            self._finish(pending)
+            return _Done(record, dead_letter(record, error), None, None, None, error.reason)
+
+        begun = time.perf_counter()
+        comparison = self.scorer.compare(
+            vector, event_time_ms(trace, record.timestamp_ms, self._rules.event_time)
+        )
+        compared = time.perf_counter()
+        scored = self.scorer.decide(trace, comparison)
+        identity = None if self._pool is None else self._pool.identity
+        metrics.stages["novelty"].observe(compared - begun)
+        metrics.stages["score"].observe(time.perf_counter() - compared)
+        self._finish(pending)
+        output = scored_record(record, scored, identity)
+        entry = None
+        if scored.sequence is not None and scored.vector is not None and identity is not None:
+            entry = (
+                slot_key(scored.sequence, self.scorer.cache.max_elements),
+                encode(
+                    sequence=scored.sequence,
+                    source_offset=record.offset,
+                    stream_time_ms=scored.stream_time_ms,
+                    trace_id=cached_id(trace),
+                    model=identity.key(),
+                    vector=scored.vector,
+                ),
+            )
+        return _Done(record, output, entry, scored.stream_time_ms, scored, None)
+
+    def _finish(self, pending: _Pending) -> None:
+        seconds = time.perf_counter() - pending.started
+        self._metrics.evaluation.observe(seconds)
+        if seconds > self._rules.latency_budget_seconds:
+            self._metrics.over_budget.inc()
+
+    async def _publish_forever(self) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                batch = self._gather()
+                self._publishing = len(batch)
+                started = time.perf_counter()
+                await self.publisher.publish(
+                    Batch(
+                        outputs=[done.output for done in batch],
+                        entries=[done.entry for done in batch if done.entry is not None],
+                        next_offset=batch[-1].record.offset + 1,
+                        stream_time_ms=self._stream_time(batch),
+                    )
+                )
+                self._publishing = 0
+                self.committed = batch[-1].record.offset + 1
+                self._count(batch, time.perf_counter() - started)
+                if not self:
+                    self._idle.set()
+                self._on_room()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._fail(error)
+
+    def _gather(self) -> list[_Done]:
+        batch: list[_Done] = []
+        size = 0
+        while self._done and len(batch) < MAX_COMMIT_RECORDS and size < MAX_COMMIT_BYTES:
+            done = self._done.popleft()
+            size += len(done.output.value or b"")
+            batch.append(done)
+        if not self._done:
+            self._work.clear()
+        return batch
+
+    def _stream_time(self, batch: list[_Done]) -> int | None:
+        for done in reversed(batch):
+            if done.stream_time_ms is not None:
+                self._published_stream_time = done.stream_time_ms
+                break
+        return self._published_stream_time
+
+    def _count(self, batch: list[_Done], seconds: float) -> None:
+        metrics = self._metrics
+        metrics.stages["publish"].observe(seconds)
+        metrics.commit_traces.observe(len(batch))
+        metrics.consumed.inc(len(batch))
+        now = time.time()
+        for done in batch:
+            if done.record.timestamp_ms is not None and done.record.timestamp_ms >= 0:
+                metrics.end_to_end.observe(max(0.0, now - done.record.timestamp_ms / 1000))
+            if done.scored is None:
+                metrics.dead_letters.labels(str(done.reason)).inc()
+            else:
+                metrics.traces.labels(done.output.kind, done.scored.profile).inc()
+                metrics.score.observe(done.scored.score)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed:
+            self.failed = True
+            self._idle.set()
+            self._on_failure(error)
+
+
+def check_size(record: SourceRecord, limits: Limits) -> None:
+    """Raise InvalidTrace for a record that is too large with its key and headers (bytes)."""
+    size = len(record.value or b"") + len(record.key or b"")
+    for name, value in record.headers:
+        size += len(name) + len(value or b"")
+    if size > limits.max_bytes:
+        raise InvalidTrace(
+            Reason.TOO_LARGE,
+            "",
+            f"the message has {size} bytes with its key and headers, the limit is {limits.max_bytes} "
+            "(KP_MAX_MESSAGE_BYTES, and the output topics' max.message.bytes)",
+        )

@@ -1,0 +1,124 @@
+"""Every metric of the worker: name, unit, buckets, meaning. The registry is an argument, so each test has its own.
+
+Labels are closed sets or partition numbers of this worker's assignment; never a trace, an agent or a raw domain.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+STAGES = ("parse", "embed", "novelty", "score", "publish")
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+"""Buckets of an evaluation. 0.1 is the latency budget, and must be a bucket bound for the SLO to be exact."""
+
+STAGE_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *SECONDS)
+"""The stages parse and novelty take microseconds."""
+
+END_TO_END_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+"""Up to an hour: this one shows a backlog."""
+
+SCORES = tuple(round(0.05 * i, 2) for i in range(1, 21))
+COMMIT_TRACES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class Metrics:
+    """The worker's metrics, registered in `registry`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.evaluation = Histogram(
+            "kp_evaluation_duration_seconds",
+            "One trace, from taken off the queue until scored (waiting for the embedder included).",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.stage = Histogram(
+            "kp_stage_duration_seconds",
+            "One stage of a trace; publish is one transaction. embed includes the wait for its turn.",
+            ["stage"],
+            buckets=STAGE_SECONDS,
+            registry=registry,
+        )
+        self.stages = {stage: self.stage.labels(stage) for stage in STAGES}
+        self.end_to_end = Histogram(
+            "kp_end_to_end_latency_seconds",
+            "From the source record's timestamp until its output was committed.",
+            buckets=END_TO_END_SECONDS,
+            registry=registry,
+        )
+        self.over_budget = Counter(
+            "kp_evaluations_over_budget_total",
+            "Evaluations slower than KP_LATENCY_BUDGET_SECONDS.",
+            registry=registry,
+        )
+        self.consumed = Counter(
+            "kp_records_consumed_total",
+            "Source records whose output is committed: accepted + rejected + dead letters.",
+            registry=registry,
+        )
+        self.traces = Counter(
+            "kp_traces_total", "Committed traces by verdict and profile.", ["decision", "profile"], registry=registry
+        )
+        self.dead_letters = Counter(
+            "kp_dead_letters_total", "Committed dead letters by reason.", ["reason"], registry=registry
+        )
+        self.score = Histogram("kp_score", "Scores of committed traces.", buckets=SCORES, registry=registry)
+        self.commit_traces = Histogram(
+            "kp_commit_traces", "Records in one commit.", buckets=COMMIT_TRACES, registry=registry
+        )
+        self.truncated = Counter(
+            "kp_truncated_texts_total", "Texts longer than KP_MAX_TOKENS, embedded without their end.", registry=registry
+        )
+        self.cache_entries = Gauge(
+            "kp_cache_entries", "Live entries of the novelty cache.", ["partition"], registry=registry
+        )
+        self.cache_evictions = Counter(
+            "kp_cache_evictions_total", "Entries that left a novelty cache.", ["cause"], registry=registry
+        )
+        self.stream_time = Gauge(
+            "kp_stream_time_seconds", "Greatest event time seen, seconds since 1970.", ["partition"], registry=registry
+        )
+        self.lag = Gauge(
+            "kp_consumer_lag", "Source records that are not committed yet.", ["partition"], registry=registry
+        )
+        self.restore = Histogram(
+            "kp_restore_duration_seconds",
+            "Restore of the partitions of one assignment from the changelog.",
+            buckets=(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+            registry=registry,
+        )
+        self.restored_entries = Counter(
+            "kp_restored_entries_total", "Changelog entries read back into a cache.", registry=registry
+        )
+        self.skipped_entries = Counter(
+            "kp_changelog_entries_skipped_total",
+            "Changelog entries that a restore could not use: corrupt, or of another model.",
+            ["cause"],
+            registry=registry,
+        )
+        self.rebalances = Counter("kp_rebalances_total", "Assignments received from the group.", registry=registry)
+        self.partitions = Gauge("kp_assigned_partitions", "Source partitions of this worker.", registry=registry)
+        self.ready = Gauge("kp_ready", "1 while /readyz answers 200.", registry=registry)
+        self.build = Info("kp_build", "Version and embedder.", registry=registry)
+        for cause in ("capacity", "expired"):
+            self.cache_evictions.labels(cause)
+        for cause in ("corrupt", "other_model"):
+            self.skipped_entries.labels(cause)
+
+    def forget_partition(self, partition: int) -> None:
+        """Drop the gauges of a partition that is no longer assigned."""
+        for gauge in (self.cache_entries, self.stream_time, self.lag):
+            gauge.remove(str(partition)) if (str(partition),) in gauge._metrics else None
+
+
+def process_registry() -> CollectorRegistry:
+    """Return a registry with the process's own metrics (memory, CPU, file descriptors, Python's collector)."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry

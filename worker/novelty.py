@@ -1,0 +1,178 @@
+"""The novelty cache: the latest embeddings of one partition, and the closest of them to a new one.
+
+Lives here: vectors, their times and ids, capacity and expiry. Must not live here: models, traces, Kafka, any clock;
+time is an argument, always stream time in milliseconds since 1970.
+
+Memory is a ring: the entry with sequence number s stands in row s % max_elements. Rows, and with them the shape of
+the matrix product, follow from the sequence number alone, so that a cache restored from the changelog computes the
+same bits as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float32]
+
+UNIT_TOLERANCE: Final = 2e-7
+"""A vector whose length is this close to 1 counts as unit length and is left as it is.
+
+Rounding a unit vector to float32 moves its length by 6e-8 at most, so `unit` is idempotent: a vector read back from
+the changelog keeps its bits. Larger would let the embedder's own rounding into the similarity."""
+
+
+class Neighbour(NamedTuple):
+    """The live entry that is most similar: its trace id and cosine similarity (-1..1)."""
+
+    trace_id: str
+    similarity: float
+
+
+def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
+    """Return the vector as float32 of length 1 and shape (dimensions,); an all-zero vector stays zero.
+
+    Raises ValueError for another shape, or for values that are not finite.
+    """
+    array = np.asarray(vector, dtype=np.float32)
+    if array.shape != (dimensions,):
+        raise ValueError(f"expected a vector of {dimensions} dimensions, got shape {array.shape}")
+    wide = array.astype(np.float64)
+    length = math.sqrt(float(wide @ wide))  # float64: the square of a large float32 does not overflow
+    if not math.isfinite(length):
+        raise ValueError("the vector holds values that are not finite (NaN or infinity)")
+    if length == 0.0 or abs(length - 1.0) <= UNIT_TOLERANCE:
+        return array
+    return (wide / length).astype(np.float32)
+
+
+class VectorCache:
+    """At most `max_elements` vectors; the oldest goes first, and each lives while now - its time < `ttl_ms`.
+
+    Time never falls: a `now_ms` behind the latest one seen counts as the latest one.
+    """
+
+    def __init__(self, max_elements: int = 1000, dimensions: int = 384, ttl_ms: int | None = None) -> None:
+        if max_elements < 1 or dimensions < 1:
+            raise ValueError(f"max_elements and dimensions must be at least 1, got {max_elements}, {dimensions}")
+        if ttl_ms is not None and ttl_ms < 1:
+            raise ValueError(f"ttl_ms must be at least 1, or None for no expiry, got {ttl_ms}")
+        self.max_elements = max_elements
+        self.dimensions = dimensions
+        self.ttl_ms = ttl_ms
+        self._vectors = np.zeros((max_elements, dimensions), dtype=np.float32)
+        self._similarities = np.zeros(max_elements, dtype=np.float32)
+        self._times = [0] * max_elements
+        self._ids = [""] * max_elements
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every entry, the time and the eviction counts."""
+        self._oldest = self._next = 0  # sequence numbers: live entries are oldest <= s < next
+        self._now: int | None = None
+        self.expired = 0
+        self.displaced = 0
+
+    def __len__(self) -> int:
+        """Return the number of live entries at the latest time seen."""
+        return self._next - self._oldest
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence number that the next entry will take."""
+        return self._next
+
+    @property
+    def now_ms(self) -> int | None:
+        """The latest time seen (ms since 1970); None before the first."""
+        return self._now
+
+    def advance(self, now_ms: int) -> int:
+        """Move time forward, expire entries, return the time that holds now (ms)."""
+        if self._now is None or now_ms > self._now:
+            self._now = now_ms
+            if self.ttl_ms is not None:
+                dead_before = now_ms - self.ttl_ms
+                while self._oldest < self._next and self._times[self._oldest % self.max_elements] <= dead_before:
+                    self._oldest += 1
+                    self.expired += 1
+        return self._now
+
+    def add(self, vector: npt.ArrayLike, now_ms: int = 0, trace_id: str = "") -> int:
+        """Add a vector of any length, return its sequence number.
+
+        Raises ValueError for a wrong dimension or values that are not finite; the cache is then unchanged.
+        """
+        return self.add_unit(unit(vector, self.dimensions), now_ms, trace_id)
+
+    def max_cosine_similarity(self, vector: npt.ArrayLike, now_ms: int = 0) -> float:
+        """Return the greatest cosine similarity to a live entry, 0.0 where there is none.
+
+        Raises ValueError for a wrong dimension or values that are not finite.
+        """
+        neighbour = self.nearest(vector, now_ms)
+        return 0.0 if neighbour is None else neighbour.similarity
+
+    def nearest(self, vector: npt.ArrayLike, now_ms: int = 0) -> Neighbour | None:
+        """Return the most similar live entry, the oldest of equals; None where there is none."""
+        query = unit(vector, self.dimensions)
+        self.advance(now_ms)
+        return self.nearest_unit(query)
+
+    def nearest_unit(self, query: Vector) -> Neighbour | None:
+        if self._oldest == self._next:
+            return None
+        used = min(self._next, self.max_elements)
+        similarities = np.dot(self._vectors[:used], query, out=self._similarities[:used])
+        first, end = self._oldest % self.max_elements, self._next % self.max_elements
+        if first < end:
+            row = first + int(similarities[first:end].argmax())
+        else:  # the live range wraps: the older part stands behind the younger one
+            row = first + int(similarities[first:].argmax())
+            if end > 0:
+                younger = int(similarities[:end].argmax())
+                if similarities[younger] > similarities[row]:
+                    row = younger
+        return Neighbour(self._ids[row], max(-1.0, float(similarities[row])))
+
+    def add_unit(self, vector: Vector, now_ms: int, trace_id: str) -> int:
+        now = self.advance(now_ms)
+        if self._next - self._oldest == self.max_elements:
+            self._oldest += 1
+            self.displaced += 1
+        sequence = self._next
+        self._put(sequence, vector, now, trace_id)
+        self._next += 1
+        return sequence
+
+    def _put(self, sequence: int, vector: Vector, time_ms: int, trace_id: str) -> None:
+        row = sequence % self.max_elements
+        self._vectors[row] = vector
+        self._times[row] = time_ms
+        self._ids[row] = trace_id
+
+    def restore(self, entries: Iterable[tuple[int, int, str, Vector]], now_ms: int | None = None) -> None:
+        """Rebuild the cache from (sequence, time in ms, trace id, unit vector), in any order.
+
+        Careful with the ends: the next sequence is the greatest one plus 1, and what is more than `max_elements`
+        behind it is out of the cache. A hole (an entry that was lost) is filled with its younger neighbour, which
+        changes no maximum. `now_ms`: the stream time, where it is known to be later than the last entry's.
+        """
+        self.clear()
+        found = {entry[0]: entry for entry in entries}
+        if found:
+            self._next = self._oldest = max(found) + 1
+            entry = found[self._next - 1]
+            lowest = max(min(found), self._next - self.max_elements)
+            for sequence in range(self._next - 1, lowest - 1, -1):
+                entry = found.get(sequence, entry)
+                self._put(sequence, entry[3], entry[1], entry[2])
+            self._oldest = lowest
+            self.advance(found[self._next - 1][1])
+        if now_ms is not None:
+            self.advance(now_ms)
+        self.expired = self.displaced = 0

@@ -1,0 +1,224 @@
+"""Publishing: outputs, cache entries and the source offset, together or (at least once) in this order.
+
+Lives here: the transaction and its order of steps. Must not live here: scoring, restore, rebalance decisions.
+
+Output partition: source partition modulo the output topic's partitions, so that each source partition stays in order
+and equal keys stay together where the counts agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+
+from worker.pipeline import DEAD_LETTER, OutputRecord
+
+RETRY_BACKOFF_MS: Final = 20
+"""Pause before a retry. The broker needs some ms to finish the last transaction before it takes the next; aiokafka's
+default of 100 ms makes that wait the p99."""
+
+MAX_BATCH_BYTES: Final = 262_144
+"""Bytes of one producer batch: larger than aiokafka's 16 KiB, because a busy transaction carries hundreds of traces."""
+
+MAX_REQUEST_BYTES: Final = 64 << 20
+"""Upper limit of the client alone; what a topic takes is the broker's to say (max.message.bytes)."""
+
+TRUNCATED_HEADER: Final = "kp-error-truncated"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Traces of one partition to commit together, in offset order.
+
+    `entries` are (key, value) for the changelog. `next_offset` is the source offset after the last of them, and
+    `stream_time_ms` the partition's stream time at that point (None where no trace was scored yet).
+    """
+
+    outputs: list[OutputRecord]
+    entries: list[tuple[bytes, bytes]]
+    next_offset: int
+    stream_time_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTopic:
+    """An output topic: name, number of partitions, largest record it takes (bytes)."""
+
+    name: str
+    partitions: int
+    max_bytes: int
+
+
+class Publisher(Protocol):
+    """Publishes the batches of one source partition, one after the other."""
+
+    async def start(self) -> None:
+        """Connect; exactly once, this fences whoever published for the partition before."""
+        ...
+
+    async def publish(self, batch: Batch) -> None:
+        """Publish and commit. After any exception the batch's fate is unknown and the partition must be restored."""
+        ...
+
+    async def stop(self) -> None:
+        """Disconnect; an open transaction is aborted."""
+        ...
+
+
+def offset_metadata(batch: Batch) -> str:
+    """Return the metadata committed beside the offset: the stream time, so that a restart knows it."""
+    return "" if batch.stream_time_ms is None else f"kp1:{batch.stream_time_ms}"
+
+
+def stream_time_from(metadata: str) -> int | None:
+    """Read the stream time (ms) from committed metadata; None for metadata that is not ours."""
+    head, _, tail = metadata.partition(":")
+    if head != "kp1" or not tail.lstrip("-").isdigit():
+        return None
+    return int(tail)
+
+
+def producer_arguments(client: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that both kinds of producer share."""
+    return {
+        **client,
+        "acks": "all",
+        "enable_idempotence": True,
+        "retry_backoff_ms": RETRY_BACKOFF_MS,
+        "max_batch_size": MAX_BATCH_BYTES,
+        "max_request_size": MAX_REQUEST_BYTES,
+    }
+
+
+class ExactlyOncePublisher:
+    """One transactional producer for one source partition.
+
+    The order of steps in `publish` carries the guarantee:
+     1. begin;
+     2. send outputs and cache entries, and await every acknowledgement (a transaction that commits its offset before
+        the broker has verified its partitions runs into retries, and with a new topic into a dead producer);
+     3. send the source offset, with the stream time;
+     4. commit. Only now do readers of committed records see any of it.
+    Any failure on the way aborts, and is never retried here.
+    """
+
+    def __init__(
+        self,
+        client: Mapping[str, Any],
+        group: str,
+        source: TopicPartition,
+        topics: Mapping[str, OutputTopic],
+        changelog: str,
+        timeout_seconds: float,
+    ) -> None:
+        self._group = group
+        self._source = source
+        self._topics = topics
+        self._changelog = changelog
+        timeout_ms = round(timeout_seconds * 1000)
+        self._producer = AIOKafkaProducer(
+            **producer_arguments(client),
+            transactional_id=f"{group}-{source.partition}",
+            transaction_timeout_ms=timeout_ms,
+            request_timeout_ms=timeout_ms,
+        )
+
+    async def start(self) -> None:
+        await self._producer.start()
+
+    async def publish(self, batch: Batch) -> None:
+        async with self._producer.transaction():  # 1 and, at its end, 4
+            await send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)  # 2
+            await self._producer.send_offsets_to_transaction(  # 3
+                {self._source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}, self._group
+            )
+
+    async def stop(self) -> None:
+        await self._producer.stop()
+
+
+class AtLeastOncePublisher:
+    """The worker's one idempotent producer, as one source partition uses it, for clusters without transactions.
+
+    The order of steps in `publish` carries the guarantee:
+     1. send cache entries and outputs, and await every acknowledgement;
+     2. commit the source offset through the consumer (which refuses it after a rebalance).
+    """
+
+    def __init__(
+        self,
+        producer: AIOKafkaProducer,
+        source: TopicPartition,
+        topics: Mapping[str, OutputTopic],
+        changelog: str,
+        commit: Callable[[TopicPartition, int, str], Awaitable[None]],
+    ) -> None:
+        self._producer = producer
+        self._source = source
+        self._topics = topics
+        self._changelog = changelog
+        self._commit = commit
+
+    async def start(self) -> None:
+        """Do nothing: the producer is the worker's and is started already."""
+
+    async def publish(self, batch: Batch) -> None:
+        await send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)  # 1
+        await self._commit(self._source, batch.next_offset, offset_metadata(batch))  # 2
+
+    async def stop(self) -> None:
+        """Do nothing: other partitions go on with the producer."""
+
+
+async def send_all(
+    producer: AIOKafkaProducer, partition: int, batch: Batch, topics: Mapping[str, OutputTopic], changelog: str
+) -> None:
+    """Send a batch and wait until every record is acknowledged. Raises the first error, naming the topic."""
+    sends = []
+    send = producer.send
+    for key, value in batch.entries:
+        sends.append((changelog, await send(changelog, value, key, partition)))
+    for output in batch.outputs:
+        topic = topics[output.kind]
+        if output.kind == DEAD_LETTER:
+            output = fit_dead_letter(output, topic.max_bytes)
+        sends.append(
+            (
+                topic.name,
+                await send(
+                    topic.name,
+                    output.value,
+                    output.key,
+                    partition % topic.partitions,
+                    output.timestamp_ms,
+                    output.headers,
+                ),
+            )
+        )
+    results = await asyncio.gather(*(future for _, future in sends), return_exceptions=True)
+    for (name, _), result in zip(sends, results, strict=True):
+        if isinstance(result, BaseException):
+            raise PublishError(f"topic {name}, partition {partition}: {result!r}") from result
+
+
+class PublishError(Exception):
+    """A record was not acknowledged; the message names the topic."""
+
+
+def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
+    """Cut the value of a dead letter that its topic would refuse (`limit`, bytes), and say so in a header.
+
+    The whole record is still on the source topic, at the offset in the headers. Refusing it would stop the partition.
+    """
+    overhead = 512 + len(record.key or b"") + sum(len(name) + len(value) + 12 for name, value in record.headers)
+    size = len(record.value or b"")
+    if size + overhead <= limit:
+        return record
+    kept = (record.value or b"")[: max(0, limit - overhead - 64)]
+    headers = [*record.headers, (TRUNCATED_HEADER, b"%d of %d bytes kept" % (len(kept), size))]
+    return OutputRecord(record.kind, record.key, kept, headers, record.timestamp_ms)

@@ -1,0 +1,197 @@
+"""The five topics: created where asked for, otherwise checked, before the worker joins its group.
+
+Lives here: which topics there must be, with how many partitions and which settings. Must not live here: data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+
+from worker.config import ConfigError, Settings
+from worker.pipeline import ACCEPTED, DEAD_LETTER, REJECTED
+from worker.publisher import OutputTopic
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MAX_BYTES: Final = 1_048_588
+"""Kafka's default max.message.bytes, assumed where the worker may not read a topic's settings."""
+
+OUTPUT_OVERHEAD: Final = 8192
+"""Bytes that an output may be larger than its input: the `scoring` object (about 1 kB, with a long nearest id 3 kB),
+headers, and the record's framing."""
+
+DEAD_LETTER_OVERHEAD: Final = 65_536
+"""The same for a created dead-letter topic; roomy, because nothing may be too large for it."""
+
+CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
+    "cleanup.policy": "compact",
+    # Only closed segments are compacted: with the default of 7 days and 1 GiB the topic would grow without bound.
+    "segment.ms": "600000",
+    "segment.bytes": "16777216",
+    "min.cleanable.dirty.ratio": "0.1",
+    "delete.retention.ms": "60000",
+    # Entries must never age out while they are the latest of their slot.
+    "retention.ms": "-1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the worker found: the source's partitions, the outputs by kind, the largest trace that fits (bytes)."""
+
+    source_partitions: int
+    outputs: Mapping[str, OutputTopic]
+    max_message_bytes: int
+
+
+async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> Layout:
+    """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy."""
+    admin = AIOKafkaAdminClient(**{k: v for k, v in client.items() if k != "metadata_max_age_ms"})
+    try:
+        await admin.start()
+    except KafkaError as error:
+        raise ConfigError(
+            f"no Kafka broker answers at KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}: {error}"
+        ) from error
+    try:
+        if settings.create_topics:
+            await _create_missing(admin, settings)
+        return await _check(admin, settings)
+    finally:
+        await admin.close()
+
+
+async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> None:
+    found = await _partitions(admin, settings)
+    source = found.get(settings.source_topic)
+    if source is None:
+        await _create(admin, settings, settings.source_topic, settings.topic_partitions, {})
+        source = settings.topic_partitions
+    limit = (await _max_bytes(admin, [settings.source_topic]))[settings.source_topic]
+    output_config = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, settings.max_message_bytes + OUTPUT_OVERHEAD))}
+    dead_config = {"max.message.bytes": str(limit + DEAD_LETTER_OVERHEAD)}
+    for name, config in (
+        (settings.accepted_topic, output_config),
+        (settings.rejected_topic, output_config),
+        (settings.dead_letter_topic, dead_config),
+        (settings.changelog, CHANGELOG_CONFIG),
+    ):
+        if name not in found:
+            await _create(admin, settings, name, source, config)
+
+
+async def _create(
+    admin: AIOKafkaAdminClient, settings: Settings, name: str, partitions: int, config: Mapping[str, str]
+) -> None:
+    topic = NewTopic(name, partitions, 1, topic_configs=dict(config))
+    topic.replication_factor = settings.topic_replication  # aiokafka's constructor refuses -1, the broker's default
+    try:
+        response = await admin.create_topics([topic])
+    except TopicAlreadyExistsError:
+        return  # another worker was faster
+    for error in response.topic_errors:
+        code, message = error[1], error[2] if len(error) > 2 else ""
+        if code and for_code(code) is not TopicAlreadyExistsError:
+            raise ConfigError(f"topic {name} could not be created: {for_code(code).__name__}: {message}")
+    log.info("created topic %s with %d partitions", name, partitions)
+    for _ in range(100):  # until the broker's metadata knows it
+        if name in await _partitions(admin, settings):
+            return
+        await asyncio.sleep(0.1)
+    raise ConfigError(f"topic {name} was created but the broker does not show it after 10 s")
+
+
+async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
+    found = await _partitions(admin, settings)
+    names = {
+        "KP_SOURCE_TOPIC": settings.source_topic,
+        "KP_ACCEPTED_TOPIC": settings.accepted_topic,
+        "KP_REJECTED_TOPIC": settings.rejected_topic,
+        "KP_DEAD_LETTER_TOPIC": settings.dead_letter_topic,
+        "KP_CHANGELOG_TOPIC": settings.changelog,
+    }
+    missing = [f"{name} ({variable})" for variable, name in names.items() if name not in found]
+    if missing:
+        raise ConfigError(
+            f"missing on {settings.bootstrap_servers}: {', '.join(missing)}. Create them, or let the worker do it with "
+            "KP_CREATE_TOPICS=true, or correct the names"
+        )
+    source = found[settings.source_topic]
+    if found[settings.changelog] < source:
+        raise ConfigError(
+            f"topic {settings.changelog} has {found[settings.changelog]} partitions, the source {settings.source_topic} "
+            f"has {source}: the changelog needs as many; add partitions to it (kafka-topics --alter --partitions {source})"
+        )
+    await _check_changelog(admin, settings)
+    outputs = [settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic]
+    limits = await _max_bytes(admin, outputs)
+    fits = min(limits[settings.accepted_topic], limits[settings.rejected_topic]) - OUTPUT_OVERHEAD
+    if fits < settings.max_message_bytes:
+        log.warning(
+            "the output topics take records of at most %d bytes: traces above %d bytes become dead letters. "
+            "Raise max.message.bytes of %s and %s by %d to let all of KP_MAX_MESSAGE_BYTES through",
+            fits + OUTPUT_OVERHEAD, fits, settings.accepted_topic, settings.rejected_topic,
+            settings.max_message_bytes - fits,
+        )  # fmt: skip
+    kinds = {ACCEPTED: outputs[0], REJECTED: outputs[1], DEAD_LETTER: outputs[2]}
+    return Layout(
+        source,
+        {kind: OutputTopic(name, found[name], limits[name]) for kind, name in kinds.items()},
+        min(settings.max_message_bytes, fits),
+    )
+
+
+async def _partitions(admin: AIOKafkaAdminClient, settings: Settings) -> dict[str, int]:
+    names = [
+        settings.source_topic,
+        settings.accepted_topic,
+        settings.rejected_topic,
+        settings.dead_letter_topic,
+        settings.changelog,
+    ]
+    result = {}
+    for topic in await admin.describe_topics(names):
+        if topic["error_code"] == 0:
+            result[topic["topic"]] = len(topic["partitions"])
+        elif for_code(topic["error_code"]).__name__ == "TopicAuthorizationFailedError":
+            raise ConfigError(f"topic {topic['topic']}: not authorised; the worker needs the ACL Describe on it")
+    return result
+
+
+async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, dict[str, str]]:
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+    result: dict[str, dict[str, str]] = {}
+    try:
+        responses = await admin.describe_configs(resources)
+    except KafkaError as error:
+        log.warning("cannot read topic settings (ACL DescribeConfigs): %s; assuming Kafka's defaults", error)
+        return result
+    for response in responses:
+        for code, message, _, name, entries in response.resources:
+            if code:
+                log.warning("cannot read the settings of topic %s (ACL DescribeConfigs): %s", name, message)
+            else:
+                result[name] = {entry[0]: entry[1] for entry in entries}
+    return result
+
+
+async def _max_bytes(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, int]:
+    configs = await _configs(admin, names)
+    return {name: int(configs.get(name, {}).get("max.message.bytes", DEFAULT_MAX_BYTES)) for name in names}
+
+
+async def _check_changelog(admin: AIOKafkaAdminClient, settings: Settings) -> None:
+    policy = (await _configs(admin, [settings.changelog])).get(settings.changelog, {}).get("cleanup.policy", "compact")
+    if "compact" not in policy or "delete" in policy:
+        raise ConfigError(
+            f"topic {settings.changelog} has cleanup.policy={policy}: cache entries would be deleted or never be "
+            "cleaned up; set cleanup.policy=compact (README, topics)"
+        )

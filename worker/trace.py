@@ -1,0 +1,363 @@
+r"""The reasoning trace: its model, its validation, its text and time, and the scored output document.
+
+Here live the shape of a trace and every rule that makes a document one. No I/O, clock, environment, logging
+or asyncio: bytes come in, values go out, and the only exception is InvalidTrace.
+
+The verdict is that of JSON.parse followed by the reference's zod 3 schema, with these deliberate differences:
+
+- A lone surrogate escape (`"\ud800"`) is refused anywhere, also in unknown fields: UTF-8 cannot carry it.
+- A number beyond a double is refused in a field of the schema (the reference reads 1e400 as Infinity);
+  unknown fields keep it as spelt. An integer of more than some 4300 digits is refused anywhere, since Python
+  reads no more.
+- The year 0000 is refused: the calendars of Python and of most databases begin with year 1.
+- `Limits` bounds bytes, steps and depth, so that one document cannot hold up its partition.
+
+As in the reference, the last of duplicate keys counts and the earlier ones need only be JSON; 1.0 and 1e0 are
+integers; null is not absence; U+0000 is a character like any other.
+"""
+
+import enum
+import functools
+import reprlib
+import sys
+import types
+from dataclasses import dataclass
+from datetime import date
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+CONTEXT = "https://openknowledgepulse.org/schema/v1"
+LEGACY_CONTEXT = "https://knowledgepulse.dev/schema/v1"
+
+# UTC as "Z" only, seconds optional, any number of fraction digits, 29 February in leap years only. Means the
+# same in JavaScript and Python, for the JSON Schema: [0-9] since Python's \d takes any digit of Unicode, and
+# (?![\s\S]) for the end because its $ also matches before a last newline.
+CREATED_AT_PATTERN = (
+    r"^(?!0000)(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+    r"-02-29)T(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]+)?)?Z(?![\s\S])"
+)
+
+# In characters. A message travels in a Kafka header and in log lines: long enough to say what to do, never a
+# copy of the content.
+MAX_MESSAGE = 300
+_excerpt = reprlib.Repr()
+_excerpt.maxstring = 60
+_excerpt.maxlevel = 1
+
+
+class Reason(enum.StrEnum):
+    """The closed list of reasons for a dead letter: the header kp-error-reason, and a label of metrics."""
+
+    EMPTY_VALUE = "empty_value"  # null (a tombstone) or no bytes
+    TOO_LARGE = "too_large"
+    NOT_UTF8 = "not_utf8"
+    NOT_JSON = "not_json"  # also a lone surrogate escape
+    TOO_DEEP = "too_deep"
+    TOO_MANY_STEPS = "too_many_steps"
+    WRONG_CONTEXT = "wrong_context"  # @context
+    WRONG_TYPE = "wrong_type"  # @type, as of the other knowledge units
+    MISSING_FIELD = "missing_field"
+    INVALID_TYPE = "invalid_type"  # another JSON type than the field's
+    INVALID_VALUE = "invalid_value"  # right type, but out of range, not in the list, or malformed
+    EMBEDDING_FAILED = "embedding_failed"  # no fault of the document; raised by the embedding, not here
+
+
+class InvalidTrace(ValueError):  # noqa: N818 - a name of the public contract
+    """A document that is no valid trace: why (`reason`), where (`path`, "" is the document), and what to do.
+
+    A path looks like `steps.1.tool.name`. It holds names of the schema and indexes only, never content.
+    """
+
+    def __init__(self, reason: Reason, path: str, message: str) -> None:
+        super().__init__(reason, path, message)
+        self.reason = reason
+        self.path = path
+        # Not every str can be UTF-8, and a header must be.
+        self.message = message[:MAX_MESSAGE].encode("utf-8", "replace").decode("utf-8")
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on one document: UTF-8 bytes, steps, levels of nesting (keep max_depth far below 1000).
+
+    `strict_context` refuses the project's former @context, which the documentation still shows and the reference
+    schema does not know.
+    """
+
+    max_bytes: int = 1_048_576
+    max_steps: int = 10_000
+    max_depth: int = 64
+    strict_context: bool = False
+
+
+DEFAULT_LIMITS = Limits()
+
+# The structs declare their fields in the reference's order, in which problems are reported. Optional fields
+# have neutral defaults; null is never one of them, so it is refused.
+Context = Literal["https://openknowledgepulse.org/schema/v1", "https://knowledgepulse.dev/schema/v1"]
+Number = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+Integer = Annotated[float, Meta(ge=0, multiple_of=1)]  # JSON knows no integers: 1.0 and 1e300 are some, too
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Text = Annotated[str, Meta(min_length=1)]
+TraceId = Annotated[str, Meta(pattern="^kp:trace:")]
+Timestamp = Annotated[str, Meta(pattern=CREATED_AT_PATTERN)]
+
+
+class Metadata(Struct, frozen=True, kw_only=True):
+    """Who recorded the trace, when, and in which domain."""
+
+    created_at: Timestamp
+    agent_id: str = ""
+    framework: str = ""
+    task_domain: Text
+    success: bool
+    quality_score: Fraction
+    visibility: Literal["private", "org", "network"]
+    privacy_level: Literal["aggregated", "federated", "private"]
+    validated_by: list[str] = field(default_factory=list)
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """What the agent was to do."""
+
+    objective: Text
+    input_schema: dict[str, Any] = field(default_factory=dict)
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """The tool of one step."""
+
+    name: str
+    mcp_server: str = ""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One step of reasoning; absent content is "", an absent tool None."""
+
+    step_id: Integer
+    type: Literal["thought", "tool_call", "observation", "error_recovery"]
+    content: str = ""
+    tool_or_unset: Tool | UnsetType = field(default=UNSET, name="tool")
+    input: dict[str, Any] = field(default_factory=dict)
+    output_summary: str = ""
+    latency_ms: Number = 0.0
+
+    @property
+    def tool(self) -> Tool | None:
+        """The tool, or None where the step has none."""
+        return self.tool_or_unset or None
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """How it ended."""
+
+    result_summary: str
+    confidence: Fraction
+
+
+class Entity(Struct, frozen=True, kw_only=True):
+    """A node of the knowledge graph."""
+
+    name: str
+    type: str
+
+
+class Relationship(Struct, frozen=True, kw_only=True):
+    """An edge of the knowledge graph."""
+
+    fact: str
+    valid_from: str
+
+
+class KnowledgeGraphDelta(Struct, frozen=True, kw_only=True):
+    """What the trace adds to the knowledge graph."""
+
+    entities: list[Entity]
+    relationships: list[Relationship]
+
+
+class ReasoningTrace(Struct, frozen=True, kw_only=True):
+    """A valid trace; unknown fields are left out here and kept by `splice`."""
+
+    context: Context = field(name="@context")
+    kind: Literal["ReasoningTrace"] = field(name="@type")
+    id: TraceId
+    source_skill: str = ""
+    metadata: Metadata
+    task: Task
+    steps: Annotated[list[Step], Meta(min_length=1)]
+    outcome: Outcome
+    knowledge_graph_delta: KnowledgeGraphDelta | UnsetType = UNSET
+
+
+# Untyped first, typed after: decoding to plain values checks every byte, unknown fields included, and lets
+# the last of duplicate keys win; a typed decoder does neither. The hook reads 1e400 as inf, not as an error.
+_document_decoder = msgspec.json.Decoder(float_hook=float)
+_fields_decoder = msgspec.json.Decoder(dict[str, Raw])
+
+_ADVICE = {
+    "@context": f"give {CONTEXT}",
+    "@type": "give ReasoningTrace; other knowledge units belong on other topics",
+    "created_at": "give a UTC time such as 2026-04-14T08:00:03.589Z",
+    "id": "start it with kp:trace:",
+    "step_id": "give an integer from 0 up",
+    "latency_ms": "give a finite number from 0 up",
+    "quality_score": "give a number from 0 to 1",
+    "confidence": "give a number from 0 to 1",
+    "steps": "give at least one step",
+    "task_domain": "give at least one character",
+    "objective": "give at least one character",
+}
+
+
+def parse_trace(
+    raw: bytes | bytearray | memoryview | str | None, limits: Limits = DEFAULT_LIMITS
+) -> ReasoningTrace:
+    """Return the trace that `raw` holds as UTF-8 JSON. Raises InvalidTrace, and nothing else."""
+    if raw is None or not len(raw):
+        raise InvalidTrace(Reason.EMPTY_VALUE, "", "the record has no value; send a ReasoningTrace as JSON")
+    document = _parse_json(_as_bytes(raw), limits)
+    if isinstance(document, dict):
+        _check_limits(document, limits)
+    try:
+        return msgspec.convert(document, ReasoningTrace)
+    except msgspec.ValidationError as error:
+        _explain(document, ReasoningTrace, ())
+        raise AssertionError("convert refused what _explain accepts: this is a bug") from error
+
+
+def embedding_text(trace: ReasoningTrace) -> str:
+    """Return the text to embed: the objective and the contents of all steps, joined by single spaces."""
+    return " ".join([trace.task.objective, *[step.content for step in trace.steps]])
+
+
+def created_at_ms(trace: ReasoningTrace) -> int:
+    """Return the event time in ms since 1970, cutting off further fraction digits."""
+    text = trace.metadata.created_at
+    days = date(int(text[:4]), int(text[5:7]), int(text[8:10])).toordinal() - date(1970, 1, 1).toordinal()
+    seconds = (days * 24 + int(text[11:13])) * 3600 + int(text[14:16]) * 60 + int(text[17:19] or 0)
+    return seconds * 1000 + int(text[20:23].rstrip("Z").ljust(3, "0"))
+
+
+def splice(raw: bytes, quality_score: float, scoring: bytes) -> bytes:
+    """Return the output document: `raw` with `metadata.quality_score` set and `scoring` (JSON) at its end.
+
+    `raw` must have passed `parse_trace`. Every other value keeps its bytes, every field its place.
+    """
+    document = _fields_decoder.decode(raw)
+    metadata = _fields_decoder.decode(document["metadata"])
+    metadata["quality_score"] = Raw(msgspec.json.encode(quality_score))
+    document["metadata"] = Raw(msgspec.json.encode(metadata))
+    document.pop("scoring", None)
+    document["scoring"] = Raw(scoring)
+    return msgspec.json.encode(document)
+
+
+def _as_bytes(raw: bytes | bytearray | memoryview | str) -> bytes:
+    try:
+        return raw.encode() if isinstance(raw, str) else bytes(raw)
+    except UnicodeEncodeError as error:
+        message = f"a lone surrogate at character {error.start}; send well-formed text"
+        raise InvalidTrace(Reason.NOT_UTF8, "", message) from None
+
+
+def _parse_json(raw: bytes, limits: Limits) -> Any:
+    """Return the value of a JSON text; the depth is checked only where brackets are enough to exceed it."""
+    if len(raw) > limits.max_bytes:
+        message = f"{len(raw)} bytes, the limit is {limits.max_bytes}; shorten the trace or raise the limit"
+        raise InvalidTrace(Reason.TOO_LARGE, "", message)
+    try:
+        document = _document_decoder.decode(raw)
+        brackets = raw.count(b"{") + raw.count(b"[")
+        too_deep = brackets > limits.max_depth and _deeper_than(limits.max_depth, document)
+    except UnicodeDecodeError as error:
+        message = f"not UTF-8: {error.reason}; send JSON in UTF-8"
+        raise InvalidTrace(Reason.NOT_UTF8, "", message) from None
+    except msgspec.ValidationError:
+        message = "an integer of thousands of digits; shorten it"
+        raise InvalidTrace(Reason.INVALID_VALUE, "", message) from None
+    except msgspec.DecodeError as error:
+        message = f"{error}; send one JSON document, without lone surrogate escapes"
+        raise InvalidTrace(Reason.NOT_JSON, "", message) from None
+    except RecursionError:
+        too_deep = True
+    if too_deep:
+        message = f"nested deeper than {limits.max_depth} levels; flatten the trace or raise the limit"
+        raise InvalidTrace(Reason.TOO_DEEP, "", message)
+    return document
+
+
+def _check_limits(document: dict[str, Any], limits: Limits) -> None:
+    """Raise InvalidTrace for what the schema allows and `limits` does not."""
+    if limits.strict_context and document.get("@context") == LEGACY_CONTEXT:
+        _refuse(Reason.WRONG_CONTEXT, ("@context",), f"the former context; {_ADVICE['@context']}")
+    steps = document.get("steps")
+    if isinstance(steps, list) and len(steps) > limits.max_steps:
+        problem = f"{len(steps)} steps, the limit is {limits.max_steps}; split the trace or raise the limit"
+        _refuse(Reason.TOO_MANY_STEPS, ("steps",), problem)
+
+
+def _deeper_than(limit: int, document: Any) -> bool:
+    """Return whether lists and dicts nest in more than `limit` levels; one pass, no recursion."""
+    if not isinstance(document, (dict, list)):
+        return False  # a string full of brackets
+    level = [document]
+    for _ in range(limit):
+        level = [
+            item
+            for value in level
+            for item in (value.values() if isinstance(value, dict) else value)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+@functools.cache
+def _fields_of(struct: type[Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(struct)
+
+
+def _explain(value: Any, kind: Any, path: tuple[str | int, ...]) -> None:
+    """Raise InvalidTrace for the first problem in the order of the schema; return if `value` is a `kind`.
+
+    Asked only once `convert` has refused the document: on its own `convert` names the first problem in the
+    order of the document, with missing fields last.
+    """
+    try:
+        msgspec.convert(value, kind)
+        return
+    except msgspec.ValidationError as error:
+        problem = str(error)
+    inner = get_args(kind)[0] if get_origin(kind) in (Annotated, types.UnionType) else kind
+    if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Struct):
+        for info in _fields_of(inner):
+            if info.encode_name in value:
+                _explain(value[info.encode_name], info.type, (*path, info.encode_name))
+            elif info.required:
+                _refuse(Reason.MISSING_FIELD, (*path, info.encode_name), "required, but missing; add it")
+    elif isinstance(value, list) and get_origin(inner) is list:
+        for index, item in enumerate(value):
+            _explain(item, get_args(inner)[0], (*path, index))
+    name = path[-1] if path else ""
+    # The only message that quotes the document begins with "Invalid enum value".
+    wrong_type = problem.startswith("Expected") and ", got `" in problem
+    reason = Reason.INVALID_TYPE if wrong_type else Reason.INVALID_VALUE
+    if len(path) == 1:
+        reason = {"@context": Reason.WRONG_CONTEXT, "@type": Reason.WRONG_TYPE}.get(str(name), reason)
+    if reason is not Reason.INVALID_TYPE:
+        advice = f"use one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else "correct it"
+        problem = f"{_excerpt.repr(value)} is not allowed; {_ADVICE.get(str(name), advice)}"
+    _refuse(reason, path, problem)
+
+
+def _refuse(reason: Reason, path: tuple[str | int, ...], problem: str) -> None:
+    where = ".".join(map(str, path))
+    raise InvalidTrace(reason, where, f"{where or 'document'}: {problem}")
