@@ -170,14 +170,10 @@ def mutate_bytes(rng: random.Random, raw: bytes) -> bytes:
 
 def random_timestamp(rng: random.Random) -> str:
     """Return a text on either side of the border between valid and invalid times."""
-    year = rng.choice(
-        ("0000", "0001", "0004", "0100", "0400", "1900", "1970", "2000", "2023", "2024", "2026", "9999")
-    )
+    year = rng.choice(("0000", "0001", "0004", "0100", "0400", "1900", "1970", "2000", "2023", "2024", "2026", "9999"))
     text = f"{year}-{rng.randrange(14):02}-{rng.choice((0, 1, 28, 29, 30, 31, 32)):02}"
     text += rng.choice("TTTTTt ") + f"{rng.choice((0, 9, 23, 24)):02}:{rng.choice((0, 59, 60)):02}"
-    text += rng.choice(("", ":00", ":59", ":60", ":1")) + rng.choice(
-        ("", ".", ".1", ".123", ".1239", ".000123456789")
-    )
+    text += rng.choice(("", ":00", ":59", ":60", ":1")) + rng.choice(("", ".", ".1", ".123", ".1239", ".000123456789"))
     return text + rng.choice(("Z", "Z", "Z", "Z", "", "z", "+00:00", "-01:00", "Z\n", "ZZ", " Z"))
 
 
@@ -238,9 +234,7 @@ def _walk(value: Any) -> Iterator[Any]:
 
 def _dump(rng: random.Random, document: Any) -> str:
     """Return JSON text in one of several spellings."""
-    indent, separators = rng.choice(
-        ((None, (",", ":")), (None, (",", ":")), (None, (", ", " : ")), (1, None))
-    )
+    indent, separators = rng.choice(((None, (",", ":")), (None, (",", ":")), (None, (", ", " : ")), (1, None)))
     return json.dumps(document, ensure_ascii=rng.random() < 0.2, indent=indent, separators=separators)
 
 
@@ -253,9 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.perf_counter()
     verdicts = run(options.documents, options.seed)
     seconds = time.perf_counter() - start
-    print(
-        f"{options.documents} documents, seed {options.seed}, {seconds:.1f} s: {dict(verdicts.most_common())}"
-    )
+    print(f"{options.documents} documents, seed {options.seed}, {seconds:.1f} s: {dict(verdicts.most_common())}")
     return 0
 
 

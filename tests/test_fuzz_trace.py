@@ -32,9 +32,7 @@ def test_any_bytes_are_parsed_or_refused() -> None:
     verdicts = run(20_000, seed=random.SystemRandom().randrange(2**32))
     # A generator that only makes rubbish would prove little.
     assert verdicts["valid"] > 1000
-    assert {"not_json", "not_utf8", "missing_field", "invalid_type", "invalid_value", "too_deep"} <= set(
-        verdicts
-    )
+    assert {"not_json", "not_utf8", "missing_field", "invalid_type", "invalid_value", "too_deep"} <= set(verdicts)
 
 
 def test_verdict_agrees_with_an_independent_judge() -> None:

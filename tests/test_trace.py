@@ -273,9 +273,9 @@ def test_the_first_problem_is_the_first_of_the_schema_not_of_the_document() -> N
     assert refusal(json.dumps(document)).path == "task"
 
 
-def test_context_of_the_former_schema_is_accepted_on_request() -> None:
+def test_context_of_the_former_schema_is_accepted_by_default() -> None:
     parse_trace(text_with("@context", f'"{LEGACY_CONTEXT}"'))
-    assert refusal(text_with("@context", '"https://schema.org"'), lenient).reason is Reason.WRONG_CONTEXT
+    assert refusal(text_with("@context", '"https://schema.org"'), Limits()).reason is Reason.WRONG_CONTEXT
 
 
 def test_limits_hold_at_their_borders() -> None:
@@ -306,9 +306,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "escapes": lambda: b'"' + rb"\u00e9" * (BIG // 6 - 1) + b'"',
     "time": lambda: text_with("metadata.created_at", f'"2026-04-14T08:00:03.{"1" * (BIG - 2000)}"').encode(),
     "context": lambda: text_with("@context", "[" + "1.5," * (BIG // 5) + "1]").encode(),
-    "bad last step": lambda: text_with(
-        "steps", "[" + '{"step_id":0,"type":"thought"},' * 9999 + "null]"
-    ).encode(),
+    "bad last step": lambda: text_with("steps", "[" + '{"step_id":0,"type":"thought"},' * 9999 + "null]").encode(),
 }
 
 

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import faust
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -24,7 +24,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from worker.config import ConfigError, Settings
 from worker.connection import client_arguments
 from worker.embedder import Embedder, EmbeddingPool, ModelError, load_embedder
-from worker.faust_io import Hooks, KpConsumer, create_app
+from worker.faust_io import Hooks, KpConsumer, connect, create_app
 from worker.http import HttpServer
 from worker.intake import Intake
 from worker.lane import Lane, Rules
@@ -83,8 +83,12 @@ class Worker:
         self.app = create_app(Hooks(settings, self._client, self._intake, self._drain))
         topic = self.app.topic(settings.source_topic, key_serializer="raw", value_serializer="raw")
         self.app.agent(topic, name="score")(self._agent)
-        self.app.on_rebalance_complete.connect(self._on_assigned)
-        self.app.on_partitions_revoked.connect(self._on_revoked)
+        connect(self.app.on_rebalance_complete, self._on_assigned)
+        connect(self.app.on_partitions_revoked, self._on_revoked)
+
+    @property
+    def _consumer(self) -> KpConsumer:
+        return cast("KpConsumer", self.app.consumer)
 
     # -- health
 
@@ -103,8 +107,8 @@ class Worker:
 
     # -- the agent
 
-    async def _agent(self, stream: faust.Stream[Any]) -> None:
-        async for _ in stream.noack().events():
+    async def _agent(self, stream: faust.StreamT[Any]) -> None:
+        async for _ in cast("faust.Stream[Any]", stream).noack().events():
             await self._admit_waiting()
 
     async def _admit_waiting(self) -> None:
@@ -234,9 +238,7 @@ class Worker:
             return {}  # without an embedder there are no entries, and an embedder's must not be touched
         started = time.perf_counter()
         identity = self._pool.identity
-        restored = await restore(
-            self._client, self._settings.changelog, positions, identity.key(), identity.dimensions
-        )
+        restored = await restore(self._client, self._settings.changelog, positions, identity.key(), identity.dimensions)
         for result in restored.values():
             self._metrics.restored_entries.inc(len(result.entries))
             for cause in ("corrupt", "other_model"):
@@ -258,9 +260,8 @@ class Worker:
             )
         if self._shared_producer is None:
             raise RuntimeError("this is a bug: at_least_once without its producer")
-        consumer: KpConsumer = self.app.consumer
         return AtLeastOncePublisher(
-            self._shared_producer, source, self._layout.outputs, changelog, consumer.commit_offset
+            self._shared_producer, source, self._layout.outputs, changelog, self._consumer.commit_offset
         )
 
     def _lane(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> Lane:
@@ -318,7 +319,7 @@ class Worker:
                 self._metrics.cache_entries.labels(label).set(len(cache))
                 if lane.scorer.stream_time_ms is not None:
                     self._metrics.stream_time.labels(label).set(lane.scorer.stream_time_ms / 1000)
-                lag = self.app.consumer.lag(TopicPartition(self._settings.source_topic, partition), lane.committed)
+                lag = self._consumer.lag(TopicPartition(self._settings.source_topic, partition), lane.committed)
                 if lag is not None:
                     self._metrics.lag.labels(label).set(lag)
                 self._metrics.cache_evictions.labels("expired").inc(cache.expired)

@@ -6,11 +6,15 @@ import asyncio
 import logging
 import os
 import sys
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import click
 
 from worker.version import __version__
+
+if TYPE_CHECKING:
+    from worker.config import Settings
 
 
 def main() -> NoReturn:
@@ -31,19 +35,106 @@ def cli() -> None:
     """
 
 
-@cli.command()
-def run() -> None:
-    """Run the worker until SIGTERM or Ctrl-C."""
-    from worker import app, config, logs
+def _settings(**overrides: Any) -> Settings:
+    from worker import config
 
     try:
-        settings = config.load()
+        settings = config.load(**overrides)
     except config.ConfigError as error:
         raise click.ClickException(str(error)) from None
-    logs.configure(settings.log_level, settings.log_format)
     for warning in config.unknown_variables():
-        logging.getLogger("worker").warning("%s", warning)
+        click.echo(f"warning: {warning}", err=True)
+    return settings
+
+
+class _RunCommand(click.Command):
+    """Lists the settings at the end of its help: they are the command's real options."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from worker.config import describe
+
+        with formatter.section("Settings (environment variables)"):
+            formatter.write_dl([(f"{name}={default}", text) for name, default, text in describe()])
+
+
+@cli.command(cls=_RunCommand)
+def run() -> None:
+    """Run the worker until SIGTERM or Ctrl-C.
+
+    Exit codes: 0 stopped as asked, everything taken is committed; 1 failed, what was not committed is read again after
+    a restart; 2 the settings, the topics or the model are wrong.
+    """
+    settings = _settings()
+    from worker import app, logs
+
+    logs.configure(settings.log_level, settings.log_format)
     code = asyncio.run(app.run(settings))
     logging.shutdown()
     # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
     os._exit(code)
+
+
+@cli.command()
+@click.argument("file", type=click.File("rb"))
+@click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, JSON Lines [stdout].")
+@click.option("--dead-letters", type=click.File("wb"), help="Lines that cannot be read, with the reason, JSON Lines.")
+@click.option("--embedder", help="As KP_EMBEDDER, which it overrides.")
+@click.option("--model", help="As KP_MODEL, which it overrides.")
+def score(
+    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None
+) -> None:
+    """Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition.
+
+    Settings come from the environment (kp-worker run --help). Exit code 0 also with dead letters: they are counted in
+    the summary on standard error.
+    """
+    settings = _settings(embedder=embedder, model=model)
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from worker.embedder import ModelError, load_embedder
+    from worker.score_file import score_lines
+
+    console = Console(stderr=True)
+    try:
+        with console.status("loading the model"):
+            loaded = load_embedder(settings.embedder, settings.model, settings.max_tokens, settings.embed_threads)
+        size = os.fstat(file.fileno()).st_size if file.seekable() else None
+        with Progress(
+            TextColumn("scoring"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
+            console=console, transient=True, disable=not console.is_terminal,
+        ) as progress:  # fmt: skip
+            task = progress.add_task("scoring", total=size)
+            summary = score_lines(
+                file, output, dead_letters, settings, loaded, lambda count: progress.advance(task, count)
+            )
+    except (ModelError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    letters = sum(summary.dead_letters.values())
+    click.echo(
+        f"{summary.accepted + summary.rejected + letters} traces: {summary.accepted} accepted, {summary.rejected} "
+        f"rejected, {letters} dead letters, {summary.truncated} texts cut at {settings.max_tokens} tokens",
+        err=True,
+    )
+    for reason, count in sorted(summary.dead_letters.items()):
+        click.echo(f"  {count} {reason}", err=True)
+
+
+@cli.command()
+@click.option("--keep-running", is_flag=True, help="Stay until Ctrl-C, so that you can look around.")
+@click.option("--http-port", type=int, help="Port of the worker's metrics [a free one].")
+def demo(keep_running: bool, http_port: int | None) -> None:
+    """Show the whole worker: embedded Kafka, sample traces, real scores, explained."""
+    from worker.demo import demo as run_demo
+
+    sys.exit(run_demo(keep_running, http_port))
+
+
+@cli.command()
+@click.option("--port", type=int, help="Port to listen on [a free one].")
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Keep the data there [temporary].")
+def broker(port: int | None, data_dir: Path | None) -> None:
+    """Run the embedded Kafka broker alone until Ctrl-C, to try things out."""
+    from worker.demo import broker as run_broker
+
+    sys.exit(run_broker(port, data_dir))

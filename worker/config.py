@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
@@ -38,7 +38,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
 
-    bootstrap_servers: str = Field("127.0.0.1:9092", min_length=1, description="Kafka brokers, host:port[,host:port...]")
+    bootstrap_servers: str = Field(
+        "127.0.0.1:9092", min_length=1, description="Kafka brokers, host:port[,host:port...]"
+    )
     group_id: str = Field(
         "kp-worker", min_length=1, description="consumer group; also the prefix of the transactional ids"
     )
@@ -49,9 +51,13 @@ class Settings(BaseSettings):
     changelog_topic: Topic | None = Field(
         None, description="compacted topic of the novelty cache (default: <group>-novelty-changelog)"
     )
-    create_topics: bool = Field(False, description="create missing topics at start; otherwise a missing one is an error")
+    create_topics: bool = Field(
+        False, description="create missing topics at start; otherwise a missing one is an error"
+    )
     topic_partitions: int = Field(4, ge=1, le=10_000, description="partitions of a created source topic")
-    topic_replication: int = Field(-1, ge=-1, le=100, description="replicas of created topics; -1: the broker's default")
+    topic_replication: int = Field(
+        -1, ge=-1, le=100, description="replicas of created topics; -1: the broker's default"
+    )
 
     delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
     session_timeout_seconds: float = Field(
@@ -95,10 +101,8 @@ class Settings(BaseSettings):
     strict_context: bool = Field(False, description="refuse the older @context https://knowledgepulse.dev/schema/v1")
 
     latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
-    stuck_seconds: float = Field(
-        60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this"
-    )
-    http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz")
+    stuck_seconds: float = Field(60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this")
+    http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz")  # noqa: S104 probes
     http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz; 0: a free one")
     log_format: Literal["text", "json"] = Field("text", description="one event a line, as text or JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
@@ -160,6 +164,25 @@ def load(**overrides: Any) -> Settings:
         raise ConfigError(f"{error.__cause__ or error}; KP_PROFILES must be JSON (one object)") from None
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(error, given))) from None
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """Return (variable, default, meaning) of every setting, in order: for --help, and for the README's test."""
+    rows = []
+    for name, info in Settings.model_fields.items():
+        default = info.get_default(call_default_factory=True)
+        if default is None:
+            text = ""
+        elif isinstance(default, bool):
+            text = str(default).lower()
+        else:
+            text = "{}" if default == {} else f"{default:g}" if isinstance(default, float) else str(default)
+        rows.append((PREFIX + name.upper(), text, _allowed(info.annotation) + (info.description or "")))
+    return rows
+
+
+def _allowed(annotation: Any) -> str:
+    return " | ".join(get_args(annotation)) + ": " if get_origin(annotation) is Literal else ""
 
 
 def unknown_variables() -> list[str]:

@@ -155,7 +155,7 @@ def server_properties(
 
 
 def _java_properties(properties: Mapping[str, str]) -> bytes:
-    """Write Java's .properties format: Latin-1, \\u for the rest, backslashes and line ends (PEM!) escaped."""
+    """Write Java's .properties format: Latin-1, escapes for the rest, backslashes and line ends (PEM!) escaped."""
     lines = (f"{k}={v}".replace("\\", "\\\\").replace("\n", "\\n") + "\n" for k, v in properties.items())
     return "".join(lines).encode("latin-1", "backslashreplace")
 
@@ -484,7 +484,7 @@ class EmbeddedKafka:
             (node.directory / "log4j2.properties").write_text(_LOG4J2)
             advertised = properties["advertised.listeners"].split(",")
             protocol = dict(p.split(":") for p in properties["listener.security.protocol.map"].split(","))
-            node.listeners = {name: address for name, address in (item.split("://") for item in advertised)}
+            node.listeners = dict(item.split("://", 1) for item in advertised)
             plain = (a for name, a in node.listeners.items() if protocol.get(name) == "PLAINTEXT")
             node.probe = next(plain, "")
         self._format(root)
@@ -505,9 +505,7 @@ class EmbeddedKafka:
     def _launch(self, node: _Node) -> None:
         node.process = self._java(node, "kafka.Kafka", jvm_flags=self._jvm_flags)
 
-    def _java(
-        self, node: _Node, main: str, *arguments: str, jvm_flags: Sequence[str] = ()
-    ) -> subprocess.Popen[bytes]:
+    def _java(self, node: _Node, main: str, *arguments: str, jvm_flags: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         """Start one of Kafka's programs on the node's server.properties, its output going to the node's log."""
         if self._runtime is None:
             raise BrokerError("a node without a runtime: this is a bug")

@@ -54,7 +54,9 @@ class Embedder(Protocol):
     """What the worker asks of an embedder. `embed` is called from one thread at a time."""
 
     @property
-    def identity(self) -> EmbedderIdentity: ...
+    def identity(self) -> EmbedderIdentity:
+        """What made the vectors."""
+        ...
 
     def embed(self, text: str) -> Embedding:
         """Embed one text. Any exception means that this text could not be embedded."""
@@ -112,7 +114,7 @@ class SentenceTransformersEmbedder:
             from transformers.utils import logging as transformers_logging
         except ImportError as error:
             raise ModelError(f"sentence-transformers is not installed ({error}); {INSTALL_HINT}") from error
-        transformers_logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         torch.set_num_threads(threads or os.cpu_count() or 1)
         try:
             directory = Path(found) if Path(found).is_dir() else _download(found)
@@ -123,7 +125,8 @@ class SentenceTransformersEmbedder:
             raise
         except Exception as error:
             raise ModelError(f"model {found!r} cannot be loaded: {error}; {INSTALL_HINT}") from error
-        own_limit = getattr(self._model[0].auto_model.config, "max_position_embeddings", max_tokens)
+        config = getattr(getattr(self._model[0], "auto_model", None), "config", None)
+        own_limit = getattr(config, "max_position_embeddings", max_tokens)
         if max_tokens > own_limit:
             raise ModelError(f"KP_MAX_TOKENS={max_tokens} is more than the {own_limit} tokens that {name} can read")
         self._model.max_seq_length = max_tokens
@@ -194,14 +197,23 @@ class EmbeddingPool:
     def _embed(self, text: str) -> Embedding:
         self._started = self._clock()
         try:
-            return self._embedder.embed(text)
-        except MemoryError:
-            raise  # says nothing about the text
-        except Exception:
-            try:
-                self._embedder.embed(PROBE_TEXT)
-            except Exception as broken:
-                raise ModelError(f"the model fails on every text: {broken!r}") from broken
-            raise
+            return embed_or_diagnose(self._embedder, text)
         finally:
             self._started = None
+
+
+def embed_or_diagnose(embedder: Embedder, text: str) -> Embedding:
+    """Embed one text; when that fails, find out whether the text or the model is to blame.
+
+    Raises the embedder's exception where only this text fails, ModelError or MemoryError where the worker cannot go on.
+    """
+    try:
+        return embedder.embed(text)
+    except MemoryError:
+        raise
+    except Exception:
+        try:
+            embedder.embed(PROBE_TEXT)
+        except Exception as broken:
+            raise ModelError(f"the model fails on every text: {broken!r}") from broken
+        raise

@@ -77,7 +77,13 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         fetched = await self._ensure_consumer().getmany(tp, timeout_ms=FETCH_WAIT_MS, max_records=FETCH_RECORDS)
         return [
             SourceRecord(
-                record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, record.headers
+                record.topic,
+                record.partition,
+                record.offset,
+                record.timestamp,
+                record.key,
+                record.value,
+                record.headers,
             )
             for records in fetched.values()
             for record in records
@@ -177,6 +183,11 @@ def _wake_up(tp: TP, offset: int, generation: int) -> ConsumerMessage:
 class _App(faust.App):
     def _create_directories(self) -> None:
         """Create none: Faust keeps table data there, and this worker has no tables (and may not write at all)."""
+
+
+def connect(signal: Any, handler: Callable[..., Awaitable[None]]) -> None:
+    """Call a handler for a Faust signal (Faust's own types refuse bound methods)."""
+    signal.connect(handler)
 
 
 def create_app(hooks: Hooks) -> faust.App:

@@ -28,6 +28,7 @@ from worker.pipeline import (
     SourceRecord,
     cached_id,
     dead_letter,
+    embedding_failed,
     event_time_ms,
     scored_record,
 )
@@ -214,21 +215,14 @@ class Lane:
                     "%s/%d offset %d: the model failed on this text alone: %r",
                     record.topic, record.partition, record.offset, failure,
                 )  # fmt: skip
-                pending.error = InvalidTrace(
-                    Reason.EMBEDDING_FAILED,
-                    "",
-                    f"the model raised {type(failure).__name__} on this trace's text; other texts work. "
-                    "Look at unusual characters in task.objective and the steps' content",
-                )
+                pending.error = embedding_failed(failure)
         if pending.error is not None or trace is None:
             error = pending.error or InvalidTrace(Reason.NOT_JSON, "", "this is a bug: neither trace nor error")
             self._finish(pending)
             return _Done(record, dead_letter(record, error), None, None, None, error.reason)
 
         begun = time.perf_counter()
-        comparison = self.scorer.compare(
-            vector, event_time_ms(trace, record.timestamp_ms, self._rules.event_time)
-        )
+        comparison = self.scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._rules.event_time))
         compared = time.perf_counter()
         scored = self.scorer.decide(trace, comparison)
         identity = None if self._pool is None else self._pool.identity

@@ -34,7 +34,9 @@ class RateLimit(logging.Filter):
         began, count = self._windows.get(key, (now, 0))
         if now - began >= WINDOW_SECONDS:
             if count > BURST:
-                record.msg = f"{record.getMessage()} [{count - BURST} like it were held back in the last {now - began:.0f} s]"
+                record.msg = (
+                    f"{record.getMessage()} [{count - BURST} like it were held back in the last {now - began:.0f} s]"
+                )
                 record.args = None
             began, count = now, 0
         self._windows[key] = (began, count + 1)
@@ -46,7 +48,7 @@ class RateLimit(logging.Filter):
 class TextFormatter(logging.Formatter):
     """`2026-11-21T10:00:00.123Z INFO logger: message`, one line an event."""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")

@@ -5,6 +5,8 @@ Labels are closed sets or partition numbers of this worker's assignment; never a
 
 from __future__ import annotations
 
+import contextlib
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
@@ -71,7 +73,9 @@ class Metrics:
             "kp_commit_traces", "Records in one commit.", buckets=COMMIT_TRACES, registry=registry
         )
         self.truncated = Counter(
-            "kp_truncated_texts_total", "Texts longer than KP_MAX_TOKENS, embedded without their end.", registry=registry
+            "kp_truncated_texts_total",
+            "Texts longer than KP_MAX_TOKENS, embedded without their end.",
+            registry=registry,
         )
         self.cache_entries = Gauge(
             "kp_cache_entries", "Live entries of the novelty cache.", ["partition"], registry=registry
@@ -112,7 +116,8 @@ class Metrics:
     def forget_partition(self, partition: int) -> None:
         """Drop the gauges of a partition that is no longer assigned."""
         for gauge in (self.cache_entries, self.stream_time, self.lag):
-            gauge.remove(str(partition)) if (str(partition),) in gauge._metrics else None
+            with contextlib.suppress(KeyError):  # never set
+                gauge.remove(str(partition))
 
 
 def process_registry() -> CollectorRegistry:

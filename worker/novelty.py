@@ -124,6 +124,7 @@ class VectorCache:
         return self.nearest_unit(query)
 
     def nearest_unit(self, query: Vector) -> Neighbour | None:
+        """Do `nearest` at the time that holds, for a vector that `unit` made."""
         if self._oldest == self._next:
             return None
         used = min(self._next, self.max_elements)
@@ -140,6 +141,7 @@ class VectorCache:
         return Neighbour(self._ids[row], max(-1.0, float(similarities[row])))
 
     def add_unit(self, vector: Vector, now_ms: int, trace_id: str) -> int:
+        """Do `add` for a vector that `unit` made."""
         now = self.advance(now_ms)
         if self._next - self._oldest == self.max_elements:
             self._oldest += 1

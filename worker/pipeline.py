@@ -27,7 +27,7 @@ from worker.scoring import (
     Weights,
     score_trace,
 )
-from worker.trace import InvalidTrace, ReasoningTrace, created_at_ms, splice
+from worker.trace import InvalidTrace, Reason, ReasoningTrace, created_at_ms, splice
 from worker.version import __version__
 
 ACCEPTED: Final = "accepted"
@@ -165,9 +165,7 @@ class PartitionScorer:
             vector=query,
         )
 
-    def restore(
-        self, entries: Iterable[tuple[int, int, str, Vector]], stream_time_ms: int | None = None
-    ) -> None:
+    def restore(self, entries: Iterable[tuple[int, int, str, Vector]], stream_time_ms: int | None = None) -> None:
         """Rebuild the state from (sequence, stream time in ms, trace id, unit vector) of committed traces.
 
         Careful: entries at or past the committed source offset must not be among them, their traces come again.
@@ -243,7 +241,9 @@ def rfc3339(ms: int) -> str:
         moment = _EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
         moment = datetime.min.replace(tzinfo=UTC) if ms < 0 else datetime.max.replace(tzinfo=UTC)
-    return moment.strftime("%Y").rjust(4, "0") + moment.strftime("-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    return (
+        moment.strftime("%Y").rjust(4, "0") + moment.strftime("-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    )
 
 
 def scored_record(record: SourceRecord, scored: ScoredTrace, embedder: EmbedderIdentity | None) -> OutputRecord:
@@ -274,6 +274,16 @@ def scored_record(record: SourceRecord, scored: ScoredTrace, embedder: EmbedderI
     headers.append(("kp-decision", decision.encode()))
     value = splice(record.value or b"", scored.score, _encoder.encode(scoring))
     return OutputRecord(decision, record.key, value, headers, record.timestamp_ms)
+
+
+def embedding_failed(error: BaseException) -> InvalidTrace:
+    """Return the dead letter's reason for a text on which the model failed alone."""
+    return InvalidTrace(
+        Reason.EMBEDDING_FAILED,
+        "",
+        f"the model raised {type(error).__name__} on this trace's text; other texts work. "
+        "Look at unusual characters in task.objective and the steps' content",
+    )
 
 
 def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:

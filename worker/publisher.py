@@ -129,9 +129,11 @@ class ExactlyOncePublisher:
         )
 
     async def start(self) -> None:
+        """Connect and fence the former owner."""
         await self._producer.start()
 
     async def publish(self, batch: Batch) -> None:
+        """Publish one transaction."""
         async with self._producer.transaction():  # 1 and, at its end, 4
             await send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)  # 2
             await self._producer.send_offsets_to_transaction(  # 3
@@ -139,6 +141,7 @@ class ExactlyOncePublisher:
             )
 
     async def stop(self) -> None:
+        """Disconnect."""
         await self._producer.stop()
 
 
@@ -168,6 +171,7 @@ class AtLeastOncePublisher:
         """Do nothing: the producer is the worker's and is started already."""
 
     async def publish(self, batch: Batch) -> None:
+        """Publish, then commit."""
         await send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)  # 1
         await self._commit(self._source, batch.next_offset, offset_metadata(batch))  # 2
 
@@ -183,10 +187,9 @@ async def send_all(
     send = producer.send
     for key, value in batch.entries:
         sends.append((changelog, await send(changelog, value, key, partition)))
-    for output in batch.outputs:
-        topic = topics[output.kind]
-        if output.kind == DEAD_LETTER:
-            output = fit_dead_letter(output, topic.max_bytes)
+    for record in batch.outputs:
+        topic = topics[record.kind]
+        output = fit_dead_letter(record, topic.max_bytes) if record.kind == DEAD_LETTER else record
         sends.append(
             (
                 topic.name,

@@ -127,8 +127,9 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
     source = found[settings.source_topic]
     if found[settings.changelog] < source:
         raise ConfigError(
-            f"topic {settings.changelog} has {found[settings.changelog]} partitions, the source {settings.source_topic} "
-            f"has {source}: the changelog needs as many; add partitions to it (kafka-topics --alter --partitions {source})"
+            f"topic {settings.changelog} has {found[settings.changelog]} partitions, the source "
+            f"{settings.source_topic} has {source}: the changelog needs as many; add partitions to it "
+            f"(kafka-topics --alter --partitions {source})"
         )
     await _check_changelog(admin, settings)
     outputs = [settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic]

@@ -65,7 +65,7 @@ class Reason(enum.StrEnum):
     EMBEDDING_FAILED = "embedding_failed"  # no fault of the document; raised by the embedding, not here
 
 
-class InvalidTrace(ValueError):  # noqa: N818 - a name of the public contract
+class InvalidTrace(ValueError):
     """A document that is no valid trace: why (`reason`), where (`path`, "" is the document), and what to do.
 
     A path looks like `steps.1.tool.name`. It holds names of the schema and indexes only, never content.
@@ -216,9 +216,7 @@ _ADVICE = {
 }
 
 
-def parse_trace(
-    raw: bytes | bytearray | memoryview | str | None, limits: Limits = DEFAULT_LIMITS
-) -> ReasoningTrace:
+def parse_trace(raw: bytes | bytearray | memoryview | str | None, limits: Limits = DEFAULT_LIMITS) -> ReasoningTrace:
     """Return the trace that `raw` holds as UTF-8 JSON. Raises InvalidTrace, and nothing else."""
     if raw is None or not len(raw):
         raise InvalidTrace(Reason.EMPTY_VALUE, "", "the record has no value; send a ReasoningTrace as JSON")
