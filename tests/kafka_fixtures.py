@@ -115,7 +115,9 @@ async def _wait_leaders(admin: AIOKafkaAdminClient, topics: Mapping[str, TopicSp
 
 async def produce_async(bootstrap: str, topic: str, records: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
     """Produce Records (or plain tuples, shorter ones too) with acks=all; return (partition, offset) of each."""
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer:
+    async with AIOKafkaProducer(
+        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_request_size=16 << 20
+    ) as producer:
         sent = []
         for record in (Record(*r) for r in records):
             future = await producer.send(

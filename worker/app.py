@@ -19,7 +19,6 @@ from typing import Any, Final, cast
 
 import faust
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 
 from worker.config import ConfigError, Settings
 from worker.connection import client_arguments
@@ -35,9 +34,8 @@ from worker.publisher import (
     ExactlyOncePublisher,
     Publisher,
     producer_arguments,
-    stream_time_from,
 )
-from worker.store import Position, Restored, restore
+from worker.store import Position, Restored, read_positions, restore
 from worker.topics import Layout, prepare_topics
 from worker.version import __version__
 
@@ -80,7 +78,7 @@ class Worker:
             settings.event_time,
             settings.latency_budget_seconds,
         )
-        self.app = create_app(Hooks(settings, self._client, self._intake, self._drain))
+        self.app = create_app(Hooks(settings, self._client, self._intake, self._drain, self._next_offsets))
         topic = self.app.topic(settings.source_topic, key_serializer="raw", value_serializer="raw")
         self.app.agent(topic, name="score")(self._agent)
         connect(self.app.on_rebalance_complete, self._on_assigned)
@@ -143,6 +141,10 @@ class Worker:
 
     # -- assignment and revocation
 
+    def _next_offsets(self) -> dict[TopicPartition, int]:
+        topic = self._settings.source_topic
+        return {TopicPartition(topic, partition): lane.committed for partition, lane in self._lanes.items()}
+
     async def _drain(self) -> None:
         """Wait until every lane has committed what it took; called with the flow stopped."""
         self._assigned = False
@@ -191,7 +193,7 @@ class Worker:
         new = [partition for partition in mine if partition not in kept]
         publishers = {partition: self._publisher(partition) for partition in new}
         await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
-        positions = await self._committed(new)  # 2
+        positions = await self._positions(new)  # 2
         restored = await self._restore(positions)  # 3
         for partition in new:
             self._lanes[partition] = self._lane(
@@ -212,25 +214,24 @@ class Worker:
             mine, topic, generation, len(new), len(kept), time.perf_counter() - started,
         )  # fmt: skip
 
-    async def _committed(self, partitions: list[int]) -> dict[int, Position]:
-        topic = self._settings.source_topic
+    async def _positions(self, partitions: list[int]) -> dict[int, Position]:
         if not partitions:
             return {}
-        admin = AIOKafkaAdminClient(**{k: v for k, v in self._client.items() if k != "metadata_max_age_ms"})
-        await admin.start()
-        try:
-            found = await admin.list_consumer_group_offsets(
-                self._settings.group_id, partitions=[TopicPartition(topic, partition) for partition in partitions]
-            )
-        finally:
-            await admin.close()
-        positions = {}
-        for partition in partitions:
-            committed = found.get(TopicPartition(topic, partition))
-            if committed is None or committed.offset < 0:
-                positions[partition] = Position(0, None)
-            else:
-                positions[partition] = Position(committed.offset, stream_time_from(committed.metadata or ""))
+        settings = self._settings
+        positions = await read_positions(
+            self._client, settings.group_id, settings.source_topic, partitions, settings.transaction_timeout_seconds
+        )
+        for partition, position in positions.items():
+            if position.lost:
+                self._metrics.lost.inc(position.lost)
+                log.error(
+                    "partition %d: %d records that were not scored yet are gone from %s (retention, or deleted); "
+                    "going on at offset %d",
+                    partition,
+                    position.lost,
+                    settings.source_topic,
+                    position.offset,
+                )
         return positions
 
     async def _restore(self, positions: dict[int, Position]) -> dict[int, Restored]:

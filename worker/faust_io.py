@@ -15,6 +15,7 @@ Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaCon
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,6 +32,9 @@ from worker.config import Settings
 from worker.intake import Intake
 from worker.pipeline import SourceRecord
 
+faust_log = logging.getLogger("faust")
+"""Faust names a service's logger after the module of its class; these are Faust's messages and not ours."""
+
 FETCH_RECORDS: Final = 512
 """Most records of one fetch of one partition. More gains nothing and delays the others."""
 
@@ -43,15 +47,20 @@ MAX_POLL_INTERVAL_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the consumer asks of the worker. `drain` waits until all that was admitted is committed."""
+    """What the consumer asks of the worker.
+
+    `drain` waits until all that was admitted is committed. `positions` are the offsets from which to read on.
+    """
 
     settings: Settings
     client: Mapping[str, Any]
     intake: Intake
     drain: Callable[[], Awaitable[None]]
+    positions: Callable[[], Mapping[TopicPartition, int]]
 
 
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
+    logger = faust_log
     hooks: Hooks
 
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
@@ -89,6 +98,12 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             for record in records
         ]
 
+    async def seek_all(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Set the next offset of each partition that is still assigned."""
+        consumer = self._ensure_consumer()
+        for tp in consumer.assignment() & positions.keys():
+            consumer.seek(tp, positions[tp])
+
     async def commit_offset(self, tp: TopicPartition, offset: int, metadata: str) -> None:
         """Commit one offset as a member of the group; refused after a rebalance."""
         await self._ensure_consumer().commit({tp: OffsetAndMetadata(offset, metadata)})
@@ -105,6 +120,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 class KpConsumer(driver.Consumer):
     """Faust's consumer with its own way of fetching. `hooks` is set by `create_app` on a subclass."""
 
+    logger = faust_log
     hooks: Hooks
     _thread: _ConsumerThread
 
@@ -129,7 +145,8 @@ class KpConsumer(driver.Consumer):
                 stop = asyncio.create_task(self.suspend_flow.wait())
                 done, _ = await asyncio.wait({*self._fetches, stop}, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {stop}:
-                    task.result()  # a fetch loop only ends by an error: Faust crashes the app with it
+                    if not task.cancelled():  # cancelled by wait_empty
+                        task.result()  # a fetch loop only ends by an error: Faust crashes the app with it
             finally:
                 stop.cancel()
                 await self._stop_fetches()
@@ -161,6 +178,13 @@ class KpConsumer(driver.Consumer):
         self.hooks.intake.clear()
         await self.hooks.drain()
 
+    async def perform_seek(self) -> None:
+        """Read on where the lanes are (Faust calls this before it lets records flow).
+
+        Faust would ask aiokafka for the committed offsets, which reports none while the coordinator moves or loads.
+        """
+        await self._thread.call_thread(self._thread.seek_all, self.hooks.positions())
+
     async def commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
         """Commit nothing: the lanes do."""
         return False
@@ -181,6 +205,8 @@ def _wake_up(tp: TP, offset: int, generation: int) -> ConsumerMessage:
 
 
 class _App(faust.App):
+    logger = faust_log
+
     def _create_directories(self) -> None:
         """Create none: Faust keeps table data there, and this worker has no tables (and may not write at all)."""
 

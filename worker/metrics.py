@@ -104,6 +104,11 @@ class Metrics:
             ["cause"],
             registry=registry,
         )
+        self.lost = Counter(
+            "kp_source_records_lost_total",
+            "Source records that were deleted before they were scored (retention).",
+            registry=registry,
+        )
         self.rebalances = Counter("kp_rebalances_total", "Assignments received from the group.", registry=registry)
         self.partitions = Gauge("kp_assigned_partitions", "Source partitions of this worker.", registry=registry)
         self.ready = Gauge("kp_ready", "1 while /readyz answers 200.", registry=registry)

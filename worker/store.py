@@ -1,11 +1,12 @@
-"""The changelog topic read back: the state of each newly assigned partition, before its first trace.
+"""What a newly assigned partition goes on from: its committed offset, and its cache out of the changelog topic.
 
-Lives here: reading committed offsets and changelog entries. Must not live here: writing entries (publisher.py), their
+Lives here: reading both. Must not live here: writing entries (publisher.py), their
 bytes (changelog.py), what the cache does with them (novelty.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.structs import OffsetAndMetadata
 
 from worker.changelog import CorruptEntry, Entry, decode
 from worker.novelty import Vector
+from worker.publisher import stream_time_from
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +29,24 @@ FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one."""
 
 
+RETRY_SECONDS: Final = 0.2
+"""Pause before the group's coordinator is asked again while it moves or loads."""
+
+
+class OffsetsError(Exception):
+    """The committed offset does not fit the source topic any more; the message says what to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a partition goes on: the committed offset (0 where none is) and the stream time committed with it."""
+    """Where a partition goes on: the next source offset, and the stream time that was committed with it.
+
+    `lost`: records between the committed offset and the oldest one that the topic still has.
+    """
 
     offset: int
     stream_time_ms: int | None
+    lost: int = 0
 
 
 @dataclass(slots=True)
@@ -42,6 +60,76 @@ class Restored:
     entries: list[Entry] = field(default_factory=list)
     replay: dict[int, Vector] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
+
+
+async def read_positions(
+    client: Mapping[str, Any], group: str, topic: str, partitions: Sequence[int], timeout_seconds: float
+) -> dict[int, Position]:
+    """Return where each partition goes on. Raises OffsetsError, KafkaError, TimeoutError.
+
+    A partition without a committed offset starts at the oldest record. One whose committed offset is older than that
+    goes on at the oldest record, and says how many were lost.
+    """
+    tps = [TopicPartition(topic, partition) for partition in partitions]
+    async with asyncio.timeout(timeout_seconds):
+        committed = await _committed(client, group, tps)
+        consumer = AIOKafkaConsumer(**client, enable_auto_commit=False)
+        await consumer.start()
+        try:
+            oldest, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
+        finally:
+            await consumer.stop()
+    positions = {}
+    for tp in tps:
+        found = committed.get(tp)
+        if found is None:
+            positions[tp.partition] = Position(oldest[tp], None)
+        elif found.offset > ends[tp]:
+            raise OffsetsError(
+                f"{topic}/{tp.partition}: the group {group} has committed offset {found.offset}, the topic ends at "
+                f"{ends[tp]}: it was recreated or truncated. Decide where to go on: kafka-consumer-groups "
+                f"--group {group} --topic {topic} --reset-offsets --to-earliest --execute"
+            )
+        else:
+            lost = max(0, oldest[tp] - found.offset)
+            positions[tp.partition] = Position(found.offset + lost, stream_time_from(found.metadata), lost)
+    return positions
+
+
+async def _committed(
+    client: Mapping[str, Any], group: str, tps: Sequence[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Ask the group's coordinator for committed offsets, again until it answers without an error.
+
+    Not by aiokafka's own methods: they overlook an error of the whole response (while the coordinator moves or loads)
+    and then report that nothing is committed, on which a worker would start from the oldest record.
+    """
+    admin = AIOKafkaAdminClient(**{k: v for k, v in client.items() if k != "metadata_max_age_ms"})
+    await admin.start()
+    try:
+        while True:
+            try:
+                coordinator = await admin.find_coordinator(group)
+                request = OffsetFetchRequest(group, [(tps[0].topic, [tp.partition for tp in tps])])
+                response = await admin._send_request(request, coordinator)
+                codes = [response.error_code, *(row[3] for _, rows in response.topics for row in rows)]
+                for code in codes:
+                    if code:
+                        raise for_code(code)(f"offsets of group {group}")
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                log.info("the coordinator of group %s is not ready: %r", group, error)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            return {
+                TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata or "")
+                for topic, rows in response.topics
+                for partition, offset, metadata, _ in rows
+                if offset >= 0
+            }
+    finally:
+        await admin.close()
 
 
 async def restore(
