@@ -20,9 +20,11 @@ from typing import Any, Final, cast
 import faust
 from aiokafka import AIOKafkaProducer, TopicPartition
 
+from worker.breaker import Breaker
 from worker.config import ConfigError, Settings
 from worker.connection import client_arguments
 from worker.embedder import Embedder, EmbeddingPool, ModelError, load_embedder
+from worker.errors import explain
 from worker.faust_io import Hooks, KpConsumer, connect, create_app
 from worker.http import HttpServer
 from worker.intake import Intake
@@ -77,6 +79,9 @@ class Worker:
             type(limits)(layout.max_message_bytes, limits.max_steps, limits.max_depth, limits.strict_context),
             settings.event_time,
             settings.latency_budget_seconds,
+            Breaker(settings.dead_letter_breaker_share, settings.dead_letter_breaker_window)
+            if settings.dead_letter_breaker_share
+            else None,
         )
         self.app = create_app(Hooks(settings, self._client, self._intake, self._drain, self._next_offsets))
         topic = self.app.topic(settings.source_topic, key_serializer="raw", value_serializer="raw")
@@ -191,6 +196,8 @@ class Worker:
             self._metrics.forget_partition(partition)
 
         new = [partition for partition in mine if partition not in kept]
+        if mine and mine[-1] >= self._layout.source_partitions:  # the source topic has gained partitions
+            self._layout = await prepare_topics(self._settings, self._client)
         publishers = {partition: self._publisher(partition) for partition in new}
         await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
         positions = await self._positions(new)  # 2
@@ -292,7 +299,7 @@ class Worker:
         )
 
     def _lane_failed(self, partition: int, error: BaseException) -> None:
-        log.error("partition %d: %s: %s", partition, type(error).__name__, error)
+        log.error("partition %d: %s", partition, explain(error))
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -404,7 +411,7 @@ async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) ->
         task.cancel()
     failed.cancel()
     if error is not None:
-        log.error("stopping: %s: %s; what was not committed will be read again", type(error).__name__, error)
+        log.error("stopping: %s; what was not committed will be read again", explain(error))
     else:
         log.info("stopping: finishing what was taken")
     try:

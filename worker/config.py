@@ -100,6 +100,11 @@ class Settings(BaseSettings):
     max_depth: int = Field(64, ge=8, le=256, description="documents nested deeper are dead letters")
     strict_context: bool = Field(False, description="refuse the older @context https://knowledgepulse.dev/schema/v1")
 
+    dead_letter_breaker_share: float = Field(
+        0.0, ge=0, le=1, description="stop when more than this share of the last records were dead letters; 0: never"
+    )
+    dead_letter_breaker_window: int = Field(1000, ge=10, description="how many last records the breaker looks at")
+
     latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
     stuck_seconds: float = Field(60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this")
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz")  # noqa: S104 probes

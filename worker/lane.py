@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from worker.breaker import Breaker
 from worker.changelog import SLACK, encode, slot_key
 from worker.embedder import Embedding, EmbeddingPool, ModelError
 from worker.metrics import Metrics
@@ -51,6 +52,7 @@ class Rules:
     limits: Limits
     event_time: str
     latency_budget_seconds: float
+    breaker: Breaker | None = None
 
 
 class _Pending:
@@ -169,7 +171,10 @@ class Lane:
             return
         try:
             while self._pending and self._pending[0].ready():
-                self._done.append(self._decide(self._pending.popleft()))
+                done = self._decide(self._pending.popleft())
+                if self._rules.breaker is not None:
+                    self._rules.breaker.record(done.scored is None)
+                self._done.append(done)
                 self._work.set()
         except Exception as error:
             self._fail(error)

@@ -9,7 +9,8 @@ and equal keys stay together where the counts agree.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -17,6 +18,8 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.pipeline import DEAD_LETTER, OutputRecord
+
+log = logging.getLogger(__name__)
 
 RETRY_BACKOFF_MS: Final = 20
 """Pause before a retry. The broker needs some ms to finish the last transaction before it takes the next; aiokafka's
@@ -27,6 +30,9 @@ MAX_BATCH_BYTES: Final = 262_144
 
 MAX_REQUEST_BYTES: Final = 64 << 20
 """Upper limit of the client alone; what a topic takes is the broker's to say (max.message.bytes)."""
+
+ABORT_SECONDS: Final = 3.0
+"""How long a failed worker tries to abort before it exits."""
 
 TRUNCATED_HEADER: Final = "kp-error-truncated"
 
@@ -120,6 +126,7 @@ class ExactlyOncePublisher:
         self._source = source
         self._topics = topics
         self._changelog = changelog
+        self._timeout_seconds = timeout_seconds
         timeout_ms = round(timeout_seconds * 1000)
         self._producer = AIOKafkaProducer(
             **producer_arguments(client),
@@ -134,11 +141,27 @@ class ExactlyOncePublisher:
 
     async def publish(self, batch: Batch) -> None:
         """Publish one transaction."""
-        async with self._producer.transaction():  # 1 and, at its end, 4
-            await send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)  # 2
-            await self._producer.send_offsets_to_transaction(  # 3
-                {self._source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}, self._group
-            )
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await while_sending(self._producer, self._transact(batch))
+        except Exception:
+            await self._abort()
+            raise
+
+    async def _transact(self, batch: Batch) -> None:
+        await self._producer.begin_transaction()  # 1
+        await send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)  # 2
+        await self._producer.send_offsets_to_transaction(  # 3
+            {self._source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}, self._group
+        )
+        await self._producer.commit_transaction()  # 4
+
+    async def _abort(self) -> None:
+        """Try to abort, so that readers need not wait for the timeout; the next owner's start aborts too."""
+        try:
+            await asyncio.wait_for(while_sending(self._producer, self._producer.abort_transaction()), ABORT_SECONDS)
+        except Exception as error:
+            log.info("partition %d: the open transaction was not aborted: %r", self._source.partition, error)
 
     async def stop(self) -> None:
         """Disconnect."""
@@ -172,11 +195,29 @@ class AtLeastOncePublisher:
 
     async def publish(self, batch: Batch) -> None:
         """Publish, then commit."""
-        await send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)  # 1
+        sending = send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)
+        await while_sending(self._producer, sending)  # 1
         await self._commit(self._source, batch.next_offset, offset_metadata(batch))  # 2
 
     async def stop(self) -> None:
         """Do nothing: other partitions go on with the producer."""
+
+
+async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, None]) -> None:
+    """Await work that needs the producer's sender task, or raise the error that ended that task.
+
+    aiokafka's sender ends when the producer is fenced, and what waits for acknowledgements then would wait for ever.
+    """
+    task = asyncio.ensure_future(work)
+    sender: asyncio.Task[None] = producer._sender.sender_task
+    try:
+        await asyncio.wait({task, sender}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            cause = None if sender.cancelled() else sender.exception()
+            raise PublishError(f"the producer ended: {cause!r}") from cause
+        task.result()
+    finally:
+        task.cancel()
 
 
 async def send_all(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
@@ -86,6 +86,13 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> Non
     ):
         if name not in found:
             await _create(admin, settings, name, source, config)
+    if found.get(settings.changelog, source) < source:  # the source topic has gained partitions
+        await admin.create_partitions({settings.changelog: NewPartitions(source)})
+        log.info("topic %s now has %d partitions, as many as the source", settings.changelog, source)
+        for _ in range(100):
+            if (await _partitions(admin, settings))[settings.changelog] >= source:
+                break
+            await asyncio.sleep(0.1)
 
 
 async def _create(
