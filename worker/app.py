@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 YIELD_SECONDS: Final = 0.002
 """Longest stretch of admitting records before other tasks (heartbeats, HTTP, commits) get their turn."""
 
+LEAVE_SECONDS: Final = 5.0
+"""After a failure, how long the worker tries to leave its group and close its connections before it just exits."""
+
 GAUGE_SECONDS: Final = 1.0
 """How often lag, cache size and stream time are brought up to date."""
 
@@ -415,8 +418,10 @@ async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) ->
     else:
         log.info("stopping: finishing what was taken")
     try:
-        await asyncio.wait_for(worker.stop(), settings.shutdown_timeout_seconds)
+        await asyncio.wait_for(worker.stop(), settings.shutdown_timeout_seconds if error is None else LEAVE_SECONDS)
     except TimeoutError:
+        if error is not None:
+            return 1
         log.error("the drain took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; what was not committed will be read again")
         return 1
     if error is None and worker.failure is None:

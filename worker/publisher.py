@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.pipeline import DEAD_LETTER, OutputRecord
@@ -128,11 +129,13 @@ class ExactlyOncePublisher:
         self._changelog = changelog
         self._timeout_seconds = timeout_seconds
         timeout_ms = round(timeout_seconds * 1000)
-        self._producer = AIOKafkaProducer(
-            **producer_arguments(client),
-            transactional_id=f"{group}-{source.partition}",
-            transaction_timeout_ms=timeout_ms,
-            request_timeout_ms=timeout_ms,
+        self._producer = survive_lost_coordinator(
+            AIOKafkaProducer(
+                **producer_arguments(client),
+                transactional_id=f"{group}-{source.partition}",
+                transaction_timeout_ms=timeout_ms,
+                request_timeout_ms=timeout_ms,
+            )
         )
 
     async def start(self) -> None:
@@ -201,6 +204,25 @@ class AtLeastOncePublisher:
 
     async def stop(self) -> None:
         """Do nothing: other partitions go on with the producer."""
+
+
+def survive_lost_coordinator(producer: AIOKafkaProducer) -> AIOKafkaProducer:
+    """Make the producer look for its coordinator again when a connection closes under the question.
+
+    aiokafka does so when a broker is not ready yet, but lets a connection that closes at this moment end its sender:
+    one in two broker restarts would end the worker.
+    """
+    client = producer.client
+    lookup = client.coordinator_lookup
+
+    async def coordinator_lookup(kind: int, key: str) -> int:
+        try:
+            return int(await lookup(kind, key))
+        except KafkaConnectionError as error:
+            raise NodeNotReadyError(str(error)) from error
+
+    client.coordinator_lookup = coordinator_lookup
+    return producer
 
 
 async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, None]) -> None:
