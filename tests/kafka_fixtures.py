@@ -207,13 +207,20 @@ def _free_port() -> int:
 
 
 class WorkerProcess:
-    """Run `python -m worker` with the given KP_* settings; no KP_* of this process is passed on.
+    """Run `python -m worker` (or another module) with the given KP_* settings; no KP_* of this process is passed on.
 
     Starts at once. KP_HTTP_PORT is a free port unless given. close() (also the end of `with`, and the
     `workers` fixture) kills the process, by its own pid only.
     """
 
-    def __init__(self, env: Mapping[str, str], args: Sequence[str] = ("run",), *, log_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        args: Sequence[str] = ("run",),
+        *,
+        log_path: Path | None = None,
+        module: str = "worker",
+    ) -> None:
         if log_path is None:
             handle, name = tempfile.mkstemp(prefix="kp-worker-", suffix=".log")
             os.close(handle)
@@ -223,7 +230,7 @@ class WorkerProcess:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
         with log_path.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "worker", *args],
+                [sys.executable, "-m", module, *args],
                 env={**inherited, "PYTHONUNBUFFERED": "1", **env, "KP_HTTP_PORT": str(self.http_port)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

