@@ -243,10 +243,10 @@ class Fleet:
         with self._lock:
             return [slot for slot in self._slots.values() if slot.wanted and not slot.frozen]
 
-    def add(self) -> Slot:
-        """Start a worker."""
+    def add(self, **extra: str) -> Slot:
+        """Start a worker; `extra` settings do not hold for its restarts."""
         with self._lock:
-            slot = Slot(self._count, self._start(self._count), time.monotonic())
+            slot = Slot(self._count, self._start(self._count, extra), time.monotonic())
             self._slots[self._count] = slot
             self._count += 1
             return slot
@@ -288,8 +288,8 @@ class Fleet:
         texts = [(path.name, path.read_text(errors="replace").splitlines()) for path in sorted(self.logs.glob("*.log"))]
         return "\n".join(f"--- {name}\n" + "\n".join(text[-lines:]) for name, text in texts)
 
-    def _start(self, number: int) -> WorkerProcess:
-        return WorkerProcess(self.env, log_path=self.logs / f"worker-{number}.log", module=self.module)
+    def _start(self, number: int, extra: Mapping[str, str]) -> WorkerProcess:
+        return WorkerProcess({**self.env, **extra}, log_path=self.logs / f"worker-{number}.log", module=self.module)
 
     def _supervise(self) -> None:
         while not self._closing.wait(0.1):
@@ -301,7 +301,7 @@ class Fleet:
                     self.exits.append(Exit(slot.number, code, time.monotonic() - slot.since, code in slot.expected))
                     if slot.wanted:
                         slot.expected.clear()
-                        slot.process = self._start(slot.number)
+                        slot.process = self._start(slot.number, {})
                         slot.since = time.monotonic()
                         slot.frozen = False
                     else:

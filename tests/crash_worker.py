@@ -5,7 +5,8 @@ below the publishers. Everything between them is the product's own code. Setting
 
 - TEST_EMBED_MS: sleep of each embedding, to imitate a model's load; TEST_REAL_MODEL=1: the configured model instead.
 - TEST_CRASH_AT=step:count:how: crash when `step` (see STEPS) is passed for the count-th time. `kill` is SIGKILL to
-  itself; `raise` is an exception out of the product's call, as a failing broker gives.
+  itself; `raise` is an exception out of the product's call, as a failing broker gives; `freeze` is SIGSTOP, and what
+  follows is up to whoever sends SIGCONT.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ FAMILIES: Final = 12
 """Texts of one family are similar to each other, more or less, so that novelty takes all values from 0 to 1."""
 
 STEPS: Final = (
+    "starting",  # the assignment is here, the producer is not connected (its predecessor not fenced) yet
     "started",  # the producer is connected (and has fenced its predecessor), nothing is read yet
     "restored",  # the changelog is read, no record flows yet
     "embed",  # a trace is in the embedder (kill only: an exception there is a dead letter by design)
@@ -61,7 +63,7 @@ class _Plan:
     def __init__(self, text: str) -> None:
         self.step, _, rest = text.partition(":")
         count, _, self.how = rest.partition(":")
-        if text and (self.step not in STEPS or self.how not in ("kill", "raise")):
+        if text and (self.step not in STEPS or self.how not in ("kill", "raise", "freeze")):
             raise SystemExit(f"TEST_CRASH_AT={text!r} is wrong")
         self.left = int(count or 0)
 
@@ -72,14 +74,16 @@ class _Plan:
         self.left -= 1
         return self.left == 0
 
-    def crash(self) -> NoReturn:
-        """Die, or raise."""
+    def crash(self) -> None:
+        """Die, raise, or freeze and go on."""
         sys.stderr.write(f"TEST crash at {self.step} by {self.how}\n")
         sys.stderr.flush()
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
-        raise CrashError(self.step)
+        if self.how == "raise":
+            raise CrashError(self.step)
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     def passing(self, step: str) -> None:
         """Crash here if it is time to."""
@@ -124,6 +128,7 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
 
     async def start(self) -> None:
         """Connect."""
+        PLAN.passing("starting")
         await super().start()
         PLAN.passing("started")
 
@@ -152,9 +157,14 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
         if PLAN.is_next("committing"):
             commit = asyncio.create_task(super().commit_transaction())
             await asyncio.sleep(0.002)
-            commit.cancel()
-            PLAN.crash()
-        await super().commit_transaction()
+            try:
+                PLAN.crash()
+            except CrashError:
+                commit.cancel()
+                raise
+            await commit
+        else:
+            await super().commit_transaction()
         PLAN.passing("after_commit")
 
 

@@ -66,7 +66,7 @@ def test_at_least_once_loses_nothing_and_repeats_byte_for_byte(kafka: EmbeddedKa
         fleet.add()
         load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), 5000, 250)
         load.start()
-        Chaos(kafka, fleet, seed).run(shuffled(seed, sigkill=5, join=1))
+        Chaos(kafka, fleet, seed).run(shuffled(seed, sigkill=5, join=1, zombie=1))
         report = finish(kafka, fleet, load)
     assert not report.problems(at_least_once=True)
 

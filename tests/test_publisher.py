@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.structs import OffsetAndMetadata
 
 from worker import publisher as publisher_module
@@ -48,8 +49,16 @@ class FakeProducer:
         self.waiting: list[asyncio.Future[None]] = []
         self.at_once = True
         self.errors: dict[str, Exception] = {}
-        # What the publisher watches: the task that sends, which ends when the producer is fenced.
+        # What the publisher looks at: the task that sends, which ends when the producer is fenced; the error that
+        # aiokafka keeps for the end of the transaction; the client's look-up of the coordinator.
         self._sender = SimpleNamespace(sender_task=asyncio.get_running_loop().create_future())
+        self.transaction_end = asyncio.get_running_loop().create_future()
+        self._txn_manager = SimpleNamespace(wait_for_transaction_end=lambda: self.transaction_end)
+        self.client = SimpleNamespace(coordinator_lookup=self._look_up)
+
+    async def _look_up(self, kind: int, key: str) -> int:
+        self._fail("look-up")
+        return 3
 
     def _fail(self, step: str) -> None:
         if step in self.errors:
@@ -167,6 +176,25 @@ async def test_an_abort_that_fails_hides_nothing(exactly_once: Pair) -> None:
     producer.errors = {"commit": OSError("first"), "abort": OSError("second")}
     with pytest.raises(OSError, match="first"):
         await publisher.publish(BATCH)
+
+
+async def test_the_error_of_the_transaction_is_told_and_not_what_followed_from_it(exactly_once: Pair) -> None:
+    publisher, producer = exactly_once
+    producer.errors["traces.accepted"] = OSError("the transaction failed")
+    producer.transaction_end.set_exception(PermissionError("no ACL"))
+    with pytest.raises(PublishError, match="no ACL") as caught:
+        await publisher.publish(BATCH)
+    assert isinstance(caught.value.__cause__, PermissionError)
+    assert producer.steps()[-1] == "abort"
+
+
+async def test_a_connection_that_closes_under_the_look_up_of_the_coordinator_is_tried_again(exactly_once: Pair) -> None:
+    """aiokafka tries again after NodeNotReadyError alone."""
+    look_up = exactly_once[1].client.coordinator_lookup
+    assert await look_up(1, "group-5") == 3
+    exactly_once[1].errors["look-up"] = KafkaConnectionError("closed")
+    with pytest.raises(NodeNotReadyError, match="closed"):
+        await look_up(1, "group-5")
 
 
 async def test_a_fenced_producer_ends_the_publish_at_once(exactly_once: Pair) -> None:

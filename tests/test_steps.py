@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import chaos, oracle
-from tests.chaos import settings, traces, wait_settled
+from tests.chaos import Fleet, settings, traces, wait_settled, wait_until
 from tests.crash_worker import STEPS, hash_vector
 from tests.kafka_fixtures import WorkerProcess, create_topics, produce
 from worker.embedded_kafka import EmbeddedKafka
@@ -22,7 +22,7 @@ LEG = 160
 """Records produced before each worker starts: enough for several transactions on each partition."""
 
 TRANSACTIONAL = ("before_begin", "after_begin", "after_offsets", "committing")
-MOST = {"started": 1, "restored": 1, "embed": LEG, "mid_sends": LEG}
+MOST = {"starting": 1, "started": 1, "restored": 1, "embed": LEG, "mid_sends": LEG}
 """How often a worker certainly passes a step in one leg; 6 for the steps of a publication."""
 
 
@@ -69,3 +69,42 @@ def test_at_least_once_survives_a_crash_at_each_step(kafka: EmbeddedKafka, tmp_p
     report = relay(kafka, tmp_path, seed, steps, how, "at_least_once")
     assert report.source == LEG * (len(steps) + 1)
     assert report.duplicates > 0, "no crash hit between the outputs and the offset"
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_a_worker_that_was_frozen_at_each_step_does_no_harm_when_it_wakes(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, delivery: str
+) -> None:
+    once = delivery == "exactly_once"
+    steps = [step for step in STEPS if once or step not in TRANSACTIONAL]
+    env = settings(kafka.bootstrap_servers, KP_DELIVERY=delivery, KP_SESSION_TIMEOUT_SECONDS="2", TEST_EMBED_MS="1")
+    create_topics(kafka.bootstrap_servers, chaos.topics(env, PARTITIONS))
+    rng = random.Random(seed)
+    records = traces(seed, PARTITIONS)
+    ends: dict[int, int] = {}
+
+    def leg() -> None:
+        for partition, offset in produce(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], islice(records, LEG)):
+            ends[partition] = max(offset + 1, ends.get(partition, 0))
+
+    for step in steps:
+        plan = f"{step}:{rng.randint(1, MOST.get(step, 6))}:freeze"
+        logs = tmp_path / step
+        logs.mkdir()
+        leg()
+        with Fleet(env, logs) as fleet:
+            zombie = fleet.add(TEST_CRASH_AT=plan)
+            process = zombie.process
+            assert wait_until(lambda: f"crash at {step}" in process.log(), 90), plan  # noqa: B023 called at once
+            leg()
+            fleet.add()
+            assert wait_settled(kafka.bootstrap_servers, env, ends, 120), f"{plan}\n{fleet.tails()}"
+            process.cont()
+            leg()
+            assert wait_settled(kafka.bootstrap_servers, env, ends, 120), f"{plan}\n{fleet.tails()}"
+            wait_until(lambda: all(map(chaos.ready, fleet.running())), 60)  # noqa: B023
+            assert set(fleet.stop_all()) == {0}, f"{plan}\n{fleet.tails()}"
+            print(f"{plan}: the others' ends: {[event for event in fleet.exits if event.code]}")
+        report = oracle.check(kafka.bootstrap_servers, env, hash_vector)
+        print(report)
+        assert not report.problems(at_least_once=not once), f"{plan}\n{fleet.tails()}"

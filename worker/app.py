@@ -120,13 +120,13 @@ class Worker:
     async def _admit_waiting(self) -> None:
         """Admit records, one partition after the other, until none waits."""
         turn_ends = time.perf_counter() + YIELD_SECONDS
-        while len(self._intake):
+        while self._intake:
             if self._pool is not None:
                 await self._slots.acquire()
             record = self._intake.next(self._accepts)
             if record is None:
                 self._release_slot()
-                if len(self._intake):  # all lanes with waiting records are full: one must commit first
+                if self._intake:  # all lanes with waiting records are full: one must commit first
                     self._room.clear()
                     await self._room.wait()
                 continue

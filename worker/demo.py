@@ -651,7 +651,7 @@ class _Listener(logging.Handler):
     def __init__(self, console: Console, say: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
         self._say = say if console.is_terminal else lambda text: console.print(text, soft_wrap=True)
-        self._log = logging.getLogger("worker.embedded_kafka")
+        self._log = logging.getLogger("worker")
 
     def __enter__(self) -> None:
         self._log.setLevel(logging.INFO)

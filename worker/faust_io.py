@@ -158,7 +158,7 @@ class KpConsumer(driver.Consumer):
             future = asyncio.run_coroutine_threadsafe(self._thread.fetch(source), self._thread.thread_loop)
             records = await asyncio.wrap_future(future)
             if records and self.flow_active and self.app.consumer_generation_id == generation:
-                idle = not len(self.hooks.intake)
+                idle = not self.hooks.intake
                 self.hooks.intake.add(tp.partition, records)
                 if idle:  # otherwise the agent is at work and sees them by itself
                     await self.callback(_wake_up(tp, records[0].offset, generation))

@@ -40,9 +40,14 @@ class Intake:
 
     def __init__(self) -> None:
         self._queues: dict[int, _Queue] = {}
-        self._turns: deque[int] = deque()
+        self._turns: deque[int] = deque()  # the partitions with waiting records
+
+    def __bool__(self) -> bool:
+        """Whether any record waits."""
+        return bool(self._turns)
 
     def __len__(self) -> int:
+        """Return the number of waiting records."""
         return sum(len(queue.records) for queue in self._queues.values())
 
     def assign(self, partitions: Iterable[int]) -> None:

@@ -9,6 +9,7 @@ offset order, and never for a dead letter.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -237,13 +238,17 @@ def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source
 
 def rfc3339(ms: int) -> str:
     """Write a time (ms since 1970) as RFC 3339 in UTC, with milliseconds; clamped to the years 1..9999."""
+    seconds, milliseconds = divmod(ms, 1000)
+    return f"{_rfc3339_seconds(seconds)}.{milliseconds:03d}Z"
+
+
+@functools.lru_cache(maxsize=1024)  # stream time moves slowly: most traces share their second with the one before
+def _rfc3339_seconds(seconds: int) -> str:
     try:
-        moment = _EPOCH + timedelta(milliseconds=ms)
+        moment = _EPOCH + timedelta(seconds=seconds)
     except OverflowError:
-        moment = datetime.min.replace(tzinfo=UTC) if ms < 0 else datetime.max.replace(tzinfo=UTC)
-    return (
-        moment.strftime("%Y").rjust(4, "0") + moment.strftime("-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
-    )
+        moment = datetime.min if seconds < 0 else datetime.max
+    return moment.replace(microsecond=0, tzinfo=None).isoformat()
 
 
 def scored_record(record: SourceRecord, scored: ScoredTrace, embedder: EmbedderIdentity | None) -> OutputRecord:
