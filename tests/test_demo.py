@@ -19,13 +19,13 @@ import pytest
 from aiokafka.partitioner import DefaultPartitioner
 from rich.console import Console, RenderableType
 
-from worker import InvalidTrace, PartitionScorer, demo, parse_trace
+from worker import InvalidTrace, PartitionScorer, demo, demo_view, parse_trace
 from worker.pipeline import SourceRecord, event_time_ms, scored_record
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES = demo.SAMPLES.read_bytes().splitlines()
 DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
-FIRST, RETOLD, LATE = demo.STORY
+FIRST, RETOLD, LATE = demo_view.STORY
 
 
 def shown(part: RenderableType, width: int = 100) -> str:
@@ -83,7 +83,7 @@ def test_samples_are_valid_varied_and_in_order() -> None:
 
 
 def test_the_story_spans_the_ttl_in_one_partition() -> None:
-    told = [document["metadata"] for document in DOCUMENTS if document["id"].startswith(demo.STORY)]
+    told = [document["metadata"] for document in DOCUMENTS if document["id"].startswith(demo_view.STORY)]
     minutes = [int(when["created_at"][11:13]) * 60 + int(when["created_at"][14:16]) for when in told]
     assert len(told) == 3
     assert minutes[1] - minutes[0] < 60 < minutes[2] - minutes[1]
@@ -113,11 +113,11 @@ def test_broken_samples_are_broken_in_different_ways() -> None:
 def test_table_fits_and_shows_every_trace() -> None:
     documents = scored({RETOLD: (full_id(FIRST), 0.9861)})
     for width in (100, 80):
-        lines = [line.rstrip() for line in shown(demo.scores_table(documents, width), width).splitlines()]
+        lines = [line.rstrip() for line in shown(demo_view.scores_table(documents, width), width).splitlines()]
         assert max(map(len, lines)) <= width
         assert not any("…" in line for line in lines)
         assert len(lines) == len(documents) + 2
-    row = next(line for line in shown(demo.scores_table(documents)).splitlines() if line.startswith(RETOLD[9:]))
+    row = next(line for line in shown(demo_view.scores_table(documents)).splitlines() if line.startswith(RETOLD[9:]))
     assert row.split() == [
         RETOLD[9:], "08:40", "finance", "0.87", "0.01", "0.86", "0.93", "0.682", "rejected", FIRST[9:], "0.99",
     ]  # fmt: skip
@@ -125,14 +125,14 @@ def test_table_fits_and_shows_every_trace() -> None:
 
 def test_dead_letters_table_shows_reason_and_path() -> None:
     headers = json.loads((ROOT / "schemas/examples/dead-letter-headers.json").read_text())
-    text = shown(demo.dead_letters_table([headers]))
+    text = shown(demo_view.dead_letters_table([headers]))
     assert "2:1848 invalid_value outcome.confidence 90 is not allowed; give a number from 0 to 1" in text
 
 
 def test_explanation_does_the_arithmetic() -> None:
     documents = scored({RETOLD: (full_id(FIRST), 0.9861)})
     retold = next(document for document in documents if document["id"].startswith(RETOLD))
-    text = str(demo.explanation(retold, documents))
+    text = str(demo_view.explanation(retold, documents))
     products = [float(number) for number in re.findall(r" x .* = ([\d.]+)", text)]
     assert math.isclose(sum(products), retold["scoring"]["score"], abs_tol=2e-4)
     assert "= 0.6817 < 0.75: rejected" in text
@@ -141,27 +141,27 @@ def test_explanation_does_the_arithmetic() -> None:
     assert "(novelty 0.5) it would have got 0.8032" in text
 
 
-@pytest.mark.parametrize("override", sorted(demo.OVERRIDES))
+@pytest.mark.parametrize("override", sorted(demo_view.OVERRIDES))
 def test_explanation_names_overrides_and_a_neutral_novelty(override: str) -> None:
     document = next(document for document in scored(embedder=False) if override in document["scoring"]["overrides"])
-    text = str(demo.explanation(document, []))
-    assert f"override {demo.OVERRIDES[override]}" in text
+    text = str(demo_view.explanation(document, []))
+    assert f"override {demo_view.OVERRIDES[override]}" in text
     assert "no embedder is configured" in text
 
 
 def test_explanation_of_a_nearest_trace_that_is_not_at_hand() -> None:
     document = scored({FIRST: ("kp:trace:elsewhere", 0.2)})[1]
-    assert "Nearest is elsewher, similarity 0.2000: hardly related.\n" in str(demo.explanation(document, []))
+    assert "Nearest is elsewher, similarity 0.2000: hardly related.\n" in str(demo_view.explanation(document, []))
 
 
 def test_story() -> None:
     documents = scored({RETOLD: (full_id(FIRST), 0.9861), LATE: (DOCUMENTS[0]["id"], 0.31)})
-    first, second, third = str(demo.story(documents)).splitlines()
+    first, second, third = str(demo_view.story(documents)).splitlines()
     assert first.endswith("accepted  the cache is still empty")
     assert second.endswith("rejected  told before: similarity 0.99")
     assert third.endswith("accepted  the others have expired: new again")
-    assert demo.story(documents[:5]) is None
-    assert str(demo.story(scored(embedder=False))).count("novelty is neutral") == 3
+    assert demo_view.story(documents[:5]) is None
+    assert str(demo_view.story(scored(embedder=False))).count("novelty is neutral") == 3
 
 
 def test_imbalance_names_what_is_missing_and_what_came_twice() -> None:

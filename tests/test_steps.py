@@ -102,7 +102,7 @@ def test_a_worker_that_was_frozen_at_each_step_does_no_harm_when_it_wakes(
             process.cont()
             leg()
             assert wait_settled(kafka.bootstrap_servers, env, ends, 120), f"{plan}\n{fleet.tails()}"
-            wait_until(lambda: all(map(chaos.ready, fleet.running())), 60)  # noqa: B023
+            wait_until(lambda: all(map(chaos.ready, fleet.running())), 60)
             assert set(fleet.stop_all()) == {0}, f"{plan}\n{fleet.tails()}"
             print(f"{plan}: the others' ends: {[event for event in fleet.exits if event.code]}")
         report = oracle.check(kafka.bootstrap_servers, env, hash_vector)

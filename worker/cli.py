@@ -35,13 +35,19 @@ def cli() -> None:
     """
 
 
+class SettingsError(click.ClickException):
+    """Wrong settings: exit code 2, as for wrong options."""
+
+    exit_code = 2
+
+
 def _settings(**overrides: Any) -> Settings:
     from worker import config
 
     try:
         settings = config.load(**overrides)
     except config.ConfigError as error:
-        raise click.ClickException(str(error)) from None
+        raise SettingsError(str(error)) from None
     for warning in config.unknown_variables():
         click.echo(f"warning: {warning}", err=True)
     return settings

@@ -21,26 +21,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from prometheus_client.parser import text_string_to_metric_families
-from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from worker.config import Settings
+from worker.demo_view import (
+    COLOURS,
+    STORY,
+    Document,
+    dead_letters_table,
+    dead_position,
+    explanation,
+    scores_table,
+    story,
+)
 from worker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka
 from worker.trace import CONTEXT
-
-Document = dict[str, Any]
 
 SOURCE, ACCEPTED, REJECTED, DEAD_LETTER = (
     str(Settings.model_fields[name].default)
@@ -54,26 +59,11 @@ PASSED_ON: Final = (
 )  # fmt: skip
 """Settings worth playing with here; any other of the caller's could aim the worker at real topics."""
 
-STORY: Final = (
-    "kp:trace:7310a055",
-    "kp:trace:7c3a6bc1",
-    "kp:trace:e949175c",
-)
-"""Beginnings of the ids of one incident told three times: first, 39 minutes later, 69 minutes after that."""
-
 READY_SECONDS: Final = 600.0  # a first start may download a model
 STALL_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 30.0
 FIGURES_SECONDS: Final = 0.5  # each look at /metrics takes time from the embedder
 LOG_TAIL_LINES: Final = 15
-
-COLOURS: Final = {"accepted": "green", "rejected": "red"}
-OVERRIDES: Final = {
-    "single_thought": "one thought",
-    "error_recovery_bonus": "recovery +0.1",
-    "low_tool_diversity_penalty": "one tool -0.1",
-}
-COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
 
 
 class DemoError(Exception):
@@ -144,12 +134,12 @@ class Outcome:
 
     def sort(self) -> None:
         """Bring everything into the order of the source topic."""
-        self.scored.sort(key=_position)
-        self.dead.sort(key=_dead_position)
+        self.scored.sort(key=position)
+        self.dead.sort(key=dead_position)
 
     def imbalance(self) -> str | None:
         """Say which records are missing or came out more than once; None when all came out exactly once."""
-        came = Counter([*map(_position, self.scored), *map(_dead_position, self.dead)])
+        came = Counter([*map(position, self.scored), *map(dead_position, self.dead)])
         sent = Counter(self.published)
         if came == sent:
             return None
@@ -158,148 +148,6 @@ class Outcome:
             f"rejected {self.count('rejected')} + dead letters {len(self.dead)} = {len(self)}; "
             f"missing (partition, offset): {sorted(sent - came) or 'none'}, too many: {sorted(came - sent) or 'none'}"
         )
-
-
-def _position(document: Document) -> tuple[int, int]:
-    source = document["scoring"]["source"]
-    return source["partition"], source["offset"]
-
-
-def _dead_position(letter: Mapping[str, str]) -> tuple[int, int]:
-    return int(letter["kp-source-partition"]), int(letter["kp-source-offset"])
-
-
-# --- showing it ---------------------------------------------------------------------------------------------
-
-
-def short(trace_id: str) -> str:
-    """Return the part of a trace id that fits into a table."""
-    return trace_id.removeprefix("kp:trace:")[:8]
-
-
-def _table(*names: str) -> Table:
-    # One blank between columns and no edges: all of it must fit into 100 columns.
-    return Table(*names, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-
-
-def scores_table(documents: Sequence[Document], width: int = 100) -> Table:
-    """Tabulate scored traces, a line between partitions; below 94 columns without the overrides."""
-    table = _table()
-    cells = 12 if width >= 94 else 11
-    for name in ("id", "time", "domain"):
-        table.add_column(name, no_wrap=True)
-    for name in ("C", "N", "D", "O", "score"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("decision", "nearest", "sim.", "overrides")[: cells - 8]:
-        table.add_column(name, no_wrap=True)
-    for document, following in zip(documents, [*documents[1:], None], strict=True):
-        last = following is not None and _position(following)[0] != _position(document)[0]
-        table.add_row(*_row(document)[:cells], end_section=last)
-    return table
-
-
-def _row(document: Document) -> list[RenderableType]:
-    scoring, metadata = document["scoring"], document["metadata"]
-    nearest = scoring["nearest"]
-    decision = Text(scoring["decision"], COLOURS[scoring["decision"]])
-    parts = [Text(f"{scoring['components'][name]:.2f}") for name in COMPONENTS]
-    if scoring["components"]["novelty"] < 0.3:
-        parts[1].stylize("bold yellow")
-    return [
-        short(document["id"]),
-        metadata["created_at"][11:16],
-        Text(metadata["task_domain"][:16]),
-        *parts,
-        Text(f"{scoring['score']:.3f}", "bold"),
-        decision,
-        short(nearest["id"]) if nearest else "-",
-        f"{nearest['similarity']:.2f}" if nearest else "-",
-        ", ".join(OVERRIDES.get(name, name) for name in scoring["overrides"]),
-    ]
-
-
-def dead_letters_table(letters: Sequence[Mapping[str, str]]) -> Table:
-    """Tabulate dead letters by reason, path and message."""
-    table = _table("at", "reason", "path", "message")
-    for letter in letters:
-        place = ":".join(map(str, _dead_position(letter)))
-        reason = Text(letter["kp-error-reason"], "yellow")
-        path = letter["kp-error-path"]
-        table.add_row(place, reason, Text(path or "-"), Text(letter["kp-error-message"].removeprefix(f"{path}: ")))
-    return table
-
-
-def likeness(similarity: float) -> str:
-    """Put a cosine similarity into words."""
-    words = ((0.9, "practically the same text"), (0.7, "the same matter in other words"), (0.4, "a related matter"))
-    return next((text for least, text in words if similarity >= least), "hardly related")
-
-
-def explanation(document: Document, others: Sequence[Document]) -> Text:
-    """Explain one score in full: the arithmetic, the nearest trace, and what novelty changed."""
-    scoring = document["scoring"]
-    weights, parts, score = scoring["weights"], scoring["components"], scoring["score"]
-    text = Text(f'{short(document["id"])}, {scoring["profile"]} profile: "{document["task"]["objective"]}"\n')
-    for name in COMPONENTS:
-        product = parts[name] * weights[name]
-        text.append(f"  {name.replace('_', ' '):<20}{parts[name]:.4f} x {weights[name]:.2f} = {product:.4f}\n")
-    raw = sum(parts[name] * weights[name] for name in COMPONENTS)
-    text.append(f"  {'sum':<29}     = {raw:.4f}\n")
-    for name in scoring["overrides"]:
-        text.append(f"  override {OVERRIDES.get(name, name)}\n")
-    sign = ">=" if scoring["decision"] == "accepted" else "<"
-    text.append(f"  {'score':<29}     = {score:.4f} {sign} {scoring['threshold']:g}: ")
-    text.append(scoring["decision"] + "\n", COLOURS[scoring["decision"]])
-    text.append(_about_nearest(document, others))
-    return text
-
-
-def _about_nearest(document: Document, others: Sequence[Document]) -> str:
-    scoring = document["scoring"]
-    nearest = scoring["nearest"]
-    if nearest is None:
-        why = "no embedder is configured" if scoring["embedder"] is None else "the cache was empty"
-        return f"  Novelty is the neutral 0.5, because {why}."
-    similarity = nearest["similarity"]
-    text = f"  Nearest is {short(nearest['id'])}, similarity {similarity:.4f}: {likeness(similarity)}"
-    known = next((other for other in others if other["id"] == nearest["id"]), None)
-    if known is not None:
-        text += f',\n  "{known["task"]["objective"]}", {_minutes_between(known, document):.0f} minutes earlier'
-    text += f".\n  Novelty = 1 - {similarity:.4f} = {scoring['components']['novelty']:.4f}."
-    if not scoring["overrides"]:
-        neutral = scoring["score"] + (0.5 - scoring["components"]["novelty"]) * scoring["weights"]["novelty"]
-        text += f"\n  With nothing to compare it to (novelty 0.5) it would have got {neutral:.4f}."
-    return text
-
-
-def _minutes_between(first: Document, second: Document) -> float:
-    times = (datetime.fromisoformat(document["metadata"]["created_at"]) for document in (second, first))
-    return (next(times) - next(times)).total_seconds() / 60
-
-
-def story(documents: Sequence[Document]) -> Text | None:
-    """Tell how the same incident, told three times, was scored each time; None when it is not there."""
-    told = [document for document in documents if document["id"].startswith(STORY)]
-    if len(told) != len(STORY):
-        return None
-    text = Text()
-    ids = {document["id"] for document in told}
-    for number, document in enumerate(told):
-        scoring = document["scoring"]
-        text.append(f"  {document['metadata']['created_at'][11:16]}  {short(document['id'])}  ")
-        text.append(f"novelty {scoring['components']['novelty']:.2f}  score {scoring['score']:.3f}  ")
-        text.append(f"{scoring['decision']}  ", COLOURS[scoring["decision"]])
-        text.append(_chapter(scoring, ids, first=number == 0) + "\n")
-    text.right_crop(1)
-    return text
-
-
-def _chapter(scoring: Document, told: set[str], *, first: bool) -> str:
-    if scoring["nearest"] is None:
-        return "no embedder: novelty is neutral" if scoring["embedder"] is None else "the cache is still empty"
-    if scoring["nearest"]["id"] in told:
-        return f"told before: similarity {scoring['nearest']['similarity']:.2f}"
-    return "nothing like it in the cache" if first else "the others have expired: new again"
 
 
 # --- the parts ----------------------------------------------------------------------------------------------
