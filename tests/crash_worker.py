@@ -170,9 +170,10 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
 
 def install() -> None:
     """Put the doubles at their seams."""
-    worker.publisher.AIOKafkaProducer = SteppedProducer  # type: ignore[misc]
-    worker.app.AIOKafkaProducer = SteppedProducer  # type: ignore[misc]
-    worker.app.restore = _then("restored", worker.app.restore)  # type: ignore[assignment]
+    app: Any = worker.app
+    publisher: Any = worker.publisher
+    app.AIOKafkaProducer = publisher.AIOKafkaProducer = SteppedProducer
+    app.restore = _then("restored", app.restore)
     commit_offset = KpConsumer.commit_offset
 
     async def stepped(self: KpConsumer, *args: Any) -> None:  # at least once: the offset is the commit

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.kafka_fixtures import consume_all
 from worker.trace import InvalidTrace, parse_trace
@@ -30,7 +31,7 @@ WEIGHTS: Final[Mapping[str, tuple[float, float, float, float]]] = {  # complexit
 }
 
 Place = tuple[int, int]  # source partition and offset
-Embed = Callable[[str], Sequence[float]]
+Embed = Callable[[str], npt.ArrayLike]
 
 
 @dataclass
@@ -82,16 +83,16 @@ class Verdict:
 
 
 def score(document: Mapping[str, Any], novelty: float) -> float:
-    """The specification's formula."""
+    """Return the score by the specification's formula."""
     steps, metadata = document["steps"], document["metadata"]
     types = [step["type"] for step in steps]
     tools = [step["tool"]["name"] for step in steps if "tool" in step]
     recoveries = types.count("error_recovery")
     complexity = min(1.0, len(set(types)) / 4 * 0.5 + (0.3 if recoveries else 0.0) + len(steps) / 20 * 0.2)
     diversity = min(1.0, len(set(tools)) / max(1, len(steps)) * 3)
-    outcome = document["outcome"]["confidence"] * (1.0 if metadata["success"] else 0.3)
+    outcome = float(document["outcome"]["confidence"]) * (1.0 if metadata["success"] else 0.3)
     weights = WEIGHTS.get(metadata["task_domain"], WEIGHTS["default"])
-    total = sum(w * x for w, x in zip(weights, (complexity, novelty, diversity, outcome), strict=True))
+    total: float = sum(w * x for w, x in zip(weights, (complexity, novelty, diversity, outcome), strict=True))
     if types == ["thought"]:
         total = 0.1
     if recoveries > 2 and metadata["success"]:
@@ -150,7 +151,7 @@ def check(bootstrap: str, env: Mapping[str, str], embed: Embed) -> Report:
 
 def compare(verdicts: Mapping[Place, Verdict], outputs: Mapping[str, Sequence[Any]]) -> Report:
     """Compare every output record with the verdict on its source record."""
-    report = Report(len(verdicts), *(len(outputs[kind]) for kind in ("accepted", "rejected", "dead-letter")))
+    report = Report(len(verdicts), len(outputs["accepted"]), len(outputs["rejected"]), len(outputs["dead-letter"]))
     copies: dict[Place, tuple[str, Any]] = {}
     homes: dict[tuple[str, int], int] = {}  # the output partition of each source partition, for each topic
     latest: dict[tuple[str, int], int] = {}

@@ -41,6 +41,7 @@ from worker.demo_view import (
     dead_letters_table,
     dead_position,
     explanation,
+    position,
     scores_table,
     story,
 )
