@@ -20,6 +20,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	$(BIN)/kp-worker export-model --if-missing
 	@touch $(READY)
 
 demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around)

@@ -77,7 +77,7 @@ def traces(seed: int, partitions: int) -> Iterator[Record]:
     """
     rng = random.Random(seed)
     samples = [json.loads(line) for line in LINES]
-    start = (time.time() - 12 * 3600) * 1000
+    start = (time.time() - 5 * 86400) * 1000  # room for 200,000 traces, and within the default retention
     clocks = [start] * partitions
     paces = [0.2] * partitions  # mean seconds between two traces of a partition
     number = 0

@@ -121,10 +121,10 @@ def judge(records: Sequence[Any], embed: Embed, capacity: int, ttl_ms: int | Non
         )
         text = " ".join([document["task"]["objective"], *(step.get("content", "") for step in document["steps"])])
         vector = np.asarray(embed(text), dtype=np.float64)
+        vector = vector / np.sqrt(vector @ vector)
         cache = entries[record.partition][-capacity:]
         live = [old for time, old in cache if ttl_ms is None or now - time < ttl_ms]
-        cosines = [old @ vector / np.sqrt((old @ old) * (vector @ vector)) for old in live]
-        novelty = 1.0 - float(max(cosines)) if cosines else 0.5
+        novelty = 1.0 - float(max(np.asarray(live) @ vector)) if live else 0.5
         entries[record.partition] = [*cache, (now, vector)]
         value = score(document, novelty)
         verdicts[place] = Verdict(record, "accepted" if value >= 0.75 else "rejected", value, novelty)

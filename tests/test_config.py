@@ -188,7 +188,6 @@ def test_a_wrong_option_is_explained_with_the_option_s_value(env: Environment) -
         load(embedder="magic")
 
 
-@pytest.mark.xfail(strict=True, reason="accepted, and then cache_ttl_ms raises OverflowError")
 def test_an_infinite_ttl_is_refused_or_no_expiry(env: Environment) -> None:
     env(KP_CACHE_TTL_SECONDS="inf")
     try:

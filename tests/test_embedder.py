@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
@@ -25,9 +26,9 @@ from worker.embedder import (
     check_weights,
     embed_or_diagnose,
     find_model,
-    load_embedder,
     weights_sha256,
 )
+from worker.models import load_embedder
 
 
 class SlowEmbedder(TextEmbedder):
@@ -57,7 +58,7 @@ class HandClock:
 @pytest.fixture
 def slow() -> Iterator[tuple[SlowEmbedder, EmbeddingPool, HandClock]]:
     embedder, clock = SlowEmbedder(), HandClock()
-    pool = EmbeddingPool(embedder, clock)
+    pool = EmbeddingPool(embedder, clock=clock)
     yield embedder, pool, clock
     embedder.go_on.set()
     pool.close()
@@ -98,7 +99,7 @@ def test_busy_seconds_tells_how_long_the_running_embedding_takes(slow: Slow) -> 
 
 
 def test_busy_seconds_ends_with_a_failure_too() -> None:
-    pool = EmbeddingPool(TextEmbedder(), HandClock())
+    pool = EmbeddingPool(TextEmbedder(), clock=HandClock())
     assert pool.submit("poison").exception(10) is not None
     assert pool.submit("good").exception(10) is None
     pool.close()
@@ -205,13 +206,13 @@ def test_a_model_that_is_named_is_the_one(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_embedder_is_none() -> None:
-    assert load_embedder("none", "/does/not/matter", 256, 0) is None
+    assert load_embedder("none", "/does/not/matter", 256, 0, "fp32") is None
 
 
 def test_without_the_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ModelError) as caught:
-        load_embedder("sentence-transformers", None, 256, 1)
+        load_embedder("sentence-transformers", None, 256, 1, "fp32")
     assert "sentence-transformers is not installed" in str(caught.value)
     assert INSTALL_HINT in str(caught.value)
 
@@ -256,3 +257,27 @@ def test_a_model_that_is_neither_directory_nor_on_the_hub_is_named(monkeypatch: 
     monkeypatch.setattr(embedder_module, "_download", download)
     with pytest.raises(ModelError, match=r"model '/no/such/model' cannot be loaded: .*KP_MODEL"):
         SentenceTransformersEmbedder("/no/such/model", 256, 1)
+
+
+def test_equal_texts_are_embedded_once_and_a_failure_is_not_remembered() -> None:
+    class Counting(TextEmbedder):
+        calls: ClassVar[list[str]] = []
+
+        def embed(self, text: str) -> Embedding:
+            self.calls.append(text)
+            if text == "bad" and self.calls.count("bad") == 1:
+                raise ValueError("once")
+            return super().embed(text)
+
+    pool = EmbeddingPool(Counting(), remembered=2)
+    first, again = pool.submit("a"), pool.submit("a")
+    assert first.result(5).vector is again.result(5).vector
+    assert pool.hits == 1
+    with pytest.raises(ValueError, match="once"):
+        pool.submit("bad").result(5)
+    assert pool.submit("bad").result(5).vector.shape == (8,)
+    pool.submit("c").result(5)  # the oldest of three is forgotten
+    pool.submit("a").result(5)
+    assert pool.hits == 1
+    assert [text for text in Counting.calls if text == "a"] == ["a", "a"]
+    pool.close()

@@ -203,7 +203,6 @@ def test_settings_come_from_the_environment_and_the_option_wins(run: Run) -> Non
     assert json.loads(result.stdout)["scoring"]["decision"] == "rejected"
 
 
-@pytest.mark.xfail(strict=True, reason="a standard input without a file number ends with 'Error: fileno'")
 def test_standard_input_need_not_be_a_file(run: Run) -> None:
     result = run("-", input=GOOD)
     assert result.exit_code == 0

@@ -23,13 +23,14 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from worker.breaker import Breaker
 from worker.config import ConfigError, Settings
 from worker.connection import client_arguments
-from worker.embedder import Embedder, EmbeddingPool, ModelError, load_embedder
+from worker.embedder import Embedder, EmbeddingPool, ModelError
 from worker.errors import explain
 from worker.faust_io import Hooks, KpConsumer, connect, create_app
 from worker.http import HttpServer
 from worker.intake import Intake
 from worker.lane import Lane, Rules
 from worker.metrics import Metrics, process_registry
+from worker.models import load_configured
 from worker.pipeline import PartitionScorer
 from worker.publisher import (
     AtLeastOncePublisher,
@@ -55,11 +56,6 @@ GAUGE_SECONDS: Final = 1.0
 EmbedderLoader = Callable[[Settings], Embedder | None]
 
 
-def load_configured(settings: Settings) -> Embedder | None:
-    """Load the embedder that the settings name. Blocks for seconds; raises ModelError."""
-    return load_embedder(settings.embedder, settings.model, settings.max_tokens, settings.embed_threads)
-
-
 class Worker:
     """One worker: member of the group, with a lane for each assigned partition."""
 
@@ -68,7 +64,7 @@ class Worker:
         self._layout = layout
         self._metrics = metrics
         self._client = client_arguments(settings)
-        self._pool = None if embedder is None else EmbeddingPool(embedder)
+        self._pool = None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered)
         self._slots = asyncio.Semaphore(settings.embed_in_flight)
         self._intake = Intake()
         self._lanes: dict[int, Lane] = {}
@@ -272,7 +268,12 @@ class Worker:
         if self._shared_producer is None:
             raise RuntimeError("this is a bug: at_least_once without its producer")
         return AtLeastOncePublisher(
-            self._shared_producer, source, self._layout.outputs, changelog, self._consumer.commit_offset
+            self._shared_producer,
+            source,
+            self._layout.outputs,
+            changelog,
+            self._consumer.commit_offset,
+            self._settings.transaction_timeout_seconds,
         )
 
     def _lane(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> Lane:
@@ -336,6 +337,9 @@ class Worker:
                 self._metrics.cache_evictions.labels("expired").inc(cache.expired)
                 self._metrics.cache_evictions.labels("capacity").inc(cache.displaced)
                 cache.expired = cache.displaced = 0
+            if self._pool is not None:
+                self._metrics.remembered.inc(self._pool.hits)
+                self._pool.hits = 0
             await asyncio.sleep(GAUGE_SECONDS)
         self._fail(self.app.crash_reason or RuntimeError("Faust stopped for no stated reason"))
 

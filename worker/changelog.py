@@ -70,7 +70,7 @@ def decode(value: bytes | None) -> Entry:
         raise CorruptEntry("empty value")
     try:
         entry = _decoder.decode(value)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptEntry(f"not a changelog entry: {error}") from error
     if entry.version != VERSION:
         raise CorruptEntry(f"entry version {entry.version}, this worker reads version {VERSION}")

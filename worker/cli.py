@@ -53,6 +53,13 @@ def _settings(**overrides: Any) -> Settings:
     return settings
 
 
+def _size(file: BinaryIO) -> int | None:
+    try:
+        return os.fstat(file.fileno()).st_size if file.seekable() else None
+    except OSError:  # no file behind it
+        return None
+
+
 class _RunCommand(click.Command):
     """Lists the settings at the end of its help: they are the command's real options."""
 
@@ -98,14 +105,15 @@ def score(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from worker.embedder import ModelError, load_embedder
+    from worker.embedder import ModelError
+    from worker.models import load_configured
     from worker.score_file import score_lines
 
     console = Console(stderr=True)
     try:
         with console.status("loading the model"):
-            loaded = load_embedder(settings.embedder, settings.model, settings.max_tokens, settings.embed_threads)
-        size = os.fstat(file.fileno()).st_size if file.seekable() else None
+            loaded = load_configured(settings)
+        size = _size(file)
         with Progress(
             TextColumn("scoring"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
             console=console, transient=True, disable=not console.is_terminal,
@@ -124,6 +132,29 @@ def score(
     )
     for reason, count in sorted(summary.dead_letters.items()):
         click.echo(f"  {count} {reason}", err=True)
+
+
+@cli.command("export-model")
+@click.option("--model", help="Directory or hub name of a sentence-transformers model [all-MiniLM-L6-v2].")
+@click.option("--output", type=click.Path(path_type=Path), help="Directory to write [the user's cache directory].")
+@click.option("--precision", multiple=True, type=click.Choice(["fp32", "bf16", "int8"]), help="May be repeated.")
+@click.option("--if-missing", is_flag=True, help="Do nothing where the default model is exported already.")
+def export_model(model: str | None, output: Path | None, precision: tuple[str, ...], if_missing: bool) -> None:
+    """Make the model directory of the fast runtime, checked against sentence-transformers.
+
+    KP_EMBEDDER=auto finds the default one by itself; for another, set KP_MODEL to the directory.
+    """
+    from worker.embedder import ModelError
+    from worker.export_model import DEFAULT_PRECISIONS
+    from worker.export_model import export_model as export
+    from worker.model_dir import find_exported
+
+    if if_missing and find_exported(None) is not None:
+        return
+    try:
+        click.echo(str(export(model, output, precision or DEFAULT_PRECISIONS)))
+    except (ModelError, OSError) as error:
+        raise click.ClickException(str(error)) from None
 
 
 @cli.command()

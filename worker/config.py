@@ -73,13 +73,18 @@ class Settings(BaseSettings):
         description='JSON: profiles to add or change, {"domain": {"weights": {...}, "threshold": 0.8}}',
     )
 
-    embedder: Literal["auto", "sentence-transformers", "none"] = Field(
-        "auto", description="what computes embeddings; none: novelty is 0.5 for every trace"
+    embedder: Literal["auto", "openvino", "sentence-transformers", "none"] = Field(
+        "auto",
+        description="what computes embeddings; auto: openvino where the model is exported (export-model), else "
+        "sentence-transformers; none: novelty is 0.5 for every trace",
     )
-    precision: Literal["fp32"] = Field("fp32", description="number format of the model")
+    precision: Literal["fp32", "bf16", "int8"] = Field(
+        "fp32", description="number format of an exported model; other than fp32 changes scores a little (README)"
+    )
     model: str | None = Field(
         None,
-        description="directory or hub name of a sentence-transformers model (default: all-MiniLM-L6-v2)",
+        description="exported directory, or directory or hub name of a sentence-transformers model "
+        "(default: all-MiniLM-L6-v2)",
     )
     max_tokens: int = Field(256, ge=8, le=8192, description="tokens of a text that are embedded; the rest is cut")
     embed_threads: int = Field(0, ge=0, le=256, description="threads of one embedding; 0: one for each core")
@@ -87,9 +92,13 @@ class Settings(BaseSettings):
         2, ge=1, le=64, description="traces that may be in the embedder at once; more raises latency, not throughput"
     )
 
+    embed_remembered: int = Field(
+        1024, ge=0, le=1_000_000, description="last texts whose embedding is kept, so that equal ones are embedded once"
+    )
+
     cache_max_elements: int = Field(1000, ge=1, le=1_000_000, description="entries of each partition's novelty cache")
     cache_ttl_seconds: float | None = Field(
-        3600.0, gt=0, description="life of an entry in stream time; `none`: entries do not expire"
+        3600.0, gt=0, allow_inf_nan=False, description="life of an entry in stream time; `none`: entries do not expire"
     )
     event_time: Literal["created_at", "record"] = Field(
         "created_at", description="a trace's event time: its created_at (never later than the record's) or the record's"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -61,13 +62,6 @@ class Embedder(Protocol):
     def embed(self, text: str) -> Embedding:
         """Embed one text. Any exception means that this text could not be embedded."""
         ...
-
-
-def load_embedder(kind: str, model: str | None, max_tokens: int, threads: int) -> Embedder | None:
-    """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError."""
-    if kind == "none":
-        return None
-    return SentenceTransformersEmbedder(model, max_tokens, threads)
 
 
 def find_model(model: str | None) -> str:
@@ -145,7 +139,7 @@ class SentenceTransformersEmbedder:
         return Embedding(_finite(np.asarray(vector, dtype=np.float32)), self._count(text) > self._limit)
 
     def _count(self, text: str) -> int:
-        if len(text) <= self._limit - 2:  # a token is at least one character; two tokens are special
+        if len(text.encode()) <= self._limit - 2:  # a token is at least one byte; two tokens are special
             return 0
         return len(self._model.tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])
 
@@ -164,17 +158,21 @@ def _finite(vector: Vector) -> Vector:
 
 
 class EmbeddingPool:
-    """Embeds off the event loop, one text after the other, in the order of `submit`.
+    """Embeds off the event loop, one text after the other, in the order of `submit`; equal texts once.
 
     One thread: the model itself spreads over the cores, which gives the throughput of several sessions at a fraction
-    of their latency. `oldest_started` lets a watchdog see a model that hangs.
+    of their latency. Fleets resend and retry, so the last `remembered` texts are known by their hash; the vector is the
+    one that the model gave, bit for bit.
     """
 
-    def __init__(self, embedder: Embedder, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, embedder: Embedder, remembered: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._embedder = embedder
+        self._remembered = remembered
+        self._known: OrderedDict[bytes, Future[Embedding]] = OrderedDict()
         self._clock = clock
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="embed")
         self._started: float | None = None
+        self.hits = 0
 
     @property
     def identity(self) -> EmbedderIdentity:
@@ -182,8 +180,22 @@ class EmbeddingPool:
         return self._embedder.identity
 
     def submit(self, text: str) -> Future[Embedding]:
-        """Queue a text. The future fails with the embedder's exception, or with ModelError if the model is broken."""
-        return self._executor.submit(self._embed, text)
+        """Queue a text. The future fails with the embedder's exception, or with ModelError if the model is broken.
+
+        Call it from one thread. The future may be done already, and may be shared by equal texts.
+        """
+        if not self._remembered:
+            return self._executor.submit(self._embed, text)
+        key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        future = self._known.get(key)
+        if future is not None and not future.cancelled() and not (future.done() and future.exception() is not None):
+            self._known.move_to_end(key)
+            self.hits += 1
+            return future
+        future = self._known[key] = self._executor.submit(self._embed, text)
+        if len(self._known) > self._remembered:
+            self._known.popitem(last=False)
+        return future
 
     def busy_seconds(self) -> float:
         """How long the embedding that is being computed has taken so far, s; 0.0 when idle."""

@@ -187,6 +187,9 @@ class Lane:
         """Give the partition up: what is not committed is dropped, an open transaction is aborted."""
         self.failed = True
         self._idle.set()
+        for pending in self._pending:
+            if pending.embedding is not None:  # nobody will ask for its exception any more
+                pending.embedding.add_done_callback(lambda future: future.cancelled() or future.exception())
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -53,6 +53,10 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record as one line, tracebacks included."""
+        return super().format(record).replace("\n", " | ")
+
 
 class JsonFormatter(logging.Formatter):
     """The same as one JSON object a line: time, level, logger, message, and exception where there is one."""

@@ -143,6 +143,9 @@ class Metrics:
             "Texts longer than KP_MAX_TOKENS, embedded without their end.",
             registry=registry,
         )
+        self.remembered = Counter(
+            "kp_embedding_hits_total", "Texts whose embedding was remembered, so not computed again.", registry=registry
+        )
         self.cache_entries = Gauge(
             "kp_cache_entries", "Live entries of the novelty cache.", ["partition"], registry=registry
         )

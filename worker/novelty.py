@@ -38,15 +38,20 @@ def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
 
     Raises ValueError for another shape, or for values that are not finite.
     """
-    array = np.asarray(vector, dtype=np.float32)
-    if array.shape != (dimensions,):
-        raise ValueError(f"expected a vector of {dimensions} dimensions, got shape {array.shape}")
-    wide = array.astype(np.float64)
-    length = math.sqrt(float(wide @ wide))  # float64: the square of a large float32 does not overflow
-    if not math.isfinite(length):
+    wide = np.asarray(vector, dtype=np.float64)
+    if wide.shape != (dimensions,):
+        raise ValueError(f"expected a vector of {dimensions} dimensions, got shape {wide.shape}")
+    largest = float(np.abs(wide).max())
+    if not math.isfinite(largest):
         raise ValueError("the vector holds values that are not finite (NaN or infinity)")
+    if not 1e-100 < largest < 1e100 and largest:  # beyond float32: the squares would overflow, or vanish
+        wide = wide / largest
+    length = math.sqrt(float(wide @ wide))
     if length == 0.0 or abs(length - 1.0) <= UNIT_TOLERANCE:
-        return array
+        array = wide.astype(np.float32)
+        again = array.astype(np.float64)
+        if length == 0.0 or abs(math.sqrt(float(again @ again)) - 1.0) <= UNIT_TOLERANCE:
+            return array
     return (wide / length).astype(np.float32)
 
 
@@ -64,8 +69,11 @@ class VectorCache:
         self.max_elements = max_elements
         self.dimensions = dimensions
         self.ttl_ms = ttl_ms
-        self._vectors = np.zeros((max_elements, dimensions), dtype=np.float32)
-        self._similarities = np.zeros(max_elements, dtype=np.float32)
+        # BLAS computes the rows after the last multiple of 4 by another kernel, a bit differently: with whole blocks
+        # of 8, equal vectors have equal similarity in any row.
+        rows = -(-max_elements // 8) * 8
+        self._vectors = np.zeros((rows, dimensions), dtype=np.float32)
+        self._similarities = np.zeros(rows, dtype=np.float32)
         self._times = [0] * max_elements
         self._ids = [""] * max_elements
         self.clear()
@@ -127,13 +135,13 @@ class VectorCache:
         """Do `nearest` at the time that holds, for a vector that `unit` made."""
         if self._oldest == self._next:
             return None
-        used = min(self._next, self.max_elements)
+        used = -(-min(self._next, self.max_elements) // 8) * 8
         similarities = np.dot(self._vectors[:used], query, out=self._similarities[:used])
         first, end = self._oldest % self.max_elements, self._next % self.max_elements
         if first < end:
             row = first + int(similarities[first:end].argmax())
         else:  # the live range wraps: the older part stands behind the younger one
-            row = first + int(similarities[first:].argmax())
+            row = first + int(similarities[first : self.max_elements].argmax())
             if end > 0:
                 younger = int(similarities[:end].argmax())
                 if similarities[younger] > similarities[row]:

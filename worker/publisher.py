@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -85,10 +86,8 @@ def offset_metadata(batch: Batch) -> str:
 
 def stream_time_from(metadata: str) -> int | None:
     """Read the stream time (ms) from committed metadata; None for metadata that is not ours."""
-    head, _, tail = metadata.partition(":")
-    if head != "kp1" or not tail.lstrip("-").isdigit():
-        return None
-    return int(tail)
+    found = re.fullmatch(r"kp1:(-?[0-9]{1,18})", metadata)
+    return None if found is None else int(found[1])
 
 
 def producer_arguments(client: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +194,9 @@ class AtLeastOncePublisher:
         topics: Mapping[str, OutputTopic],
         changelog: str,
         commit: Callable[[TopicPartition, int, str], Awaitable[None]],
+        timeout_seconds: float,
     ) -> None:
+        self._timeout_seconds = timeout_seconds
         self._producer = producer
         self._source = source
         self._topics = topics
@@ -208,8 +209,9 @@ class AtLeastOncePublisher:
     async def publish(self, batch: Batch) -> None:
         """Publish, then commit."""
         sending = send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)
-        await while_sending(self._producer, sending)  # 1
-        await self._commit(self._source, batch.next_offset, offset_metadata(batch))  # 2
+        async with asyncio.timeout(self._timeout_seconds):
+            await while_sending(self._producer, sending)  # 1
+            await self._commit(self._source, batch.next_offset, offset_metadata(batch))  # 2
 
     async def stop(self) -> None:
         """Do nothing: other partitions go on with the producer."""
@@ -290,7 +292,7 @@ def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
 
     The whole record is still on the source topic, at the offset in the headers. Refusing it would stop the partition.
     """
-    overhead = 512 + len(record.key or b"") + sum(len(name) + len(value) + 12 for name, value in record.headers)
+    overhead = 512 + len(record.key or b"") + sum(len(name) + len(value or b"") + 12 for name, value in record.headers)
     size = len(record.value or b"")
     if size + overhead <= limit:
         return record

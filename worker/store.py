@@ -185,6 +185,10 @@ def _take(restored: Restored, records: Sequence[Any], committed: int, model: str
             restored.skipped["other_model"] += 1
             restored.skipped[f"model {entry.model}"] += 1
         elif entry.source_offset < committed:
+            # The log is in the order of writing: what stands before a lower sequence is of an older pass over the
+            # source (its offset was reset), and is not in the cache any more.
+            while restored.entries and restored.entries[-1].sequence >= entry.sequence:
+                restored.entries.pop()
             restored.entries.append(entry)
         else:
             restored.replay[entry.source_offset] = entry.array()

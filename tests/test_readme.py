@@ -1,0 +1,24 @@
+"""The README's table of settings is the code's."""
+
+from pathlib import Path
+
+from worker.config import describe
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def table() -> str:
+    rows = ["| variable | default | meaning |", "|---|---|---|"]
+    for name, default, meaning in describe():
+        shown = f"`{default}`" if default else ""
+        rows.append(f"| `{name}` | {shown} | {meaning.replace('|', '/')} |")
+    return "\n".join(rows)
+
+
+def test_the_table_of_settings_is_true() -> None:
+    text = README.read_text("utf-8")
+    assert table() in text, "python -m tests.test_readme prints the table as it should be"
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,39 @@
+"""Which embedder the settings name. Lives here: the choice alone; the embedders are their own modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worker.config import Settings
+from worker.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError, SentenceTransformersEmbedder
+from worker.model_dir import default_directory, find_exported
+from worker.openvino_embedder import OpenVinoEmbedder
+
+
+def load_configured(settings: Settings) -> Embedder | None:
+    """Load the embedder of these settings; see `load_embedder`."""
+    return load_embedder(
+        settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision
+    )
+
+
+def load_embedder(kind: str, model: str | None, max_tokens: int, threads: int, precision: str) -> Embedder | None:
+    """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
+
+    `auto` takes the exported model (`kp-worker export-model`) where there is one for KP_MODEL, else
+    sentence-transformers. In fp32 both give the same scores to 1e-6.
+    """
+    if kind == "none":
+        return None
+    if kind in ("auto", "openvino"):
+        directory = find_exported(model)
+        if directory is None and kind == "openvino":
+            directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
+        if directory is not None:
+            return OpenVinoEmbedder(directory, max_tokens, threads, precision)
+    if precision != "fp32":
+        raise ModelError(
+            f"KP_PRECISION={precision} needs an exported model: run kp-worker export-model --precision {precision}, "
+            "or set KP_PRECISION=fp32"
+        )
+    return SentenceTransformersEmbedder(model, max_tokens, threads)

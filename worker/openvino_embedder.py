@@ -1,0 +1,138 @@
+"""The fast embedder: OpenVINO on CPU, from a directory that `kp-worker export-model` wrote.
+
+Lives here: loading the exported graph, the runtime's settings, and which CPUs a precision is offered on. Needs only
+openvino, tokenizers and numpy. Must not live here: torch, transformers, Kafka, the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from worker.embedder import PROBE_TEXT, Embedding, ModelError
+from worker.model_dir import Manifest, checked_path, read_manifest
+from worker.novelty import Vector
+from worker.pipeline import EmbedderIdentity
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+RUNTIME: Final = "openvino"
+
+PRECISIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "fp32": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"},
+    "bf16": {"INFERENCE_PRECISION_HINT": "bf16", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"},
+    "int8": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "128"},
+}
+"""Runtime settings of each precision. Without the hint OpenVINO takes bf16 wherever the CPU has it, silently. Groups of
+128 activations share a scale: 64 is 5 % slower, 384 loses twice as much (cosine .9979 against .9990), 768 is slow."""
+
+CPU_FLAGS: Final[Mapping[str, frozenset[str]]] = {
+    "fp32": frozenset(),
+    "bf16": frozenset({"avx512_bf16", "amx_bf16"}),
+    "int8": frozenset({"avx512_vnni"}),
+}
+"""A precision is offered where the CPU has one of these flags, all of them measured. OpenVINO says BF16 also where it
+only emulates it, over ten times slower than fp32 (oneDNN held to AVX512_CORE_VNNI), so its word does not count."""
+
+INSTALL_HINT: Final = "install the fast extra (pip install 'kp-worker[fast]'), or set KP_EMBEDDER=sentence-transformers"
+
+
+class OpenVinoEmbedder:
+    """An exported model on CPU. `embed` is called from one thread at a time.
+
+    `threads` 0: one for each core. Raises ModelError when the directory, the precision or the CPU does not fit.
+    """
+
+    def __init__(self, directory: Path, max_tokens: int, threads: int, precision: str = "fp32") -> None:
+        manifest = read_manifest(directory)
+        _check_request(directory, manifest, max_tokens, precision)
+        paths = [checked_path(directory, file) for file in manifest.precisions[precision].files]
+        tokenizer = checked_path(directory, manifest.tokenizer)
+        openvino, tokenizers = import_runtime()
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer))
+            # tokenizer.json brings a padding and a limit of its own (128 and 128 in all-MiniLM-L6-v2): both are wrong.
+            self._tokenizer.no_padding()
+            self._tokenizer.enable_truncation(max_tokens)
+            self._request = compile_graph(openvino, paths[0], threads, precision).create_infer_request()
+        except Exception as error:
+            raise ModelError(f"the exported model {directory} cannot be loaded: {error}") from error
+        self.identity = EmbedderIdentity(
+            manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision
+        )
+        self.embed(PROBE_TEXT)
+
+    def embed(self, text: str) -> Embedding:
+        """Embed one text, alone and unpadded. Raises ValueError when the model yields values that are not finite."""
+        encoding = self._tokenizer.encode(text)
+        self._request.infer([np.array([encoding.ids], dtype=np.int64)])
+        # A copy: the runtime overwrites its output with the next text's.
+        vector: Vector = np.array(self._request.get_output_tensor(0).data[0], dtype=np.float32)
+        if not np.isfinite(vector).all():
+            raise ValueError("the model returned values that are not finite")
+        return Embedding(vector, bool(encoding.overflowing))
+
+
+def import_runtime() -> tuple[ModuleType, ModuleType]:
+    """Import openvino (without its telemetry) and tokenizers. Raises ModelError when they are not installed."""
+    # Importing openvino sends usage data over the network and writes to ~/intel unless the user opted out. With None
+    # here its own `except ImportError` takes the silent stub. A module that somebody imported before stays.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    try:
+        import openvino
+        import tokenizers
+    except ImportError as error:
+        raise ModelError(f"the fast runtime is not installed ({error}); {INSTALL_HINT}") from error
+    return openvino, tokenizers
+
+
+def compile_graph(openvino: ModuleType, graph: Path, threads: int, precision: str) -> Any:
+    """Compile a graph file for this CPU: 0.2 s; nothing of it is kept on disk, compiled graphs are not portable."""
+    settings = {
+        **PRECISIONS[precision],
+        "INFERENCE_NUM_THREADS": threads or os.cpu_count() or 1,
+        "NUM_STREAMS": 1,  # all threads work on one text: the throughput of several sessions, half the latency
+        "ENABLE_CPU_PINNING": False,  # pinned threads of two workers on one host would share the same cores
+    }
+    return openvino.Core().compile_model(str(graph), "CPU", settings)
+
+
+def runs_here(precision: str) -> bool:
+    """Tell whether this CPU is one on which the precision is offered (CPU_FLAGS)."""
+    wanted = CPU_FLAGS[precision]
+    return not wanted or bool(wanted & cpu_flags())
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the CPU's flags as Linux lists them on x86; empty elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+def _check_request(directory: Path, manifest: Manifest, max_tokens: int, precision: str) -> None:
+    if manifest.runtime != RUNTIME:
+        raise ModelError(f"{directory} was exported for {manifest.runtime}, not for {RUNTIME}")
+    if precision not in PRECISIONS or precision not in manifest.precisions:
+        raise ModelError(
+            f"{directory} holds no {precision} graph, only {', '.join(sorted(manifest.precisions))}; "
+            f"set KP_PRECISION to one of them, or run: kp-worker export-model --precision {precision}"
+        )
+    if not runs_here(precision):
+        raise ModelError(
+            f"KP_PRECISION={precision} is offered on Linux on CPUs with {' or '.join(sorted(CPU_FLAGS[precision]))}; "
+            "this one has none of them, there it is slower than fp32 or was never measured: set KP_PRECISION=fp32"
+        )
+    if max_tokens > manifest.max_tokens:
+        raise ModelError(
+            f"KP_MAX_TOKENS={max_tokens} is more than the {manifest.max_tokens} tokens that {manifest.name} can read"
+        )
