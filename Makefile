@@ -41,6 +41,9 @@ fuzz: $(READY) ## A million mutated documents through the parser
 soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), compare with an independent oracle
 	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30}
 
+bench: $(READY) ## Speed against peers, as ratios of one run (peers: pip install 'kp-worker[bench]')
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
 lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
 

@@ -4,6 +4,7 @@ Lives here: test doubles at two seams of the product, the embedder (`worker.app.
 below the publishers. Everything between them is the product's own code. Settings are the worker's (KP_...), and:
 
 - TEST_EMBED_MS: sleep of each embedding, to imitate a model's load; TEST_REAL_MODEL=1: the configured model instead.
+- TEST_RESTORE_MS: sleep after each restore, to imitate large caches.
 - TEST_CRASH_AT=step:count:how: crash when `step` (see STEPS) is passed for the count-th time. `kill` is SIGKILL to
   itself; `raise` is an exception out of the product's call, as a failing broker gives; `freeze` is SIGSTOP, and what
   follows is up to whoever sends SIGCONT.
@@ -31,6 +32,7 @@ import worker.publisher
 from worker import config, logs
 from worker.embedder import Embedder, Embedding
 from worker.faust_io import KpConsumer
+from worker.models import load_configured
 from worker.novelty import Vector
 from worker.pipeline import EmbedderIdentity
 
@@ -173,7 +175,7 @@ def install() -> None:
     app: Any = worker.app
     publisher: Any = worker.publisher
     app.AIOKafkaProducer = publisher.AIOKafkaProducer = SteppedProducer
-    app.restore = _then("restored", app.restore)
+    app.restore = _slowly(app.restore)
     commit_offset = KpConsumer.commit_offset
 
     async def stepped(self: KpConsumer, *args: Any) -> None:  # at least once: the offset is the commit
@@ -184,19 +186,20 @@ def install() -> None:
     KpConsumer.commit_offset = stepped  # type: ignore[method-assign,assignment]
 
 
-def _then(step: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def stepped(*args: Any) -> Any:
-        result = await call(*args)
-        PLAN.passing(step)
+def _slowly(restore: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def slow_restore(*args: Any) -> Any:
+        result = await restore(*args)
+        PLAN.passing("restored")
+        await asyncio.sleep(float(os.environ.get("TEST_RESTORE_MS") or 0) / 1000)
         return result
 
-    return stepped
+    return slow_restore
 
 
 def load(settings: config.Settings) -> Embedder | None:
     """Return the stand-in, or with TEST_REAL_MODEL=1 what the settings name."""
     if os.environ.get("TEST_REAL_MODEL") == "1":
-        return worker.app.load_configured(settings)
+        return load_configured(settings)
     return HashEmbedder()
 
 

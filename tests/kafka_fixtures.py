@@ -333,8 +333,8 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     """Start workers as WorkerProcess(env, args) does; the rest of them are killed after the test."""
     started: list[WorkerProcess] = []
 
-    def start(env: Mapping[str, str], args: Sequence[str] = ("run",)) -> WorkerProcess:
-        started.append(WorkerProcess(env, args, log_path=tmp_path / f"worker-{len(started)}.log"))
+    def start(env: Mapping[str, str], args: Sequence[str] = ("run",), module: str = "worker") -> WorkerProcess:
+        started.append(WorkerProcess(env, args, log_path=tmp_path / f"worker-{len(started)}.log", module=module))
         return started[-1]
 
     yield start

@@ -6,16 +6,19 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from tests import chaos, oracle
 from tests.chaos import Chaos, Fleet, Load, settings, shuffled, traces, wait_settled, wait_until
 from tests.crash_worker import hash_vector
-from tests.kafka_fixtures import create_topics
+from tests.kafka_fixtures import create_topics, create_topics_async, produce_async
 from worker.embedded_kafka import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(900)]
@@ -164,3 +167,58 @@ async def produce_transactions(bootstrap: str, topic: str, seed: int) -> tuple[d
             for metadata in placed:
                 ends[metadata.partition] = metadata.offset + 1
     return ends, sent
+
+
+class Slow(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Takes its time to give partitions up, so that everybody waits for the next assignment."""
+
+    async def on_partitions_revoked(self, revoked: object) -> None:
+        await asyncio.sleep(6)
+
+    async def on_partitions_assigned(self, assigned: object) -> None:
+        pass
+
+
+async def test_a_rebalance_that_begins_during_a_restore_does_not_stop_the_flow(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int
+) -> None:
+    """The restore ends between the revocation and the next assignment, when records must not flow yet, but soon."""
+    bootstrap = kafka.bootstrap_servers
+    env = settings(bootstrap, TEST_RESTORE_MS="3000")
+    await create_topics_async(bootstrap, chaos.topics(env))
+    placed = await produce_async(bootstrap, env["KP_SOURCE_TOPIC"], islice(traces(seed, 4), 400))
+    slow, third = member(env, Slow()), member(env, None)
+    async with slow:
+        await eventually(slow.assignment)  # all four
+        with Fleet(env, tmp_path) as fleet:
+            worker = fleet.add()
+            await eventually(lambda: len(slow.assignment()) == 2)  # the worker has two and restores them
+            async with third:
+                await eventually(third.assignment)
+                await eventually(lambda: chaos.ready(worker))
+                assert worker.process.metric("kp_assigned_partitions") > 0
+                # The other members score nothing: what is the worker's, and only that, must come out.
+                await eventually(lambda: "generation 3" in worker.process.log())
+                mine = {0, 1, 2, 3} - {tp.partition for tp in slow.assignment() | third.assignment()}
+                ends = {p: 1 + max(offset for q, offset in placed if q == p) for p in mine}
+                settled = await asyncio.to_thread(wait_settled, bootstrap, env, ends, 60)
+                assert settled, f"ready, and nothing flows:\n{fleet.tails()}"
+
+
+def member(env: dict[str, str], listener: ConsumerRebalanceListener | None) -> AIOKafkaConsumer:
+    """Return a member of the workers' group that scores nothing."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=env["KP_BOOTSTRAP_SERVERS"],
+        group_id=env["KP_GROUP_ID"],
+        enable_auto_commit=False,
+        heartbeat_interval_ms=500,
+        rebalance_timeout_ms=60_000,
+        partition_assignment_strategy=[StickyPartitionAssignor],
+    )
+    consumer.subscribe([env["KP_SOURCE_TOPIC"]], listener=listener)
+    return consumer
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Return when the condition is true; raise AssertionError when that takes too long."""
+    assert await asyncio.to_thread(wait_until, lambda: bool(condition()), 90), "did not come true"

@@ -370,11 +370,11 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["KP_HTTP_PORT"])), Handler).
 
 
 def test_worker_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Callable[..., WorkerProcess]) -> None:
-    (tmp_path / "worker").mkdir()
-    (tmp_path / "worker" / "__main__.py").write_text(STUB)
+    (tmp_path / "stub").mkdir()
+    (tmp_path / "stub" / "__main__.py").write_text(STUB)
     monkeypatch.setattr(kafka_fixtures, "ROOT", tmp_path)
     monkeypatch.setenv("KP_OUTSIDE", "1")
-    worker = workers({"KP_NAME": "stub"}).wait_ready()
+    worker = workers({"KP_NAME": "stub"}, module="stub").wait_ready()
     assert worker.metrics() == {"up": 1, 'seen_total{topic="a"}': 3, 'seen_total{topic="b"}': 2}
     assert worker.metric("seen_total") == 5
     assert worker.metric("seen_total", topic="a") == 3

@@ -181,6 +181,7 @@ class Worker:
          4. only then may the first record flow.
         """
         started = time.perf_counter()
+        await self._consumer.halt()
         generation = self.app.consumer_generation_id
         topic = self._settings.source_topic
         mine = sorted(tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic)
@@ -410,7 +411,8 @@ async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) ->
     failed = asyncio.create_task(worker.failed.wait())
     await asyncio.wait({starting, failed, stop}, return_when=asyncio.FIRST_COMPLETED)
     watching = asyncio.create_task(worker.watch())
-    await asyncio.wait({watching, failed, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if not (starting.done() and starting.exception()):
+        await asyncio.wait({watching, failed, stop}, return_when=asyncio.FIRST_COMPLETED)
     error = worker.failure
     for task in (starting, watching):
         if error is None and task.done() and not task.cancelled():

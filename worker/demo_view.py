@@ -73,7 +73,8 @@ def _row(document: Document) -> list[RenderableType]:
     scoring, metadata = document["scoring"], document["metadata"]
     nearest = scoring["nearest"]
     decision = Text(scoring["decision"], COLOURS[scoring["decision"]])
-    parts = [Text(f"{scoring['components'][name]:.2f}") for name in COMPONENTS]
+    # A resent text's novelty may lie 1e-7 below 0; the table should not say -0.00.
+    parts = [Text(f"{scoring['components'][name] + 1e-6:.2f}") for name in COMPONENTS]
     if scoring["components"]["novelty"] < 0.3:
         parts[1].stylize("bold yellow")
     return [

@@ -109,6 +109,7 @@ class SentenceTransformersEmbedder:
         except ImportError as error:
             raise ModelError(f"sentence-transformers is not installed ({error}); {INSTALL_HINT}") from error
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         torch.set_num_threads(threads or os.cpu_count() or 1)
         try:
             directory = Path(found) if Path(found).is_dir() else _download(found)

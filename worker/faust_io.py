@@ -174,9 +174,17 @@ class KpConsumer(driver.Consumer):
 
         Order matters: a fetch that outlived this could move the position after Faust's seek to the committed offset.
         """
+        await self.halt()
+        await self.hooks.drain()
+
+    async def halt(self) -> None:
+        """Stop fetching and forget what waits; Faust's resume_flow starts it again, after the seek.
+
+        A rebalance that begins while another one's restore is under way can find the flow resumed by the older one.
+        """
+        self.stop_flow()
         await self._stop_fetches()
         self.hooks.intake.clear()
-        await self.hooks.drain()
 
     async def perform_seek(self) -> None:
         """Read on where the lanes are (Faust calls this before it lets records flow).

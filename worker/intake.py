@@ -52,8 +52,10 @@ class Intake:
 
     def assign(self, partitions: Iterable[int]) -> None:
         """Start anew with these partitions; whatever waited is dropped (it is not committed and will be read again)."""
-        self._queues = {partition: _Queue() for partition in partitions}
+        former, self._queues = self._queues, {partition: _Queue() for partition in partitions}
         self._turns = deque()
+        for queue in former.values():
+            queue.room.set()  # whoever waits for room looks again, at the new queue
 
     def clear(self) -> None:
         """Drop whatever waits, keep the partitions."""
@@ -90,9 +92,12 @@ class Intake:
         return None
 
     async def room(self, partition: int) -> None:
-        """Wait until the partition may be fetched again."""
-        queue = self._queues.get(partition)
-        if queue is None:
-            await asyncio.Event().wait()  # no longer assigned: the fetch that asks is about to be cancelled
-        else:
-            await queue.room.wait()
+        """Wait until the partition may be fetched again; for ever where it is not assigned."""
+        while True:
+            queue = self._queues.get(partition)
+            if queue is None:
+                await asyncio.Event().wait()  # the fetch that asks is about to be cancelled
+            else:
+                await queue.room.wait()
+                if self._queues.get(partition) is queue:
+                    return

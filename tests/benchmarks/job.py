@@ -1,8 +1,8 @@
 """The job that the worker and all peers do with one record: parse, (embed,) compare, score, build the output.
 
-It is the product's own core, called as worker/lane.py calls it, so that only the Kafka side differs between peers. The
-cache entry goes to the changelog topic as an ordinary record: the same bytes for everybody, and in favour of the peers, who
-have no restore that would use it.
+It is the product's own core, called as worker/lane.py calls it, so that only the Kafka side differs between peers.
+The cache entry goes to the changelog topic as an ordinary record: the same bytes for everybody, and in favour of the
+peers, who have no restore that would use it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Embedder(NamedTuple):
 @cache
 def _table() -> Vector:
     rows = np.random.default_rng(5).normal(size=(TABLE_ROWS, DIMENSIONS))
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    table: Vector = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return table
 
 
 def table_vector(text: str) -> Vector:

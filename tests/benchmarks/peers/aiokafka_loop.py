@@ -1,7 +1,7 @@
 """A raw aiokafka loop: the least that a Python program on asyncio can do. At least once, or in transactions.
 
-Settings as the worker's publisher has them (idempotent, 256 KiB batches, 20 ms back-off), because they measured best; one
-commit for each round of getmany, which takes what is there (at most 2000 records).
+Settings as the worker's publisher has them (idempotent, 256 KiB batches, 20 ms back-off), because they measured best;
+one commit for each round of getmany, which takes what is there (at most 2000 records).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tests.benchmarks.peers.options import Options, Stop, parse
 from worker.pipeline import SourceRecord
 
 MAX_RECORDS = 2000
+"""With the model it is one: tens of milliseconds of work are a batch of their own, and a commit costs two."""
 
 
 async def run(options: Options) -> None:

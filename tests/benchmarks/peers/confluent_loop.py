@@ -79,9 +79,9 @@ def _process(job: Job, options: Options, producer: Producer, messages: list[Mess
             output.value,
             output.key,
             partition,
-            delivered,
-            output.timestamp_ms or 0,
-            output.headers,
+            on_delivery=delivered,
+            timestamp=output.timestamp_ms or 0,
+            headers=output.headers,
         )
         producer.poll(0)
         offsets[partition] = m.offset() + 1

@@ -1,9 +1,9 @@
 """quix-streams: one dataframe that expands each record into its output and its cache entry. At least or exactly once.
 
-The state lives in memory, without quix's RocksDB store (which would cost more); the entry is sent to the changelog topic as
-an ordinary record. Defaults but for the log level and, in throughput runs, `commit_every`: the default interval of 5 s
-would make the last commit of a short run a wait for the timer. Latency runs keep the default (and a second row asks for
---commit-interval).
+The state lives in memory, without quix's RocksDB store (which would cost more); the entry is sent to the changelog
+topic as an ordinary record. Defaults but for the log level and, in throughput runs, `commit_every`: the default
+interval of 5 s would make the last commit of a short run a wait for the timer. Latency runs keep the default (and a
+second row asks for --commit-interval 0.1).
 """
 
 from __future__ import annotations
@@ -13,12 +13,20 @@ from typing import Any
 
 from quixstreams import Application
 from quixstreams.context import message_context
+from quixstreams.models import Serializer
 
 from tests.benchmarks.peers.options import Options, parse
 from worker.pipeline import SourceRecord
 
 COMMIT_EVERY = 5000
 """Records of one checkpoint in throughput runs (--commit-interval 0); their counts are multiples of it."""
+
+
+class RowValue(Serializer):  # type: ignore[misc,unused-ignore]
+    """Takes the value out of a row (topic, key, value, headers)."""
+
+    def __call__(self, value: Any, ctx: Any) -> Any:
+        return value[2]
 
 
 def main(options: Options) -> None:
@@ -38,40 +46,25 @@ def main(options: Options) -> None:
             loglevel="WARNING",
             state_dir=state,
         )
-        raw: dict[str, Any] = {"value_serializer": "bytes", "key_serializer": "bytes"}
-        topics = {kind: app.topic(name, **raw) for kind, name in options.outputs.items()}
-        topics["entry"] = app.topic(options.changelog, **raw)
-        source = app.topic(options.source, value_deserializer="bytes", key_deserializer="bytes")
+        names = {**options.outputs, "entry": options.changelog}
+        topics = {
+            kind: app.topic(name, value_serializer=RowValue(), key_serializer="bytes") for kind, name in names.items()
+        }
 
         def handle(value: bytes, key: bytes, timestamp: int, headers: Any) -> list[tuple[Any, ...]]:
-            context = message_context()
-            record = SourceRecord(
-                context.topic, context.partition, context.offset, timestamp, key, value, headers or ()
-            )
+            at = message_context()
+            record = SourceRecord(at.topic, at.partition, at.offset, timestamp, key, value, headers or ())
             output, entry = job.handle(record)
-            rows: list[tuple[Any, ...]] = [(output.kind, output.key, output.value, output.headers)]
+            rows: list[tuple[Any, ...]] = [(topics[output.kind], output.key, output.value, output.headers)]
             if entry is not None:
-                rows.append(("entry", *entry, None))
+                rows.append((topics["entry"], *entry, []))
             return rows
 
+        source = app.topic(options.source, value_deserializer="bytes", key_deserializer="bytes")
         frame = app.dataframe(source).apply(handle, expand=True, metadata=True)
         frame = frame.set_headers(lambda row, *_: row[3])
-        frame = frame.apply(lambda row: row)
-        # The key and the topic are read from the row; the value is the row's until the serializer takes its bytes.
-        for topic in topics.values():
-            topic._value_serializer = _RowValue()  # quix has no hook between choosing the topic and serializing
-        frame.to_topic(lambda row, *_: topics[row[0]], key=lambda row: row[1])
+        frame.to_topic(lambda row, *_: row[0], key=lambda row: row[1])
         app.run()
-
-
-class _RowValue:
-    """Takes the value out of a row (kind, key, value, headers)."""
-
-    extra_headers: dict[str, Any] = {}  # noqa: RUF012 quix reads it as an attribute
-
-    def __call__(self, value: Any, ctx: Any) -> bytes | None:
-        row: bytes | None = value[2]
-        return row
 
 
 if __name__ == "__main__":

@@ -1,0 +1,199 @@
+"""What every part of the measurement works with: the broker, the results, how long to measure, processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+from rich.console import Console
+
+from tests.benchmarks.results import Results
+from tests.benchmarks.watch import Outputs, Timeline, follow, read_outputs
+from tests.benchmarks.workload import Source, Topics
+from tests.kafka_fixtures import WorkerProcess
+from worker.embedded_kafka import EmbeddedKafka
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PRODUCT: Final = "worker"
+STAND_IN: Final = "tests.benchmarks.bench_worker"
+
+PATIENCE_SECONDS: Final = 120.0
+"""A run in which nothing moves for so long is broken: no peer takes a tenth of it for a start or a commit."""
+
+
+class PeerProcess:
+    """A peer as a process, its output in a file."""
+
+    def __init__(self, module: str, arguments: list[str], log_path: Path) -> None:
+        self.log_path = log_path
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("KP_", "Quix__"))}
+        with log_path.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                env={**environment, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self.process.poll()
+
+    def log(self) -> str:
+        """What it wrote."""
+        return self.log_path.read_text(errors="replace")
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.process.terminate()
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        return self.process.wait(timeout)
+
+    def close(self) -> None:
+        """Kill it if it still runs."""
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Bench:
+    """One run of the benchmarks."""
+
+    results: Results
+    console: Console
+    directory: Path
+    seconds: float
+    rounds: int
+    _broker: EmbeddedKafka | None = None
+    _count: int = field(default=0)
+
+    @property
+    def broker(self) -> EmbeddedKafka:
+        """The broker; started when first asked for."""
+        if self._broker is None:
+            # Twice the usual heap: a benchmark moves more than a test, and must not measure the collector.
+            self._broker = EmbeddedKafka(heap_mb=512).start()
+        return self._broker
+
+    @property
+    def bootstrap(self) -> str:
+        """The broker's address."""
+        return self.broker.bootstrap_servers
+
+    def restart_broker(self) -> None:
+        """Throw the broker and all its data away; the next part gets a fresh one."""
+        if self._broker is not None:
+            self._broker.stop()
+            self._broker = None
+
+    def say(self, text: str) -> None:
+        """Print a line of progress."""
+        self.console.print(f"  [dim]{text}[/]", highlight=False)
+
+    def each_round(self) -> Iterator[int]:
+        """Yield the rounds."""
+        for number in range(self.rounds):
+            self.say(f"round {number + 1} of {self.rounds}")
+            yield number
+
+    def log_path(self, name: str) -> Path:
+        """Return a new file for a process's output."""
+        self._count += 1
+        return self.directory / f"{self._count:03d}-{name.replace(' ', '-').replace('/', '-')}.log"
+
+    @contextmanager
+    def peer(self, name: str, topics: Topics, source: str, *options: str) -> Iterator[PeerProcess]:
+        """Run a peer; it is asked to stop at the end, and killed if it does not."""
+        arguments = [f"--bootstrap={self.bootstrap}", *topics.arguments(source), *options]
+        process = PeerProcess(f"tests.benchmarks.peers.{name}", arguments, self.log_path(name))
+        with stopped(process):
+            yield process
+
+    @contextmanager
+    def worker(
+        self, topics: Topics, source: str, settings: Mapping[str, str], module: str = PRODUCT
+    ) -> Iterator[WorkerProcess]:
+        """Run a worker; it is asked to stop at the end, and killed if it does not."""
+        process = WorkerProcess(
+            {
+                "KP_BOOTSTRAP_SERVERS": self.bootstrap,
+                "KP_HTTP_HOST": "127.0.0.1",
+                "OPENBLAS_NUM_THREADS": "1",
+                **topics.settings(source),
+                **settings,
+            },
+            module=module,
+            log_path=self.log_path("worker"),
+        )
+        with stopped(process):
+            yield process
+
+    def follow(
+        self,
+        topics: Topics,
+        source: Source,
+        processes: Sequence[PeerProcess | WorkerProcess],
+        *,
+        commits: bool = True,
+    ) -> Timeline:
+        """Wait until a run has done all of a source; `commits` False: it commits no offsets, count its outputs."""
+        return asyncio.run(
+            follow(
+                self.bootstrap,
+                topics.group,
+                source.name,
+                source.partitions,
+                len(source.values),
+                processes,
+                self.broker.pid(0),
+                PATIENCE_SECONDS,
+                None if commits else list(topics.outputs.values()),
+            )
+        )
+
+    def outputs(self, topics: Topics, partitions: int) -> Outputs:
+        """Read what a run gave, then delete its topics."""
+
+        async def read() -> Outputs:
+            try:
+                return await read_outputs(self.bootstrap, topics.outputs, partitions)
+            finally:
+                admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+                await admin.start()
+                await admin.delete_topics([*topics.outputs.values(), topics.changelog])
+                await admin.close()
+
+        return asyncio.run(read())
+
+
+@contextmanager
+def stopped(process: PeerProcess | WorkerProcess) -> Iterator[None]:
+    """Ask a process to stop at the end, and kill it if it does not within 15 s."""
+    try:
+        yield
+    finally:
+        try:
+            process.terminate()
+            process.wait(15)
+        except (subprocess.TimeoutExpired, AssertionError):
+            pass
+        finally:
+            process.close()

@@ -1,0 +1,63 @@
+"""The worker with a zero-cost embedder at its seam: `python -m tests.benchmarks.bench_worker`, settings by KP_...
+
+BENCH_VECTORS says how the vectors are given: `none` (KP_EMBEDDER=none), `pool` (the stand-in behind the product's
+embedding pool, whose thread hop is made for embeddings of milliseconds), `inline` (the pool replaced by one that
+answers at once).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from concurrent.futures import Future
+from typing import Any, NoReturn
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
+
+import worker.app
+from tests.benchmarks.job import TABLE, table_vector
+from worker import config, logs
+from worker.embedder import Embedder, Embedding, EmbeddingPool
+from worker.pipeline import EmbedderIdentity
+
+
+class TableEmbedder:
+    """Vectors as tests/benchmarks/job.py gives them to all peers."""
+
+    identity: EmbedderIdentity = TABLE
+
+    def embed(self, text: str) -> Embedding:
+        """Look a vector up."""
+        return Embedding(table_vector(text), False)
+
+
+class InlinePool(EmbeddingPool):
+    """The pool without its thread."""
+
+    def submit(self, text: str) -> Future[Embedding]:
+        """Return a future that is done."""
+        future: Future[Embedding] = Future()
+        future.set_result(self._embedder.embed(text))
+        return future
+
+
+def load(settings: config.Settings) -> Embedder | None:
+    """Give the stand-in, or none."""
+    return None if settings.embedder == "none" else TableEmbedder()
+
+
+def main() -> NoReturn:
+    """Run as `kp-worker run` does."""
+    if os.environ.get("BENCH_VECTORS") == "inline":
+        app: Any = worker.app
+        app.EmbeddingPool = InlinePool
+    settings = config.load()
+    logs.configure(settings.log_level, settings.log_format)
+    code = asyncio.run(worker.app.run(settings, load))
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

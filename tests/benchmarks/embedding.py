@@ -1,0 +1,177 @@
+"""a) The embedder alone against the worker through Kafka: throughput, and latency at 20, 50, 80 % and full load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.benchmarks import latency
+from tests.benchmarks.bench import PRODUCT, ROOT, Bench
+from tests.benchmarks.clients import MODEL_SETTINGS
+from tests.benchmarks.watch import BenchmarkError
+from tests.benchmarks.workload import PARTITIONS, Source, documents, fill, fresh_topics, long_documents, produce
+
+RATE: Final = 25.0
+"""Texts a second that are reckoned with to choose how many."""
+
+IN_FLIGHT: Final = 8
+"""Traces on their way at 100 % load. An open loop there measures the backlog, which is as long as one likes; so the
+next trace is sent when one comes out: two for each partition keep the embedder busy all the time."""
+
+EVALUATION: Final = "kp_evaluation_duration_seconds"
+
+
+def alone(path: Path) -> dict[str, float]:
+    """Embed the texts of the documents in a file, one after the other: what the machine can give at most."""
+    from worker import config
+    from worker.models import load_configured
+    from worker.trace import embedding_text, parse_trace
+
+    texts = [embedding_text(parse_trace(line)) for line in path.read_bytes().split(b"\n") if line]
+    embedder = load_configured(config.load())
+    if embedder is None:
+        raise BenchmarkError("no embedder is configured")
+    for text in texts[:5]:
+        embedder.embed(text)
+    times = []
+    began = time.perf_counter()
+    for text in texts:
+        at = time.perf_counter()
+        embedder.embed(text)
+        times.append(time.perf_counter() - at)
+    seconds = time.perf_counter() - began
+    cuts = statistics.quantiles(times, n=100)
+    return {
+        "texts_s": len(texts) / seconds,
+        "embedding_p50_ms": cuts[49] * 1000,
+        "embedding_p95_ms": cuts[94] * 1000,
+        "embedding_p99_ms": cuts[98] * 1000,
+    }
+
+
+def run(bench: Bench) -> None:
+    """Part a."""
+    bench.restart_broker()
+    count = max(40, round(bench.seconds * RATE))
+    texts = documents(count, broken_every=0)
+    random.Random(1).shuffle(texts)  # an hour of one fleet is not like the next: every load gets the same mix
+    path = bench.directory / "texts.jsonl"
+    path.write_bytes(b"\n".join(texts))
+    long_texts = long_documents(count, _words())
+    long_path = bench.directory / "texts-256.jsonl"
+    long_path.write_bytes(b"\n".join(long_texts))
+    for _ in bench.each_round():
+        found = _embedder_alone(path)
+        bench.results.add("a", "embedder alone", **found)
+        _through_kafka(bench, texts, "worker, full load")
+        bench.results.add("a", "embedder alone, 256 tokens", **_embedder_alone(long_path))
+        _through_kafka(bench, long_texts, "worker, full load, 256 tokens")
+        full = bench.results.values["a"]["worker, full load"]["texts_s"][-1]
+        for share in (0.2, 0.5, 0.8):
+            _at_load(bench, texts, share, full * share)
+        _at_load(bench, texts, 1.0, full)
+    _goals(bench)
+
+
+def _embedder_alone(path: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "tests.benchmarks.embedding", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    if done.returncode:
+        raise BenchmarkError(f"the embedder alone ended with {done.returncode}: {done.stderr[-2000:]}")
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _through_kafka(bench: Bench, texts: list[bytes], row: str) -> None:
+    """Let a ready worker work off texts that arrive at once; evaluation latency from its own histogram."""
+    source = Source(asyncio.run(fill(bench.bootstrap, [])).name, PARTITIONS, texts, time.time_ns() // 1_000_000)
+    topics = asyncio.run(fresh_topics(bench.bootstrap))
+    with bench.worker(topics, source.name, MODEL_SETTINGS, PRODUCT) as process:
+        process.wait_ready(120)
+        before = process.metrics()
+        asyncio.run(produce(bench.bootstrap, source))
+        timeline = bench.follow(topics, source, [process])
+        after = process.metrics()
+    found = bench.outputs(topics, PARTITIONS)
+    if found.counts.total() != len(texts):
+        raise BenchmarkError(f"{row}: {found.counts.total()} outputs of {len(texts)}")
+    # The first output is stamped after its embedding: the clock then runs over all texts but that one.
+    rate = (len(texts) - 1) / (timeline[-1].at - found.first)
+    bench.results.add("a", row, texts_s=rate, **_evaluation(before, after))
+    bench.say(f"{row}: {rate:.1f}/s")
+
+
+def _at_load(bench: Bench, texts: list[bytes], share: float, rate: float) -> None:
+    """Send texts at a share of the full rate; latency end to end and of the evaluation."""
+    values = texts[: max(30, round(len(texts) * share))]  # the same time for every load
+    source = asyncio.run(fill(bench.bootstrap, []))
+    topics = asyncio.run(fresh_topics(bench.bootstrap, stamped=False))
+    with bench.worker(topics, source.name, MODEL_SETTINGS, PRODUCT) as process:
+        process.wait_ready(120)
+        before = process.metrics()
+        found = asyncio.run(
+            latency.measure(
+                bench.bootstrap,
+                source.name,
+                topics.outputs,
+                PARTITIONS,
+                values,
+                rate,
+                60,
+                len(values) // 10,
+                IN_FLIGHT if share == 1 else None,
+            )
+        )
+        after = process.metrics()
+    bench.outputs(topics, PARTITIONS)
+    row = f"worker at {share:.0%} load"
+    bench.results.add(
+        "a",
+        row,
+        texts_s=found.rate,
+        **_evaluation(before, after),
+        end_to_end_p50_ms=found.percentile(50),
+        end_to_end_p95_ms=found.percentile(95),
+        end_to_end_p99_ms=found.percentile(99),
+    )
+    bench.say(f"{row}: end to end p50 {found.percentile(50):.1f} ms")
+
+
+def _evaluation(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {f"evaluation_p{p}_ms": latency.quantile(before, after, EVALUATION, p / 100) for p in (50, 95, 99)}
+
+
+def _words() -> list[str]:
+    """Return words that are one token each, out of the model's vocabulary."""
+    from worker.embedder import find_model
+
+    tokenizer = Path(find_model(None)) / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise BenchmarkError(f"{tokenizer} is missing: install the model extra")
+    vocabulary = json.loads(tokenizer.read_bytes())["model"]["vocab"]
+    return sorted(word for word in vocabulary if re.fullmatch("[a-z]{4,9}", word))
+
+
+def _goals(bench: Bench) -> None:
+    r = bench.results
+    for tokens in ("", ", 256 tokens"):
+        values = r.ratio("a", "texts_s", f"worker, full load{tokens}", f"embedder alone{tokens}")
+        r.goal("a", f"worker through Kafka / embedder alone{tokens}, texts/s", values, 0.95, "min")
+    long = r.values["a"]["worker, full load, 256 tokens"]
+    r.goal("a", "evaluation p99 at full load, 256 tokens, ms", long["evaluation_p99_ms"], 100, "max")
+    p50 = r.values["a"]["embedder alone"]["embedding_p50_ms"]
+    quiet = r.values["a"]["worker at 20% load"]["end_to_end_p50_ms"]
+    over = [end - own for end, own in zip(quiet, p50, strict=True)]
+    r.goal("a", "end-to-end p50 at 20 % load, exactly once, above the embedding's own p50, ms", over, 15, "max")
+
+
+if __name__ == "__main__":
+    print(json.dumps(alone(Path(sys.argv[1]))))

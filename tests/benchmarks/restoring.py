@@ -1,0 +1,82 @@
+"""e) Restore of 4 x 1000 and 64 x 1000 cache entries: the call itself, and a cold start until /readyz."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+
+from tests.benchmarks.bench import STAND_IN, Bench
+from tests.benchmarks.clients import is_ready
+from tests.benchmarks.job import DIMENSIONS, TABLE, table_vector
+from tests.benchmarks.watch import BenchmarkError, wait_until
+from tests.benchmarks.workload import Topics, fill, fresh_topics
+from worker.changelog import encode, slot_key
+from worker.store import Position, restore
+
+ENTRIES: Final = 1000
+
+
+def run(bench: Bench) -> None:
+    """Part e."""
+    bench.restart_broker()
+    prepared = {}
+    for partitions in (4, 64) if bench.seconds >= 1 else (4,):
+        source = asyncio.run(fill(bench.bootstrap, [b"{}"] * (partitions * ENTRIES), partitions))
+        topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
+        asyncio.run(_prepare(bench.bootstrap, topics, source.name, partitions))
+        prepared[partitions] = source.name, topics
+    for _ in bench.each_round():
+        for partitions, (source_name, topics) in prepared.items():
+            seconds = asyncio.run(_restore(bench.bootstrap, topics, partitions))
+            started = _cold_start(bench, topics, source_name, partitions)
+            row = f"{partitions} x {ENTRIES}"
+            bench.results.add("e", row, restore_s=seconds, start_to_ready_s=started)
+            bench.say(f"{row}: restore {seconds:.2f} s, start to ready {started:.2f} s")
+    values = bench.results.values["e"][f"4 x {ENTRIES}"]["restore_s"]
+    bench.results.goal("e", f"restore of 4 x {ENTRIES}, s", values, 1.0, "max")
+
+
+async def _prepare(bootstrap: str, topics: Topics, source: str, partitions: int) -> None:
+    """Write the entries of `ENTRIES` committed traces a partition, and commit their offsets."""
+    now = time.time_ns() // 1_000_000
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=5) as producer:
+        for sequence in range(ENTRIES):
+            for partition in range(partitions):
+                value = encode(
+                    sequence=sequence,
+                    source_offset=sequence,
+                    stream_time_ms=now,
+                    trace_id=f"kp:trace:{partition}-{sequence}",
+                    model=TABLE.key(),
+                    vector=table_vector(f"{partition} {sequence}"),
+                )
+                await producer.send(topics.changelog, value, slot_key(sequence, ENTRIES), partition)
+    async with AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, group_id=topics.group, enable_auto_commit=False
+    ) as consumer:
+        tps = [TopicPartition(source, partition) for partition in range(partitions)]
+        consumer.assign(tps)
+        await consumer.commit({tp: OffsetAndMetadata(ENTRIES, f"kp1:{now}") for tp in tps})
+
+
+async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
+    positions = {partition: Position(ENTRIES, None) for partition in range(partitions)}
+    began = time.perf_counter()
+    found = await restore({"bootstrap_servers": bootstrap}, topics.changelog, positions, TABLE.key(), DIMENSIONS)
+    seconds = time.perf_counter() - began
+    if any(len(restored.entries) != ENTRIES for restored in found.values()) or len(found) != partitions:
+        raise BenchmarkError("the restore did not find every entry")
+    return seconds
+
+
+def _cold_start(bench: Bench, topics: Topics, source: str, partitions: int) -> float:
+    with bench.worker(topics, source, {}, STAND_IN) as process:
+        seconds = wait_until(lambda: process.returncode is not None or is_ready(process), 120, "ready")
+        restored = process.metric("kp_restored_entries_total") if process.returncode is None else -1
+    if restored != partitions * ENTRIES:
+        raise BenchmarkError(f"restored {restored} of {partitions * ENTRIES} entries:\n{process.log()[-2000:]}")
+    return seconds

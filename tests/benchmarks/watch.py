@@ -1,0 +1,184 @@
+"""Watching processes and topics from outside: CPU time, memory, committed offsets, what came out.
+
+All times are of one clock, the machine's: output topics stamp records on arrival (LogAppendTime), so a run starts at
+its first output's stamp for everybody. It ends, exactly once, when the last offset is committed (seen within
+POLL_SECONDS), and at least once at the last output's stamp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import zlib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+POLL_SECONDS: Final = 0.025
+_TICK: Final = os.sysconf("SC_CLK_TCK")
+
+
+class BenchmarkError(Exception):
+    """A run did not do its work; the message says what is wrong. A wrong fast result is an error."""
+
+
+class Watched(Protocol):
+    """A process under measurement."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status; None while it runs."""
+        ...
+
+    def log(self) -> str:
+        """What it wrote."""
+        ...
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return user and system time of a process with its threads, s; 0.0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def memory_mib(pid: int) -> tuple[float, float]:
+    """Return resident memory now and at its peak, MiB."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(status["VmRSS"].split()[0]) / 1024, int(status["VmHWM"].split()[0]) / 1024
+
+
+class Moment(NamedTuple):
+    """What was seen at one time (s since 1970): records done, CPU s of the processes, CPU s of the broker."""
+
+    at: float
+    done: int
+    cpu: float
+    broker: float
+
+
+class Timeline(list[Moment]):
+    """Moments in order."""
+
+    def cpu_at(self, at: float) -> tuple[float, float]:
+        """Return CPU seconds of the processes and of the broker at a time, interpolated."""
+        index = bisect_left([m.at for m in self], at)
+        if index in (0, len(self)):
+            moment = self[min(index, len(self) - 1)]
+            return moment.cpu, moment.broker
+        before, after = self[index - 1], self[index]
+        share = (at - before.at) / (after.at - before.at)
+        return before.cpu + share * (after.cpu - before.cpu), before.broker + share * (after.broker - before.broker)
+
+
+class Outputs(NamedTuple):
+    """What came out: records and sum of checksums by kind, first and last stamp (s since 1970)."""
+
+    counts: Counter[str]
+    checksums: Counter[str]
+    first: float
+    last: float
+
+
+async def follow(
+    bootstrap: str,
+    group: str,
+    source: str,
+    partitions: int,
+    total: int,
+    processes: Sequence[Watched],
+    broker: int,
+    patience: float,
+    outputs: Iterable[str] | None = None,
+) -> Timeline:
+    """Return when `total` records are done: committed by the group, or (`outputs` given) in these topics.
+
+    Raises BenchmarkError when a process ends before, or nothing moves for `patience` seconds.
+    """
+    timeline = Timeline()
+    client = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    await admin.start()
+    moved, best = time.time(), 0
+    tps = [TopicPartition(source, p) for p in range(partitions)]
+    try:
+        while best < total:
+            began = time.time()
+            cpu, broker_cpu = sum(cpu_seconds(p.pid) for p in processes), cpu_seconds(broker)
+            try:
+                if outputs is None:
+                    found = await admin.list_consumer_group_offsets(group, partitions=tps)
+                    done = sum(max(0, o.offset) for o in found.values())
+                else:
+                    await client._client.set_topics(list(outputs))
+                    ends = await client.end_offsets([TopicPartition(t, p) for t in outputs for p in range(partitions)])
+                    done = sum(ends.values())
+            except KafkaError:
+                done = best  # the group's coordinator is just coming up
+            timeline.append(Moment(time.time(), done, cpu, broker_cpu))
+            if done > best:
+                best, moved = done, time.time()
+            for process in processes:
+                if process.returncode is not None and best < total:
+                    raise BenchmarkError(
+                        f"ended with {process.returncode} after {best} of {total}:\n{process.log()[-3000:]}"
+                    )
+            if time.time() - moved > patience:
+                raise BenchmarkError(f"stuck at {best} of {total}:\n{processes[0].log()[-3000:]}")
+            await asyncio.sleep(max(0.001, POLL_SECONDS - (time.time() - began)))
+    finally:
+        await client.stop()
+        await admin.close()
+    return timeline
+
+
+async def read_outputs(bootstrap: str, topics: Mapping[str, str], partitions: int) -> Outputs:
+    """Read all that is committed in the output topics (kind -> topic)."""
+    counts, checksums = Counter[str](), Counter[str]()
+    first, last = float("inf"), 0.0
+    kinds = {topic: kind for kind, topic in topics.items()}
+    tps = [TopicPartition(topic, p) for topic in kinds for p in range(partitions)]
+    async with AIOKafkaConsumer(
+        bootstrap_servers=bootstrap,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        max_partition_fetch_bytes=4 << 20,
+    ) as consumer:
+        consumer.assign(tps)
+        ends = await consumer.end_offsets(tps)
+        left = {tp for tp in tps if ends[tp]}
+        while left:
+            for tp, records in (await consumer.getmany(*left, timeout_ms=200)).items():
+                kind = kinds[tp.topic]
+                counts[kind] += len(records)
+                checksums[kind] += sum(zlib.crc32(r.value or b"") for r in records)
+                first = min(first, records[0].timestamp / 1000)
+                last = max(last, records[-1].timestamp / 1000)
+            left = {tp for tp in left if await consumer.position(tp) < ends[tp]}
+    return Outputs(counts, checksums, first, last)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str, every: float = 0.01) -> float:
+    """Wait for a condition; return how long it took. Raises BenchmarkError when it takes longer than `seconds`."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds:
+            raise BenchmarkError(f"{what}: not in {seconds:.0f} s")
+        time.sleep(every)
+    return time.monotonic() - began
