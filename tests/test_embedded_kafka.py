@@ -370,11 +370,11 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["KP_HTTP_PORT"])), Handler).
 
 
 def test_worker_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Callable[..., WorkerProcess]) -> None:
-    (tmp_path / "stub").mkdir()
-    (tmp_path / "stub" / "__main__.py").write_text(STUB)
+    (tmp_path / "kp_stub").mkdir()
+    (tmp_path / "kp_stub" / "__main__.py").write_text(STUB)
     monkeypatch.setattr(kafka_fixtures, "ROOT", tmp_path)
     monkeypatch.setenv("KP_OUTSIDE", "1")
-    worker = workers({"KP_NAME": "stub"}, module="stub").wait_ready()
+    worker = workers({"KP_NAME": "stub"}, module="kp_stub").wait_ready()
     assert worker.metrics() == {"up": 1, 'seen_total{topic="a"}': 3, 'seen_total{topic="b"}': 2}
     assert worker.metric("seen_total") == 5
     assert worker.metric("seen_total", topic="a") == 3
@@ -383,9 +383,9 @@ def test_worker_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers
     worker.cont()
     worker.terminate()
     assert worker.wait() == worker.returncode == -signal.SIGTERM
-    (tmp_path / "worker" / "__main__.py").write_text("raise SystemExit('no luck')")
+    (tmp_path / "kp_stub" / "__main__.py").write_text("raise SystemExit('no luck')")
     with pytest.raises(AssertionError, match=r"ended with 1 before it was ready:\nno luck"):
-        workers({}).wait_ready()
+        workers({}, module="kp_stub").wait_ready()
 
 
 # --- three nodes --------------------------------------------------------------------------------------------

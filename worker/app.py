@@ -199,9 +199,13 @@ class Worker:
         if mine and mine[-1] >= self._layout.source_partitions:  # the source topic has gained partitions
             self._layout = await prepare_topics(self._settings, self._client)
         publishers = {partition: self._publisher(partition) for partition in new}
-        await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
-        positions = await self._positions(new)  # 2
-        restored = await self._restore(positions)  # 3
+        try:
+            await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
+            positions = await self._positions(new)  # 2
+            restored = await self._restore(positions)  # 3
+        except BaseException:
+            await asyncio.gather(*(publisher.stop() for publisher in publishers.values()), return_exceptions=True)
+            raise
         for partition in new:
             self._lanes[partition] = self._lane(
                 partition, publishers[partition], positions[partition], restored.get(partition, Restored())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
@@ -77,6 +78,8 @@ def run() -> None:
     Exit codes: 0 stopped as asked, everything taken is committed; 1 failed, what was not committed is read again after
     a restart; 2 the settings, the topics or the model are wrong.
     """
+    # Until the worker's own handlers are there (it imports for a second), there is nothing to finish.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     settings = _settings()
     from worker import app, logs
 

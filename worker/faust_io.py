@@ -9,7 +9,7 @@ What is changed, and why (measured on faust-streaming 0.15.3):
   open messages (`wait_empty`: at a rebalance and at shutdown) becomes waiting for the lanes.
 
 Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
-._ensure_consumer, ._rebalance_listener's owner, App._create_directories. tests/test_faust_io.py fails when one changes.
+._ensure_consumer, App._create_directories, App.rebalancing_count. tests/test_faust_io.py fails when one changes.
 """
 
 from __future__ import annotations
@@ -128,10 +128,18 @@ class KpConsumer(driver.Consumer):
         thread = _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
         thread.hooks = self.hooks
         self._fetches: set[asyncio.Task[None]] = set()
+        self._rebalance = 0
         return thread
 
     async def _drain_messages(self, fetcher: Any) -> None:
         """Run one fetch loop for each assigned partition while the flow is on (Faust's fetcher runs this)."""
+        try:
+            await self._fetch_while_flowing(fetcher)
+        except asyncio.CancelledError:
+            if not (self.should_stop or fetcher.should_stop):
+                raise  # otherwise the regular end, at which Faust would log a crash
+
+    async def _fetch_while_flowing(self, fetcher: Any) -> None:
         while not (self.should_stop or fetcher.should_stop):
             if not self.flow_active:
                 await self.wait_first(self.can_resume_flow.wait(), fetcher._stopped.wait())
@@ -168,6 +176,19 @@ class KpConsumer(driver.Consumer):
         for task in fetches:
             task.cancel()
         await asyncio.gather(*fetches, return_exceptions=True)
+
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        """Note which rebalance this assignment ends."""
+        self._rebalance = self.app.rebalancing_count
+        await super().on_partitions_assigned(assigned, generation_id)
+
+    def resume_flow(self) -> None:
+        """Let records flow, unless the next rebalance has begun.
+
+        Faust's completion of an assignment may come after the revocation of the next one: its restore took that long.
+        """
+        if self._rebalance == self.app.rebalancing_count:
+            super().resume_flow()
 
     async def wait_empty(self) -> None:
         """Wait until no fetch is under way and the lanes have committed what they took.

@@ -45,6 +45,10 @@ MAX_COMMIT_BYTES: Final = 8 << 20
 """Most output bytes of one transaction, so that large documents do not add up."""
 
 
+MAX_LANE_BYTES: Final = 16 << 20
+"""Source bytes of one partition that may be on the way: bounds memory when every document is as large as allowed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What a lane needs to know of the settings."""
@@ -120,6 +124,7 @@ class Lane:
         self._pending: deque[_Pending] = deque()
         self._done: deque[_Done] = deque()
         self._publishing = 0
+        self._bytes = 0  # of the records past the committed offset
         self._published_stream_time = scorer.stream_time_ms
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -137,7 +142,7 @@ class Lane:
 
     def has_room(self) -> bool:
         """Whether another record may be taken. The bound is the changelog's slack: see changelog.py."""
-        return len(self) < SLACK and not self.failed
+        return len(self) < SLACK and self._bytes < MAX_LANE_BYTES and not self.failed
 
     def take(self, record: SourceRecord) -> asyncio.Future[Embedding] | None:
         """Admit the partition's next record; returns the future of its embedding where it has to wait for one.
@@ -147,6 +152,7 @@ class Lane:
         if record.offset <= self._taken:
             return None  # fetched twice around a rebalance
         self._taken = record.offset
+        self._bytes += len(record.value or b"")
         self._idle.clear()
         pending = _Pending(record, time.perf_counter())
         try:
@@ -204,7 +210,12 @@ class Lane:
             future: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
             future.set_result(Embedding(ready, False))
             return future
-        return asyncio.wrap_future(pool.submit(embedding_text(trace)))
+        submitted = pool.submit(embedding_text(trace))
+        if not submitted.done() or submitted.exception() is not None:
+            return asyncio.wrap_future(submitted)
+        known: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
+        known.set_result(submitted.result())  # an equal text's: no turn of the event loop, no slot
+        return known
 
     def _decide(self, pending: _Pending) -> _Done:
         record, trace, metrics = pending.record, pending.trace, self._metrics
@@ -275,6 +286,7 @@ class Lane:
                     )
                 )
                 self._publishing = 0
+                self._bytes -= sum(len(done.record.value or b"") for done in batch)
                 self.committed = batch[-1].record.offset + 1
                 self._count(batch, time.perf_counter() - started)
                 if not self:

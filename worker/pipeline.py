@@ -42,9 +42,11 @@ memory, and one in every output, would be a way to exhaust the worker."""
 Headers = Sequence[tuple[str, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRecord:
-    """A record as it was read. `timestamp_ms` is None where the record has none."""
+class SourceRecord(NamedTuple):
+    """A record as it was read; `timestamp_ms` is None where it has none.
+
+    A tuple, because one is made for every message.
+    """
 
     topic: str
     partition: int

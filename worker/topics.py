@@ -46,6 +46,14 @@ CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
 }
 
 
+SETTLE_ATTEMPTS: Final = 50
+"""How often, 0.2 s apart, a new topic is looked for on a broker that does not know it yet."""
+
+
+class MissingTopicsError(ConfigError):
+    """A topic is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What the worker found: the source's partitions, the outputs by kind, the largest trace that fits (bytes)."""
@@ -59,8 +67,14 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> Layou
     """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy."""
     admin = await _connect(settings, client)
     try:
-        if settings.create_topics:
-            await _create_missing(admin, settings)
+        if not settings.create_topics:
+            return await _check(admin, settings)
+        await _create_missing(admin, settings)
+        for _ in range(SETTLE_ATTEMPTS):  # brokers learn of a new topic one after the other
+            try:
+                return await _check(admin, settings)
+            except MissingTopicsError:
+                await asyncio.sleep(0.2)
         return await _check(admin, settings)
     finally:
         await admin.close()
@@ -91,7 +105,7 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> Non
     if source is None:
         await _create(admin, settings, settings.source_topic, settings.topic_partitions, {})
         source = settings.topic_partitions
-    limit = (await _max_bytes(admin, [settings.source_topic]))[settings.source_topic]
+    limit = await _source_limit(admin, settings.source_topic)
     output_config = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, settings.max_message_bytes + OUTPUT_OVERHEAD))}
     dead_config = {"max.message.bytes": str(limit + DEAD_LETTER_OVERHEAD)}
     for name, config in (
@@ -109,6 +123,15 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> Non
             if (await _partitions(admin, settings))[settings.changelog] >= source:
                 break
             await asyncio.sleep(0.1)
+
+
+async def _source_limit(admin: AIOKafkaAdminClient, name: str) -> int:
+    for _ in range(SETTLE_ATTEMPTS):
+        try:
+            return (await _max_bytes(admin, [name]))[name]
+        except MissingTopicsError:
+            await asyncio.sleep(0.2)
+    return (await _max_bytes(admin, [name]))[name]
 
 
 async def _create(
@@ -143,7 +166,7 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
     }
     missing = [f"{name} ({variable})" for variable, name in names.items() if name not in found]
     if missing:
-        raise ConfigError(
+        raise MissingTopicsError(
             f"missing on {settings.bootstrap_servers}: {', '.join(missing)}. Create them, or let the worker do it with "
             "KP_CREATE_TOPICS=true, or correct the names"
         )
@@ -200,6 +223,8 @@ async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, di
         return result
     for response in responses:
         for code, message, _, name, entries in response.resources:
+            if code and for_code(code).retriable:
+                raise MissingTopicsError(f"topic {name}: its settings are not known yet ({for_code(code).__name__})")
             if code:
                 log.warning("cannot read the settings of topic %s (ACL DescribeConfigs): %s", name, message)
             else:
