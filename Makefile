@@ -26,7 +26,7 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around)
 	$(BIN)/kp-worker demo $(ARGS)
 
-test: $(READY) ## All tests, on real Kafka and the real model (about 10 minutes)
+test: $(READY) ## All tests, on real Kafka and the real model (15 to 25 minutes)
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(READY) ## Format, lint, types, layering
@@ -41,11 +41,11 @@ fuzz: $(READY) ## A million mutated documents through the parser
 soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), compare with an independent oracle
 	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30}
 
-bench: $(READY) ## Speed against peers, as ratios of one run (peers: pip install 'kp-worker[bench]')
+bench: $(READY) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock
-	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kafka_fixtures
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from kafka_fixtures import (
+
+import tests.kafka_fixtures
+from tests.kafka_fixtures import (
     Record,
     WorkerProcess,
     committed,
@@ -27,7 +28,6 @@ from kafka_fixtures import (
     produce_async,
     unique,
 )
-
 from worker import embedded_kafka, kafka_jars
 from worker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka, server_properties
 
@@ -372,7 +372,7 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["KP_HTTP_PORT"])), Handler).
 def test_worker_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Callable[..., WorkerProcess]) -> None:
     (tmp_path / "kp_stub").mkdir()
     (tmp_path / "kp_stub" / "__main__.py").write_text(STUB)
-    monkeypatch.setattr(kafka_fixtures, "ROOT", tmp_path)
+    monkeypatch.setattr(tests.kafka_fixtures, "ROOT", tmp_path)
     monkeypatch.setenv("KP_OUTSIDE", "1")
     worker = workers({"KP_NAME": "stub"}, module="kp_stub").wait_ready()
     assert worker.metrics() == {"up": 1, 'seen_total{topic="a"}': 3, 'seen_total{topic="b"}': 2}
