@@ -235,6 +235,21 @@ def test_the_same_input_gives_the_same_bytes(kafka: EmbeddedKafka, workers: Work
     assert runs[0] == runs[1]
 
 
+def test_output_topics_may_have_fewer_partitions(kafka: EmbeddedKafka, workers: Workers) -> None:
+    stage = Stage(kafka)
+    create_topics(stage.bootstrap, {f"{stage.name}.accepted": 1, f"{stage.name}.rejected": 3})
+    workers(stage.env).wait_ready()
+    stage.produce([(None, line, (), i % 4) for i, line in enumerate(LINES[:400])])
+    stage.wait_committed(400)
+    outputs = stage.outputs()
+    assert sum(len(found) for found in outputs.values()) == 400
+    for kind, partitions in (("accepted", 1), ("rejected", 3)):
+        for source in range(4):
+            mine = [record for record in outputs[kind] if origin(record)[0] == source]
+            assert {record.partition for record in mine} == {source % partitions}
+            assert [origin(record)[1] for record in mine] == sorted(origin(record)[1] for record in mine)
+
+
 def test_a_missing_topic_is_named_at_start(kafka: EmbeddedKafka, workers: Workers) -> None:
     stage = Stage(kafka, KP_CREATE_TOPICS="false")
     create_topics(stage.bootstrap, {stage.name: 2, f"{stage.name}.accepted": 1, f"{stage.name}.rejected": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from worker.config import Settings
@@ -20,13 +21,13 @@ def load_configured(settings: Settings) -> Embedder | None:
 def load_embedder(kind: str, model: str | None, max_tokens: int, threads: int, precision: str) -> Embedder | None:
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
-    `auto` takes the exported model (`kp-worker export-model`) where there is one for KP_MODEL, else
-    sentence-transformers. In fp32 both give the same scores to 1e-6.
+    `auto` takes the exported model (`kp-worker export-model`) where there is one for KP_MODEL and the runtime is
+    installed, else sentence-transformers. In fp32 both give the same scores to 1e-6.
     """
     if kind == "none":
         return None
     if kind in ("auto", "openvino"):
-        directory = find_exported(model)
+        directory = find_exported(model) if kind == "openvino" or find_spec("openvino") else None
         if directory is None and kind == "openvino":
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:

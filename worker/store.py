@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one."""
 
+
+PROGRESS_SECONDS: Final = 2.0
+"""A restore that takes longer says how far it is, this often."""
 
 RETRY_SECONDS: Final = 0.2
 """Pause before the group's coordinator is asked again while it moves or loads."""
@@ -157,7 +161,14 @@ async def restore(
         await consumer.seek_to_beginning(*tps)
         ends = await consumer.end_offsets(tps)
         todo = [tp for tp in tps if await consumer.position(tp) < ends[tp]]
+        told = time.monotonic()
         while todo:
+            if time.monotonic() - told > PROGRESS_SECONDS:
+                left = sum([ends[tp] - await consumer.position(tp) for tp in todo])
+                log.info(
+                    "restoring from %s: %d of %d partitions left, %d offsets", changelog, len(todo), len(tps), left
+                )
+                told = time.monotonic()
             for tp, records in (await consumer.getmany(*todo, timeout_ms=500)).items():
                 _take(result[tp.partition], records, positions[tp.partition].offset, model, dimensions)
             todo = [tp for tp in todo if await consumer.position(tp) < ends[tp]]
