@@ -224,6 +224,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads = lambda count: None  # type: ignore[attr-defined]
     utils, logging = ModuleType("transformers.utils"), ModuleType("transformers.utils.logging")
     logging.disable_progress_bar = lambda: None  # type: ignore[attr-defined]
+    logging.set_verbosity_error = lambda: None  # type: ignore[attr-defined]
     utils.logging = logging  # type: ignore[attr-defined]
 
     def load(directory: str) -> None:
