@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from worker import changelog
-from worker.changelog import SLACK, CorruptEntry, Entry, decode, encode, slot_key
+from worker.changelog import SLACK, CorruptEntry, Entry, decode, encode, one_pass, slot_key
 
 VECTOR = np.array([0.6, -0.8, 1e-45, 0.0], dtype=np.float32)
 
@@ -143,3 +143,26 @@ def test_a_slot_is_free_again_after_capacity_and_slack() -> None:
         keys = [slot_key(sequence, capacity) for sequence in range(capacity + SLACK + 1)]
         assert len(set(keys[:-1])) == capacity + SLACK
         assert keys[-1] == keys[0]
+
+
+def entry(sequence: int, offset: int) -> Entry:
+    return Entry(1, sequence, offset, 0, "", "m", b"\0\0\0\0")
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ([], []),
+        ([(0, 0), (1, 2), (2, 3)], [0, 1, 2]),
+        # a frozen worker wrote 0 and 1 again, late; after compaction only the late copies are left
+        ([(0, 0), (1, 2), (2, 3), (3, 4), (0, 0), (1, 2)], [0, 1, 2, 3]),
+        ([(2, 3), (3, 4), (0, 0), (1, 2)], [0, 1, 2, 3]),
+        # an offset reset: the second pass began at sequence 0, the first one's tail is still there
+        ([(7, 10), (8, 11), (0, 8), (1, 9), (2, 10), (3, 11)], [0, 1, 2, 3]),
+        ([(7, 10), (8, 11), (0, 11), (1, 12)], [0, 1]),
+        # a hole is no reason to drop what is older
+        ([(0, 0), (2, 5), (3, 6)], [0, 2, 3]),
+    ],
+)
+def test_one_pass_over_the_source_is_kept(log: list[tuple[int, int]], expected: list[int]) -> None:
+    assert [it.sequence for it in one_pass([entry(*pair) for pair in log])] == expected

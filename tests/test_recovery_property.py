@@ -109,7 +109,7 @@ class Topics:
 
     def scorer(self, plan: Plan, found: Restored) -> PartitionScorer:
         scorer = plan.scorer()
-        entries = [(entry.sequence, entry.stream_time_ms, entry.trace_id, entry.array()) for entry in found.entries]
+        entries = found.cache()
         scorer.restore(entries, stream_time_from(self.metadata))
         return scorer
 

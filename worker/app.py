@@ -290,10 +290,7 @@ class Worker:
             settings.threshold,
             settings.scoring_profiles(),
         )
-        scorer.restore(
-            [(entry.sequence, entry.stream_time_ms, entry.trace_id, entry.array()) for entry in restored.entries],
-            position.stream_time_ms,
-        )
+        scorer.restore(restored.cache(), position.stream_time_ms)
         return Lane(
             partition,
             scorer,

@@ -7,6 +7,7 @@ past the committed offset (lane.py enforces that bound).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -79,3 +80,22 @@ def decode(value: bytes | None) -> Entry:
     if not np.isfinite(entry.array()).all():
         raise CorruptEntry("the vector holds values that are not finite")
     return entry
+
+
+def one_pass(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of the latest pass over the source, in rising order of sequence and offset.
+
+    `entries`: those of committed traces, in the log's order. Two things can disturb it. After a reset to an older
+    offset the entries of the first pass are still there, with sequences above the second's. And at least once, a
+    worker that was frozen may write older entries again, behind newer ones. Both show against the entry with the
+    greatest source offset, which is the last that was committed: in one pass, sequence and offset rise together.
+    """
+    if not entries:
+        return []
+    latest = {entry.sequence: entry for entry in entries}
+    newest = max(enumerate(entries), key=lambda item: (item[1].source_offset, item[0]))[1]
+    result = [newest]
+    for sequence in sorted((it for it in latest if it < newest.sequence), reverse=True):
+        if latest[sequence].source_offset < result[-1].source_offset:
+            result.append(latest[sequence])
+    return result[::-1]

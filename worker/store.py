@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.structs import OffsetAndMetadata
 
-from worker.changelog import CorruptEntry, Entry, decode
+from worker.changelog import CorruptEntry, Entry, decode, one_pass
 from worker.novelty import Vector
 from worker.publisher import stream_time_from
 
@@ -64,6 +64,12 @@ class Restored:
     entries: list[Entry] = field(default_factory=list)
     replay: dict[int, Vector] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
+
+    def cache(self) -> list[tuple[int, int, str, Vector]]:
+        """Return the cache's entries as PartitionScorer.restore takes them."""
+        return [
+            (entry.sequence, entry.stream_time_ms, entry.trace_id, entry.array()) for entry in one_pass(self.entries)
+        ]
 
 
 async def read_positions(
@@ -196,10 +202,6 @@ def _take(restored: Restored, records: Sequence[Any], committed: int, model: str
             restored.skipped["other_model"] += 1
             restored.skipped[f"model {entry.model}"] += 1
         elif entry.source_offset < committed:
-            # The log is in the order of writing: what stands before a lower sequence is of an older pass over the
-            # source (its offset was reset), and is not in the cache any more.
-            while restored.entries and restored.entries[-1].sequence >= entry.sequence:
-                restored.entries.pop()
             restored.entries.append(entry)
         else:
             restored.replay[entry.source_offset] = entry.array()
