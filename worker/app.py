@@ -14,6 +14,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
@@ -30,8 +31,7 @@ from worker.http import HttpServer
 from worker.intake import Intake
 from worker.lane import Lane, Rules
 from worker.metrics import Metrics, process_registry
-from worker.models import load_configured
-from worker.pipeline import PartitionScorer
+from worker.models import load_configured, new_scorer
 from worker.publisher import (
     AtLeastOncePublisher,
     ExactlyOncePublisher,
@@ -73,9 +73,8 @@ class Worker:
         self._assigned = False
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
-        limits = settings.limits
         self._rules = Rules(
-            type(limits)(layout.max_message_bytes, limits.max_steps, limits.max_depth, limits.strict_context),
+            replace(settings.limits, max_bytes=layout.max_message_bytes),
             settings.event_time,
             settings.latency_budget_seconds,
             Breaker(settings.dead_letter_breaker_share, settings.dead_letter_breaker_window)
@@ -282,14 +281,7 @@ class Worker:
         )
 
     def _lane(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> Lane:
-        settings = self._settings
-        scorer = PartitionScorer(
-            settings.cache_max_elements,
-            settings.cache_ttl_ms,
-            1 if self._pool is None else self._pool.identity.dimensions,
-            settings.threshold,
-            settings.scoring_profiles(),
-        )
+        scorer = new_scorer(self._settings, None if self._pool is None else self._pool.identity)
         scorer.restore(restored.cache(), position.stream_time_ms)
         return Lane(
             partition,
@@ -427,9 +419,10 @@ async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) ->
     try:
         await asyncio.wait_for(worker.stop(), settings.shutdown_timeout_seconds if error is None else LEAVE_SECONDS)
     except TimeoutError:
-        if error is not None:
-            return 1
-        log.error("the drain took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; what was not committed will be read again")
+        if error is None:
+            log.error(
+                "the drain took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; what was not committed will be read again"
+            )
         return 1
     if error is None and worker.failure is None:
         log.info("stopped: everything that was taken is committed")

@@ -132,10 +132,21 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_together(self) -> Settings:
         self.scoring_profiles()
-        topics = [self.source_topic, self.accepted_topic, self.rejected_topic, self.dead_letter_topic, self.changelog]
+        topics = list(self.topics.values())
         if len(set(topics)) != len(topics):
             raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
         return self
+
+    @property
+    def topics(self) -> Mapping[str, str]:
+        """Names of the five topics, by the variable that sets each."""
+        return {
+            "KP_SOURCE_TOPIC": self.source_topic,
+            "KP_ACCEPTED_TOPIC": self.accepted_topic,
+            "KP_REJECTED_TOPIC": self.rejected_topic,
+            "KP_DEAD_LETTER_TOPIC": self.dead_letter_topic,
+            "KP_CHANGELOG_TOPIC": self.changelog,
+        }
 
     @property
     def changelog(self) -> str:

@@ -44,7 +44,6 @@ MAX_COMMIT_RECORDS: Final = 512
 MAX_COMMIT_BYTES: Final = 8 << 20
 """Most output bytes of one transaction, so that large documents do not add up."""
 
-
 MAX_LANE_BYTES: Final = 16 << 20
 """Source bytes of one partition that may be on the way: bounds memory when every document is as large as allowed."""
 
@@ -83,7 +82,6 @@ class _Done:
     record: SourceRecord
     output: OutputRecord
     entry: tuple[bytes, bytes] | None
-    stream_time_ms: int | None
     scored: ScoredTrace | None
     reason: Reason | None
 
@@ -207,15 +205,11 @@ class Lane:
     def _embed(self, record: SourceRecord, trace: ReasoningTrace, pool: EmbeddingPool) -> asyncio.Future[Embedding]:
         ready = self._replay.pop(record.offset, None)
         if ready is not None:
-            future: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
-            future.set_result(Embedding(ready, False))
-            return future
+            return _done_already(Embedding(ready, False))
         submitted = pool.submit(embedding_text(trace))
         if not submitted.done() or submitted.exception() is not None:
             return asyncio.wrap_future(submitted)
-        known: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
-        known.set_result(submitted.result())  # an equal text's: no turn of the event loop, no slot
-        return known
+        return _done_already(submitted.result())  # an equal text's: no turn of the event loop, no slot
 
     def _decide(self, pending: _Pending) -> _Done:
         record, trace, metrics = pending.record, pending.trace, self._metrics
@@ -238,7 +232,7 @@ class Lane:
         if pending.error is not None or trace is None:
             error = pending.error or InvalidTrace(Reason.NOT_JSON, "", "this is a bug: neither trace nor error")
             self._finish(pending)
-            return _Done(record, dead_letter(record, error), None, None, None, error.reason)
+            return _Done(record, dead_letter(record, error), None, None, error.reason)
 
         begun = time.perf_counter()
         comparison = self.scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._rules.event_time))
@@ -262,7 +256,7 @@ class Lane:
                     vector=scored.vector,
                 ),
             )
-        return _Done(record, output, entry, scored.stream_time_ms, scored, None)
+        return _Done(record, output, entry, scored, None)
 
     def _finish(self, pending: _Pending) -> None:
         seconds = time.perf_counter() - pending.started
@@ -310,8 +304,8 @@ class Lane:
 
     def _stream_time(self, batch: list[_Done]) -> int | None:
         for done in reversed(batch):
-            if done.stream_time_ms is not None:
-                self._published_stream_time = done.stream_time_ms
+            if done.scored is not None:
+                self._published_stream_time = done.scored.stream_time_ms
                 break
         return self._published_stream_time
 
@@ -335,6 +329,12 @@ class Lane:
             self.failed = True
             self._idle.set()
             self._on_failure(error)
+
+
+def _done_already(embedding: Embedding) -> asyncio.Future[Embedding]:
+    future: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
+    future.set_result(embedding)
+    return future
 
 
 def check_size(record: SourceRecord, limits: Limits) -> None:

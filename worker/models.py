@@ -1,4 +1,7 @@
-"""Which embedder the settings name. Lives here: the choice alone; the embedders are their own modules."""
+"""What the settings name: the embedder, and the scorer of a partition that goes with it.
+
+Lives here: the choice alone; embedders and scorer are their own modules.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,18 @@ from worker.config import Settings
 from worker.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError, SentenceTransformersEmbedder
 from worker.model_dir import default_directory, find_exported
 from worker.openvino_embedder import OpenVinoEmbedder
+from worker.pipeline import EmbedderIdentity, PartitionScorer
+
+
+def new_scorer(settings: Settings, identity: EmbedderIdentity | None) -> PartitionScorer:
+    """Return the empty state of one partition: the same for a topic and for a file."""
+    return PartitionScorer(
+        settings.cache_max_elements,
+        settings.cache_ttl_ms,
+        1 if identity is None else identity.dimensions,
+        settings.threshold,
+        settings.scoring_profiles(),
+    )
 
 
 def load_configured(settings: Settings) -> Embedder | None:

@@ -15,7 +15,8 @@ import msgspec
 
 from worker.config import Settings
 from worker.embedder import Embedder, Embedding, ModelError, embed_or_diagnose
-from worker.pipeline import PartitionScorer, SourceRecord, embedding_failed, event_time_ms, scored_record
+from worker.models import new_scorer
+from worker.pipeline import SourceRecord, embedding_failed, event_time_ms, scored_record
 from worker.trace import InvalidTrace, embedding_text, parse_trace
 
 
@@ -43,13 +44,7 @@ def score_lines(
     A line that cannot be read is written to `dead_letters` as one JSON object with its reason. Raises OSError.
     """
     identity = None if embedder is None else embedder.identity
-    scorer = PartitionScorer(
-        settings.cache_max_elements,
-        settings.cache_ttl_ms,
-        1 if identity is None else identity.dimensions,
-        settings.threshold,
-        settings.scoring_profiles(),
-    )
+    scorer = new_scorer(settings, identity)
     summary = Summary()
     for number, line in _lines(source, on_line):
         record = SourceRecord(settings.source_topic, 0, number, None, None, line)

@@ -114,7 +114,7 @@ async def _committed(
     Not by aiokafka's own methods: they overlook an error of the whole response (while the coordinator moves or loads)
     and then report that nothing is committed, on which a worker would start from the oldest record.
     """
-    admin = AIOKafkaAdminClient(**{k: v for k, v in client.items() if k != "metadata_max_age_ms"})
+    admin = AIOKafkaAdminClient(**client)
     await admin.start()
     try:
         while True:

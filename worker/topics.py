@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -20,6 +20,8 @@ from worker.pipeline import ACCEPTED, DEAD_LETTER, REJECTED
 from worker.publisher import OutputTopic
 
 log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
 
 CONNECT_ATTEMPTS: Final = 30
 """How often the worker tries to reach a broker at start, once a second, before it exits."""
@@ -45,7 +47,6 @@ CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
     "retention.ms": "-1",
 }
 
-
 SETTLE_ATTEMPTS: Final = 50
 """How often, 0.2 s apart, a new topic is looked for on a broker that does not know it yet."""
 
@@ -70,12 +71,7 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> Layou
         if not settings.create_topics:
             return await _check(admin, settings)
         await _create_missing(admin, settings)
-        for _ in range(SETTLE_ATTEMPTS):  # brokers learn of a new topic one after the other
-            try:
-                return await _check(admin, settings)
-            except MissingTopicsError:
-                await asyncio.sleep(0.2)
-        return await _check(admin, settings)
+        return await _settled(lambda: _check(admin, settings))
     finally:
         await admin.close()
 
@@ -84,7 +80,7 @@ async def _connect(settings: Settings, client: Mapping[str, Any]) -> AIOKafkaAdm
     """Connect, with patience: a worker that is restarted in a broker's outage should be there when it ends."""
     attempt = 0
     while True:
-        admin = AIOKafkaAdminClient(**{k: v for k, v in client.items() if k != "metadata_max_age_ms"})
+        admin = AIOKafkaAdminClient(**client)
         try:
             await admin.start()
             return admin
@@ -105,7 +101,7 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> Non
     if source is None:
         await _create(admin, settings, settings.source_topic, settings.topic_partitions, {})
         source = settings.topic_partitions
-    limit = await _source_limit(admin, settings.source_topic)
+    limit = (await _settled(lambda: _max_bytes(admin, [settings.source_topic])))[settings.source_topic]
     output_config = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, settings.max_message_bytes + OUTPUT_OVERHEAD))}
     dead_config = {"max.message.bytes": str(limit + DEAD_LETTER_OVERHEAD)}
     for name, config in (
@@ -125,13 +121,14 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> Non
             await asyncio.sleep(0.1)
 
 
-async def _source_limit(admin: AIOKafkaAdminClient, name: str) -> int:
+async def _settled(look: Callable[[], Awaitable[Found]]) -> Found:
+    """Look at new topics until they are known: brokers learn of them one after the other."""
     for _ in range(SETTLE_ATTEMPTS):
         try:
-            return (await _max_bytes(admin, [name]))[name]
+            return await look()
         except MissingTopicsError:
             await asyncio.sleep(0.2)
-    return (await _max_bytes(admin, [name]))[name]
+    return await look()
 
 
 async def _create(
@@ -157,14 +154,7 @@ async def _create(
 
 async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
     found = await _partitions(admin, settings)
-    names = {
-        "KP_SOURCE_TOPIC": settings.source_topic,
-        "KP_ACCEPTED_TOPIC": settings.accepted_topic,
-        "KP_REJECTED_TOPIC": settings.rejected_topic,
-        "KP_DEAD_LETTER_TOPIC": settings.dead_letter_topic,
-        "KP_CHANGELOG_TOPIC": settings.changelog,
-    }
-    missing = [f"{name} ({variable})" for variable, name in names.items() if name not in found]
+    missing = [f"{name} ({variable})" for variable, name in settings.topics.items() if name not in found]
     if missing:
         raise MissingTopicsError(
             f"missing on {settings.bootstrap_servers}: {', '.join(missing)}. Create them, or let the worker do it with "
@@ -197,15 +187,8 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
 
 
 async def _partitions(admin: AIOKafkaAdminClient, settings: Settings) -> dict[str, int]:
-    names = [
-        settings.source_topic,
-        settings.accepted_topic,
-        settings.rejected_topic,
-        settings.dead_letter_topic,
-        settings.changelog,
-    ]
     result = {}
-    for topic in await admin.describe_topics(names):
+    for topic in await admin.describe_topics(list(settings.topics.values())):
         if topic["error_code"] == 0:
             result[topic["topic"]] = len(topic["partitions"])
         elif for_code(topic["error_code"]).__name__ == "TopicAuthorizationFailedError":
