@@ -140,9 +140,9 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
         await super().begin_transaction()
         PLAN.passing("after_begin")
 
-    async def send(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """Send one record; when it is the planned one, wait for its acknowledgement first."""
-        future: asyncio.Future[Any] = await super().send(*args, **kwargs)
+    async def send_batch(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """Send the records of one topic; when it is the planned one, wait for its acknowledgement first."""
+        future: asyncio.Future[Any] = await super().send_batch(*args, **kwargs)
         if PLAN.is_next("mid_sends"):
             await future
             PLAN.crash()

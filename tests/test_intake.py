@@ -48,6 +48,22 @@ async def test_partitions_take_turns_and_each_keeps_its_order() -> None:
     assert intake.next(everything) is None
 
 
+async def test_who_stays_takes_one_partition_to_its_end_and_then_the_next() -> None:
+    intake = intake_of(p0=2, p1=3, p2=1)
+    taken = []
+    while (record := intake.next(everything, stay=True)) is not None:
+        taken.append((record.partition, record.offset))
+    assert taken == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
+
+
+async def test_who_stays_is_refused_like_anybody_and_turns_go_on_after_it() -> None:
+    intake = intake_of(p0=9, p1=9)
+    first = [intake.next(everything, stay=True) for _ in range(3)]
+    first.append(intake.next(lambda partition: partition == 1, stay=True))
+    first += [intake.next(everything) for _ in range(2)]
+    assert [record and record.partition for record in first] == [0, 0, 0, 1, 0, 1]
+
+
 async def test_a_partition_that_comes_late_gets_its_turn_at_once() -> None:
     intake = intake_of(p0=100, p1=0)
     first = [intake.next(everything) for _ in range(10)]

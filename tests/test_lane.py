@@ -110,6 +110,7 @@ class Stage:
         self.scorer = PartitionScorer(5, 60_000, DIMENSIONS)
         self.scorer.restore([], stream_time_ms)
         self.room = 0
+        self.waiting = 0
         self.failures: list[BaseException] = []
         self.lane = Lane(
             0,
@@ -120,6 +121,7 @@ class Stage:
             self.metrics,
             replay=replay or {},
             next_offset=next_offset,
+            waiting=lambda: self.waiting,
             on_room=self._count_room,
             on_failure=self.failures.append,
         )
@@ -202,6 +204,76 @@ async def test_an_idle_lane_publishes_each_trace_at_once() -> None:
         stage.take(offset)
         await settle()
         assert stage.publisher.sizes() == [1] * (offset + 1)
+    await stage.lane.close()
+
+
+async def test_behind_a_backlog_traces_gather_until_the_last_one_is_taken() -> None:
+    stage = Stage(embed=False)
+    stage.take(0)
+    await settle()
+    stage.waiting = 10**6
+    for offset in range(1, 6):
+        stage.take(offset)
+        await settle()
+    assert stage.publisher.sizes() == [1]
+    stage.waiting = 0
+    stage.lane.hurry()
+    await settle()
+    assert stage.publisher.sizes() == [1, 5]
+    await stage.lane.close()
+
+
+async def test_gathering_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "GATHER_SECONDS", 0.05)
+    stage = Stage(embed=False)
+    stage.waiting = 10**6
+    stage.take(0, 1)
+    await settle()
+    assert stage.publisher.sizes() == [2]  # the last transaction is long ago
+    stage.take(2, 3)
+    await settle()
+    assert stage.publisher.sizes() == [2]
+    await asyncio.sleep(0.2)
+    assert stage.publisher.sizes() == [2, 2]
+    await stage.lane.close()
+
+
+@pytest.mark.parametrize("bound", ["MAX_COMMIT_RECORDS", "SLACK"])
+async def test_gathering_ends_with_a_full_transaction_or_lane(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(lane_module, "GATHER_SECONDS", 1000.0)
+    monkeypatch.setattr(lane_module, bound, 4)
+    stage = Stage(embed=False)
+    stage.take(0)
+    await settle()
+    stage.waiting = 10**6
+    stage.take(1, 2, 3)
+    await settle()
+    assert stage.publisher.sizes() == [1]
+    stage.take(4)
+    await settle()
+    assert stage.publisher.sizes() == [1, 4]
+    await stage.lane.close()
+
+
+async def test_a_drain_does_not_wait_for_more_and_gathering_goes_on_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "GATHER_SECONDS", 1000.0)
+    stage = Stage()
+    stage.waiting = 10**6
+    stage.take(0, 1, 2)
+    stage.pool.finish(0)
+    await settle()
+    stage.pool.finish(1)
+    await settle()
+    assert stage.publisher.sizes() == [1]
+    drain = asyncio.create_task(stage.lane.drain())
+    await settle()
+    stage.pool.finish(2)
+    await asyncio.wait_for(drain, 5)
+    assert [offset for _, offset in stage.publisher.outputs()] == [0, 1, 2]
+    stage.take(3)
+    stage.pool.finish(3)
+    await settle()
+    assert len(stage.publisher.outputs()) == 3
     await stage.lane.close()
 
 

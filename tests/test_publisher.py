@@ -22,6 +22,7 @@ from worker.publisher import (
     PublishError,
     fit_dead_letter,
     offset_metadata,
+    send_all,
     stream_time_from,
 )
 
@@ -38,6 +39,19 @@ def output(kind: str, value: bytes = b"v") -> OutputRecord:
 
 
 BATCH = Batch([output("accepted"), output("dead_letter"), output("rejected")], [(b"0", b"e0"), (b"1", b"e1")], 42, 1234)
+
+
+class FakeBatch(list[Any]):
+    """A producer's batch that takes two records."""
+
+    def append(self, *, timestamp: Any, key: Any, value: Any, headers: Any) -> Any:  # type: ignore[override]
+        if len(self) == 2:
+            return None
+        super().append((value, key, timestamp, list(headers)))
+        return object()
+
+    def close(self) -> None:
+        pass
 
 
 class FakeProducer:
@@ -64,12 +78,15 @@ class FakeProducer:
         if step in self.errors:
             raise self.errors[step]
 
-    async def send(self, *arguments: Any) -> asyncio.Future[None]:
-        self.calls.append(("send", *arguments))
+    def create_batch(self) -> FakeBatch:
+        return FakeBatch()
+
+    async def send_batch(self, batch: FakeBatch, topic: str, *, partition: int) -> asyncio.Future[None]:
+        self.calls.append(("send", topic, partition, *batch))
         self._fail("send")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if arguments[0] in self.errors:
-            future.set_exception(self.errors[arguments[0]])
+        if topic in self.errors:
+            future.set_exception(self.errors[topic])
         elif self.at_once:
             future.set_result(None)
         self.waiting.append(future)
@@ -101,11 +118,10 @@ class FakeProducer:
 
 
 SENDS = [
-    ("send", "cache", b"e0", b"0", 5),
-    ("send", "cache", b"e1", b"1", 5),
-    ("send", "traces.accepted", b"v", b"k", 1, 77, [("h", b"1")]),  # 5 % 4
-    ("send", "traces.dead-letter", b"v", b"k", 0, 77, [("h", b"1")]),
-    ("send", "traces.rejected", b"v", b"k", 5, 77, [("h", b"1")]),
+    ("send", "cache", 5, (b"e0", b"0", None, []), (b"e1", b"1", None, [])),
+    ("send", "traces.accepted", 1, (b"v", b"k", 77, [("h", b"1")])),  # 5 % 4
+    ("send", "traces.dead-letter", 0, (b"v", b"k", 77, [("h", b"1")])),
+    ("send", "traces.rejected", 5, (b"v", b"k", 77, [("h", b"1")])),
 ]
 OFFSET = {SOURCE: OffsetAndMetadata(42, "kp1:1234")}
 
@@ -152,7 +168,7 @@ async def test_the_offset_waits_for_every_acknowledgement(exactly_once: Pair) ->
     for future in producer.waiting[:-1]:
         future.set_result(None)
     await settle()
-    assert producer.steps() == ["begin", *["send"] * 5]
+    assert producer.steps() == ["begin", *["send"] * 4]
     producer.waiting[-1].set_result(None)
     await publishing
     assert producer.steps()[-2:] == ["offsets", "commit"]
@@ -213,7 +229,7 @@ async def test_a_broker_that_does_not_answer_is_given_up_after_the_timeout(exact
     with pytest.raises(TimeoutError):
         await publisher.publish(BATCH)
     await settle()
-    assert producer.steps() == ["begin", *["send"] * 5, "abort"]
+    assert producer.steps() == ["begin", *["send"] * 4, "abort"]
 
 
 async def test_a_publish_that_is_cancelled_commits_nothing(exactly_once: Pair) -> None:
@@ -267,6 +283,20 @@ async def test_at_least_once_commits_nothing_after_a_failure() -> None:
 
     with pytest.raises(PublishError, match=r"topic traces.accepted, partition 5: .*too large"):
         await AtLeastOncePublisher(producer, SOURCE, TOPICS, "cache", commit, 30.0).publish(BATCH)
+
+
+async def test_records_of_a_topic_keep_their_order_over_several_batches_and_topics_with_one_partition() -> None:
+    producer: Any = FakeProducer()
+    outputs = [output(kind, b"%d" % i) for i, kind in enumerate(["accepted", "dead_letter", "accepted"] * 3)]
+    await send_all(producer, 5, Batch(outputs, [], 1, None), TOPICS, "cache")
+    sent = {
+        name: [[row[0] for row in call[3:]] for call in producer.calls if call[1] == name]
+        for name in ("traces.accepted", "traces.dead-letter")
+    }
+    assert sent == {
+        "traces.accepted": [[b"0", b"2"], [b"3", b"5"], [b"6", b"8"]],
+        "traces.dead-letter": [[b"1", b"4"], [b"7"]],
+    }
 
 
 # -- the stream time beside the offset
@@ -339,7 +369,7 @@ async def test_only_dead_letters_are_cut(exactly_once: Pair) -> None:
     publisher, producer = exactly_once
     large = b"x" * 5000
     await publisher.publish(Batch([output("accepted", large), output("dead_letter", large)], [], 1, None))
-    sent = {call[1]: call[2] for call in producer.calls if call[0] == "send"}
+    sent = {call[1]: call[3][0] for call in producer.calls if call[0] == "send"}
     assert sent["traces.accepted"] == large
     assert large.startswith(sent["traces.dead-letter"])
     assert len(sent["traces.dead-letter"]) < 2000

@@ -367,6 +367,7 @@ async def live_in_a_lane(
         Metrics(CollectorRegistry()),
         replay=found.replay,
         next_offset=topics.offset,
+        waiting=lambda: 0,
         on_room=lambda: None,
         on_failure=failures.append,
     )

@@ -180,10 +180,11 @@ class EmbeddingPool:
         """Identity of the embedder behind the pool."""
         return self._embedder.identity
 
-    def submit(self, text: str) -> Future[Embedding]:
-        """Queue a text. The future fails with the embedder's exception, or with ModelError if the model is broken.
+    def submit(self, text: str) -> Future[Embedding] | Embedding:
+        """Return a text's embedding where it is remembered, otherwise queue the text.
 
-        Call it from one thread. The future may be done already, and may be shared by equal texts.
+        The future fails with the embedder's exception, or with ModelError if the model is broken; equal texts may
+        share it. Call this from one thread.
         """
         if not self._remembered:
             return self._executor.submit(self._embed, text)
@@ -192,7 +193,7 @@ class EmbeddingPool:
         if future is not None and not future.cancelled() and not (future.done() and future.exception() is not None):
             self._known.move_to_end(key)
             self.hits += 1
-            return future
+            return future.result() if future.done() else future
         future = self._known[key] = self._executor.submit(self._embed, text)
         if len(self._known) > self._remembered:
             self._known.popitem(last=False)

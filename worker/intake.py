@@ -41,6 +41,7 @@ class Intake:
     def __init__(self) -> None:
         self._queues: dict[int, _Queue] = {}
         self._turns: deque[int] = deque()  # the partitions with waiting records
+        self._last: int | None = None
 
     def __bool__(self) -> bool:
         """Whether any record waits."""
@@ -75,8 +76,13 @@ class Intake:
             self._turns.remove(partition)
         queue.update()
 
-    def next(self, accepts: Callable[[int], bool]) -> SourceRecord | None:
-        """Take the next record, one partition after the other, passing over those that `accepts` refuses."""
+    def next(self, accepts: Callable[[int], bool], *, stay: bool = False) -> SourceRecord | None:
+        """Take the next record, one partition after the other, passing over those that `accepts` refuses.
+
+        `stay`: of the same partition as the last one, where it has another.
+        """
+        if stay and self._turns and self._turns[-1] == self._last:
+            self._turns.rotate(1)
         for _ in range(len(self._turns)):
             partition = self._turns.popleft()
             if not accepts(partition):
@@ -88,6 +94,7 @@ class Intake:
             queue.update()
             if queue.records:
                 self._turns.append(partition)
+            self._last = partition
             return record
         return None
 

@@ -4,15 +4,19 @@ record -> parse -> embed (shared pool) -> score -> the lane's next transaction. 
 what is not committed, and the measuring of each stage. Must not live here: fetching, rebalance decisions, model or
 transaction details.
 
-Scoring never waits for a commit: while one transaction is on its way, the traces that follow gather for the next.
+Scoring never waits for a commit: while one transaction is on its way, the traces that follow gather for the next. A
+lane with nothing waiting behind it commits at once; behind a backlog it lets traces gather (GATHER_SECONDS), because a
+transaction costs the cores as much as an embedding, whether it carries one trace or hundreds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -41,6 +45,12 @@ log = logging.getLogger(__name__)
 MAX_COMMIT_RECORDS: Final = 512
 """Most records of one transaction. A commit costs the same for 1 or 500; more would only hold memory and latency."""
 
+GATHER_SECONDS: Final = 1.0
+"""Longest time between two transactions of a partition while more records wait to be scored."""
+
+GATHER_SECONDS_EACH: Final = 0.01
+"""Of that time, as much for each waiting record: no output is held back longer than the wait that is there anyway."""
+
 MAX_COMMIT_BYTES: Final = 8 << 20
 """Most output bytes of one transaction, so that large documents do not add up."""
 
@@ -61,7 +71,7 @@ class Rules:
 class _Pending:
     """A record between admission and scoring."""
 
-    __slots__ = ("embedding", "error", "record", "started", "submitted", "trace")
+    __slots__ = ("embedding", "error", "future", "record", "started", "submitted", "trace")
 
     def __init__(self, record: SourceRecord, started: float) -> None:
         self.record = record
@@ -69,10 +79,11 @@ class _Pending:
         self.submitted = started
         self.trace: ReasoningTrace | None = None
         self.error: InvalidTrace | None = None
-        self.embedding: asyncio.Future[Embedding] | None = None
+        self.embedding: Embedding | None = None
+        self.future: asyncio.Future[Embedding] | None = None  # of an embedding that has to be waited for
 
     def ready(self) -> bool:
-        return self.embedding is None or self.embedding.done()
+        return self.future is None or self.future.done()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,7 @@ class _Done:
 class Lane:
     """One assigned partition: its state, its records on the way, its publisher.
 
+    `waiting` tells how many records wait to be taken; whoever knows that calls `hurry` when the last one was.
     `on_room` is called when the lane can take records again, `on_failure` once with the error that ended it: its
     state is then ahead of what is committed and must not be used again.
     """
@@ -104,6 +116,7 @@ class Lane:
         *,
         replay: Mapping[int, Vector],
         next_offset: int,
+        waiting: Callable[[], int],
         on_room: Callable[[], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -117,6 +130,7 @@ class Lane:
         self._metrics = metrics
         self._replay = dict(replay)
         self._taken = next_offset - 1
+        self._waiting = waiting
         self._on_room = on_room
         self._on_failure = on_failure
         self._pending: deque[_Pending] = deque()
@@ -125,6 +139,9 @@ class Lane:
         self._bytes = 0  # of the records past the committed offset
         self._published_stream_time = scorer.stream_time_ms
         self._work = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._begun = 0.0
+        self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
@@ -161,13 +178,17 @@ class Lane:
         pending.submitted = time.perf_counter()
         self._metrics.stages["parse"].observe(pending.submitted - pending.started)
         if pending.trace is not None and self._pool is not None:
-            pending.embedding = self._embed(record, pending.trace, self._pool)
+            embedding = self._embed(record, pending.trace, self._pool)
+            if isinstance(embedding, Embedding):
+                pending.embedding = embedding
+            else:
+                pending.future = asyncio.wrap_future(embedding)
         self._pending.append(pending)
-        if pending.embedding is None or pending.embedding.done():
+        if pending.future is None:
             self.advance()
-            return None
-        pending.embedding.add_done_callback(lambda _: self.advance())
-        return pending.embedding
+        else:
+            pending.future.add_done_callback(lambda _: self.advance())
+        return pending.future
 
     def advance(self) -> None:
         """Score whatever is ready, in offset order."""
@@ -180,20 +201,29 @@ class Lane:
                     self._rules.breaker.record(done.scored is None)
                 self._done.append(done)
                 self._work.set()
+            if len(self._done) >= MAX_COMMIT_RECORDS or not self.has_room():
+                self.hurry()
         except Exception as error:
             self._fail(error)
 
+    def hurry(self) -> None:
+        """Commit what is scored now: nothing waits any more."""
+        self._hurry.set()
+
     async def drain(self) -> None:
         """Wait until everything that was taken is committed (or the lane has failed)."""
+        self._draining = True
+        self.hurry()
         await self._idle.wait()
+        self._draining = False
 
     async def close(self) -> None:
         """Give the partition up: what is not committed is dropped, an open transaction is aborted."""
         self.failed = True
         self._idle.set()
         for pending in self._pending:
-            if pending.embedding is not None:  # nobody will ask for its exception any more
-                pending.embedding.add_done_callback(lambda future: future.cancelled() or future.exception())
+            if pending.future is not None:  # nobody will ask for its exception any more
+                pending.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -202,25 +232,18 @@ class Lane:
         except Exception as error:  # the partition is lost to us anyway; its next owner fences this producer
             log.warning("partition %d: producer did not stop cleanly: %r", self.partition, error)
 
-    def _embed(self, record: SourceRecord, trace: ReasoningTrace, pool: EmbeddingPool) -> asyncio.Future[Embedding]:
+    def _embed(
+        self, record: SourceRecord, trace: ReasoningTrace, pool: EmbeddingPool
+    ) -> concurrent.futures.Future[Embedding] | Embedding:
         ready = self._replay.pop(record.offset, None)
-        if ready is not None:
-            return _done_already(Embedding(ready, False))
-        submitted = pool.submit(embedding_text(trace))
-        if not submitted.done() or submitted.exception() is not None:
-            return asyncio.wrap_future(submitted)
-        return _done_already(submitted.result())  # an equal text's: no turn of the event loop, no slot
+        return pool.submit(embedding_text(trace)) if ready is None else Embedding(ready, False)
 
     def _decide(self, pending: _Pending) -> _Done:
         record, trace, metrics = pending.record, pending.trace, self._metrics
-        vector = None
-        if pending.embedding is not None:
-            metrics.stages["embed"].observe(time.perf_counter() - pending.submitted)
-            failure = pending.embedding.exception()
+        if pending.future is not None:
+            failure = pending.future.exception()
             if failure is None:
-                vector, truncated = pending.embedding.result()
-                if truncated:
-                    metrics.truncated.inc()
+                pending.embedding = pending.future.result()
             elif isinstance(failure, ModelError | MemoryError) or not isinstance(failure, Exception):
                 raise failure  # says nothing about this text: the worker itself cannot go on
             else:
@@ -229,6 +252,12 @@ class Lane:
                     record.topic, record.partition, record.offset, failure,
                 )  # fmt: skip
                 pending.error = embedding_failed(failure)
+        vector = None
+        if pending.embedding is not None:
+            metrics.stages["embed"].observe(time.perf_counter() - pending.submitted)
+            vector = pending.embedding.vector
+            if pending.embedding.truncated:
+                metrics.truncated.inc()
         if pending.error is not None or trace is None:
             error = pending.error or InvalidTrace(Reason.NOT_JSON, "", "this is a bug: neither trace nor error")
             self._finish(pending)
@@ -268,9 +297,10 @@ class Lane:
         try:
             while True:
                 await self._work.wait()
+                await self._let_gather()
                 batch = self._gather()
                 self._publishing = len(batch)
-                started = time.perf_counter()
+                self._begun = started = time.perf_counter()
                 await self.publisher.publish(
                     Batch(
                         outputs=[done.output for done in batch],
@@ -290,6 +320,17 @@ class Lane:
             raise
         except Exception as error:
             self._fail(error)
+
+    async def _let_gather(self) -> None:
+        """Wait while records wait behind these, until the transaction is full or the last one is long enough ago."""
+        while self.has_room() and len(self._done) < MAX_COMMIT_RECORDS and not self._draining:
+            left = self._begun + min(GATHER_SECONDS, self._waiting() * GATHER_SECONDS_EACH) - time.perf_counter()
+            if left <= 0:
+                return
+            self._hurry.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._hurry.wait()
 
     def _gather(self) -> list[_Done]:
         batch: list[_Done] = []
@@ -315,26 +356,23 @@ class Lane:
         metrics.commit_traces.observe(len(batch))
         metrics.consumed.inc(len(batch))
         now = time.time()
+        verdicts: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
         for done in batch:
             if done.record.timestamp_ms is not None and done.record.timestamp_ms >= 0:
                 metrics.end_to_end.observe(max(0.0, now - done.record.timestamp_ms / 1000))
             if done.scored is None:
                 metrics.dead_letters.labels(str(done.reason)).inc()
             else:
-                metrics.traces.labels(done.output.kind, done.scored.profile).inc()
+                verdicts[done.output.kind, done.scored.profile] += 1
                 metrics.score.observe(done.scored.score)
+        for labels, count in verdicts.items():
+            metrics.traces.labels(*labels).inc(count)
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed:
             self.failed = True
             self._idle.set()
             self._on_failure(error)
-
-
-def _done_already(embedding: Embedding) -> asyncio.Future[Embedding]:
-    future: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
-    future.set_result(embedding)
-    return future
 
 
 def check_size(record: SourceRecord, limits: Limits) -> None:

@@ -39,6 +39,9 @@ ABORT_SECONDS: Final = 3.0
 
 TRUNCATED_HEADER: Final = "kp-error-truncated"
 
+Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
+"""Key, value, timestamp (ms since 1970; None: now) and headers of a record to send."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -257,30 +260,37 @@ async def send_all(
     producer: AIOKafkaProducer, partition: int, batch: Batch, topics: Mapping[str, OutputTopic], changelog: str
 ) -> None:
     """Send a batch and wait until every record is acknowledged. Raises the first error, naming the topic."""
-    sends = []
-    send = producer.send
-    for key, value in batch.entries:
-        sends.append((changelog, await send(changelog, value, key, partition)))
+    rows: dict[tuple[str, int], list[Row]] = {}
+    if batch.entries:
+        rows[changelog, partition] = [(key, value, None, []) for key, value in batch.entries]
     for record in batch.outputs:
         topic = topics[record.kind]
         output = fit_dead_letter(record, topic.max_bytes) if record.kind == DEAD_LETTER else record
-        sends.append(
-            (
-                topic.name,
-                await send(
-                    topic.name,
-                    output.value,
-                    output.key,
-                    partition % topic.partitions,
-                    output.timestamp_ms,
-                    output.headers,
-                ),
-            )
-        )
-    results = await asyncio.gather(*(future for _, future in sends), return_exceptions=True)
-    for (name, _), result in zip(sends, results, strict=True):
+        row = output.key, output.value, output.timestamp_ms, output.headers
+        rows.setdefault((topic.name, partition % topic.partitions), []).append(row)
+    sends = (send_rows(producer, topic, number, of_topic) for (topic, number), of_topic in rows.items())
+    results = await asyncio.gather(*sends, return_exceptions=True)
+    for (topic_name, _), result in zip(rows, results, strict=True):
         if isinstance(result, BaseException):
-            raise PublishError(f"topic {name}, partition {partition}: {result!r}") from result
+            raise PublishError(f"topic {topic_name}, partition {partition}: {result!r}") from result
+
+
+async def send_rows(producer: AIOKafkaProducer, topic: str, partition: int, rows: list[Row]) -> None:
+    """Send rows to one partition, in order, and wait until all are acknowledged.
+
+    As batches, not record by record: aiokafka's `send` costs 20 us a record (measured), most of it for the future that
+    tells each record's own offset, which nobody asks for here.
+    """
+    acknowledged: list[asyncio.Future[Any]] = []
+    builder = producer.create_batch()
+    for key, value, timestamp_ms, headers in rows:
+        if builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers) is None:  # it is full
+            acknowledged.append(await producer.send_batch(builder, topic, partition=partition))
+            builder = producer.create_batch()
+            builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers)
+    builder.close()  # nobody else's records may join
+    acknowledged.append(await producer.send_batch(builder, topic, partition=partition))
+    await asyncio.gather(*acknowledged)
 
 
 class PublishError(Exception):

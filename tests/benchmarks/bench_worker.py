@@ -35,11 +35,9 @@ class TableEmbedder:
 class InlinePool(EmbeddingPool):
     """The pool without its thread."""
 
-    def submit(self, text: str) -> Future[Embedding]:
-        """Return a future that is done."""
-        future: Future[Embedding] = Future()
-        future.set_result(self._embedder.embed(text))
-        return future
+    def submit(self, text: str) -> Future[Embedding] | Embedding:
+        """Answer at once."""
+        return self._embedder.embed(text)
 
 
 def load(settings: config.Settings) -> Embedder | None:
