@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check fuzz soak bench lock clean
+.PHONY: help setup demo test check fuzz soak bench deploy-check lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), c
 
 bench: $(READY) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+deploy-check: $(READY) ## What make test cannot check without further tools: rules and dashboard on a real Prometheus
+	PYTHON=$(BIN)/python deploy/checks/prometheus.sh
 
 lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
