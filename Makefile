@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check fuzz soak bench deploy-check lock clean
+.PHONY: help setup demo test check deploy-check fuzz soak bench lock clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## Create .venv with exactly what requirements.lock says
 
@@ -35,6 +35,9 @@ check: $(READY) ## Format, lint, types, layering
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layering.py
 
+deploy-check: $(READY) ## Check what is in deploy/ (each check names the tool that it lacks)
+	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/prometheus.sh
+
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}
 
@@ -43,9 +46,6 @@ soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), c
 
 bench: $(READY) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)
-
-deploy-check: $(READY) ## What make test cannot check without further tools: rules and dashboard on a real Prometheus
-	PYTHON=$(BIN)/python deploy/checks/prometheus.sh
 
 lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
