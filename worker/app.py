@@ -30,7 +30,7 @@ from worker.faust_io import Hooks, KpConsumer, connect, create_app
 from worker.http import HttpServer
 from worker.intake import Intake
 from worker.lane import Lane, Rules
-from worker.metrics import Metrics, process_registry
+from worker.metrics import Metrics, lag_seconds, process_registry
 from worker.models import load_configured, new_scorer
 from worker.publisher import (
     AtLeastOncePublisher,
@@ -335,9 +335,15 @@ class Worker:
                 self._metrics.cache_entries.labels(label).set(len(cache))
                 if lane.scorer.stream_time_ms is not None:
                     self._metrics.stream_time.labels(label).set(lane.scorer.stream_time_ms / 1000)
-                lag = self._consumer.lag(TopicPartition(self._settings.source_topic, partition), lane.committed)
+                oldest = lane.oldest() or self._intake.oldest(partition)
+                source = TopicPartition(self._settings.source_topic, partition)
+                lag = self._consumer.lag(source, lane.committed, idle=oldest is None)
                 if lag is not None:
                     self._metrics.lag.labels(label).set(lag)
+                    age = lag_seconds(lag, None if oldest is None else oldest.timestamp_ms, time.time())
+                    if age is not None:
+                        self._metrics.lag_seconds.labels(label).set(age)
+                self._metrics.committed_offset.labels(label).set(lane.committed)
                 self._metrics.cache_evictions.labels("expired").inc(cache.expired)
                 self._metrics.cache_evictions.labels("capacity").inc(cache.displaced)
                 cache.expired = cache.displaced = 0
@@ -365,7 +371,7 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop.set)
-    metrics = Metrics(process_registry())
+    metrics = Metrics(process_registry(), settings.scoring_profiles())
     worker: Worker | None = None
     phase = "loading the model"
     http = HttpServer(
@@ -386,7 +392,13 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
         nonlocal phase
         embedder = await asyncio.to_thread(load, settings)
         identity = None if embedder is None else embedder.identity
-        metrics.build.info({"version": __version__, "embedder": "none" if identity is None else identity.key()})
+        metrics.build.info(
+            {
+                "version": __version__,
+                "group": settings.group_id,
+                "embedder": "none" if identity is None else identity.key(),
+            }
+        )
         log.info("embedder: %s", "none (novelty 0.5)" if identity is None else f"{identity.runtime} {identity.key()}")
         phase = "checking the topics"
         layout = await prepare_topics(settings, client_arguments(settings))

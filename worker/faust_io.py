@@ -15,6 +15,7 @@ Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaCon
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any, Final
 import faust
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.errors import IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 from faust.transport.drivers import aiokafka as driver
 from faust.types.tuples import TP, ConsumerMessage
@@ -62,6 +64,8 @@ class Hooks:
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
     logger = faust_log
     hooks: Hooks
+    read_to: dict[TopicPartition, int]
+    """Where the last fetch that brought nothing ended: past the markers and aborted records of transactions."""
 
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
         settings = self.hooks.settings
@@ -83,7 +87,11 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 
     async def fetch(self, tp: TopicPartition) -> list[SourceRecord]:
         """Fetch the next records of one partition; runs in the consumer's thread."""
-        fetched = await self._ensure_consumer().getmany(tp, timeout_ms=FETCH_WAIT_MS, max_records=FETCH_RECORDS)
+        consumer = self._ensure_consumer()
+        fetched = await consumer.getmany(tp, timeout_ms=FETCH_WAIT_MS, max_records=FETCH_RECORDS)
+        if not fetched:
+            with contextlib.suppress(IllegalStateError):  # revoked meanwhile
+                self.read_to[tp] = await consumer.position(tp)
         return [
             SourceRecord(
                 record.topic,
@@ -108,12 +116,18 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         """Commit one offset as a member of the group; refused after a rebalance."""
         await self._ensure_consumer().commit({tp: OffsetAndMetadata(offset, metadata)})
 
-    def lag(self, tp: TopicPartition, committed: int) -> int | None:
-        """Return the records between a committed offset and the last stable one; None before the first fetch."""
+    def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
+        """Return the records between a committed offset and the last stable one; None before the first fetch.
+
+        `idle`: nothing that was fetched waits. What then lies past the committed offset but was read is no record: a
+        producer's transaction markers or what it aborted, which would look like a lag for ever.
+        """
         consumer = self._ensure_consumer()
         if tp not in consumer.assignment():
             return None
         end = consumer.last_stable_offset(tp)
+        if idle:
+            committed = max(committed, self.read_to.get(tp, committed))
         return None if end is None or end < 0 else max(0, end - committed)
 
 
@@ -127,6 +141,7 @@ class KpConsumer(driver.Consumer):
     def _new_consumer_thread(self) -> _ConsumerThread:
         thread = _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
         thread.hooks = self.hooks
+        thread.read_to = {}
         self._fetches: set[asyncio.Task[None]] = set()
         self._rebalance = 0
         return thread
@@ -222,9 +237,9 @@ class KpConsumer(driver.Consumer):
         """Commit one offset (at least once). Raises what aiokafka raises, for example after a rebalance."""
         await self._thread.call_thread(self._thread.commit_offset, tp, offset, metadata)
 
-    def lag(self, tp: TopicPartition, committed: int) -> int | None:
+    def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
         """Return how many records of a partition are not committed; None where that is not known yet."""
-        return self._thread.lag(tp, committed)
+        return self._thread.lag(tp, committed, idle)
 
 
 def _wake_up(tp: TP, offset: int, generation: int) -> ConsumerMessage:

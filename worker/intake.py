@@ -51,6 +51,11 @@ class Intake:
         """Return the number of waiting records."""
         return sum(len(queue.records) for queue in self._queues.values())
 
+    def oldest(self, partition: int) -> SourceRecord | None:
+        """Return the partition's first waiting record."""
+        queue = self._queues.get(partition)
+        return queue.records[0] if queue is not None and queue.records else None
+
     def assign(self, partitions: Iterable[int]) -> None:
         """Start anew with these partitions; whatever waited is dropped (it is not committed and will be read again)."""
         former, self._queues = self._queues, {partition: _Queue() for partition in partitions}

@@ -137,6 +137,7 @@ class Lane:
         self._done: deque[_Done] = deque()
         self._publishing = 0
         self._bytes = 0  # of the records past the committed offset
+        self._gathered: SourceRecord | None = None  # the first record of the last batch
         self._published_stream_time = scorer.stream_time_ms
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -154,6 +155,13 @@ class Lane:
     def __len__(self) -> int:
         """Return the number of records past the committed offset."""
         return len(self._pending) + len(self._done) + self._publishing
+
+    def oldest(self) -> SourceRecord | None:
+        """Return the first record past the committed offset, of those that were taken."""
+        if self._publishing:
+            return self._gathered
+        waiting = self._done or self._pending
+        return waiting[0].record if waiting else None
 
     def has_room(self) -> bool:
         """Whether another record may be taken. The bound is the changelog's slack: see changelog.py."""
@@ -341,6 +349,7 @@ class Lane:
             batch.append(done)
         if not self._done:
             self._work.clear()
+        self._gathered = batch[0].record
         return batch
 
     def _stream_time(self, batch: list[_Done]) -> int | None:

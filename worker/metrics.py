@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.core import HistogramMetricFamily
@@ -18,6 +18,10 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+from worker.pipeline import ACCEPTED, REJECTED
+from worker.scoring import PROFILES
+from worker.trace import Reason
 
 STAGES = ("parse", "embed", "novelty", "score", "publish")
 
@@ -93,9 +97,13 @@ class Series:
 
 
 class Metrics:
-    """The worker's metrics, registered in `registry`."""
+    """The worker's metrics, registered in `registry`.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    Every counter with labels begins with all its series at 0: `rate` and `increase` see nothing of a series' first
+    value, so one that appeared with its first event would hide that event. `profiles` names those of the settings.
+    """
+
+    def __init__(self, registry: CollectorRegistry, profiles: Iterable[str] = PROFILES) -> None:
         self.registry = registry
         self.evaluation = Histogram(
             "kp_evaluation_duration_seconds",
@@ -158,6 +166,15 @@ class Metrics:
         self.lag = Gauge(
             "kp_consumer_lag", "Source records that are not committed yet.", ["partition"], registry=registry
         )
+        self.lag_seconds = Gauge(
+            "kp_consumer_lag_seconds",
+            "Age, by its timestamp, of the oldest source record that is not committed; 0 where none waits.",
+            ["partition"],
+            registry=registry,
+        )
+        self.committed_offset = Gauge(
+            "kp_committed_offset", "Offset of the next source record to commit.", ["partition"], registry=registry
+        )
         self.restore = Histogram(
             "kp_restore_duration_seconds",
             "Restore of the partitions of one assignment from the changelog.",
@@ -181,7 +198,11 @@ class Metrics:
         self.rebalances = Counter("kp_rebalances_total", "Assignments received from the group.", registry=registry)
         self.partitions = Gauge("kp_assigned_partitions", "Source partitions of this worker.", registry=registry)
         self.ready = Gauge("kp_ready", "1 while /readyz answers 200.", registry=registry)
-        self.build = Info("kp_build", "Version and embedder.", registry=registry)
+        self.build = Info("kp_build", "Version, consumer group and embedder.", registry=registry)
+        for decision, profile in product((ACCEPTED, REJECTED), profiles):
+            self.traces.labels(decision, profile)
+        for reason in Reason:
+            self.dead_letters.labels(str(reason))
         for cause in ("capacity", "expired"):
             self.cache_evictions.labels(cause)
         for cause in ("corrupt", "other_model"):
@@ -189,9 +210,22 @@ class Metrics:
 
     def forget_partition(self, partition: int) -> None:
         """Drop the gauges of a partition that is no longer assigned."""
-        for gauge in (self.cache_entries, self.stream_time, self.lag):
+        for gauge in (self.cache_entries, self.stream_time, self.lag, self.lag_seconds, self.committed_offset):
             with contextlib.suppress(KeyError):  # never set
                 gauge.remove(str(partition))
+
+
+def lag_seconds(lag: int, timestamp_ms: int | None, now: float) -> float | None:
+    """Return the lag in seconds of a partition with `lag` uncommitted records; None where that cannot be said.
+
+    `timestamp_ms` is the oldest one's, None where it was not fetched yet or has none; `now` in seconds since 1970. A
+    partition with nothing to commit has no lag, however long ago its last record came.
+    """
+    if lag == 0:
+        return 0.0
+    if timestamp_ms is None or timestamp_ms < 0:
+        return None
+    return max(0.0, now - timestamp_ms / 1000)
 
 
 def process_registry() -> CollectorRegistry:

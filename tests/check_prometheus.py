@@ -1,0 +1,209 @@
+"""Every query of the rules and the dashboard on a real Prometheus that scrapes a real worker under load.
+
+Not part of `make test`, which needs nothing but Python: `make deploy-check` runs it. Needs the programs prometheus and
+promtool, and fails where they are missing.
+
+An alert's expression finds nothing on a healthy worker, and a misspelt one finds nothing either. So each comparison is
+turned into its 0/1 form (`>` becomes `> bool`), which keeps whatever its operands find: an empty result then means
+that an operand is empty. Looks into the past (`offset`) are taken out, because there is none yet.
+"""
+
+import itertools
+import json
+import math
+import re
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
+from tests.kafka_fixtures import WorkerProcess, create_topics, produce, unique
+from tests.monitoring import RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
+from worker.embedded_kafka import EmbeddedKafka
+
+LOAD_SECONDS = 20.0
+"""Enough scrapes for every rate; the first seconds belong to the start of the worker."""
+
+GRAFANA = {"$__rate_interval": "10s", "$__range": "1m", "$instance": ".*", "$group": ".*"}
+
+SLOW_MACHINE = {"KpLatencyBudgetBurnFast", "KpLatencyBudgetBurnSlow"}
+"""May fire here as well: the check shares its cores with Kafka and Prometheus."""
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Prometheus:
+    """A Prometheus that scrapes one port twice a second, with the product's rules; alerts wait 1 s before they fire."""
+
+    def __init__(self, directory: Path, target: int) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        (directory / "rules.yaml").write_text(re.sub(r"\bfor: \w+", "for: 1s", RULES.read_text("utf-8")))
+        config = {
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": [
+                {"job_name": "kp-worker", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]},
+            ],
+        }
+        (directory / "prometheus.yaml").write_text(json.dumps(config))  # JSON is YAML
+        self.log = directory / "prometheus.log"
+        with self.log.open("w") as output:
+            self.process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={directory / 'prometheus.yaml'}",
+                    f"--storage.tsdb.path={directory / 'data'}",
+                    f"--web.listen-address={self.url.removeprefix('http://')}",
+                ],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of an API answer. Raises AssertionError with Prometheus's words for a refused query."""
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from error
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5):
+                    return
+            except OSError:
+                assert self.process.poll() is None, self.log.read_text()
+                assert time.monotonic() < deadline, self.log.read_text()
+                time.sleep(0.1)
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+
+
+class Stage:
+    def __init__(self, prometheus: Prometheus, worker: WorkerProcess) -> None:
+        self.prometheus = prometheus
+        self.worker = worker
+
+
+def load(bootstrap: str, topic: str, stop: threading.Event) -> None:
+    """Send some 30 records a second: verdicts of both kinds, long texts, and a tenth that cannot be read."""
+    for number in itertools.count():
+        if stop.is_set():
+            return
+        records = []
+        for i in range(10):
+            name = f"{number}-{i}"
+            steps = WELL_ROUNDED if i % 2 else NEVER_ACCEPTED
+            objective = f"task {name} " + "word " * (400 if i == 7 else 5)
+            value = b"no trace" if i == 3 else trace_bytes(f"kp:trace:{name}", steps=steps, objective=objective)
+            records.append((name.encode(), value, (), i % 2))
+        produce(bootstrap, topic, records)
+        stop.wait(0.3)
+
+
+@pytest.fixture(scope="module")
+def stage(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    directory = tmp_path_factory.mktemp("prometheus")
+    topic, port = unique("traces"), free_port()
+    create_topics(kafka.bootstrap_servers, {topic: 2})
+    prometheus = Prometheus(directory, port)
+    stop = threading.Event()
+    sender = threading.Thread(target=load, args=(kafka.bootstrap_servers, topic, stop))
+    try:
+        prometheus.wait_ready()  # before the worker, so that it sees the counters' first steps
+        env = {
+            "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+            "KP_GROUP_ID": topic,
+            "KP_SOURCE_TOPIC": topic,
+            "KP_ACCEPTED_TOPIC": f"{topic}.accepted",
+            "KP_REJECTED_TOPIC": f"{topic}.rejected",
+            "KP_DEAD_LETTER_TOPIC": f"{topic}.dead-letter",
+            "KP_CREATE_TOPICS": "true",
+            "KP_CACHE_MAX_ELEMENTS": "50",
+            "KP_HTTP_PORT": str(port),
+        }
+        with WorkerProcess(env, log_path=directory / "worker.log") as worker:
+            worker.wait_ready(120)
+            sender.start()
+            time.sleep(LOAD_SECONDS)
+            yield Stage(prometheus, worker)
+    finally:
+        stop.set()
+        if sender.ident is not None:
+            sender.join()
+        prometheus.close()
+
+
+def without_filters(expr: str) -> str:
+    """Return the query with its comparisons in their 0/1 form and without its looks into the past."""
+    parts = re.split(r'(\{[^}]*\}|"[^"]*")', expr)
+    parts[::2] = [re.sub(r"(==|!=|<=|>=|<|>)(?!\s*bool)", r"\1 bool", part) for part in parts[::2]]
+    return re.sub(r"\boffset \w+", "", "".join(parts))
+
+
+def test_filters_are_taken_out_of_queries() -> None:
+    expr = 'x{a!="b>c"} > 0 and (y == y offset 10m) unless z{le="0.1"}'
+    assert without_filters(expr) == 'x{a!="b>c"} > bool 0 and (y == bool y ) unless z{le="0.1"}'
+
+
+@pytest.mark.parametrize("query", rule_queries() + dashboard_queries(), ids=lambda query: query.where)
+def test_the_query_finds_data(stage: Stage, query: Query) -> None:
+    expr = without_filters(query.expr)
+    for variable, value in GRAFANA.items():
+        expr = expr.replace(variable, value)
+    found = stage.prometheus.get("query", query=expr)["result"]
+    values = [float(series["value"][1]) for series in found]
+    assert any(not math.isnan(value) for value in values), f"{expr}\nfound {found}"
+
+
+def test_the_dashboard_s_variables_find_the_group_and_its_worker(stage: Stage) -> None:
+    group, instance = (variable["query"]["query"] for variable in dashboard()["templating"]["list"][1:])
+    assert (group, instance) == (
+        "label_values(kp_build_info, group)",
+        'label_values(kp_build_info{group=~"$group"}, instance)',
+    )
+    found = stage.prometheus.get("query", query="kp_build_info")["result"]
+    assert [(s["metric"]["group"].startswith("traces-"), s["metric"]["instance"]) for s in found] == [
+        (True, f"127.0.0.1:{stage.worker.http_port}")
+    ]
+
+
+def test_prometheus_evaluates_every_rule_without_an_error(stage: Stage) -> None:
+    groups = stage.prometheus.get("rules")["groups"]
+    found = {rule["name"]: (rule["health"], rule.get("lastError")) for group in groups for rule in group["rules"]}
+    assert alerts().keys() <= found.keys()
+    assert set(found.values()) == {("ok", None)}
+
+
+def test_dead_letters_fire_their_alert_and_a_healthy_worker_no_other(stage: Stage) -> None:
+    fired = {a["labels"]["alertname"]: a for a in stage.prometheus.get("alerts")["alerts"] if a["state"] == "firing"}
+    assert fired.keys() - SLOW_MACHINE == {"KpDeadLetters"}
+    texts = fired["KpDeadLetters"]["annotations"]
+    assert re.fullmatch(r"kp-worker: (9|1[01])(\.\d+)?% of the records are dead letters", texts["summary"])
+
+
+def test_promtool_finds_nothing_to_say_about_the_metrics(stage: Stage) -> None:
+    status, body = stage.worker.get("/metrics")
+    assert status == 200
+    result = subprocess.run(
+        ["promtool", "check", "metrics"], input=body, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
