@@ -16,6 +16,8 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from worker.config import ConfigError, Settings
+from worker.connection import why_not
+from worker.errors import explain, is_final
 from worker.pipeline import ACCEPTED, DEAD_LETTER, REJECTED
 from worker.publisher import OutputTopic
 
@@ -83,12 +85,14 @@ async def _connect(settings: Settings, client: Mapping[str, Any]) -> AIOKafkaAdm
         admin = AIOKafkaAdminClient(**client)
         try:
             await admin.start()
+            await admin.describe_cluster()  # start is content with a broker that answers and refuses
             return admin
         except KafkaError as error:
             await admin.close()
-            text = f"no Kafka broker answers at KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}: {error}"
+            cause = await why_not(client) or error
+            text = f"no Kafka broker answers at KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}: {explain(cause)}"
             attempt += 1
-            if attempt > CONNECT_ATTEMPTS:
+            if attempt > CONNECT_ATTEMPTS or is_final(cause):
                 raise ConfigError(text) from error
             if attempt == 1:
                 log.warning("%s; trying again for %d s", text, CONNECT_ATTEMPTS)
@@ -192,8 +196,17 @@ async def _partitions(admin: AIOKafkaAdminClient, settings: Settings) -> dict[st
         if topic["error_code"] == 0:
             result[topic["topic"]] = len(topic["partitions"])
         elif for_code(topic["error_code"]).__name__ == "TopicAuthorizationFailedError":
-            raise ConfigError(f"topic {topic['topic']}: not authorised; the worker needs the ACL Describe on it")
+            raise ConfigError(
+                f"the broker denies access to topic {topic['topic']}: grant the ACL {_needed(settings, topic['topic'])} "
+                "on it (docs/security.md)"
+            )
     return result
+
+
+def _needed(settings: Settings, topic: str) -> str:
+    if topic == settings.source_topic:
+        return "Read"
+    return "Read and Write" if topic == settings.changelog else "Write"
 
 
 async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, dict[str, str]]:
