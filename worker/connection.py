@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator, collect_hosts, create_conn
 from aiokafka.errors import KafkaConnectionError, KafkaError, SaslAuthenticationFailed
 from aiokafka.protocol.metadata import MetadataRequest
 
@@ -131,6 +131,22 @@ def _read(variable: str, path: Path) -> str:
     return text
 
 
+class _OAuth(OAuthAuthenticator):  # type: ignore[misc]
+    """Fails where the broker refuses the token: it says so in its answer (RFC 7628, 3.2.2), which aiokafka ignores.
+
+    Without this the worker would go on with a connection that the broker closes at the first request.
+    """
+
+    async def step(self, payload: bytes | None) -> Any:
+        """Return what to send next; None: done."""
+        if payload:
+            raise SaslAuthenticationFailed(f"the token is refused: {payload.decode('utf-8', 'replace')}")
+        return await super().step(payload)
+
+
+AIOKafkaConnection.authenticator_oauth = lambda self: _OAuth(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
+
+
 class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
     """Reads the bearer token for each new connection: whoever keeps the file fresh keeps the worker connected."""
 
@@ -171,9 +187,5 @@ async def why_not(client: Mapping[str, Any]) -> Exception | None:
             return hung_up
         except (KafkaError, OSError, TimeoutError) as error:
             return cast("Exception", error)
-        if (
-            not answer.brokers
-        ):  # aiokafka takes a refused bearer token for accepted; the broker then answers with nothing
-            return cast("Exception", SaslAuthenticationFailed(f"{host}:{port} does not accept the token"))
         todo += [broker[1:3] for broker in answer.brokers if broker[1:3] not in todo]
     return None

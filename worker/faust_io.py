@@ -9,8 +9,8 @@ What is changed, and why (measured on faust-streaming 0.15.3):
   open messages (`wait_empty`: at a rebalance and at shutdown) becomes waiting for the lanes.
 
 Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
-._ensure_consumer, ._consumer, App._create_directories, App.rebalancing_count; of aiokafka, GroupCoordinator.check_errors.
-tests/test_faust_io.py fails when one changes.
+._ensure_consumer, ._consumer, App._create_directories, App.rebalancing_count; of aiokafka, the group coordinator's
+check_errors. tests/test_faust_io.py fails when one changes.
 """
 
 from __future__ import annotations

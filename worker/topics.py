@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
 
 from worker.config import ConfigError, Settings
 from worker.connection import why_not
@@ -85,7 +85,6 @@ async def _connect(settings: Settings, client: Mapping[str, Any]) -> AIOKafkaAdm
         admin = AIOKafkaAdminClient(**client)
         try:
             await admin.start()
-            await admin.describe_cluster()  # start is content with a broker that answers and refuses
             return admin
         except KafkaError as error:
             await admin.close()
@@ -117,7 +116,13 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> Non
         if name not in found:
             await _create(admin, settings, name, source, config)
     if found.get(settings.changelog, source) < source:  # the source topic has gained partitions
-        await admin.create_partitions({settings.changelog: NewPartitions(source)})
+        try:
+            await admin.create_partitions({settings.changelog: NewPartitions(source)})
+        except KafkaError as error:
+            raise ConfigError(
+                f"topic {settings.changelog} must grow to {source} partitions, as many as the source, and cannot: "
+                f"{error} (it takes the ACL Alter on it)"
+            ) from error
         log.info("topic %s now has %d partitions, as many as the source", settings.changelog, source)
         for _ in range(100):
             if (await _partitions(admin, settings))[settings.changelog] >= source:
@@ -147,7 +152,8 @@ async def _create(
     for error in response.topic_errors:
         code, message = error[1], error[2] if len(error) > 2 else ""
         if code and for_code(code) is not TopicAlreadyExistsError:
-            raise ConfigError(f"topic {name} could not be created: {for_code(code).__name__}: {message}")
+            advice = " (grant the ACL Create on it)" if for_code(code) is TopicAuthorizationFailedError else ""
+            raise ConfigError(f"topic {name} could not be created: {for_code(code).__name__}: {message}{advice}")
     log.info("created topic %s with %d partitions", name, partitions)
     for _ in range(100):  # until the broker's metadata knows it
         if name in await _partitions(admin, settings):
@@ -193,12 +199,13 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
 async def _partitions(admin: AIOKafkaAdminClient, settings: Settings) -> dict[str, int]:
     result = {}
     for topic in await admin.describe_topics(list(settings.topics.values())):
+        name = topic["topic"]
         if topic["error_code"] == 0:
-            result[topic["topic"]] = len(topic["partitions"])
-        elif for_code(topic["error_code"]).__name__ == "TopicAuthorizationFailedError":
+            result[name] = len(topic["partitions"])
+        elif for_code(topic["error_code"]) is TopicAuthorizationFailedError:
             raise ConfigError(
-                f"the broker denies access to topic {topic['topic']}: grant the ACL {_needed(settings, topic['topic'])} "
-                "on it (docs/security.md)"
+                f"the broker denies access to topic {name}: grant the ACL {_needed(settings, name)} on it "
+                "(docs/security.md)"
             )
     return result
 
