@@ -11,7 +11,7 @@ import logging
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator, collect_hosts, create_conn
@@ -19,12 +19,18 @@ from aiokafka.errors import KafkaConnectionError, KafkaError, SaslAuthentication
 from aiokafka.protocol.metadata import MetadataRequest
 
 from worker.config import PREFIX, ConfigError, Settings
-from worker.errors import HungUpError
+from worker.errors import HungUpError, is_final
 
 log = logging.getLogger(__name__)
 
 PROBE_MS: Final = 5000
 """How long one broker may take to answer when the worker looks for the reason of a failed connection."""
+
+CONNECTION_ARGUMENTS: Final = (
+    "client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password",
+    "sasl_oauth_token_provider",
+)  # fmt: skip
+"""What a single connection takes of a client's arguments."""
 
 SENT_IN_THE_CLEAR: Final = {
     "PLAIN": "the password",
@@ -166,14 +172,13 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
 
 
 async def why_not(client: Mapping[str, Any]) -> Exception | None:
-    """Connect to each broker once, also as they advertise themselves, and return the first failure; None: all is well.
+    """Connect to each broker once, also as they advertise themselves, and return why that fails; None: it does not.
 
-    aiokafka's clients log the reason and raise an error without it.
+    aiokafka's clients log the reason and raise an error without it. A refusal outweighs a broker that is down.
     """
-    names = ("client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username",
-             "sasl_plain_password", "sasl_oauth_token_provider")  # fmt: skip
-    arguments = {name: client[name] for name in names if name in client}
+    arguments = {name: client[name] for name in CONNECTION_ARGUMENTS if name in client}
     todo = [(host, port) for host, port, _ in collect_hosts(client["bootstrap_servers"])]
+    found: list[Exception] = []
     for host, port in todo:
         try:
             connection = await create_conn(host, port, request_timeout_ms=PROBE_MS, **arguments)
@@ -184,8 +189,9 @@ async def why_not(client: Mapping[str, Any]) -> Exception | None:
         except (KafkaConnectionError, ConnectionResetError) as error:
             hung_up = HungUpError(f"{host}:{port} closed the connection")
             hung_up.__cause__ = error
-            return hung_up
+            found.append(hung_up)
         except (KafkaError, OSError, TimeoutError) as error:
-            return cast("Exception", error)
-        todo += [broker[1:3] for broker in answer.brokers if broker[1:3] not in todo]
-    return None
+            found.append(error)
+        else:
+            todo += [broker[1:3] for broker in answer.brokers if broker[1:3] not in todo]
+    return next((error for error in found if is_final(error)), found[0] if found else None)
