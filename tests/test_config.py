@@ -275,6 +275,47 @@ def test_a_wrong_profile_is_explained(env: Environment, value: str, words: list[
         assert word in message
 
 
+# -- security
+
+LOGIN = {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "PLAIN", "KP_SASL_USERNAME": "u"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"KP_SASL_MECHANISM": "PLAIN"}, ["KP_SASL_MECHANISM is set", "PLAINTEXT uses no SASL", "SASL_SSL"]),
+        ({"KP_SASL_PASSWORD": "x", "KP_SECURITY_PROTOCOL": "SSL"}, ["KP_SASL_PASSWORD is set", "SSL uses no SASL"]),
+        ({"KP_SASL_TOKEN_FILE": "/t"}, ["KP_SASL_TOKEN_FILE is set", "uses no SASL"]),
+        ({"KP_TLS_CA_FILE": "/ca"}, ["KP_TLS_CA_FILE is set", "PLAINTEXT uses no TLS"]),
+        ({"KP_SECURITY_PROTOCOL": "SSL", "KP_TLS_KEY_FILE": "/k"}, ["KP_TLS_KEY_FILE", "no KP_TLS_CERTIFICATE_FILE"]),
+        ({"KP_SECURITY_PROTOCOL": "SASL_SSL"}, ["SASL_SSL needs KP_SASL_MECHANISM", "OAUTHBEARER"]),
+        ({"KP_SECURITY_PROTOCOL": "TLS"}, ["KP_SECURITY_PROTOCOL='TLS'", "SASL_SSL"]),
+        (LOGIN, ["KP_SASL_MECHANISM=PLAIN needs", "KP_SASL_PASSWORD_FILE"]),
+        ({**LOGIN, "KP_SASL_USERNAME": "", "KP_SASL_PASSWORD": "x"}, ["needs KP_SASL_USERNAME"]),
+        (
+            {**LOGIN, "KP_SASL_PASSWORD": "x", "KP_SASL_PASSWORD_FILE": "/x"},
+            ["KP_SASL_PASSWORD and KP_SASL_PASSWORD_FILE are both set"],
+        ),
+        ({**LOGIN, "KP_SASL_PASSWORD": "x", "KP_SASL_TOKEN_FILE": "/t"}, ["KP_SASL_TOKEN_FILE is set", "a password"]),
+        ({**LOGIN, "KP_SASL_MECHANISM": "OAUTHBEARER"}, ["KP_SASL_USERNAME is set", "KP_SASL_TOKEN_FILE alone"]),
+        (
+            {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "OAUTHBEARER"},
+            ["OAUTHBEARER needs KP_SASL_TOKEN_FILE"],
+        ),
+        (
+            {"KP_SECURITY_PROTOCOL": "SSL", "KP_TLS_CA_FILE": "-----BEGIN CERTIFICATE-----\nAbC"},
+            ["KP_TLS_CA_FILE=(not shown)", "give the path"],
+        ),
+    ],
+)
+def test_security_settings_that_do_not_fit_are_explained(
+    env: Environment, variables: dict[str, str], words: list[str]
+) -> None:
+    message = env.error(**variables)
+    for word in words:
+        assert word in message
+
+
 def test_settings_cannot_be_changed_later() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load().threshold = 0.1

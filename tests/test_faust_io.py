@@ -8,6 +8,7 @@ from typing import Any
 import aiokafka
 import faust
 import pytest
+from aiokafka.consumer.group_coordinator import GroupCoordinator, NoGroupCoordinator
 from aiokafka.producer.sender import Sender
 from aiokafka.producer.transaction_manager import TransactionManager
 from faust.tables.recovery import Recovery
@@ -56,6 +57,7 @@ def test_names_that_are_used_still_exist() -> None:
     assert {"flow_active", "can_resume_flow", "suspend_flow"} <= set(base.Consumer.__annotations__)
     assert "_ensure_consumer" in vars(driver.AIOKafkaConsumerThread)
     assert "call_thread" in dir(driver.AIOKafkaConsumerThread)
+    assert {"check_errors"} <= set(dir(GroupCoordinator)) & set(dir(NoGroupCoordinator))
     assert isinstance(faust.App.transport, property)
     assert faust.App.transport.fset is not None
     assert hasattr(faust.app.base.BootStrategy, "enable_kafka_producer")

@@ -1,5 +1,8 @@
 """The HTTP port: metrics, liveness, readiness, and nothing else."""
 
+import asyncio
+import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -7,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
+import worker.http
 from worker.http import HttpServer
 
 
@@ -80,6 +84,50 @@ async def test_there_is_nothing_else(site: Site, path: str) -> None:
 
 async def test_nothing_can_be_posted(site: Site) -> None:
     assert (await site.get("/readyz", method="POST"))[0] == 405
+
+
+async def test_a_slow_client_is_cut_off_whatever_it_sends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker.http, "CONNECTION_SECONDS", 0.5)
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    began = time.monotonic()
+    writer.write(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
+    with contextlib.suppress(ConnectionError):
+        while not reader.at_eof() and time.monotonic() - began < 5:
+            writer.write(b"a")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+    writer.close()
+    assert 0.4 < time.monotonic() - began < 3
+
+
+async def test_the_oldest_connection_makes_room_for_a_new_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker.http, "MAX_CONNECTIONS", 3)
+    held = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(3)]
+    assert (await site.get("/healthz"))[0] == 200
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(held[0][0].read(), 5) == b""
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(held[1][0].read(), 0.2)
+    for _, writer in held:
+        writer.close()
+
+
+async def test_headers_tell_no_version_and_allow_nothing(site: Site) -> None:
+    async with aiohttp.ClientSession() as session, session.head(f"http://127.0.0.1:{site.port}/metrics") as answer:
+        assert answer.status == 200
+        assert answer.headers["Server"] == "kp-worker"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert answer.headers["Connection"] == "close"
+
+
+async def test_a_request_that_fails_says_nothing_to_the_client_and_all_to_the_log(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(site.server._checks, "/healthz", lambda: str(1 / 0))
+    assert (await site.get("/healthz"))[::2] == (500, "failed\n")
+    assert "division by zero" in caplog.text
 
 
 async def test_a_port_that_is_taken_is_an_os_error(site: Site) -> None:

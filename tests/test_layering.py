@@ -21,7 +21,7 @@ NOT_IN_THE_CORE = {
 
 MAY_IMPORT = {
     # package: modules of worker/ that may import it
-    "aiokafka": {"app", "errors", "faust_io", "publisher", "store", "topics", "demo"},
+    "aiokafka": {"app", "connection", "errors", "faust_io", "publisher", "store", "topics", "demo"},
     "faust": {"app", "faust_io"},
     "mode": {"app", "faust_io"},
     "aiohttp": {"http"},

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
@@ -59,11 +59,18 @@ EmbedderLoader = Callable[[Settings], Embedder | None]
 class Worker:
     """One worker: member of the group, with a lane for each assigned partition."""
 
-    def __init__(self, settings: Settings, layout: Layout, embedder: Embedder | None, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        client: Mapping[str, Any],
+        layout: Layout,
+        embedder: Embedder | None,
+        metrics: Metrics,
+    ) -> None:
         self._settings = settings
+        self._client = client
         self._layout = layout
         self._metrics = metrics
-        self._client = client_arguments(settings)
         self._pool = None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered)
         self._slots = asyncio.Semaphore(settings.embed_in_flight)
         self._intake = Intake()
@@ -81,7 +88,7 @@ class Worker:
             if settings.dead_letter_breaker_share
             else None,
         )
-        self.app = create_app(Hooks(settings, self._client, self._intake, self._drain, self._next_offsets))
+        self.app = create_app(Hooks(settings, client, self._intake, self._drain, self._next_offsets, self._fail))
         topic = self.app.topic(settings.source_topic, key_serializer="raw", value_serializer="raw")
         self.app.agent(topic, name="score")(self._agent)
         connect(self.app.on_rebalance_complete, self._on_assigned)
@@ -390,6 +397,7 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
 
     async def prepare() -> Worker:
         nonlocal phase
+        client = client_arguments(settings)
         embedder = await asyncio.to_thread(load, settings)
         identity = None if embedder is None else embedder.identity
         metrics.build.info(
@@ -401,8 +409,8 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
         )
         log.info("embedder: %s", "none (novelty 0.5)" if identity is None else f"{identity.runtime} {identity.key()}")
         phase = "checking the topics"
-        layout = await prepare_topics(settings, client_arguments(settings))
-        return Worker(settings, layout, embedder, metrics)
+        layout = await prepare_topics(settings, client)
+        return Worker(settings, client, layout, embedder, metrics)
 
     stop = asyncio.create_task(asked_to_stop.wait())
     try:

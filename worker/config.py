@@ -9,15 +9,17 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from worker.scoring import DEFAULT_PROFILE, PROFILES, Profile, Weights
 from worker.trace import Limits
 
 PREFIX = "KP_"
+PEM = "-----BEGIN"
 Topic = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 
 
@@ -58,6 +60,28 @@ class Settings(BaseSettings):
     topic_replication: int = Field(
         -1, ge=-1, le=100, description="replicas of created topics; -1: the broker's default"
     )
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="how to talk to the brokers (docs/security.md)"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = Field(
+        None, description="how to log in, with KP_SECURITY_PROTOCOL=SASL_SSL or SASL_PLAINTEXT"
+    )
+    sasl_username: str | None = Field(None, description="user of PLAIN and SCRAM")
+    sasl_password: SecretStr | None = Field(None, description="password of PLAIN and SCRAM; better in a file")
+    sasl_password_file: Path | None = Field(None, description="file that holds the password of PLAIN and SCRAM")
+    sasl_token_file: Path | None = Field(
+        None, description="file that holds the bearer token of OAUTHBEARER; read anew for each connection"
+    )
+    tls_ca_file: Path | None = Field(
+        None, description="PEM file of the authorities that sign the brokers' certificates (default: the system's)"
+    )
+    tls_certificate_file: Path | None = Field(None, description="PEM file of this worker's certificate chain (mTLS)")
+    tls_key_file: Path | None = Field(
+        None, description="PEM file of its private key (default: in KP_TLS_CERTIFICATE_FILE)"
+    )
+    tls_key_password: SecretStr | None = Field(None, description="password of an encrypted key; better in a file")
+    tls_key_password_file: Path | None = Field(None, description="file that holds the password of an encrypted key")
 
     delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
     session_timeout_seconds: float = Field(
@@ -129,13 +153,70 @@ class Settings(BaseSettings):
     def _no_expiry(cls, value: object) -> object:
         return None if isinstance(value, str) and value.strip().lower() == "none" else value
 
+    @field_validator(
+        "sasl_password_file", "sasl_token_file", "tls_ca_file", "tls_certificate_file", "tls_key_file",
+        "tls_key_password_file", mode="before",
+    )  # fmt: skip
+    @classmethod
+    def _is_path(cls, value: object) -> object:
+        if PEM in str(value):
+            raise ValueError("give the path of a PEM file, not its content")
+        return value
+
     @model_validator(mode="after")
     def _check_together(self) -> Settings:
         self.scoring_profiles()
         topics = list(self.topics.values())
         if len(set(topics)) != len(topics):
             raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
+        self._check_security()
         return self
+
+    def _check_security(self) -> None:
+        """Raise ValueError for settings that contradict each other, or would be ignored."""
+        protocol, mechanism = f"KP_SECURITY_PROTOCOL={self.security_protocol}", self.sasl_mechanism
+        login = self._given("sasl_username", *_secret("sasl_password"))
+        token = self._given("sasl_token_file")
+        tls = self._given("tls_ca_file", "tls_certificate_file", "tls_key_file", *_secret("tls_key_password"))
+        for name in ("sasl_password", "tls_key_password"):
+            if len(both := self._given(*_secret(name))) == 2:
+                raise ValueError(f"{both[0]} and {both[1]} are both set; keep one")
+        if tls and not self.uses_tls:
+            raise ValueError(f"{tls[0]} is set, but {protocol} uses no TLS; set SSL or SASL_SSL")
+        if (key := self._given("tls_key_file", *_secret("tls_key_password"))) and not self.tls_certificate_file:
+            raise ValueError(f"{key[0]} is set, but no KP_TLS_CERTIFICATE_FILE that it belongs to")
+        if not self.uses_sasl:
+            if given := [*(["KP_SASL_MECHANISM"] if mechanism else []), *login, *token]:
+                raise ValueError(f"{given[0]} is set, but {protocol} uses no SASL; set SASL_SSL")
+        elif mechanism is None:
+            raise ValueError(f"{protocol} needs KP_SASL_MECHANISM: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER")
+        elif mechanism == "OAUTHBEARER":
+            if login:
+                raise ValueError(f"{login[0]} is set, but KP_SASL_MECHANISM=OAUTHBEARER takes KP_SASL_TOKEN_FILE alone")
+            if not token:
+                raise ValueError("KP_SASL_MECHANISM=OAUTHBEARER needs KP_SASL_TOKEN_FILE")
+        else:
+            if token:
+                raise ValueError(f"{token[0]} is set, but KP_SASL_MECHANISM={mechanism} takes a user and a password")
+            if not self.sasl_username or len(login) < 2:
+                raise ValueError(
+                    f"KP_SASL_MECHANISM={mechanism} needs KP_SASL_USERNAME, and KP_SASL_PASSWORD_FILE or "
+                    "KP_SASL_PASSWORD"
+                )
+
+    def _given(self, *names: str) -> list[str]:
+        """Return the variables of those fields that have a value."""
+        return [PREFIX + name.upper() for name in names if getattr(self, name) is not None]
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.security_protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        """Whether the worker logs in by SASL."""
+        return self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
 
     @property
     def topics(self) -> Mapping[str, str]:
@@ -180,6 +261,11 @@ class Settings(BaseSettings):
         return result
 
 
+def _secret(name: str) -> tuple[str, str]:
+    """Return the two fields in which a secret may be given."""
+    return name, f"{name}_file"
+
+
 def load(**overrides: Any) -> Settings:
     """Read the settings from the environment; `overrides` (by field name, None: not given) win. Raises ConfigError."""
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -207,7 +293,8 @@ def describe() -> list[tuple[str, str, str]]:
 
 
 def _allowed(annotation: Any) -> str:
-    return " | ".join(get_args(annotation)) + ": " if get_origin(annotation) is Literal else ""
+    choices = [item for item in (annotation, *get_args(annotation)) if get_origin(item) is Literal]
+    return " | ".join(get_args(choices[0])) + ": " if choices else ""
 
 
 def unknown_variables() -> list[str]:
@@ -234,5 +321,7 @@ def _explain(error: ValidationError, given: Mapping[str, Any]) -> list[str]:
         about = f" ({info.description})" if info is not None and info.description else ""
         where = f" at {inner}" if inner else ""
         value = str(given.get(field, os.environ.get(PREFIX + field.upper(), issue.get("input"))))
-        lines.append(f"{PREFIX}{field.upper()}={value[:120]!r} is wrong{where}: {message}{about}")
+        secret = PEM in value or field in ("sasl_password", "tls_key_password")
+        shown = "(not shown)" if secret else repr(value[:120])
+        lines.append(f"{PREFIX}{field.upper()}={shown} is wrong{where}: {message}{about}")
     return lines

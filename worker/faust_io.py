@@ -9,7 +9,8 @@ What is changed, and why (measured on faust-streaming 0.15.3):
   open messages (`wait_empty`: at a rebalance and at shutdown) becomes waiting for the lanes.
 
 Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
-._ensure_consumer, App._create_directories, App.rebalancing_count. tests/test_faust_io.py fails when one changes.
+._ensure_consumer, ._consumer, App._create_directories, App.rebalancing_count; of aiokafka, the group coordinator's
+check_errors. tests/test_faust_io.py fails when one changes.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import faust
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import IllegalStateError
+from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 from faust.transport.drivers import aiokafka as driver
 from faust.types.tuples import TP, ConsumerMessage
-from mode import CrashingSupervisor
+from mode import CrashingSupervisor, Service
 
 from worker.config import Settings
 from worker.intake import Intake
@@ -43,6 +44,9 @@ FETCH_RECORDS: Final = 512
 FETCH_WAIT_MS: Final = 500
 """How long a fetch waits for the first record; an idle worker asks twice a second for each partition."""
 
+GROUP_CHECK_SECONDS: Final = 1.0
+"""How often the worker asks whether the group's coordinator has refused it."""
+
 MAX_POLL_INTERVAL_SECONDS: Final = 600.0
 """The group drops a member that does not fetch for this long: longer than any restore or drain."""
 
@@ -51,14 +55,16 @@ MAX_POLL_INTERVAL_SECONDS: Final = 600.0
 class Hooks:
     """What the consumer asks of the worker.
 
-    `drain` waits until all that was admitted is committed. `positions` are the offsets from which to read on.
+    `drain` waits until all that was admitted is committed. `positions` are the offsets from which to read on. `fail`
+    ends the worker.
     """
 
     settings: Settings
-    client: Mapping[str, Any]
+    client: Mapping[str, Any] = field(repr=False)  # holds secrets
     intake: Intake
     drain: Callable[[], Awaitable[None]]
     positions: Callable[[], Mapping[TopicPartition, int]]
+    fail: Callable[[BaseException], None]
 
 
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
@@ -116,6 +122,11 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         """Commit one offset as a member of the group; refused after a rebalance."""
         await self._ensure_consumer().commit({tp: OffsetAndMetadata(offset, metadata)})
 
+    async def check_group(self) -> None:
+        """Raise what the group's coordinator refused (an ACL, for example)."""
+        if self._consumer is not None and self._consumer._coordinator is not None:
+            self._consumer._coordinator.check_errors()
+
     def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
         """Return the records between a committed offset and the last stable one; None before the first fetch.
 
@@ -145,6 +156,20 @@ class KpConsumer(driver.Consumer):
         self._fetches: set[asyncio.Task[None]] = set()
         self._rebalance = 0
         return thread
+
+    @Service.task
+    async def _watch_group(self) -> None:
+        """End the worker when it may not join its group.
+
+        aiokafka tells only whoever fetches; a member without partitions never does, and would wait for ever.
+        """
+        while not self.should_stop:
+            await self.sleep(GROUP_CHECK_SECONDS)
+            try:
+                await self._thread.call_thread(self._thread.check_group)
+            except KafkaError as error:
+                self.hooks.fail(error)
+                return
 
     async def _drain_messages(self, fetcher: Any) -> None:
         """Run one fetch loop for each assigned partition while the flow is on (Faust's fetcher runs this)."""

@@ -1,8 +1,14 @@
-"""The HTTP port: /metrics, /healthz, /readyz. It gives nothing else away."""
+"""The HTTP port: /metrics, /healthz, /readyz. It gives nothing else away, and nobody can keep the others out.
+
+It is open to whoever reaches it, so: one answer a connection, few connections, each for a few seconds. A new one pushes
+out the oldest; a probe or a scrape takes milliseconds, so those pushed out are the ones that hang.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -10,6 +16,19 @@ from prometheus_client.exposition import choose_encoder
 
 Check = Callable[[], str | None]
 """Returns None when all is well, else one sentence that says what is not."""
+
+MAX_CONNECTIONS: Final = 64
+"""Open at once: more than probes and scrapers ever need, few enough to leave the process its file descriptors."""
+
+CONNECTION_SECONDS: Final = 10.0
+"""Longest life of a connection, whatever it is doing: a scrape takes some ms."""
+
+HEADERS: Final = {
+    "Server": "kp-worker",  # without a version
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class HttpServer:
@@ -20,18 +39,13 @@ class HttpServer:
         self._port = port
         self._registry = registry
         self._checks = {"/healthz": healthy, "/readyz": ready}
-        self._runner: web.AppRunner | None = None
+        self._runner: web.ServerRunner | None = None
 
     async def start(self) -> int:
         """Listen; return the port. Raises OSError when it is taken."""
-        app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        for path in self._checks:
-            app.router.add_get(path, self._check)
-        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=15)
+        self._runner = web.ServerRunner(_Server(self._answer))
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port)
-        await site.start()
+        await web.TCPSite(self._runner, self._host, self._port).start()
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
@@ -39,10 +53,69 @@ class HttpServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
-
-    async def _check(self, request: web.Request) -> web.Response:
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        if request.path != "/metrics" and request.path not in self._checks:
+            return _response(404, "not found")
+        if request.method not in ("GET", "HEAD"):
+            return _response(405, "only GET and HEAD", Allow="GET, HEAD")
+        if request.path == "/metrics":
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+            return _response(200, encode(self._registry), **{"Content-Type": content_type})
         problem = self._checks[request.path]()
-        return web.Response(text=(problem or "ok") + "\n", status=200 if problem is None else 503)
+        return _response(200 if problem is None else 503, problem or "ok")
+
+
+def _response(status: int, content: str | bytes, **headers: str) -> web.Response:
+    body = content if isinstance(content, bytes) else f"{content}\n".encode()
+    response = web.Response(
+        status=status, body=body, headers={"Content-Type": "text/plain; charset=utf-8", **HEADERS, **headers}
+    )
+    response.force_close()
+    return response
+
+
+class _Server(web.Server):
+    """Bounds the connections in number and time."""
+
+    def __init__(self, answer: Callable[[web.BaseRequest], Any]) -> None:
+        super().__init__(answer)
+        self._open: dict[web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
+
+    def __call__(self) -> web.RequestHandler:
+        """Return the handler of one connection."""
+        loop = asyncio.get_running_loop()
+        return _Connection(self, loop=loop, access_log=None, lingering_time=0)  # type: ignore[arg-type] # None: no log
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Note a new connection; close the oldest where there are too many."""
+        super().connection_made(handler, transport)
+        timer = asyncio.get_running_loop().call_later(CONNECTION_SECONDS, transport.abort)
+        self._open[handler] = (transport, timer)
+        if len(self._open) > MAX_CONNECTIONS:
+            oldest, timer = self._open.pop(next(iter(self._open)))
+            timer.cancel()
+            oldest.abort()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """Forget a connection."""
+        super().connection_lost(handler, exc)
+        if handler in self._open:
+            self._open.pop(handler)[1].cancel()
+
+
+class _Connection(web.RequestHandler):
+    """Answers what is not HTTP without a word about why, and without a line in the log for each."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the answer to a request that cannot be read, or that failed."""
+        if status == 500:
+            self.log_exception("a request to the HTTP port failed", exc_info=exc)
+        return _response(status, "failed" if status == 500 else "bad request")

@@ -13,9 +13,11 @@ from typing import Any, Final, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
 
 from worker.config import ConfigError, Settings
+from worker.connection import why_not
+from worker.errors import explain, is_final
 from worker.pipeline import ACCEPTED, DEAD_LETTER, REJECTED
 from worker.publisher import OutputTopic
 
@@ -86,9 +88,10 @@ async def _connect(settings: Settings, client: Mapping[str, Any]) -> AIOKafkaAdm
             return admin
         except KafkaError as error:
             await admin.close()
-            text = f"no Kafka broker answers at KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}: {error}"
+            cause = await why_not(client) or error
+            text = f"no Kafka broker answers at KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}: {explain(cause)}"
             attempt += 1
-            if attempt > CONNECT_ATTEMPTS:
+            if attempt > CONNECT_ATTEMPTS or is_final(cause):
                 raise ConfigError(text) from error
             if attempt == 1:
                 log.warning("%s; trying again for %d s", text, CONNECT_ATTEMPTS)
@@ -113,7 +116,13 @@ async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> Non
         if name not in found:
             await _create(admin, settings, name, source, config)
     if found.get(settings.changelog, source) < source:  # the source topic has gained partitions
-        await admin.create_partitions({settings.changelog: NewPartitions(source)})
+        try:
+            await admin.create_partitions({settings.changelog: NewPartitions(source)})
+        except KafkaError as error:
+            raise ConfigError(
+                f"topic {settings.changelog} must grow to {source} partitions, as many as the source, and cannot: "
+                f"{error} (it takes the ACL Alter on it)"
+            ) from error
         log.info("topic %s now has %d partitions, as many as the source", settings.changelog, source)
         for _ in range(100):
             if (await _partitions(admin, settings))[settings.changelog] >= source:
@@ -143,7 +152,8 @@ async def _create(
     for error in response.topic_errors:
         code, message = error[1], error[2] if len(error) > 2 else ""
         if code and for_code(code) is not TopicAlreadyExistsError:
-            raise ConfigError(f"topic {name} could not be created: {for_code(code).__name__}: {message}")
+            advice = " (grant the ACL Create on it)" if for_code(code) is TopicAuthorizationFailedError else ""
+            raise ConfigError(f"topic {name} could not be created: {for_code(code).__name__}: {message}{advice}")
     log.info("created topic %s with %d partitions", name, partitions)
     for _ in range(100):  # until the broker's metadata knows it
         if name in await _partitions(admin, settings):
@@ -189,11 +199,21 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
 async def _partitions(admin: AIOKafkaAdminClient, settings: Settings) -> dict[str, int]:
     result = {}
     for topic in await admin.describe_topics(list(settings.topics.values())):
+        name = topic["topic"]
         if topic["error_code"] == 0:
-            result[topic["topic"]] = len(topic["partitions"])
-        elif for_code(topic["error_code"]).__name__ == "TopicAuthorizationFailedError":
-            raise ConfigError(f"topic {topic['topic']}: not authorised; the worker needs the ACL Describe on it")
+            result[name] = len(topic["partitions"])
+        elif for_code(topic["error_code"]) is TopicAuthorizationFailedError:
+            raise ConfigError(
+                f"the broker denies access to topic {name}: grant the ACL {_needed(settings, name)} on it "
+                "(docs/security.md)"
+            )
     return result
+
+
+def _needed(settings: Settings, topic: str) -> str:
+    if topic == settings.source_topic:
+        return "Read"
+    return "Read and Write" if topic == settings.changelog else "Write"
 
 
 async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, dict[str, str]]:

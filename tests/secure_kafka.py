@@ -1,0 +1,195 @@
+"""A broker with TLS, SASL and ACLs for tests, and the certificates and tokens for it, made anew each time.
+
+Every way to log in leads to the same user, `kp`, who may do nothing until `allow` says so. The PLAINTEXT listener is
+the administrator's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import trustme
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import CreateAclsRequest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from worker.embedded_kafka import EmbeddedKafka
+
+USER = "kp"
+PASSWORD = "marker-password-k3wq"
+KEY_PASSWORD = "marker-key-password-z8xv"
+CASE_USERS = 80
+"""Users case0, case1, ... of the SASL_PLAINTEXT listener, one for each test of the ACLs; the name is the password."""
+
+REAUTHENTICATE_MS = 2000
+"""The broker drops OAUTHBEARER connections after this: aiokafka does not log in again on a living connection."""
+
+RESOURCE_TYPES = {"topic": 2, "group": 3, "cluster": 4, "transactional-id": 5}
+OPERATIONS = {
+    "Read": 3, "Write": 4, "Create": 5, "Delete": 6, "Alter": 7, "Describe": 8, "ClusterAction": 9,
+    "DescribeConfigs": 10, "AlterConfigs": 11, "IdempotentWrite": 12,
+}  # fmt: skip
+LITERAL, PREFIXED, ALLOW = 3, 4, 3
+
+
+class Acl(NamedTuple):
+    """One permission: operation, resource type and name, as kafka-acls takes them."""
+
+    operation: str
+    resource: str
+    name: str
+    prefixed: bool = False
+
+
+class Files:
+    """Certificates of one authority, as PEM files in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._authority = trustme.CA()
+        self.ca = directory / "ca.pem"
+        self._authority.cert_pem.write_to_path(str(self.ca))
+        self.strange_ca = directory / "strange-ca.pem"
+        trustme.CA().cert_pem.write_to_path(str(self.strange_ca))
+        self.client = directory / "client.pem"
+        self.client_key = directory / "client.key"
+        self.encrypted_key = directory / "client-encrypted.key"
+        chain, key = self._issue(USER, common_name=USER)
+        self.client.write_bytes(chain)
+        self.client_key.write_bytes(_pkcs8(key))
+        self.encrypted_key.write_bytes(_pkcs8(key, KEY_PASSWORD))
+        chain, key = self._issue(USER, common_name=USER, expired=True)
+        self.expired_client = directory / "client-expired.pem"  # certificate and key in one file
+        self.expired_client.write_bytes(chain + _pkcs8(key))
+        self.password = self.write("password", PASSWORD + "\n")
+        self.key_password = self.write("key-password", KEY_PASSWORD + "\n")
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.write_text(text, "utf-8")
+        return path
+
+    def _issue(self, *names: str, common_name: str | None = None, expired: bool = False) -> tuple[bytes, bytes]:
+        end = datetime.now(UTC) - timedelta(days=1) if expired else None
+        issued = self._authority.issue_cert(*names, common_name=common_name, not_after=end)
+        return b"".join(blob.bytes() for blob in issued.cert_chain_pems), issued.private_key_pem.bytes()
+
+    def keystore(self, listener: str, name: str, *, expired: bool = False, client_auth: bool = False) -> dict[str, str]:
+        """Return the broker's settings for one TLS listener."""
+        chain, key = self._issue(name, expired=expired)
+        settings = {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": chain.decode(),
+            "ssl.keystore.key": _pkcs8(key).decode(),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.certificates": self.ca.read_text(),
+            "ssl.client.auth": "required" if client_auth else "none",
+            "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]+).*$/$1/",
+        }
+        return {f"listener.name.{listener.lower()}.{key}": value for key, value in settings.items()}
+
+
+def _pkcs8(pem: bytes, password: str | None = None) -> bytes:
+    """Return a key in the one form that Kafka reads."""
+    protection = NoEncryption() if password is None else BestAvailableEncryption(password.encode())
+    return load_pem_private_key(pem, None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection)
+
+
+def token(user: str = USER, seconds: float = 3600, **claims: str) -> str:
+    """Return an unsecured JWT, as Kafka's own development validator takes them."""
+    now = int(time.time())
+    parts = [{"alg": "none"}, {"sub": user, "iat": now - 3600, "exp": now + int(seconds), **claims}]
+    return ".".join(base64.urlsafe_b64encode(json.dumps(p).encode()).decode().rstrip("=") for p in parts) + "."
+
+
+class SecureKafka:
+    """The broker: `at(listener)` is where to connect."""
+
+    def __init__(self, broker: EmbeddedKafka, files: Files) -> None:
+        self.broker = broker
+        self.files = files
+        self.admin = broker.bootstrap_servers
+
+    def at(self, listener: str) -> str:
+        """Return host:port of MTLS, USERS (SASL_SSL), CLEAR (SASL_PLAINTEXT), EXPIRED, or ELSEWHERE (wrong host)."""
+        return self.broker.bootstrap(listener)
+
+    def allow(self, user: str, acls: Iterable[Acl]) -> None:
+        """Grant permissions, and wait until the broker knows them."""
+        asyncio.run(self._allow(user, acls))
+
+    async def _allow(self, user: str, acls: Iterable[Acl]) -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.admin)
+        await admin.start()
+        try:
+            for acl in acls:
+                request = CreateAclsRequest(
+                    RESOURCE_TYPES[acl.resource], acl.name, PREFIXED if acl.prefixed else LITERAL, f"User:{user}", "*",
+                    OPERATIONS[acl.operation], ALLOW,
+                )  # fmt: skip
+                answer = await admin._send_request(request)
+                assert all(not code for code, *_ in answer.creation_responses), answer
+        finally:
+            await admin.close()
+
+
+@contextmanager
+def secure_kafka(directory: Path) -> Iterator[SecureKafka]:
+    """Run the broker; its users are USER and case0 to case79."""
+    files = Files(directory)
+    login = "org.apache.kafka.common.security"
+    cases = " ".join(f'user_case{i}="case{i}"' for i in range(CASE_USERS))
+    plain = f"{login}.plain.PlainLoginModule required"
+    config = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        **files.keystore("MTLS", "127.0.0.1", client_auth=True),
+        **files.keystore("USERS", "127.0.0.1"),
+        **files.keystore("EXPIRED", "127.0.0.1", expired=True),
+        **files.keystore("ELSEWHERE", "kafka.example"),
+        "listener.name.users.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+        "listener.name.users.plain.sasl.jaas.config": f'{plain} user_{USER}="{PASSWORD}";',
+        "listener.name.users.scram-sha-256.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;",
+        "listener.name.users.scram-sha-512.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;",
+        "listener.name.users.oauthbearer.sasl.jaas.config": f"{login}.oauthbearer.OAuthBearerLoginModule required "
+        'unsecuredLoginStringClaim_sub="broker";',
+        "listener.name.users.oauthbearer.connections.max.reauth.ms": str(REAUTHENTICATE_MS),
+        "listener.name.clear.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.clear.plain.sasl.jaas.config": f"{plain} {cases};",
+    }  # fmt: skip
+    listeners = {"MTLS": "SSL", "USERS": "SASL_SSL", "CLEAR": "SASL_PLAINTEXT", "EXPIRED": "SSL", "ELSEWHERE": "SSL"}
+    with EmbeddedKafka(listeners=listeners, config=config) as broker:
+        _add_scram_user(broker)
+        yield SecureKafka(broker, files)
+
+
+def _add_scram_user(broker: EmbeddedKafka) -> None:
+    """Run kafka-configs (the admin client of aiokafka has no such request), once for each mechanism, both at once."""
+    runtime = broker._runtime
+    assert runtime is not None
+    started = []
+    for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+        command = [
+            str(runtime.java), "-XX:TieredStopAtLevel=1", "-cp", runtime.class_path, "kafka.admin.ConfigCommand",
+            "--bootstrap-server", broker.bootstrap_servers, "--alter", "--entity-type", "users", "--entity-name", USER,
+            "--add-config", f"{mechanism}=[iterations=4096,password={PASSWORD}]",
+        ]  # fmt: skip
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    for process in started:
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
