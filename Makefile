@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check fuzz soak bench lock clean
+.PHONY: help setup demo test check deploy-check fuzz soak bench lock clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## Create .venv with exactly what requirements.lock says
 
@@ -34,6 +34,9 @@ check: $(READY) ## Format, lint, types, layering
 	$(BIN)/ruff check worker tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layering.py
+
+deploy-check: $(READY) ## Check what is in deploy/ without a cluster (fetches its tools; needs Go or helm)
+	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/helm.sh
 
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}
