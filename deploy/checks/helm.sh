@@ -72,7 +72,7 @@ fi
 "$helm" package "$chart" --destination "$work" >/dev/null 2>"$work/package.log" || die "helm package: $(cat "$work/package.log")"
 set -- "$work"/kp-worker-*.tgz
 package=$1
-tar -xzf "$package" -C "$work"
+tar -xmzf "$package" -C "$work"
 cmp "$work/kp-worker/files/rules.yaml" deploy/prometheus/rules.yaml
 cmp "$work/kp-worker/files/dashboard.json" deploy/grafana/dashboards/kp-worker.json
 
