@@ -35,8 +35,9 @@ check: $(READY) ## Format, lint, types, layering
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layering.py
 
-deploy-check: $(READY) ## Check what is in deploy/ (each check names the tool that it lacks)
+deploy-check: $(READY) ## Check what is in deploy/ without an engine or a cluster (each check names the tool that it lacks)
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/prometheus.sh
+	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/helm.sh
 
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}

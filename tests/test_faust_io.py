@@ -70,3 +70,6 @@ def test_names_of_aiokafka_that_are_used_still_exist() -> None:
     assert "self.client.coordinator_lookup(" in inspect.getsource(Sender._find_coordinator)
     assert parameters(aiokafka.AIOKafkaConsumer.getmany) == ["self", "partitions", "timeout_ms", "max_records"]
     assert parameters(aiokafka.AIOKafkaConsumer.last_stable_offset) == ["self", "partition"]
+    assert "self._coordinator = GroupCoordinator(" in inspect.getsource(aiokafka.AIOKafkaConsumer)
+    assert parameters(GroupCoordinator._send_req) == ["self", "request"]
+    assert parameters(GroupCoordinator.request_rejoin) == ["self"]

@@ -46,6 +46,12 @@ class Settings(BaseSettings):
     group_id: str = Field(
         "kp-worker", min_length=1, description="consumer group; also the prefix of the transactional ids"
     )
+    group_instance_id: str | None = Field(
+        None,
+        pattern=r"^[a-zA-Z0-9._-]{1,249}$",
+        description="static membership: this worker's own name in the group; a restart within the session timeout then "
+        "causes no rebalance",
+    )
     source_topic: Topic = Field("traces", description="topic to read traces from")
     accepted_topic: Topic = Field("traces.accepted", description="topic of traces with score >= threshold")
     rejected_topic: Topic = Field("traces.rejected", description="topic of the other traces")
@@ -170,6 +176,9 @@ class Settings(BaseSettings):
         if len(set(topics)) != len(topics):
             raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
         self._check_security()
+        if self.group_instance_id and self.delivery != "exactly_once":
+            # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
+            raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")
         return self
 
     def _check_security(self) -> None:

@@ -6,11 +6,13 @@ What is changed, and why (measured on faust-streaming 0.15.3):
   every partition;
 - the source is read committed: Faust's consumer does so only under its own `exactly_once`, which does not work;
 - Faust commits nothing: offsets travel with the transaction, and a later plain commit could move them back. Waiting for
-  open messages (`wait_empty`: at a rebalance and at shutdown) becomes waiting for the lanes.
+  open messages (`wait_empty`: at a rebalance and at shutdown) becomes waiting for the lanes;
+- with static membership every member looks for partitions that nobody holds: aiokafka leaves that to the group's
+  leader, and a leader that restarts as a static member does not learn that it leads.
 
 Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
-._ensure_consumer, ._consumer, App._create_directories, App.rebalancing_count; of aiokafka, the group coordinator's
-check_errors. tests/test_faust_io.py fails when one changes.
+._ensure_consumer, ._consumer, App._create_directories, App.rebalancing_count; of aiokafka AIOKafkaConsumer._coordinator
+and the group coordinator's check_errors and _send_req. tests/test_faust_io.py fails when one changes.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ from typing import Any, Final
 import faust
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.coordinator.protocol import ConsumerProtocol
+from aiokafka.errors import IllegalStateError, KafkaError, for_code
+from aiokafka.protocol.admin import DescribeGroupsRequest
 from aiokafka.structs import OffsetAndMetadata
+from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka as driver
 from faust.types.tuples import TP, ConsumerMessage
 from mode import CrashingSupervisor, Service
@@ -49,6 +54,9 @@ GROUP_CHECK_SECONDS: Final = 1.0
 
 MAX_POLL_INTERVAL_SECONDS: Final = 600.0
 """The group drops a member that does not fetch for this long: longer than any restore or drain."""
+
+UNHELD_SECONDS: Final = 10.0
+"""How often a static member looks for partitions that nobody holds: one small request to the group's coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         return AIOKafkaConsumer(
             **self.hooks.client,
             group_id=settings.group_id,
+            group_instance_id=settings.group_instance_id,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             isolation_level="read_committed",
@@ -126,6 +135,28 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         """Raise what the group's coordinator refused (an ACL, for example)."""
         if self._consumer is not None and self._consumer._coordinator is not None:
             self._consumer._coordinator.check_errors()
+
+    async def rejoin_for_unheld_partitions(self) -> set[int]:
+        """Join again when a stable group holds not all partitions of the source; return those that nobody holds.
+
+        A join of the group's leader, whether it knows that it leads or not, begins a rebalance; others just keep what
+        they have. So it takes all members to look. Raises KafkaError while the coordinator is away.
+        """
+        settings = self.hooks.settings
+        consumer = self._ensure_consumer()
+        answer = await consumer._coordinator._send_req(DescribeGroupsRequest([settings.group_id], False))
+        error, _, state, _, _, members, *_ = answer.groups[0]
+        if error:
+            raise for_code(error)(settings.group_id)
+        if state != "Stable":
+            return set()
+        assignments = [ConsumerProtocol.ASSIGNMENT.decode(assignment) for *_, assignment in members if assignment]
+        held = {tp for assignment in assignments for tp in assignment.partitions()}
+        topic = settings.source_topic
+        unheld = {p for p in consumer.partitions_for_topic(topic) or () if TopicPartition(topic, p) not in held}
+        if unheld:
+            consumer._coordinator.request_rejoin()
+        return unheld
 
     def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
         """Return the records between a committed offset and the last stable one; None before the first fetch.
@@ -216,6 +247,20 @@ class KpConsumer(driver.Consumer):
         for task in fetches:
             task.cancel()
         await asyncio.gather(*fetches, return_exceptions=True)
+
+    @Service.task
+    async def _look_for_unheld_partitions(self) -> None:
+        while self.hooks.settings.group_instance_id and not self.should_stop:
+            await self.sleep(UNHELD_SECONDS)
+            try:
+                unheld = await self._thread.call_thread(self._thread.rejoin_for_unheld_partitions)
+            except (KafkaError, ConsumerNotStarted) as error:
+                faust_log.info(
+                    "could not ask for the group's assignment, trying again in %.0f s: %r", UNHELD_SECONDS, error
+                )
+                continue
+            if unheld:
+                faust_log.info("joining the group again: no member holds the partitions %s", sorted(unheld))
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         """Note which rebalance this assignment ends."""

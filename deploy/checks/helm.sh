@@ -1,0 +1,157 @@
+#!/bin/sh
+# Checks the Helm chart without a cluster: lint, render, schemas of Kubernetes and of the CRDs, values that must be refused.
+# Needs Python (PYTHON, default python3, with the worker's requirements) and its uv, helm 3 or Go, and Go for the CRDs.
+# What is missing is fetched once into .cache/deploy-checks.
+set -eu
+cd "$(dirname "$0")/../.."
+
+HELM_VERSION=v3.22.0
+VALIDATE_VERSION=1.37.0
+KEDA=github.com/kedacore/keda/v2@v2.21.0
+PROMETHEUS_OPERATOR=github.com/prometheus-operator/prometheus-operator@v0.85.0
+KUBERNETES=1.27,1.30,1.33,1.36  # the chart's kubeVersion says from which on
+
+chart=deploy/helm/kp-worker
+cache=$PWD/.cache/deploy-checks
+python=${PYTHON:-python3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$cache"
+
+die() {
+    echo "helm.sh: $*" >&2
+    exit 1
+}
+
+need_go() {
+    command -v go >/dev/null || die "$1 needs Go (https://go.dev/doc/install); or install $2"
+}
+
+# -- tools
+
+if command -v helm >/dev/null; then
+    helm=helm
+else
+    helm=$cache/helm
+    if ! [ -x "$helm" ]; then
+        need_go "building helm" "helm 3 (https://helm.sh/docs/intro/install)"
+        echo "building helm $HELM_VERSION (once, some minutes)"
+        GOBIN=$cache go install "helm.sh/helm/v3/cmd/helm@$HELM_VERSION"
+    fi
+fi
+
+validate=$cache/validate-$VALIDATE_VERSION
+if ! [ -e "$validate/.ready" ]; then
+    "$python" -m uv --version >/dev/null 2>&1 || die "$python has no uv: run through 'make deploy-check'"
+    "$python" -m uv venv --quiet --clear --python "$python" "$validate"
+    "$python" -m uv pip install --quiet --python "$validate/bin/python" "kubernetes-validate==$VALIDATE_VERSION"
+    touch "$validate/.ready"
+fi
+
+crds=$cache/crds-$(echo "$KEDA $PROMETHEUS_OPERATOR" | cksum | cut -d' ' -f1)
+if ! [ -d "$crds" ]; then
+    need_go "fetching the CRDs" "nothing else: there is no other source here"
+    mkdir "$work/crds"
+    for source in "$KEDA config/crd/bases keda.sh_scaledobjects keda.sh_triggerauthentications" \
+        "$PROMETHEUS_OPERATOR example/prometheus-operator-crd monitoring.coreos.com_podmonitors monitoring.coreos.com_prometheusrules"; do
+        # shellcheck disable=SC2086 # words on purpose
+        set -- $source
+        module=$1 folder=$2
+        shift 2
+        directory=$(cd "$work" && go mod download -json "$module" | "$python" -c 'import json, sys; print(json.load(sys.stdin)["Dir"])') ||
+            die "could not fetch $module"
+        for name in "$@"; do
+            cp "$directory/$folder/$name.yaml" "$work/crds/"
+        done
+    done
+    mv "$work/crds" "$crds"
+fi
+
+# -- the package: what an installation gets, the linked rules and dashboard included
+
+"$helm" package "$chart" --destination "$work" >/dev/null 2>"$work/package.log" || die "helm package: $(cat "$work/package.log")"
+set -- "$work"/kp-worker-*.tgz
+package=$1
+tar -xmzf "$package" -C "$work"
+cmp "$work/kp-worker/files/rules.yaml" deploy/prometheus/rules.yaml
+cmp "$work/kp-worker/files/dashboard.json" deploy/grafana/dashboards/kp-worker.json
+
+# -- lint and render every configuration
+
+render() {
+    "$helm" template kp-worker "$package" --namespace scoring --kube-version "${KUBERNETES##*,}" "$@"
+}
+
+mkdir "$work/rendered"
+for values in "$chart"/ci/*.yaml; do
+    name=$(basename "$values" .yaml)
+    "$helm" lint --strict --quiet "$package" --values "$values" || die "helm lint --strict with $values"
+    render --values "$values" >"$work/rendered/$name.yaml" || die "helm template with $values"
+done
+"$validate/bin/python" deploy/checks/manifests.py --crds "$crds" --kubernetes "$KUBERNETES" "$work"/rendered/*.yaml
+
+# -- what the schemas cannot see
+
+! grep -l '^kind: Secret$' "$work"/rendered/*.yaml || die "the chart renders a Secret"
+names=$("$python" -c 'from worker.config import describe; print("\n".join(name for name, *_ in describe()))') ||
+    die "$python cannot import worker.config: run through 'make deploy-check'"
+sed -n 's/^ *- name: \(KP_[A-Z_]*\)$/\1/p' "$work"/rendered/*.yaml | sort -u | while read -r name; do
+    echo "$names" | grep -qx "$name" || die "the chart sets $name, which is no setting of the worker"
+done
+
+expect() { # FILE LINE...: the rendered file has each line, whatever its indentation
+    file=$1
+    shift
+    for line in "$@"; do
+        sed 's/^ *//; s/  #.*//' "$work/rendered/$file.yaml" | grep -qxF -e "$line" || die "$file.yaml renders without: $line"
+    done
+}
+expect minimal 'terminationGracePeriodSeconds: 35' 'automountServiceAccountToken: false' 'readOnlyRootFilesystem: true'
+expect sasl-tls 'terminationGracePeriodSeconds: 106' 'value: "5242880"' 'value: "{\"finance\":{\"threshold\":0.9}}"' \
+    'value: /etc/kp-worker/sasl/password' 'value: /etc/kp-worker/ca/ca.crt'
+expect mtls-keda 'value: /etc/kp-worker/client/tls.key' '- {port: 9093, protocol: TCP}' '- {port: 9094, protocol: TCP}'
+expect sasl-keda 'sasl: scram_sha256' 'lagThreshold: "1500000"' 'offsetResetPolicy: earliest'
+expect statefulset '- name: KP_GROUP_INSTANCE_ID' 'value: "90"'
+! grep -q '^  replicas:' "$work/rendered/mtls-keda.yaml" || die "replicas are set although KEDA owns them"
+
+# -- values that must be refused: words of the message | arguments
+
+refused() {
+    words=$1
+    shift
+    if render --set kafka.bootstrapServers=k:9092 "$@" >"$work/refused" 2>&1; then
+        die "not refused: $*"
+    fi
+    grep -qF -e "$words" "$work/refused" || die "refused without the words '$words': $*: $(cat "$work/refused")"
+    refusals=$((refusals + 1))
+}
+refusals=0
+refused "'replica' not allowed" --set replica=3
+refused "'bootstrap' not allowed" --set kafka.bootstrap=k:9092
+refused "does not match pattern" --set kafka.bootstrapServers=kafka
+refused "kafka.bootstrapServers is missing" --set kafka.bootstrapServers=
+refused "value must be one of" --set kind=DaemonSet
+refused "at '/replicas'" --set replicas=two
+refused "value must be one of" --set kafka.securityProtocol=TLS
+refused "value must be one of" --set kafka.sasl.mechanism=SCRAM
+refused "invalid propertyName 'THRESHOLD'" --set config.THRESHOLD=0.8
+refused "use kafka.sasl.existingSecret" --set config.KP_SASL_PASSWORD=secret
+refused "it is 9108 in every pod" --set config.KP_HTTP_PORT=8080
+refused "put it under config" --set 'extraEnv[0].name=KP_THRESHOLD' --set 'extraEnv[0].value=0.8'
+refused "at '/config/KP_SHUTDOWN_TIMEOUT_SECONDS'" --set config.KP_SHUTDOWN_TIMEOUT_SECONDS=soon
+refused "at '/image/digest'" --set image.digest=abc
+refused "at '/keda/minReplicas'" --set keda.minReplicas=0
+refused "at '/keda/behavior/scaleDown" --set keda.behavior.scaleDown.stabilizationWindowSeconds=7200
+refused "needs kafka.sasl.existingSecret" --set kafka.securityProtocol=SASL_SSL
+refused "would not be used" --set kafka.sasl.existingSecret=user
+refused "would not be used" --set kafka.tls.ca.existingSecret=ca
+refused "keda.enabled needs kind Deployment" --set kind=StatefulSet --set keda.enabled=true
+refused "needs KP_DELIVERY exactly_once" --set kind=StatefulSet --set config.KP_DELIVERY=at_least_once
+refused "set staticMembership.sessionTimeoutSeconds" --set kind=StatefulSet --set config.KP_SESSION_TIMEOUT_SECONDS=60
+refused "greater than keda.maxReplicas" --set keda.enabled=true --set keda.minReplicas=9
+refused "greater than config.KP_TOPIC_PARTITIONS" --set keda.enabled=true --set config.KP_TOPIC_PARTITIONS=2
+refused "needs keda.triggerAuthentication" --set keda.enabled=true --set kafka.securityProtocol=SASL_SSL \
+    --set kafka.sasl.mechanism=OAUTHBEARER --set kafka.sasl.existingSecret=token
+refused "both give a token" --set kafka.securityProtocol=SASL_SSL --set kafka.sasl.mechanism=OAUTHBEARER \
+    --set kafka.sasl.existingSecret=token --set config.KP_SASL_TOKEN_FILE=/token
+echo "ok  $refusals wrong values refused, each with its reason"

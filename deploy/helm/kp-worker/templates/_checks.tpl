@@ -1,0 +1,69 @@
+{{/* What a JSON schema cannot say clearly: settings that do not fit together. Each message says what to do. */}}
+{{- define "kp-worker.checks" -}}
+{{- $kafka := .Values.kafka -}}
+{{- if not $kafka.bootstrapServers -}}
+{{- fail "kafka.bootstrapServers is missing: --set kafka.bootstrapServers=kafka-1:9092" -}}
+{{- end -}}
+{{- range $name, $values := dict
+  "KP_BOOTSTRAP_SERVERS" "kafka.bootstrapServers"
+  "KP_GROUP_ID" "kafka.groupId"
+  "KP_SOURCE_TOPIC" "kafka.sourceTopic"
+  "KP_SECURITY_PROTOCOL" "kafka.securityProtocol"
+  "KP_SASL_MECHANISM" "kafka.sasl.mechanism"
+  "KP_SASL_USERNAME" "kafka.sasl.existingSecret"
+  "KP_SASL_PASSWORD" "kafka.sasl.existingSecret"
+  "KP_SASL_PASSWORD_FILE" "kafka.sasl.existingSecret"
+  "KP_TLS_CA_FILE" "kafka.tls.ca"
+  "KP_TLS_CERTIFICATE_FILE" "kafka.tls.client"
+  "KP_TLS_KEY_FILE" "kafka.tls.client"
+  "KP_TLS_KEY_PASSWORD" "kafka.tls.client"
+  "KP_TLS_KEY_PASSWORD_FILE" "kafka.tls.client"
+  "KP_GROUP_INSTANCE_ID" "kind: StatefulSet, which takes the pod's name"
+  "KP_HTTP_HOST" "nothing: the probes need all addresses"
+  "KP_HTTP_PORT" "nothing: it is 9108 in every pod"
+-}}
+{{- if hasKey $.Values.config $name -}}
+{{- fail (printf "config.%s is set by the chart; use %s" $name $values) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraEnv -}}
+{{- if hasPrefix "KP_" .name -}}
+{{- fail (printf "extraEnv: %s is a setting of the worker; put it under config, or where values.yaml has a value of its own for it" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- $tokenFile := dig "KP_SASL_TOKEN_FILE" "" .Values.config -}}
+{{- if and (include "kp-worker.sasl" .) (not $kafka.sasl.existingSecret) (not (and (eq $kafka.sasl.mechanism "OAUTHBEARER") $tokenFile)) -}}
+{{- fail (printf "kafka.securityProtocol %s needs kafka.sasl.existingSecret: the name of a Secret with the credentials" $kafka.securityProtocol) -}}
+{{- end -}}
+{{- if and $kafka.sasl.existingSecret $tokenFile -}}
+{{- fail "kafka.sasl.existingSecret and config.KP_SASL_TOKEN_FILE both give a token: remove one of them" -}}
+{{- end -}}
+{{- if and (not (include "kp-worker.sasl" .)) $kafka.sasl.existingSecret -}}
+{{- fail (printf "kafka.sasl.existingSecret would not be used with kafka.securityProtocol %s: set SASL_SSL or SASL_PLAINTEXT, or remove the secret" $kafka.securityProtocol) -}}
+{{- end -}}
+{{- if and (not (include "kp-worker.tls" .)) (or $kafka.tls.ca.existingSecret $kafka.tls.client.existingSecret) -}}
+{{- fail (printf "kafka.tls would not be used with kafka.securityProtocol %s: set SSL or SASL_SSL, or remove its secrets" $kafka.securityProtocol) -}}
+{{- end -}}
+{{- if eq .Values.kind "StatefulSet" -}}
+{{- if .Values.keda.enabled -}}
+{{- fail "keda.enabled needs kind Deployment: a static member that is scaled away does not leave the group, and its partitions would wait for the session timeout" -}}
+{{- end -}}
+{{- if eq (dig "KP_DELIVERY" "exactly_once" .Values.config) "at_least_once" -}}
+{{- fail "kind StatefulSet (static membership) needs KP_DELIVERY exactly_once: set kind Deployment" -}}
+{{- end -}}
+{{- if hasKey .Values.config "KP_SESSION_TIMEOUT_SECONDS" -}}
+{{- fail "with kind StatefulSet set staticMembership.sessionTimeoutSeconds, not config.KP_SESSION_TIMEOUT_SECONDS" -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.keda.enabled -}}
+{{- if gt (int .Values.keda.minReplicas) (int .Values.keda.maxReplicas) -}}
+{{- fail "keda.minReplicas is greater than keda.maxReplicas" -}}
+{{- end -}}
+{{- if gt (int .Values.keda.maxReplicas) (int (dig "KP_TOPIC_PARTITIONS" .Values.keda.maxReplicas .Values.config)) -}}
+{{- fail "keda.maxReplicas is greater than config.KP_TOPIC_PARTITIONS: workers without a partition are idle" -}}
+{{- end -}}
+{{- if and (include "kp-worker.sasl" .) (eq $kafka.sasl.mechanism "OAUTHBEARER") (not .Values.keda.triggerAuthentication) -}}
+{{- fail "keda with OAUTHBEARER needs keda.triggerAuthentication: a TriggerAuthentication of your own (KEDA takes no token from a file)" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
