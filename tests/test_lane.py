@@ -436,7 +436,9 @@ async def test_a_text_that_breaks_the_model_is_a_dead_letter_and_the_others_are_
     assert dict(letter.headers)["kp-error-reason"] == b"embedding_failed"
     assert letter.value == record(1).value
     assert stage.count("kp_dead_letters_total", reason="embedding_failed") == 1
-    assert "offset 1" in caplog.text
+    (event,) = [event for event in caplog.records if event.levelno == logging.WARNING]
+    assert (event.__dict__["offset"], event.__dict__["trace"]) == (1, "kp:trace:1")
+    assert event.getMessage() == "the model failed on this text alone: ValueError"
     sequences = [decode(value).sequence for batch in stage.publisher.committed for _, value in batch.entries]
     assert sequences == [0, 1]  # a dead letter takes no place in the cache
     assert stage.failures == []

@@ -32,6 +32,7 @@ from worker.intake import Intake
 from worker.lane import Lane, Rules
 from worker.metrics import Metrics, lag_seconds, process_registry
 from worker.models import load_configured, new_scorer
+from worker.pipeline import embedding_bytes
 from worker.publisher import (
     AtLeastOncePublisher,
     ExactlyOncePublisher,
@@ -40,6 +41,7 @@ from worker.publisher import (
 )
 from worker.store import Position, Restored, read_positions, restore
 from worker.topics import Layout, prepare_topics
+from worker.tracing import Tracing, start_tracing
 from worker.version import __version__
 
 log = logging.getLogger(__name__)
@@ -66,9 +68,11 @@ class Worker:
         layout: Layout,
         embedder: Embedder | None,
         metrics: Metrics,
+        tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
         self._client = client
+        self._extra_bytes = extra_output_bytes(settings, embedder)
         self._layout = layout
         self._metrics = metrics
         self._pool = None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered)
@@ -87,6 +91,8 @@ class Worker:
             Breaker(settings.dead_letter_breaker_share, settings.dead_letter_breaker_window)
             if settings.dead_letter_breaker_share
             else None,
+            tracing,
+            settings.output_embedding,
         )
         self.app = create_app(Hooks(settings, client, self._intake, self._drain, self._next_offsets, self._fail))
         topic = self.app.topic(settings.source_topic, key_serializer="raw", value_serializer="raw")
@@ -212,7 +218,7 @@ class Worker:
 
         new = [partition for partition in mine if partition not in kept]
         if mine and mine[-1] >= self._layout.source_partitions:  # the source topic has gained partitions
-            self._layout = await prepare_topics(self._settings, self._client)
+            self._layout = await prepare_topics(self._settings, self._client, self._extra_bytes)
         publishers = {partition: self._publisher(partition) for partition in new}
         try:
             await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
@@ -372,6 +378,11 @@ class Worker:
             self._pool.close()
 
 
+def extra_output_bytes(settings: Settings, embedder: Embedder | None) -> int:
+    """Return the bytes that KP_OUTPUT_EMBEDDING adds to each output."""
+    return embedding_bytes(embedder.identity.dimensions) if settings.output_embedding and embedder else 0
+
+
 async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int:
     """Run a worker until SIGTERM, SIGINT or a failure; return the exit code."""
     asked_to_stop = asyncio.Event()
@@ -380,6 +391,7 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
         loop.add_signal_handler(number, asked_to_stop.set)
     metrics = Metrics(process_registry(), settings.scoring_profiles())
     worker: Worker | None = None
+    tracing: Tracing | None = None
     phase = "loading the model"
     http = HttpServer(
         settings.http_host,
@@ -396,7 +408,8 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
     log.info("kp-worker %s: metrics and health on http://%s:%d/metrics", __version__, settings.http_host, port)
 
     async def prepare() -> Worker:
-        nonlocal phase
+        nonlocal phase, tracing
+        tracing = start_tracing(settings)
         client = client_arguments(settings)
         embedder = await asyncio.to_thread(load, settings)
         identity = None if embedder is None else embedder.identity
@@ -409,8 +422,8 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
         )
         log.info("embedder: %s", "none (novelty 0.5)" if identity is None else f"{identity.runtime} {identity.key()}")
         phase = "checking the topics"
-        layout = await prepare_topics(settings, client)
-        return Worker(settings, client, layout, embedder, metrics)
+        layout = await prepare_topics(settings, client, extra_output_bytes(settings, embedder))
+        return Worker(settings, client, layout, embedder, metrics, tracing)
 
     stop = asyncio.create_task(asked_to_stop.wait())
     try:
@@ -427,6 +440,8 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
     finally:
         stop.cancel()
         await http.stop()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.stop)
 
 
 async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) -> int:

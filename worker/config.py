@@ -108,6 +108,11 @@ class Settings(BaseSettings):
         description="what computes embeddings; auto: openvino where the model is exported (export-model), else "
         "sentence-transformers; none: novelty is 0.5 for every trace",
     )
+    long_texts: Literal["cut", "windows"] = Field(
+        "cut",
+        description="texts of more than KP_MAX_TOKENS tokens: their beginning, or the mean of their first 4 windows "
+        "(docs/long-and-foreign-texts.md)",
+    )
     precision: Literal["fp32", "bf16", "int8"] = Field(
         "fp32", description="number format of an exported model; other than fp32 changes scores a little (README)"
     )
@@ -121,7 +126,6 @@ class Settings(BaseSettings):
     embed_in_flight: int = Field(
         2, ge=1, le=64, description="traces that may be in the embedder at once; more raises latency, not throughput"
     )
-
     embed_remembered: int = Field(
         1024, ge=0, le=1_000_000, description="last texts whose embedding is kept, so that equal ones are embedded once"
     )
@@ -132,6 +136,10 @@ class Settings(BaseSettings):
     )
     event_time: Literal["created_at", "record"] = Field(
         "created_at", description="a trace's event time: its created_at (never later than the record's) or the record's"
+    )
+
+    output_embedding: bool = Field(
+        False, description="write each trace's embedding into its output document (scoring.embedding)"
     )
 
     max_message_bytes: int = Field(1_048_576, ge=1024, description="larger messages are dead letters")
@@ -148,6 +156,9 @@ class Settings(BaseSettings):
     stuck_seconds: float = Field(60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this")
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz")  # noqa: S104 probes
     http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz; 0: a free one")
+    tracing: bool = Field(
+        False, description="export OpenTelemetry spans, as the OTEL_* variables say (docs/tracing-and-logs.md)"
+    )
     log_format: Literal["text", "json"] = Field("text", description="one event a line, as text or JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     shutdown_timeout_seconds: float = Field(
@@ -176,6 +187,8 @@ class Settings(BaseSettings):
         if len(set(topics)) != len(topics):
             raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
         self._check_security()
+        if self.output_embedding and self.embedder == "none":
+            raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder, and KP_EMBEDDER=none has none")
         if self.group_instance_id and self.delivery != "exactly_once":
             # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
             raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")

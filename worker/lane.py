@@ -19,7 +19,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from worker.breaker import Breaker
 from worker.changelog import SLACK, encode, slot_key
@@ -39,6 +39,11 @@ from worker.pipeline import (
 )
 from worker.publisher import Batch, Publisher
 from worker.trace import InvalidTrace, Limits, Reason, ReasoningTrace, embedding_text, parse_trace
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from worker.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +71,14 @@ class Rules:
     event_time: str
     latency_budget_seconds: float
     breaker: Breaker | None = None
+    tracing: Tracing | None = None
+    output_embedding: bool = False
 
 
 class _Pending:
     """A record between admission and scoring."""
 
-    __slots__ = ("embedding", "error", "future", "record", "started", "submitted", "trace")
+    __slots__ = ("embedding", "error", "future", "record", "span", "started", "submitted", "trace")
 
     def __init__(self, record: SourceRecord, started: float) -> None:
         self.record = record
@@ -81,6 +88,7 @@ class _Pending:
         self.error: InvalidTrace | None = None
         self.embedding: Embedding | None = None
         self.future: asyncio.Future[Embedding] | None = None  # of an embedding that has to be waited for
+        self.span: Span | None = None
 
     def ready(self) -> bool:
         return self.future is None or self.future.done()
@@ -95,6 +103,7 @@ class _Done:
     entry: tuple[bytes, bytes] | None
     scored: ScoredTrace | None
     reason: Reason | None
+    span: Span | None = None
 
 
 class Lane:
@@ -178,6 +187,8 @@ class Lane:
         self._bytes += len(record.value or b"")
         self._idle.clear()
         pending = _Pending(record, time.perf_counter())
+        if self._rules.tracing is not None:
+            pending.span = self._rules.tracing.begin(record)
         try:
             check_size(record, self._rules.limits)
             pending.trace = parse_trace(record.value, self._rules.limits)
@@ -255,21 +266,27 @@ class Lane:
             elif isinstance(failure, ModelError | MemoryError) or not isinstance(failure, Exception):
                 raise failure  # says nothing about this text: the worker itself cannot go on
             else:
-                log.warning(
-                    "%s/%d offset %d: the model failed on this text alone: %r",
-                    record.topic, record.partition, record.offset, failure,
-                )  # fmt: skip
+                about = _about(record, trace)
+                log.warning("the model failed on this text alone: %s", type(failure).__name__, extra=about)
+                log.debug("the model's words: %r", failure, extra=about)  # they may quote the text
                 pending.error = embedding_failed(failure)
         vector = None
         if pending.embedding is not None:
             metrics.stages["embed"].observe(time.perf_counter() - pending.submitted)
             vector = pending.embedding.vector
+            if pending.span is not None:
+                pending.span.add_event("embedded")
             if pending.embedding.truncated:
                 metrics.truncated.inc()
         if pending.error is not None or trace is None:
             error = pending.error or InvalidTrace(Reason.NOT_JSON, "", "this is a bug: neither trace nor error")
+            about = {**_about(record, trace), "reason": str(error.reason), "path": error.path}
+            log.info("dead letter", extra=about)
+            log.debug("dead letter: %s", error.message, extra=about)  # the message may quote the document
             self._finish(pending)
-            return _Done(record, dead_letter(record, error), None, None, error.reason)
+            if pending.span is not None and self._rules.tracing is not None:
+                self._rules.tracing.refused(pending.span, error.reason)
+            return _Done(record, dead_letter(record, error), None, None, error.reason, pending.span)
 
         begun = time.perf_counter()
         comparison = self.scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._rules.event_time))
@@ -279,7 +296,9 @@ class Lane:
         metrics.stages["novelty"].observe(compared - begun)
         metrics.stages["score"].observe(time.perf_counter() - compared)
         self._finish(pending)
-        output = scored_record(record, scored, identity)
+        output = scored_record(record, scored, identity, embedding=self._rules.output_embedding)
+        if pending.span is not None and self._rules.tracing is not None:
+            output = self._rules.tracing.scored(pending.span, trace, scored, output)
         entry = None
         if scored.sequence is not None and scored.vector is not None and identity is not None:
             entry = (
@@ -293,13 +312,16 @@ class Lane:
                     vector=scored.vector,
                 ),
             )
-        return _Done(record, output, entry, scored, None)
+        return _Done(record, output, entry, scored, None, pending.span)
 
     def _finish(self, pending: _Pending) -> None:
         seconds = time.perf_counter() - pending.started
         self._metrics.evaluation.observe(seconds)
         if seconds > self._rules.latency_budget_seconds:
             self._metrics.over_budget.inc()
+            if log.isEnabledFor(logging.DEBUG):
+                about = {**_about(pending.record, pending.trace), "seconds": round(seconds, 4)}
+                log.debug("over KP_LATENCY_BUDGET_SECONDS", extra=about)
 
     async def _publish_forever(self) -> None:
         try:
@@ -321,6 +343,9 @@ class Lane:
                 self._bytes -= sum(len(done.record.value or b"") for done in batch)
                 self.committed = batch[-1].record.offset + 1
                 self._count(batch, time.perf_counter() - started)
+                for done in batch:
+                    if done.span is not None:
+                        done.span.end()
                 if not self:
                     self._idle.set()
                 self._on_room()
@@ -382,6 +407,12 @@ class Lane:
             self.failed = True
             self._idle.set()
             self._on_failure(error)
+
+
+def _about(record: SourceRecord, trace: ReasoningTrace | None) -> dict[str, object]:
+    """Return the fields of a log event about one source record (logs.py)."""
+    place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+    return place if trace is None else {**place, "trace": cached_id(trace)}
 
 
 def check_size(record: SourceRecord, limits: Limits) -> None:

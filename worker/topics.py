@@ -33,7 +33,7 @@ DEFAULT_MAX_BYTES: Final = 1_048_588
 
 OUTPUT_OVERHEAD: Final = 8192
 """Bytes that an output may be larger than its input: the `scoring` object (about 1 kB, with a long nearest id 3 kB),
-headers, and the record's framing."""
+headers, and the record's framing; KP_OUTPUT_EMBEDDING comes on top."""
 
 DEAD_LETTER_OVERHEAD: Final = 65_536
 """The same for a created dead-letter topic; roomy, because nothing may be too large for it."""
@@ -66,14 +66,18 @@ class Layout:
     max_message_bytes: int
 
 
-async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> Layout:
-    """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy."""
+async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_bytes: int = 0) -> Layout:
+    """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy.
+
+    `extra_bytes`: what an output may be larger than its input beyond OUTPUT_OVERHEAD (the embedding in it).
+    """
+    overhead = OUTPUT_OVERHEAD + extra_bytes
     admin = await _connect(settings, client)
     try:
         if not settings.create_topics:
-            return await _check(admin, settings)
-        await _create_missing(admin, settings)
-        return await _settled(lambda: _check(admin, settings))
+            return await _check(admin, settings, overhead)
+        await _create_missing(admin, settings, overhead)
+        return await _settled(lambda: _check(admin, settings, overhead))
     finally:
         await admin.close()
 
@@ -98,14 +102,14 @@ async def _connect(settings: Settings, client: Mapping[str, Any]) -> AIOKafkaAdm
             await asyncio.sleep(1)
 
 
-async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> None:
+async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings, overhead: int) -> None:
     found = await _partitions(admin, settings)
     source = found.get(settings.source_topic)
     if source is None:
         await _create(admin, settings, settings.source_topic, settings.topic_partitions, {})
         source = settings.topic_partitions
     limit = (await _settled(lambda: _max_bytes(admin, [settings.source_topic])))[settings.source_topic]
-    output_config = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, settings.max_message_bytes + OUTPUT_OVERHEAD))}
+    output_config = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, settings.max_message_bytes + overhead))}
     dead_config = {"max.message.bytes": str(limit + DEAD_LETTER_OVERHEAD)}
     for name, config in (
         (settings.accepted_topic, output_config),
@@ -162,7 +166,7 @@ async def _create(
     raise ConfigError(f"topic {name} was created but the broker does not show it after 10 s")
 
 
-async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
+async def _check(admin: AIOKafkaAdminClient, settings: Settings, overhead: int) -> Layout:
     found = await _partitions(admin, settings)
     missing = [f"{name} ({variable})" for variable, name in settings.topics.items() if name not in found]
     if missing:
@@ -180,12 +184,12 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
     await _check_changelog(admin, settings)
     outputs = [settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic]
     limits = await _max_bytes(admin, outputs)
-    fits = min(limits[settings.accepted_topic], limits[settings.rejected_topic]) - OUTPUT_OVERHEAD
+    fits = min(limits[settings.accepted_topic], limits[settings.rejected_topic]) - overhead
     if fits < settings.max_message_bytes:
         log.warning(
             "the output topics take records of at most %d bytes: traces above %d bytes become dead letters. "
             "Raise max.message.bytes of %s and %s by %d to let all of KP_MAX_MESSAGE_BYTES through",
-            fits + OUTPUT_OVERHEAD, fits, settings.accepted_topic, settings.rejected_topic,
+            fits + overhead, fits, settings.accepted_topic, settings.rejected_topic,
             settings.max_message_bytes - fits,
         )  # fmt: skip
     kinds = {ACCEPTED: outputs[0], REJECTED: outputs[1], DEAD_LETTER: outputs[2]}
