@@ -29,6 +29,7 @@ from worker.novelty import Vector
 from worker.pipeline import SourceRecord
 from worker.publisher import Batch
 from worker.trace import DEFAULT_LIMITS, Limits
+from worker.tracing import Tracing
 
 DIMENSIONS = 8
 
@@ -103,6 +104,7 @@ class Stage:
         stream_time_ms: int | None = None,
         breaker: Breaker | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        tracing: Tracing | None = None,
     ) -> None:
         self.pool = ManualPool()
         self.publisher = ManualPublisher()
@@ -117,7 +119,7 @@ class Stage:
             self.scorer,
             self.publisher,
             self.pool if embed else None,  # type: ignore[arg-type]
-            Rules(limits, "created_at", 0.1, breaker),
+            Rules(limits, "created_at", 0.1, breaker, tracing),
             self.metrics,
             replay=replay or {},
             next_offset=next_offset,
