@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.builders import make_record, trace_bytes
@@ -77,6 +78,8 @@ async def test_a_span_follows_the_conventions_and_is_the_producer_s_child() -> N
         "kp.decision": output.kind,
         "kp.profile": "finance",
     }
+    conventions = {value for name, value in vars(messaging_attributes).items() if name.startswith("MESSAGING_")}
+    assert {name for name in span.attributes if name.startswith("messaging.")} <= conventions
     assert [event.name for event in span.events] == ["embedded", "scored"]
     assert span.status.status_code is StatusCode.UNSET
     assert "secret" not in span.to_json()

@@ -121,7 +121,12 @@ class Settings(BaseSettings):
         description="exported directory, or directory or hub name of a sentence-transformers model "
         "(default: all-MiniLM-L6-v2)",
     )
-    max_tokens: int = Field(256, ge=8, le=8192, description="tokens of a text that are embedded; KP_LONG_TEXTS says what becomes of the rest")
+    max_tokens: int = Field(
+        256,
+        ge=8,
+        le=8192,
+        description="tokens of a text that are embedded; KP_LONG_TEXTS says what becomes of the rest",
+    )
     embed_threads: int = Field(0, ge=0, le=256, description="threads of one embedding; 0: one for each core")
     embed_in_flight: int = Field(
         2, ge=1, le=64, description="traces that may be in the embedder at once; more raises latency, not throughput"

@@ -343,9 +343,8 @@ class Lane:
                 self._bytes -= sum(len(done.record.value or b"") for done in batch)
                 self.committed = batch[-1].record.offset + 1
                 self._count(batch, time.perf_counter() - started)
-                for done in batch:
-                    if done.span is not None:
-                        done.span.end()
+                if self._rules.tracing is not None:
+                    self._rules.tracing.end(done.span for done in batch)
                 if not self:
                     self._idle.set()
                 self._on_room()

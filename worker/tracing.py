@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
@@ -87,6 +88,12 @@ class Tracing:
         """Note that the record became a dead letter (whose headers stay the producer's)."""
         span.set_attributes({"error.type": str(reason), "kp.decision": "dead_letter"})
         span.set_status(self._api.StatusCode.ERROR, "dead letter")
+
+    def end(self, spans: Iterable[Span | None]) -> None:
+        """End the spans of records that are committed."""
+        for span in spans:
+            if span is not None:
+                span.end()
 
     def stop(self) -> None:
         """Export what is left, for at most FLUSH_SECONDS."""
