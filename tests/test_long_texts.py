@@ -9,24 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import read_jsonl
-from worker import embedding_text, parse_trace
+from tests.test_worker import LINES
+from worker import config, embedding_text, parse_trace
 from worker.embedder import (
     CHARS_A_TOKEN,
     MAX_CHARS,
-    MAX_WINDOWS,
     SPARE_TOKENS,
     Embedder,
+    ModelError,
     SentenceTransformersEmbedder,
     mean_of_windows,
     read_beginning,
 )
-from worker.model_dir import default_directory, find_exported
+from worker.model_dir import find_exported
 from worker.models import load_embedder
 from worker.openvino_embedder import OpenVinoEmbedder
 
 LIMIT = 64
 """Token limit of these tests: windows are cheap, and most traces are longer."""
+
+WINDOWS = 4
 
 FIRST_READ = CHARS_A_TOKEN * (LIMIT + SPARE_TOKENS)
 
@@ -117,8 +119,8 @@ def embedders() -> dict[str, Embedder]:
     """Return both runtimes, cutting and with windows. Needs the exported model, as `make` leaves it."""
     found = {}
     for kind in ("openvino", "sentence-transformers"):
-        for long_texts in ("cut", "windows"):
-            embedder = load_embedder(kind, None, LIMIT, 1, "fp32", long_texts)
+        for long_texts, windows in (("cut", 1), ("windows", WINDOWS)):
+            embedder = load_embedder(kind, None, LIMIT, 1, "fp32", windows)
             assert embedder is not None
             found[f"{kind} {long_texts}"] = embedder
     return found
@@ -129,14 +131,8 @@ def texts() -> list[str]:
     words = PROSE.split()
     rng = random.Random(5)
     made = [" ".join(rng.choices(words, k=k)) for k in (0, 1, 30, 31, 40, 62, 63, 90, 130, 200, 300, 1000, 5000)]
-    traces = [embedding_text(parse_trace(line)) for line in map(json_bytes, read_jsonl("traces.jsonl")[:12])]
+    traces = [embedding_text(parse_trace(line)) for line in LINES[:12]]
     return [*made, *traces]
-
-
-def json_bytes(document: Any) -> bytes:
-    import json
-
-    return json.dumps(document).encode()
 
 
 @pytest.mark.model
@@ -186,7 +182,7 @@ def test_windows_are_what_they_say(embedders: dict[str, Embedder], kind: str) ->
     np.testing.assert_allclose(found.vector, expected / np.linalg.norm(expected), atol=2e-7)
     assert not found.truncated
     assert cut.embed(text).truncated
-    full = "word " * inside * MAX_WINDOWS
+    full = "word " * inside * WINDOWS
     assert not windows.embed(full).truncated
     assert windows.embed(full + "word").truncated
     assert windows.embed(full + "other end").vector.tobytes() == windows.embed(full).vector.tobytes()
@@ -207,7 +203,23 @@ def test_a_text_without_end_is_embedded_and_said_to_be_cut(embedders: dict[str, 
 @pytest.mark.model
 def test_cache_entries_of_cut_texts_and_of_windows_do_not_mix(embedders: dict[str, Embedder]) -> None:
     cut, windows = embedders["openvino cut"].identity, embedders["openvino windows"].identity
-    assert windows.key() == f"{cut.key()}:windows{MAX_WINDOWS}"
+    assert windows.key() == f"{cut.key()}:windows{WINDOWS}"
+
+
+@pytest.mark.model
+def test_a_tokenizer_that_knows_no_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
+    with pytest.raises(ModelError, match="set KP_LONG_TEXTS=cut"):
+        SentenceTransformersEmbedder(None, LIMIT, 1, WINDOWS)
+
+
+def test_the_settings_name_the_windows() -> None:
+    assert config.load().windows == 1
+    assert config.load(max_windows=8).windows == 1
+    assert config.load(long_texts="windows").windows == 2
+    assert config.load(long_texts="windows", max_windows=8).windows == 8
 
 
 # -- other models
@@ -279,11 +291,10 @@ def test_a_model_of_another_family_is_exported_and_runs(tmp_path: Path, family: 
     assert report.manifest.max_tokens == 512
     assert find_exported(str(exported)) == exported
     assert report.manifest.name == f"tiny-{family}"
-    assert default_directory("m", "0" * 64).parent != exported
     sample = [*texts(), PROSE * 300, "请先核对发票金额然后再付款" * 3000]
-    for long_texts in ("cut", "windows"):
-        reference = SentenceTransformersEmbedder(str(model), LIMIT, 1, long_texts)
-        fast = OpenVinoEmbedder(exported, LIMIT, 1, "fp32", long_texts)
+    for windows in (1, WINDOWS):
+        reference = SentenceTransformersEmbedder(str(model), LIMIT, 1, windows)
+        fast = OpenVinoEmbedder(exported, LIMIT, 1, "fp32", windows)
         assert fast.identity.key() == reference.identity.key()
         for text in sample:
             expected, found = reference.embed(text), fast.embed(text)

@@ -108,11 +108,6 @@ class Settings(BaseSettings):
         description="what computes embeddings; auto: openvino where the model is exported (export-model), else "
         "sentence-transformers; none: novelty is 0.5 for every trace",
     )
-    long_texts: Literal["cut", "windows"] = Field(
-        "cut",
-        description="texts of more than KP_MAX_TOKENS tokens: their beginning, or the mean of their first 4 windows "
-        "(docs/long-and-foreign-texts.md)",
-    )
     precision: Literal["fp32", "bf16", "int8"] = Field(
         "fp32", description="number format of an exported model; other than fp32 changes scores a little (README)"
     )
@@ -125,7 +120,15 @@ class Settings(BaseSettings):
         256,
         ge=8,
         le=8192,
-        description="tokens of a text that are embedded; KP_LONG_TEXTS says what becomes of the rest",
+        description="tokens of a text that are embedded at once; KP_LONG_TEXTS says what becomes of the rest",
+    )
+    long_texts: Literal["cut", "windows"] = Field(
+        "cut",
+        description="texts beyond KP_MAX_TOKENS: the rest is left out, or read in further windows whose mean is taken "
+        "(docs/long-and-foreign-texts.md)",
+    )
+    max_windows: int = Field(
+        2, ge=2, le=64, description="windows that are read of a long text; each costs as much as a text that is cut"
     )
     embed_threads: int = Field(0, ge=0, le=256, description="threads of one embedding; 0: one for each core")
     embed_in_flight: int = Field(
@@ -265,6 +268,11 @@ class Settings(BaseSettings):
     def cache_ttl_ms(self) -> int | None:
         """Life of a cache entry, ms; None: no expiry."""
         return None if self.cache_ttl_seconds is None else max(1, round(self.cache_ttl_seconds * 1000))
+
+    @property
+    def windows(self) -> int:
+        """Windows that are read of a text; 1: it is cut."""
+        return 1 if self.long_texts == "cut" else self.max_windows
 
     @property
     def limits(self) -> Limits:

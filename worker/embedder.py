@@ -51,10 +51,6 @@ class Embedding(NamedTuple):
     truncated: bool
 
 
-MAX_WINDOWS: Final = 4
-"""Most windows of one text (KP_LONG_TEXTS=windows): each costs as much as a text that is cut, and four full ones of 256
-tokens still fit the budget of 0.1 s on two cores. Part of the identity: other numbers give other vectors."""
-
 CHARS_A_TOKEN: Final = 8
 """Characters that are tokenised first, for each token that is wanted: nearly twice what English needs."""
 
@@ -85,11 +81,6 @@ def read_beginning(
     return read(text), False
 
 
-def wanted_tokens(max_tokens: int, long_texts: str) -> int:
-    """Return how many tokens of a text are embedded at most."""
-    return max_tokens if long_texts == "cut" else max_tokens * MAX_WINDOWS
-
-
 def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
     """Return the unit vector of the windows' mean, weighted by their tokens (special ones apart).
 
@@ -102,9 +93,9 @@ def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
     return finite((mean / length).astype(np.float32))
 
 
-def identity_of_long_texts(long_texts: str) -> str:
-    """Return what the embedder's identity says of KP_LONG_TEXTS."""
-    return "cut" if long_texts == "cut" else f"windows{MAX_WINDOWS}"
+def long_texts(windows: int) -> str:
+    """Return what the embedder's identity says of long texts."""
+    return "cut" if windows == 1 else f"windows{windows}"
 
 
 def token_limit(model: SentenceTransformer, otherwise: int = 512) -> int:
@@ -165,9 +156,12 @@ def check_weights(requested: str | None, digest: str) -> str:
 
 
 class SentenceTransformersEmbedder:
-    """Any sentence-transformers model, on CPU or GPU, in fp32. `long_texts`: `cut` or `windows`."""
+    """Any sentence-transformers model, on CPU or GPU, in fp32.
 
-    def __init__(self, model: str | None, max_tokens: int, threads: int, long_texts: str = "cut") -> None:
+    A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is cut.
+    """
+
+    def __init__(self, model: str | None, max_tokens: int, threads: int, windows: int = 1) -> None:
         found = find_model(model)
         try:
             import torch
@@ -190,15 +184,18 @@ class SentenceTransformersEmbedder:
         own_limit = token_limit(self._model, max_tokens)
         if max_tokens > own_limit:
             raise ModelError(f"KP_MAX_TOKENS={max_tokens} is more than the {own_limit} tokens that {name} can read")
+        if windows > 1 and not getattr(self._model.tokenizer, "is_fast", False):
+            raise ModelError(
+                f"KP_LONG_TEXTS=windows needs a fast tokenizer, and {name} has none; set KP_LONG_TEXTS=cut"
+            )
         self._model.max_seq_length = max_tokens
         self._limit = max_tokens
         dimensions = self._model.get_embedding_dimension()
         if dimensions is None:
             raise ModelError(f"model {found!r} does not say how many dimensions its embeddings have")
-        self._long_texts = long_texts
-        self._wanted = wanted_tokens(max_tokens, long_texts)
+        self._max_windows = windows
         self.identity = EmbedderIdentity(
-            name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", identity_of_long_texts(long_texts)
+            name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", long_texts(windows)
         )
         self.embed(PROBE_TEXT)
 
@@ -206,13 +203,14 @@ class SentenceTransformersEmbedder:
         """Embed one text. Raises ValueError when the model yields values that are not finite."""
         if len(text.encode()) <= self._limit - 2:  # a token is at least one byte; two tokens are special
             return Embedding(self._encode(text), False)
-        (beginning, tokens), left_over = read_beginning(text, self._wanted, self._read, lambda found: found[1])
-        if self._long_texts == "windows" and tokens > self._limit:
-            windows, tokens_of_each = self._windows(beginning)
-            left_over = left_over or len(windows) > MAX_WINDOWS
-            vectors = [self._forward(ids) for ids in windows[:MAX_WINDOWS]]
-            return Embedding(mean_of_windows(vectors, tokens_of_each[:MAX_WINDOWS]), left_over)
-        return Embedding(self._encode(beginning), left_over or tokens > self._limit)
+        wanted = self._limit * self._max_windows
+        (beginning, tokens), left_over = read_beginning(text, wanted, self._read, lambda found: found[1])
+        if self._max_windows == 1 or tokens <= self._limit:
+            return Embedding(self._encode(beginning), left_over or tokens > self._limit)
+        windows, tokens_of_each = self._windows(beginning)
+        most = self._max_windows
+        vectors = [self._forward(ids) for ids in windows[:most]]
+        return Embedding(mean_of_windows(vectors, tokens_of_each[:most]), left_over or len(windows) > most)
 
     def _read(self, text: str) -> tuple[str, int]:
         """Return the text and its number of tokens."""

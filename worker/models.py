@@ -30,12 +30,12 @@ def load_configured(settings: Settings) -> Embedder | None:
     """Load the embedder of these settings; see `load_embedder`."""
     return load_embedder(
         settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision,
-        settings.long_texts,
+        settings.windows,
     )  # fmt: skip
 
 
 def load_embedder(
-    kind: str, model: str | None, max_tokens: int, threads: int, precision: str, long_texts: str = "cut"
+    kind: str, model: str | None, max_tokens: int, threads: int, precision: str, windows: int = 1
 ) -> Embedder | None:
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
@@ -49,10 +49,10 @@ def load_embedder(
         if directory is None and kind == "openvino":
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:
-            return OpenVinoEmbedder(directory, max_tokens, threads, precision, long_texts)
+            return OpenVinoEmbedder(directory, max_tokens, threads, precision, windows)
     if precision != "fp32":
         raise ModelError(
             f"KP_PRECISION={precision} needs an exported model: run kp-worker export-model --precision {precision}, "
             "or set KP_PRECISION=fp32"
         )
-    return SentenceTransformersEmbedder(model, max_tokens, threads, long_texts)
+    return SentenceTransformersEmbedder(model, max_tokens, threads, windows)

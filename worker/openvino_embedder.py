@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from worker.embedder import (
-    MAX_WINDOWS,
     Embedding,
     ModelError,
     finite,
-    identity_of_long_texts,
+    long_texts,
     mean_of_windows,
     read_beginning,
-    wanted_tokens,
 )
 from worker.model_dir import Manifest, checked_path, read_manifest
 from worker.novelty import Vector
@@ -58,12 +56,12 @@ INSTALL_HINT: Final = "install the fast extra (pip install 'kp-worker[fast]'), o
 class OpenVinoEmbedder:
     """An exported model on CPU. `embed` is called from one thread at a time.
 
-    `threads` 0: one for each core; `long_texts`: `cut` or `windows`. Raises ModelError when the directory, the
-    precision or the CPU does not fit.
+    `threads` 0: one for each core. A text of more than `max_tokens` is embedded as the mean of its first `windows`
+    windows; 1: it is cut. Raises ModelError when the directory, the precision or the CPU does not fit.
     """
 
     def __init__(
-        self, directory: Path, max_tokens: int, threads: int, precision: str = "fp32", long_texts: str = "cut"
+        self, directory: Path, max_tokens: int, threads: int, precision: str = "fp32", windows: int = 1
     ) -> None:
         manifest = read_manifest(directory)
         _check_request(directory, manifest, max_tokens, precision)
@@ -80,10 +78,10 @@ class OpenVinoEmbedder:
             raise ModelError(f"the exported model {directory} cannot be loaded: {error}") from error
         self.identity = EmbedderIdentity(
             manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision,
-            identity_of_long_texts(long_texts),
+            long_texts(windows),
         )  # fmt: skip
-        self._windows = 1 if long_texts == "cut" else MAX_WINDOWS
-        self._wanted = wanted_tokens(max_tokens, long_texts)
+        self._windows = windows
+        self._wanted = max_tokens * windows
         # The longest text first: buffers that grow from text to text leave a process of 535 MB (1032 MB at 512 tokens),
         # buffers of full size from the start one of 330 MB (420 MB).
         self.embed(_WORD * max_tokens)
