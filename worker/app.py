@@ -84,6 +84,7 @@ class Worker:
             replace(settings.limits, max_bytes=layout.max_message_bytes),
             settings.event_time,
             settings.latency_budget_seconds,
+            settings.commit_interval_seconds,
             Breaker(settings.dead_letter_breaker_share, settings.dead_letter_breaker_window)
             if settings.dead_letter_breaker_share
             else None,
