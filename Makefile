@@ -44,8 +44,9 @@ soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), c
 bench: $(READY) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
-lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock
+lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock and, for the image, requirements-image.lock
 	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra fast --constraints requirements.lock --universal --generate-hashes --no-header -q -o requirements-image.lock
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info
