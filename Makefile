@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup demo test check fuzz soak bench lock clean
+.PHONY: help setup demo test check deploy-check image image-test fuzz soak bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +35,17 @@ check: $(READY) ## Format, lint, types, layering
 	$(BIN)/ruff check worker tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layering.py
+
+deploy-check: $(READY) ## Check what is in deploy/ without a cluster or a container engine (fetches its tools; needs Go)
+	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/image.sh
+	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/compose.sh
+
+image: ## Build the container image kp-worker:VERSION with Docker (TORCH_BACKEND=cpu: smaller download)
+	docker build --file deploy/Dockerfile --tag kp-worker:$(VERSION) --build-arg TORCH_BACKEND=$(TORCH_BACKEND) \
+	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) .
+
+image-test: $(READY) ## Build the image with Docker, or buildah as root, and score traces in it on the embedded broker
+	$(BIN)/python -m tests.image $(ARGS)
 
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}
