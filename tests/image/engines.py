@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = "deploy/Dockerfile"
+BASE = "python:3.12-slim"
 STAND_IN = "localhost/kp-worker-base:python-3.12"
 
 
@@ -69,7 +70,7 @@ class Docker:
 
     def build(self, tag: str, arguments: Mapping[str, str]) -> str:
         _build(["docker", "build"], tag, arguments)
-        return arguments.get("BASE", "python:3.12-slim")
+        return arguments.get("BASE", BASE)
 
     def config(self, tag: str) -> dict[str, Any]:
         return json.loads(_run(["docker", "image", "inspect", "--format", "{{json .Config}}", tag]).stdout)  # type: ignore[no-any-return]
@@ -115,11 +116,11 @@ class Buildah:
         return base
 
     def _base(self) -> str:
-        for name in (STAND_IN, "docker.io/library/python:3.12-slim"):
+        for name in (STAND_IN, BASE):
             if _run(["buildah", "images", "--quiet", name], check=False).returncode == 0:
                 return name
-        if _run(["buildah", "pull", "docker.io/library/python:3.12-slim"], check=False).returncode == 0:
-            return "docker.io/library/python:3.12-slim"
+        if _run(["buildah", "pull", BASE], check=False).returncode == 0:
+            return BASE
         if shutil.which("debootstrap") is None:
             raise EngineError(
                 "python:3.12-slim cannot be pulled, and without debootstrap no stand-in can be made: apt-get install "

@@ -12,7 +12,7 @@ trap 'buildah rm "$container" > /dev/null' EXIT
 root=$(buildah mount "$container")
 debootstrap --variant=minbase \
   --include=ca-certificates,libbz2-1.0,libexpat1,libffi8,liblzma5,libsqlite3-0,libssl3,libuuid1,zlib1g \
-  "$VERSION_CODENAME" "$root"
+  "$VERSION_CODENAME" "$root" > /dev/null
 rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/* "$root"/var/log/*
 # Whoever builds behind a CA of their own has it in this file.
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
