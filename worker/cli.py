@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import signal
 import sys
@@ -81,13 +79,9 @@ def run() -> None:
     # Until the worker's own handlers are there (it imports for a second), there is nothing to finish.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     settings = _settings()
-    from worker import app, logs
+    from worker import app
 
-    logs.configure(settings.log_level, settings.log_format)
-    code = asyncio.run(app.run(settings))
-    logging.shutdown()
-    # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
-    os._exit(code)
+    app.main(settings)
 
 
 @cli.command()
