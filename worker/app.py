@@ -38,6 +38,7 @@ from worker.publisher import (
     Publisher,
     producer_arguments,
 )
+from worker.status import Status
 from worker.store import Position, Restored, read_positions, restore
 from worker.topics import Layout, prepare_topics
 from worker.version import __version__
@@ -66,11 +67,13 @@ class Worker:
         layout: Layout,
         embedder: Embedder | None,
         metrics: Metrics,
+        status: Status | None = None,
     ) -> None:
         self._settings = settings
         self._client = client
         self._layout = layout
         self._metrics = metrics
+        self._status = status
         self._pool = None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered)
         self._slots = asyncio.Semaphore(settings.embed_in_flight)
         self._intake = Intake()
@@ -311,6 +314,7 @@ class Worker:
             waiting=self._intake.__len__,
             on_room=self._room.set,
             on_failure=partial(self._lane_failed, partition),
+            status=self._status,
         )
 
     def _lane_failed(self, partition: int, error: BaseException) -> None:
@@ -357,6 +361,8 @@ class Worker:
             if self._pool is not None:
                 self._metrics.remembered.inc(self._pool.hits)
                 self._pool.hits = 0
+            if self._status is not None:
+                self._status.tick(time.monotonic())
             await asyncio.sleep(GAUGE_SECONDS)
         self._fail(self.app.crash_reason or RuntimeError("Faust stopped for no stated reason"))
 
@@ -381,12 +387,18 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
     metrics = Metrics(process_registry(), settings.scoring_profiles())
     worker: Worker | None = None
     phase = "loading the model"
+
+    def not_ready() -> str | None:
+        return phase if worker is None else worker.not_ready()
+
+    status = Status(settings, metrics, not_ready) if settings.status_page else None
     http = HttpServer(
         settings.http_host,
         settings.http_port,
         metrics.registry,
         healthy=lambda: None if worker is None else worker.stuck(),
-        ready=lambda: phase if worker is None else worker.not_ready(),
+        ready=not_ready,
+        pages=None if status is None else status.pages(),
     )
     try:
         port = await http.start()
@@ -410,7 +422,7 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
         log.info("embedder: %s", "none (novelty 0.5)" if identity is None else f"{identity.runtime} {identity.key()}")
         phase = "checking the topics"
         layout = await prepare_topics(settings, client)
-        return Worker(settings, client, layout, embedder, metrics)
+        return Worker(settings, client, layout, embedder, metrics, status)
 
     stop = asyncio.create_task(asked_to_stop.wait())
     try:

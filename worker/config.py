@@ -148,6 +148,12 @@ class Settings(BaseSettings):
     stuck_seconds: float = Field(60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this")
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz")  # noqa: S104 probes
     http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz; 0: a free one")
+    status_page: bool = Field(
+        False, description="show a live status page at / of that port, to whoever reaches it: trace ids and scores"
+    )
+    status_texts: bool = Field(
+        False, description="show objectives, and dead letters' messages (they quote the record), on the status page"
+    )
     log_format: Literal["text", "json"] = Field("text", description="one event a line, as text or JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     shutdown_timeout_seconds: float = Field(
