@@ -314,7 +314,7 @@ class Worker:
             waiting=self._intake.__len__,
             on_room=self._room.set,
             on_failure=partial(self._lane_failed, partition),
-            status=self._status,
+            on_committed=None if self._status is None else self._status.committed,
         )
 
     def _lane_failed(self, partition: int, error: BaseException) -> None:

@@ -38,7 +38,6 @@ from worker.pipeline import (
     scored_record,
 )
 from worker.publisher import Batch, Publisher
-from worker.status import Status
 from worker.trace import InvalidTrace, Limits, Reason, ReasoningTrace, embedding_text, parse_trace
 
 log = logging.getLogger(__name__)
@@ -103,7 +102,8 @@ class Lane:
 
     `waiting` tells how many records wait to be taken; whoever knows that calls `hurry` when the last one was.
     `on_room` is called when the lane can take records again, `on_failure` once with the error that ended it: its
-    state is then ahead of what is committed and must not be used again. `status` is told what is committed.
+    state is then ahead of what is committed and must not be used again. `on_committed` is called with each
+    record that is committed, its output and its score (None: a dead letter).
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Lane:
         waiting: Callable[[], int],
         on_room: Callable[[], None],
         on_failure: Callable[[BaseException], None],
-        status: Status | None = None,
+        on_committed: Callable[[SourceRecord, OutputRecord, ScoredTrace | None], None] | None = None,
     ) -> None:
         self.partition = partition
         self.scorer = scorer
@@ -135,7 +135,7 @@ class Lane:
         self._waiting = waiting
         self._on_room = on_room
         self._on_failure = on_failure
-        self._status = status
+        self._on_committed = on_committed
         self._pending: deque[_Pending] = deque()
         self._done: deque[_Done] = deque()
         self._publishing = 0
@@ -377,8 +377,8 @@ class Lane:
             else:
                 verdicts[done.output.kind, done.scored.profile] += 1
                 metrics.score.observe(done.scored.score)
-            if self._status is not None:
-                self._status.committed(done.record, done.output, done.scored)
+            if self._on_committed is not None:
+                self._on_committed(done.record, done.output, done.scored)
         for labels, count in verdicts.items():
             metrics.traces.labels(*labels).inc(count)
 
