@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup demo test check deploy-check image image-test fuzz soak bench lock clean
+.PHONY: help setup demo test browser-test check deploy-check image image-test fuzz soak bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,10 @@ demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once 
 
 test: $(READY) ## All tests, on real Kafka and the real model (15 to 25 minutes)
 	$(BIN)/python -m pytest $(ARGS)
+
+browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/chromium where it is not found)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --editable '.[browser]'
+	$(BIN)/python -m pytest tests/browser_status.py $(ARGS)
 
 check: $(READY) ## Format, lint, types, layering
 	$(BIN)/ruff format --check worker tests deploy

@@ -41,6 +41,7 @@ from worker.publisher import (
     Publisher,
     producer_arguments,
 )
+from worker.status import Status
 from worker.store import Position, Restored, read_positions, restore
 from worker.topics import Layout, prepare_topics
 from worker.tracing import Tracing, start_tracing
@@ -71,12 +72,14 @@ class Worker:
         embedder: Embedder | None,
         metrics: Metrics,
         tracing: Tracing | None = None,
+        status: Status | None = None,
     ) -> None:
         self._settings = settings
         self._client = client
         self._extra_bytes = extra_output_bytes(settings, embedder)
         self._layout = layout
         self._metrics = metrics
+        self._status = status
         self._pool = None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered)
         self._slots = asyncio.Semaphore(settings.embed_in_flight)
         self._intake = Intake()
@@ -320,6 +323,7 @@ class Worker:
             waiting=self._intake.__len__,
             on_room=self._room.set,
             on_failure=partial(self._lane_failed, partition),
+            on_committed=None if self._status is None else self._status.committed,
         )
 
     def _lane_failed(self, partition: int, error: BaseException) -> None:
@@ -366,6 +370,8 @@ class Worker:
             if self._pool is not None:
                 self._metrics.remembered.inc(self._pool.hits)
                 self._pool.hits = 0
+            if self._status is not None:
+                self._status.tick(time.monotonic())
             await asyncio.sleep(GAUGE_SECONDS)
         self._fail(self.app.crash_reason or RuntimeError("Faust stopped for no stated reason"))
 
@@ -405,12 +411,18 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
     worker: Worker | None = None
     tracing: Tracing | None = None
     phase = "loading the model"
+
+    def not_ready() -> str | None:
+        return phase if worker is None else worker.not_ready()
+
+    status = Status(settings, metrics, not_ready) if settings.status_page else None
     http = HttpServer(
         settings.http_host,
         settings.http_port,
         metrics.registry,
         healthy=lambda: None if worker is None else worker.stuck(),
-        ready=lambda: phase if worker is None else worker.not_ready(),
+        ready=not_ready,
+        pages=None if status is None else status.pages(),
     )
     try:
         port = await http.start()
@@ -435,7 +447,7 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
         log.info("embedder: %s", "none (novelty 0.5)" if identity is None else f"{identity.runtime} {identity.key()}")
         phase = "checking the topics"
         layout = await prepare_topics(settings, client, extra_output_bytes(settings, embedder))
-        return Worker(settings, client, layout, embedder, metrics, tracing)
+        return Worker(settings, client, layout, embedder, metrics, tracing, status)
 
     stop = asyncio.create_task(asked_to_stop.wait())
     try:

@@ -169,6 +169,12 @@ class Settings(BaseSettings):
     stuck_seconds: float = Field(60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this")
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz")  # noqa: S104 probes
     http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz; 0: a free one")
+    status_page: bool = Field(
+        False, description="show a live status page at / of that port, to whoever reaches it: trace ids and scores"
+    )
+    status_texts: bool = Field(
+        False, description="show objectives, and dead letters' messages (they quote the record), on the status page"
+    )
     tracing: bool = Field(
         False, description="export OpenTelemetry spans, as the OTEL_* variables say (docs/tracing-and-logs.md)"
     )

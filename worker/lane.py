@@ -110,7 +110,8 @@ class Lane:
 
     `waiting` tells how many records wait to be taken; whoever knows that calls `hurry` when the last one was.
     `on_room` is called when the lane can take records again, `on_failure` once with the error that ended it: its
-    state is then ahead of what is committed and must not be used again.
+    state is then ahead of what is committed and must not be used again. `on_committed` is called with each
+    record that is committed, its output and its score (None: a dead letter).
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Lane:
         waiting: Callable[[], int],
         on_room: Callable[[], None],
         on_failure: Callable[[BaseException], None],
+        on_committed: Callable[[SourceRecord, OutputRecord, ScoredTrace | None], None] | None = None,
     ) -> None:
         self.partition = partition
         self.scorer = scorer
@@ -141,6 +143,7 @@ class Lane:
         self._waiting = waiting
         self._on_room = on_room
         self._on_failure = on_failure
+        self._on_committed = on_committed
         self._pending: deque[_Pending] = deque()
         self._done: deque[_Done] = deque()
         self._publishing = 0
@@ -398,6 +401,8 @@ class Lane:
             else:
                 verdicts[done.output.kind, done.scored.profile] += 1
                 metrics.score.observe(done.scored.score)
+            if self._on_committed is not None:
+                self._on_committed(done.record, done.output, done.scored)
         for labels, count in verdicts.items():
             metrics.traces.labels(*labels).inc(count)
 
