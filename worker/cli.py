@@ -178,3 +178,45 @@ def broker(port: int | None, data_dir: Path | None) -> None:
     from worker.demo import broker as run_broker
 
     sys.exit(run_broker(port, data_dir))
+
+
+def _as_json(wanted: bool | None) -> bool:
+    """Whether to write JSON: as asked for, otherwise where standard output is no terminal."""
+    return not sys.stdout.isatty() if wanted is None else wanted
+
+
+_json_option = click.option("--json/--text", "as_json", default=None, help="Form of the output [JSON when piped].")
+
+
+@cli.command()
+@click.argument("trace", type=click.File("rb"))
+@click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
+@_json_option
+def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> None:
+    """Explain the score of one trace (a JSON file, - is standard input) step by step.
+
+    A document from the accepted or rejected topic is explained with its own novelty, weights and threshold; a bare
+    trace with those of the settings, and novelty 0.5. Exit code 1: no valid trace, or a document whose score does not
+    follow from its own figures.
+    """
+    if novelty is not None and novelty != novelty:  # NaN passes any range
+        raise click.BadParameter("nan is no number", param_hint="--novelty")
+    settings = _settings()
+    from rich.console import Console
+
+    from worker import explain as explaining
+    from worker.trace import InvalidTrace
+
+    raw = trace.read()
+    try:
+        explanation = explaining.explain_trace(raw, settings, novelty)
+    except InvalidTrace as error:
+        raise click.ClickException(
+            f"{getattr(trace, 'name', '<stdin>')}: {explaining.describe_problem(raw, error)}"
+        ) from None
+    if _as_json(as_json):
+        click.echo(explaining.as_json(explanation))
+    else:
+        Console(highlight=False).print(explaining.as_text(explanation))
+    if not explanation.agrees:
+        sys.exit(1)
