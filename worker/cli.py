@@ -220,3 +220,34 @@ def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> Non
         Console(highlight=False).print(explaining.as_text(explanation))
     if not explanation.agrees:
         sys.exit(1)
+
+
+@cli.command()
+@click.option("--create", is_flag=True, help="Create the topics that are missing; changes none that exists.")
+@_json_option
+def topics(create: bool, as_json: bool | None) -> None:
+    """Show the five topics as they are and as they should be, with the commands that make them so.
+
+    --create does what the worker does at start with KP_CREATE_TOPICS=true. Exit code 0: the worker would start with
+    these topics; 1: it would not; 2: the settings are wrong, or no broker answers.
+    """
+    settings = _settings()
+    from aiokafka.errors import KafkaError
+    from rich.console import Console
+
+    from worker import topics_view
+    from worker.config import ConfigError
+    from worker.errors import explain as explain_error
+
+    try:
+        report = asyncio.run(topics_view.topics_report(settings, create))
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+    except KafkaError as error:
+        raise click.ClickException(explain_error(error)) from None
+    if _as_json(as_json):
+        click.echo(topics_view.as_json(report))
+    else:
+        topics_view.show(Console(highlight=False), report)
+    if not report.usable:
+        sys.exit(1)

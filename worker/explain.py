@@ -7,8 +7,7 @@ the score itself. score_trace computes it; the steps told here are checked again
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from json.decoder import scanstring
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -232,7 +231,7 @@ def _formulas(
 
 def _overrides(names: tuple[str, ...], value: float) -> tuple[list[Override], float]:
     """Return the overrides with the value before and after each, and the last value."""
-    steps = {
+    steps: Mapping[str, Callable[[float], float]] = {
         OVERRIDE_SINGLE_THOUGHT: lambda _: 0.1,
         OVERRIDE_ERROR_RECOVERY: lambda before: min(1.0, before + 0.1),
         OVERRIDE_LOW_TOOL_DIVERSITY: lambda before: max(0.0, before - 0.1),
@@ -343,7 +342,7 @@ def _members(text: str, index: int) -> dict[str, int]:
     while text[index] not in "}]":
         name = str(len(found))
         if kind == "{":
-            name, index = scanstring(text, index + 1)
+            name, index = decoder.raw_decode(text, index)
             index = _skip(text, _skip(text, index) + 1)  # past the colon
         found[name] = index
         _, index = decoder.raw_decode(text, index)
