@@ -21,7 +21,19 @@ NOT_IN_THE_CORE = {
 
 MAY_IMPORT = {
     # package: modules of worker/ that may import it
-    "aiokafka": {"app", "connection", "errors", "faust_io", "publisher", "store", "topics", "demo", "cli"},
+    "aiokafka": {
+        "app",
+        "connection",
+        "errors",
+        "faust_io",
+        "publisher",
+        "store",
+        "topics",
+        "demo",
+        "cli",
+        "authorized",
+        "doctor_kafka",
+    },
     "faust": {"app", "faust_io"},
     "mode": {"app", "faust_io"},
     "aiohttp": {"http"},

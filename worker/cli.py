@@ -251,3 +251,38 @@ def topics(create: bool, as_json: bool | None) -> None:
         topics_view.show(Console(highlight=False), report)
     if not report.usable:
         sys.exit(1)
+
+
+@cli.command()
+@_json_option
+def doctor(as_json: bool | None) -> None:
+    """Check settings, broker, topics, permissions, group, model, disk and port; change nothing.
+
+    One line for each check: ok, warn or fail, with a remedy. Exit code 0: nothing failed; 1: something did.
+    """
+    from msgspec.json import encode
+
+    from worker.doctor import examine
+
+    # Their words are in the findings.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
+    logging.getLogger("worker").setLevel(logging.CRITICAL + 1)
+    plain = _as_json(as_json)
+
+    async def tell() -> bool:
+        failed = False
+        async for finding in examine():
+            failed |= finding.level == "fail"
+            if plain:
+                click.echo(encode(finding))
+                continue
+            colour = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
+            click.echo(f"{click.style(f'{finding.level:4}', colour)}  {finding.check}: {finding.message}")
+            if finding.remedy:
+                click.echo(f"      -> {finding.remedy}")
+        return failed
+
+    failed = asyncio.run(tell())
+    sys.stdout.flush()
+    # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
+    os._exit(int(failed))

@@ -186,7 +186,8 @@ async def look(admin: AIOKafkaAdminClient, settings: Settings, settings_of: Sequ
     configs: dict[str, Mapping[str, str]] = {}
     unreadable: dict[str, str] = {}
     await _configs(admin, [name for name in settings_of if name in topics], configs, unreadable)
-    return Observed(topics, denied, configs, unreadable)
+    ordered = {name: topics[name] for name in settings.topics.values() if name in topics}
+    return Observed(ordered, denied, configs, unreadable)
 
 
 async def _configs(
