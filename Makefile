@@ -38,6 +38,7 @@ check: $(READY) ## Format, lint, types, layering
 deploy-check: $(READY) ## Check what is in deploy/ without an engine or a cluster (each check names the tool that it lacks)
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/prometheus.sh
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/helm.sh
+	deploy/checks/asyncapi.sh
 
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}

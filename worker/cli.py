@@ -286,3 +286,21 @@ def doctor(as_json: bool | None) -> None:
     sys.stdout.flush()
     # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
     os._exit(int(failed))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the code that makes a shell complete commands and options.
+
+    \b
+    bash  eval "$(kp-worker completion bash)"     in ~/.bashrc
+    zsh   eval "$(kp-worker completion zsh)"      in ~/.zshrc, after compinit
+    fish  kp-worker completion fish | source      in ~/.config/fish/config.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise AssertionError(f"this is a bug: click completes no {shell}")
+    click.echo(kind(cli, {}, "kp-worker", "_KP_WORKER_COMPLETE").source())

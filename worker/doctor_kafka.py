@@ -6,8 +6,9 @@ Lives here: what is asked, and what an answer means for a worker. Must not live 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, Final
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -39,6 +40,11 @@ from worker.topics import CHANGELOG_CONFIG, MissingTopicsError, Observed, TopicS
 
 ANSWER_MS: Final = 5_000
 """How long one answer may take."""
+
+RETRIES, RETRY_SECONDS = 10, 0.5
+"""A coordinator that moves or loads is there again in seconds."""
+
+Answer = TypeVar("Answer")
 
 APIS: Final[tuple[type[Request[Any]], ...]] = (
     MetadataRequest, ProduceRequest, FetchRequest, OffsetRequest, OffsetCommitRequest, OffsetFetchRequest,
@@ -206,12 +212,24 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
         return ok("transactions", "never used on this cluster yet: not tried, the question would create a topic")
     transactional_id = f"{settings.group_id}-0"
     try:
-        await admin.find_coordinator(transactional_id, 1)
+        await _patiently(lambda: admin.find_coordinator(transactional_id, 1))
     except TransactionalIdAuthorizationFailed as error:
         return fail("transactions", f"transactional id {transactional_id} is denied", explain(error))
     except KafkaError as error:
         return fail("transactions", explain(error), "the worker's transactions need a coordinator")
     return ok("transactions", f"transactional id {transactional_id} may be described, its coordinator is known")
+
+
+async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Ask a coordinator again while it moves or loads. Raises KafkaError."""
+    for _ in range(RETRIES):
+        try:
+            return await ask()
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+        await asyncio.sleep(RETRY_SECONDS)
+    return await ask()
 
 
 async def _group(
@@ -222,7 +240,7 @@ async def _group(
         yield ok(check, "no group was ever used on this cluster: not tried, the question would create a topic")
         return
     try:
-        group, allowed = await describe_group(admin, settings.group_id)
+        group, allowed = await _patiently(lambda: describe_group(admin, settings.group_id))
     except KafkaError as error:
         yield fail(check, explain(error), "the worker cannot join without")
         return
@@ -232,7 +250,8 @@ async def _group(
     if group["protocol_type"] not in ("", "consumer"):
         yield fail(check, f"is used for {group['protocol_type']!r}", "set another KP_GROUP_ID")
         return
-    yield ok(check, f"{group['state']}, {len(group['members'])} members")
+    state = "does not exist yet" if group["state"] == "Dead" else f"{group['state']}, {len(group['members'])} members"
+    yield ok(check, state)
     source = found.topics.get(settings.source_topic)
     if source is None:
         return
