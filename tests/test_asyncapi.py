@@ -1,4 +1,4 @@
-"""schemas/asyncapi.yaml: its topics, headers and examples are the code's. AsyncAPI's own parser runs in deploy-check."""
+"""schemas/asyncapi.yaml: topics, headers and examples are the code's. AsyncAPI's own parser runs in deploy-check."""
 
 from __future__ import annotations
 

@@ -19,16 +19,24 @@ DOCS = Path(__file__).parent.parent / "docs"
 TEXT = (DOCS / "commands.md").read_text("utf-8")
 
 
+HEADINGS = re.findall(r"^### `kp-worker ([a-z-]+)", TEXT, re.MULTILINE)
+PAGES = dict(re.findall(r"^\| `kp-worker ([a-z-]+)` \| \[[^]]+\]\(([^)]+)\) \|$", TEXT, re.MULTILINE))
+
+
 @pytest.mark.parametrize("name", sorted(cli.commands))
-def test_every_command_is_documented_and_has_exit_codes(name: str) -> None:
-    assert re.search(rf"^### .*`kp-worker {name}\b", TEXT, re.MULTILINE), f"docs/commands.md lacks kp-worker {name}"
-    assert re.search(rf"^\| `{name}` \|", TEXT.split("## Exit codes")[1], re.MULTILINE), f"no exit codes of {name}"
+def test_every_command_is_documented_with_its_exit_codes(name: str) -> None:
+    """Here, or on a page of its own that is linked here."""
+    if name in HEADINGS:
+        assert re.search(rf"^\| `{name}` \|", TEXT.split("## Exit codes")[1], re.MULTILINE), f"no exit codes of {name}"
+    else:
+        assert name in PAGES, f"docs/commands.md lacks kp-worker {name}"
+        page = (DOCS / PAGES[name]).read_text("utf-8")
+        assert f"kp-worker {name}" in page
+        assert "exit code" in page.lower()
 
 
 def test_no_command_is_documented_that_is_not_there() -> None:
-    linked = {name for name in re.findall(r"^### `kp-worker ([a-z-]+)", TEXT, re.MULTILINE)}
-    elsewhere = {path.stem for path in (DOCS / "commands").glob("*.md")} | {"publish", "tail", "redrive", "report"}
-    assert linked - set(cli.commands) <= elsewhere
+    assert set(HEADINGS) <= set(cli.commands)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -44,7 +52,8 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
     program = tmp_path / "kp-worker"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m worker "$@"\n')
     program.chmod(0o755)
-    script = 'eval "$(kp-worker completion bash)"; COMP_WORDS=(kp-worker ex); COMP_CWORD=1; _kp_worker_completion kp-worker; '
+    script = 'eval "$(kp-worker completion bash)"; COMP_WORDS=(kp-worker ex); COMP_CWORD=1; '
+    script += "_kp_worker_completion kp-worker; "
     result = subprocess.run(
         [bash, "-c", script + 'printf "%s\\n" "${COMPREPLY[@]}"'],
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},

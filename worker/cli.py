@@ -297,7 +297,7 @@ def completion(shell: str) -> None:
     bash  eval "$(kp-worker completion bash)"     in ~/.bashrc
     zsh   eval "$(kp-worker completion zsh)"      in ~/.zshrc, after compinit
     fish  kp-worker completion fish | source      in ~/.config/fish/config.fish
-    """
+    """  # noqa: D301 click's own mark, the character itself
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
