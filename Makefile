@@ -45,6 +45,7 @@ deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engin
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/compose.sh
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/prometheus.sh
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/helm.sh
+	deploy/checks/asyncapi.sh
 
 image: ## Build the container image kp-worker:VERSION with Docker (TORCH_BACKEND=cpu: smaller download)
 	docker build --file deploy/Dockerfile --tag kp-worker:$(VERSION) --build-arg TORCH_BACKEND=$(TORCH_BACKEND) \

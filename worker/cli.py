@@ -188,3 +188,129 @@ def broker(port: int | None, data_dir: Path | None) -> None:
     from worker.demo import broker as run_broker
 
     sys.exit(run_broker(port, data_dir))
+
+
+def _as_json(wanted: bool | None) -> bool:
+    """Whether to write JSON: as asked for, otherwise where standard output is no terminal."""
+    return not sys.stdout.isatty() if wanted is None else wanted
+
+
+_json_option = click.option("--json/--text", "as_json", default=None, help="Form of the output [JSON when piped].")
+
+
+@cli.command()
+@click.argument("trace", type=click.File("rb"))
+@click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
+@_json_option
+def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> None:
+    """Explain the score of one trace (a JSON file, - is standard input) step by step.
+
+    A document from the accepted or rejected topic is explained with its own novelty, weights and threshold; a bare
+    trace with those of the settings, and novelty 0.5. Exit code 1: no valid trace, or a document whose score does not
+    follow from its own figures.
+    """
+    if novelty is not None and novelty != novelty:  # NaN passes any range
+        raise click.BadParameter("nan is no number", param_hint="--novelty")
+    settings = _settings()
+    from rich.console import Console
+
+    from worker import explain as explaining
+    from worker.trace import InvalidTrace
+
+    raw = trace.read()
+    try:
+        explanation = explaining.explain_trace(raw, settings, novelty)
+    except InvalidTrace as error:
+        raise click.ClickException(
+            f"{getattr(trace, 'name', '<stdin>')}: {explaining.describe_problem(raw, error)}"
+        ) from None
+    if _as_json(as_json):
+        click.echo(explaining.as_json(explanation))
+    else:
+        Console(highlight=False).print(explaining.as_text(explanation))
+    if not explanation.agrees:
+        sys.exit(1)
+
+
+@cli.command()
+@click.option("--create", is_flag=True, help="Create the topics that are missing; changes none that exists.")
+@_json_option
+def topics(create: bool, as_json: bool | None) -> None:
+    """Show the five topics as they are and as they should be, with the commands that make them so.
+
+    --create does what the worker does at start with KP_CREATE_TOPICS=true. Exit code 0: the worker would start with
+    these topics; 1: it would not; 2: the settings are wrong, or no broker answers.
+    """
+    settings = _settings()
+    from aiokafka.errors import KafkaError
+    from rich.console import Console
+
+    from worker import topics_view
+    from worker.config import ConfigError
+    from worker.errors import explain as explain_error
+
+    try:
+        report = asyncio.run(topics_view.topics_report(settings, create))
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+    except KafkaError as error:
+        raise click.ClickException(explain_error(error)) from None
+    if _as_json(as_json):
+        click.echo(topics_view.as_json(report))
+    else:
+        topics_view.show(Console(highlight=False), report)
+    if not report.usable:
+        sys.exit(1)
+
+
+@cli.command()
+@_json_option
+def doctor(as_json: bool | None) -> None:
+    """Check settings, broker, topics, permissions, group, model, disk and port; change nothing.
+
+    One line for each check: ok, warn or fail, with a remedy. Exit code 0: nothing failed; 1: something did.
+    """
+    from msgspec.json import encode
+
+    from worker.doctor import examine
+
+    # Their words are in the findings.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
+    logging.getLogger("worker").setLevel(logging.CRITICAL + 1)
+    plain = _as_json(as_json)
+
+    async def tell() -> bool:
+        failed = False
+        async for finding in examine():
+            failed |= finding.level == "fail"
+            if plain:
+                click.echo(encode(finding))
+                continue
+            colour = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
+            click.echo(f"{click.style(f'{finding.level:4}', colour)}  {finding.check}: {finding.message}")
+            if finding.remedy:
+                click.echo(f"      -> {finding.remedy}")
+        return failed
+
+    failed = asyncio.run(tell())
+    sys.stdout.flush()
+    # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
+    os._exit(int(failed))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the code that makes a shell complete commands and options.
+
+    \b
+    bash  eval "$(kp-worker completion bash)"     in ~/.bashrc
+    zsh   eval "$(kp-worker completion zsh)"      in ~/.zshrc, after compinit
+    fish  kp-worker completion fish | source      in ~/.config/fish/config.fish
+    """  # noqa: D301 click's own mark, the character itself
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise AssertionError(f"this is a bug: click completes no {shell}")
+    click.echo(kind(cli, {}, "kp-worker", "_KP_WORKER_COMPLETE").source())

@@ -343,6 +343,11 @@ def _allowed(annotation: Any) -> str:
     return " | ".join(get_args(choices[0])) + ": " if choices else ""
 
 
+def given_variables() -> list[str]:
+    """Return the names of the settings that the environment gives."""
+    return [name for name in (PREFIX + field.upper() for field in Settings.model_fields) if os.environ.get(name)]
+
+
 def unknown_variables() -> list[str]:
     """Describe each KP_ variable that is no setting (usually a misspelt one), with the nearest that is."""
     known = [PREFIX + name.upper() for name in Settings.model_fields]
