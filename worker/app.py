@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, NoReturn, cast
 
 import faust
 from aiokafka import AIOKafkaProducer, TopicPartition
 
+from worker import logs
 from worker.breaker import Breaker
 from worker.config import ConfigError, Settings
 from worker.connection import client_arguments
@@ -84,6 +86,7 @@ class Worker:
             replace(settings.limits, max_bytes=layout.max_message_bytes),
             settings.event_time,
             settings.latency_budget_seconds,
+            settings.commit_interval_seconds,
             Breaker(settings.dead_letter_breaker_share, settings.dead_letter_breaker_window)
             if settings.dead_letter_breaker_share
             else None,
@@ -370,6 +373,15 @@ class Worker:
             await self._shared_producer.stop()
         if self._pool is not None:
             self._pool.close()
+
+
+def main(settings: Settings, load: EmbedderLoader = load_configured) -> NoReturn:
+    """Be the worker's process: log, run, exit with its code."""
+    logs.configure(settings.log_level, settings.log_format)
+    code = asyncio.run(run(settings, load))
+    logging.shutdown()
+    # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
+    os._exit(code)
 
 
 async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int:

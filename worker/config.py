@@ -96,6 +96,11 @@ class Settings(BaseSettings):
     transaction_timeout_seconds: float = Field(
         60.0, ge=1, le=900, description="longest broker outage that a transaction survives; beyond it the worker exits"
     )
+    commit_interval_seconds: float = Field(
+        1.0,
+        ge=0,
+        description="behind a backlog, scored traces gather up to this long for one commit; without one, none waits",
+    )
 
     threshold: float = Field(0.75, ge=0, le=1, description="score from which a trace is accepted")
     profiles: dict[str, _ProfileSetting] = Field(

@@ -5,8 +5,8 @@ what is not committed, and the measuring of each stage. Must not live here: fetc
 transaction details.
 
 Scoring never waits for a commit: while one transaction is on its way, the traces that follow gather for the next. A
-lane with nothing waiting behind it commits at once; behind a backlog it lets traces gather (GATHER_SECONDS), because a
-transaction costs the cores as much as an embedding, whether it carries one trace or hundreds.
+lane with nothing waiting behind it commits at once. Behind a backlog it lets traces gather (GATHER_SECONDS_EACH),
+because a transaction costs the cores as much as an embedding, whether it carries one trace or hundreds.
 """
 
 from __future__ import annotations
@@ -45,11 +45,9 @@ log = logging.getLogger(__name__)
 MAX_COMMIT_RECORDS: Final = 512
 """Most records of one transaction. A commit costs the same for 1 or 500; more would only hold memory and latency."""
 
-GATHER_SECONDS: Final = 1.0
-"""Longest time between two transactions of a partition while more records wait to be scored."""
-
 GATHER_SECONDS_EACH: Final = 0.01
-"""Of that time, as much for each waiting record: no output is held back longer than the wait that is there anyway."""
+"""A lane gathers as long as this for each record that waits, and no longer than Rules.commit_interval_seconds: no
+output is held back longer than the wait that is there anyway."""
 
 MAX_COMMIT_BYTES: Final = 8 << 20
 """Most output bytes of one transaction, so that large documents do not add up."""
@@ -65,6 +63,7 @@ class Rules:
     limits: Limits
     event_time: str
     latency_budget_seconds: float
+    commit_interval_seconds: float = 1.0
     breaker: Breaker | None = None
 
 
@@ -332,7 +331,8 @@ class Lane:
     async def _let_gather(self) -> None:
         """Wait while records wait behind these, until the transaction is full or the last one is long enough ago."""
         while self.has_room() and len(self._done) < MAX_COMMIT_RECORDS and not self._draining:
-            left = self._begun + min(GATHER_SECONDS, self._waiting() * GATHER_SECONDS_EACH) - time.perf_counter()
+            gather = min(self._rules.commit_interval_seconds, self._waiting() * GATHER_SECONDS_EACH)
+            left = self._begun + gather - time.perf_counter()
             if left <= 0:
                 return
             self._hurry.clear()
