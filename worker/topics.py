@@ -258,8 +258,8 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
         result.append(
             Problem(
                 "warn",
-                f"the output topics take records of at most {fits + OUTPUT_OVERHEAD + extra_bytes} bytes: traces above {fits} bytes "
-                "become dead letters",
+                f"the output topics take records of at most {fits + OUTPUT_OVERHEAD + extra_bytes} bytes: traces above "
+                f"{fits} bytes become dead letters",
                 f"raise max.message.bytes of {accepted} and {rejected} by {settings.max_message_bytes - fits} to let "
                 "all of KP_MAX_MESSAGE_BYTES through",
             )
