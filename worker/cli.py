@@ -195,9 +195,9 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Form
 def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> None:
     """Explain one score, step by step.
 
-    TRACE is a JSON file, - is standard input. A document from the accepted or rejected topic is explained with its own novelty, weights and threshold; a bare
-    trace with those of the settings, and novelty 0.5. Exit code 1: no valid trace, or a document whose score does not
-    follow from its own figures.
+    TRACE is a JSON file, - is standard input. A document from the accepted or rejected topic is explained with its own
+    novelty, weights and threshold; a bare trace with those of the settings, and novelty 0.5. Exit code 1: no valid
+    trace, or a document whose score does not follow from its own figures.
     """
     if novelty is not None and novelty != novelty:  # NaN passes any range
         raise click.BadParameter("nan is no number", param_hint="--novelty")
@@ -228,8 +228,9 @@ def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> Non
 def topics(create: bool, as_json: bool | None) -> None:
     """Compare the topics with the plan, or create them.
 
-    Shows the five topics as they are and as they should be, with the commands that make them so. --create does what the worker does at start with KP_CREATE_TOPICS=true. Exit code 0: the worker would start with
-    these topics; 1: it would not; 2: the settings are wrong, or no broker answers.
+    Shows the five topics as they are and as they should be, with the commands that make them so. --create does what the
+    worker does at start with KP_CREATE_TOPICS=true. Exit code 0: the worker would start with these topics; 1: it would
+    not; 2: the settings are wrong, or no broker answers.
     """
     settings = _settings()
     from aiokafka.errors import KafkaError
@@ -258,7 +259,8 @@ def topics(create: bool, as_json: bool | None) -> None:
 def doctor(as_json: bool | None) -> None:
     """Check what a worker needs; change nothing.
 
-    Settings, brokers, topics, permissions, group and lag, model, disk, port. One line for each check: ok, warn or fail, with a remedy. Exit code 0: nothing failed; 1: something did.
+    Settings, brokers, topics, permissions, group and lag, model, disk, port. One line for each check: ok, warn or fail,
+    with a remedy. Exit code 0: nothing failed; 1: something did.
     """
     from itertools import zip_longest
     from shutil import get_terminal_size
