@@ -129,6 +129,14 @@ def test_the_last_of_equal_keys_is_the_one_that_counts() -> None:
     assert f"line {number}: " in result.output
 
 
+def test_json_lines_are_told_apart_from_a_broken_document() -> None:
+    lines = run(trace_bytes() + b"\n" + trace_bytes())
+    assert lines.exit_code == 1
+    assert "line 2: not_json" in lines.output
+    assert "sed -n 1p" in lines.output
+    assert "sed" not in run(b"{}x").output
+
+
 @pytest.mark.parametrize("novelty", ["nan", "-1", "2.5", "much"])
 def test_a_novelty_out_of_range_is_refused(novelty: str) -> None:
     assert run(trace_bytes(), "--novelty", novelty).exit_code == 2

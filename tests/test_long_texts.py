@@ -281,7 +281,9 @@ def tiny_model(directory: Path, family: str) -> Path:
 @pytest.mark.model
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("family", ["unigram", "byte-bpe"])
-def test_a_model_of_another_family_is_exported_and_runs(tmp_path: Path, family: str) -> None:
+def test_a_model_of_another_family_is_exported_and_runs(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from worker.export_model import export_model
 
     model = tiny_model(tmp_path, family)
@@ -300,3 +302,7 @@ def test_a_model_of_another_family_is_exported_and_runs(tmp_path: Path, family: 
             expected, found = reference.embed(text), fast.embed(text)
             assert float(expected.vector.astype(np.float64) @ found.vector.astype(np.float64)) > 1.0 - 1e-6, text[:60]
             assert found.truncated == expected.truncated, text[:60]
+        bounded = [fast.embed(text).vector.tobytes() for text in sample]
+        with monkeypatch.context() as everything_at_once:
+            everything_at_once.setattr("worker.embedder.CHARS_A_TOKEN", 1 << 20)
+            assert [fast.embed(text).vector.tobytes() for text in sample] == bounded

@@ -205,11 +205,11 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Form
 @click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
 @_json_option
 def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> None:
-    """Explain the score of one trace (a JSON file, - is standard input) step by step.
+    """Explain one score, step by step.
 
-    A document from the accepted or rejected topic is explained with its own novelty, weights and threshold; a bare
-    trace with those of the settings, and novelty 0.5. Exit code 1: no valid trace, or a document whose score does not
-    follow from its own figures.
+    TRACE is a JSON file, - is standard input. A document from the accepted or rejected topic is explained with its own
+    novelty, weights and threshold; a bare trace with those of the settings, and novelty 0.5. Exit code 1: no valid
+    trace, or a document whose score does not follow from its own figures.
     """
     if novelty is not None and novelty != novelty:  # NaN passes any range
         raise click.BadParameter("nan is no number", param_hint="--novelty")
@@ -238,10 +238,11 @@ def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> Non
 @click.option("--create", is_flag=True, help="Create the topics that are missing; changes none that exists.")
 @_json_option
 def topics(create: bool, as_json: bool | None) -> None:
-    """Show the five topics as they are and as they should be, with the commands that make them so.
+    """Compare the topics with the plan, or create them.
 
-    --create does what the worker does at start with KP_CREATE_TOPICS=true. Exit code 0: the worker would start with
-    these topics; 1: it would not; 2: the settings are wrong, or no broker answers.
+    Shows the five topics as they are and as they should be, with the commands that make them so. --create does what the
+    worker does at start with KP_CREATE_TOPICS=true. Exit code 0: the worker would start with these topics; 1: it would
+    not; 2: the settings are wrong, or no broker answers.
     """
     settings = _settings()
     from aiokafka.errors import KafkaError
@@ -268,18 +269,23 @@ def topics(create: bool, as_json: bool | None) -> None:
 @cli.command()
 @_json_option
 def doctor(as_json: bool | None) -> None:
-    """Check settings, broker, topics, permissions, group, model, disk and port; change nothing.
+    """Check what a worker needs; change nothing.
 
-    One line for each check: ok, warn or fail, with a remedy. Exit code 0: nothing failed; 1: something did.
+    Settings, brokers, topics, permissions, group and lag, model, disk, port. One line for each check: ok, warn or fail,
+    with a remedy. Exit code 0: nothing failed; 1: something did.
     """
+    from itertools import zip_longest
+    from shutil import get_terminal_size
+
     from msgspec.json import encode
 
     from worker.doctor import examine
+    from worker.finding import as_lines
 
     # Their words are in the findings.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
     logging.getLogger("worker").setLevel(logging.CRITICAL + 1)
-    plain = _as_json(as_json)
+    plain, margin = _as_json(as_json), " " * 6
 
     async def tell() -> bool:
         failed = False
@@ -289,9 +295,9 @@ def doctor(as_json: bool | None) -> None:
                 click.echo(encode(finding))
                 continue
             colour = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
-            click.echo(f"{click.style(f'{finding.level:4}', colour)}  {finding.check}: {finding.message}")
-            if finding.remedy:
-                click.echo(f"      -> {finding.remedy}")
+            lines = as_lines(finding, get_terminal_size().columns - len(margin))
+            for prefix, line in zip_longest([click.style(f"{finding.level:{len(margin)}}", colour)], lines):
+                click.echo((prefix or margin) + line)
         return failed
 
     failed = asyncio.run(tell())
@@ -303,7 +309,7 @@ def doctor(as_json: bool | None) -> None:
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the code that makes a shell complete commands and options.
+    """Print the code for completion in a shell.
 
     \b
     bash  eval "$(kp-worker completion bash)"     in ~/.bashrc

@@ -28,7 +28,7 @@ from worker.scoring import (
     Weights,
     score_trace,
 )
-from worker.trace import InvalidTrace, ReasoningTrace, parse_trace
+from worker.trace import InvalidTrace, Reason, ReasoningTrace, parse_trace
 
 OVERRIDES: Final[Mapping[str, str]] = {
     OVERRIDE_SINGLE_THOUGHT: "a single step, and it is a thought: 0.1, whatever the sum",
@@ -303,7 +303,18 @@ def _clean(text: str) -> str:
 def describe_problem(raw: bytes, error: InvalidTrace) -> str:
     """Return reason and message of an invalid trace, with the line (from 1) where it can be told."""
     line = _line_of(raw, error.path)
-    return f"{'' if line is None else f'line {line}: '}{error.reason}: {error.message}"
+    text = f"{'' if line is None else f'line {line}: '}{error.reason}: {error.message}"
+    if error.reason is Reason.NOT_JSON and _is_json(raw.partition(b"\n")[0]):
+        text += "; these are JSON Lines: explain one of them, as in sed -n 1p FILE | kp-worker explain -"
+    return text
+
+
+def _is_json(raw: bytes) -> bool:
+    try:
+        _decoder.decode(raw)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return False
+    return True
 
 
 def _line_of(raw: bytes, path: str) -> int | None:

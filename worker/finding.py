@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Literal
 
 from msgspec import Struct
@@ -29,3 +30,11 @@ def warn(check: str, message: str, remedy: str) -> Finding:
 def fail(check: str, message: str, remedy: str = "") -> Finding:
     """Return something that keeps a worker from running."""
     return Finding("fail", check, message, remedy)
+
+
+def as_lines(finding: Finding, width: int) -> list[str]:
+    """Return check and message, then the remedy, in lines of `width` characters; what could be copied is not cut."""
+    lines = []
+    for text in (f"{finding.check}: {finding.message}", f"-> {finding.remedy}" if finding.remedy else ""):
+        lines += textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return lines
