@@ -1,4 +1,4 @@
-"""The HTTP port: /metrics, /healthz, /readyz, and the pages that it is given. Nobody can keep the others out.
+"""The HTTP port: /metrics, /healthz, /readyz, and the pages it is given. Nothing else, and nobody keeps others out.
 
 It is open to whoever reaches it, so: one answer a connection, few connections, each for a few seconds. A new one pushes
 out the oldest; a probe or a scrape takes milliseconds, so those pushed out are the ones that hang.
