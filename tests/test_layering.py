@@ -23,17 +23,17 @@ MAY_IMPORT = {
     # package: modules of worker/ that may import it
     "aiokafka": {
         "app",
+        "authorized",
         "connection",
+        "demo",
+        "doctor_kafka",
         "errors",
         "faust_io",
         "publisher",
         "store",
         "topics",
-        "demo",
-        "cli",
-        "authorized",
-        "doctor_kafka",
-    },
+        "topics_view",
+    },  # fmt: skip
     "faust": {"app", "faust_io"},
     "mode": {"app", "faust_io"},
     "aiohttp": {"http"},
