@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup demo test check deploy-check fuzz soak bench lock clean
+.PHONY: help setup demo test browser-test check deploy-check image image-test fuzz soak bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,16 +30,29 @@ demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once 
 test: $(READY) ## All tests, on real Kafka and the real model (15 to 25 minutes)
 	$(BIN)/python -m pytest $(ARGS)
 
+browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/chromium where it is not found)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --editable '.[browser]'
+	$(BIN)/python -m pytest tests/browser_status.py $(ARGS)
+
 check: $(READY) ## Format, lint, types, layering
-	$(BIN)/ruff format --check worker tests
-	$(BIN)/ruff check worker tests
+	$(BIN)/ruff format --check worker tests deploy
+	$(BIN)/ruff check worker tests deploy
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layering.py
 
-deploy-check: $(READY) ## Check what is in deploy/ without an engine or a cluster (each check names the tool that it lacks)
+deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engine (fetches its tools, names what it lacks)
+	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/image.sh
+	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/compose.sh
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/prometheus.sh
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/helm.sh
 	deploy/checks/asyncapi.sh
+
+image: ## Build the container image kp-worker:VERSION with Docker (TORCH_BACKEND=cpu: smaller download)
+	docker build --file deploy/Dockerfile --tag kp-worker:$(VERSION) --build-arg TORCH_BACKEND=$(TORCH_BACKEND) \
+	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) .
+
+image-test: $(READY) ## Build the image with Docker, or buildah as root, and score traces in it on the embedded broker
+	$(BIN)/python -m tests.image $(ARGS)
 
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}
@@ -49,8 +63,9 @@ soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), c
 bench: $(READY) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
-lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock
-	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
+lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock and, for the image, requirements-image.lock
+	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra tracing --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra fast --constraints requirements.lock --universal --generate-hashes --no-header -q -o requirements-image.lock
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 import signal
 import sys
@@ -29,7 +28,7 @@ import numpy as np
 
 import worker.app
 import worker.publisher
-from worker import config, logs
+from worker import config
 from worker.embedder import Embedder, Embedding
 from worker.faust_io import KpConsumer
 from worker.models import load_configured
@@ -206,11 +205,7 @@ def load(settings: config.Settings) -> Embedder | None:
 def main() -> NoReturn:
     """Run as `kp-worker run` does."""
     install()
-    settings = config.load()
-    logs.configure(settings.log_level, settings.log_format)
-    code = asyncio.run(worker.app.run(settings, load))
-    logging.shutdown()
-    os._exit(code)
+    worker.app.main(config.load(), load)
 
 
 if __name__ == "__main__":

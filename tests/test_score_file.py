@@ -186,6 +186,18 @@ def test_an_output_that_cannot_be_written_is_an_error(run: Run, tmp_path: Path) 
     assert "directory" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("redirection", "fails"), [("-o /dev/full", True), ("> /dev/full", True), ("| head -c 10 > /dev/null", False)]
+)
+def test_a_full_disk_and_a_reader_that_leaves_are_no_traceback(redirection: str, fails: bool) -> None:
+    command = f"{sys.executable} -m worker score tests/data/traces.jsonl --embedder none {redirection}"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert [line.partition("]")[0] for line in done.stderr.splitlines()] == (
+        ["Error: cannot read or write: [Errno 28"] if fails else []
+    )
+    assert (done.returncode != 0) is fails
+
+
 def test_wrong_settings_are_an_error_with_the_variable_s_name(run: Run) -> None:
     result = run(GOOD, env={"KP_THRESHOLD": "7"})
     assert result.exit_code != 0

@@ -61,6 +61,14 @@ def _size(file: BinaryIO) -> int | None:
         return None
 
 
+def _give_up(*files: BinaryIO | None) -> None:
+    """Send what is still buffered nowhere: closing the files would fail with the same error again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for file in files:
+        if file is not None:
+            os.dup2(nowhere, file.fileno())
+
+
 class _RunCommand(click.Command):
     """Lists the settings at the end of its help: they are the command's real options."""
 
@@ -81,13 +89,9 @@ def run() -> None:
     # Until the worker's own handlers are there (it imports for a second), there is nothing to finish.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     settings = _settings()
-    from worker import app, logs
+    from worker import app
 
-    logs.configure(settings.log_level, settings.log_format)
-    code = asyncio.run(app.run(settings))
-    logging.shutdown()
-    # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
-    os._exit(code)
+    app.main(settings)
 
 
 @cli.command()
@@ -125,8 +129,16 @@ def score(
             summary = score_lines(
                 file, output, dead_letters, settings, loaded, lambda count: progress.advance(task, count)
             )
-    except (ModelError, OSError) as error:
+        for written in (output, dead_letters):
+            if written is not None:
+                written.flush()  # a full disk shows here at the latest, and not in a traceback at the end
+    except ModelError as error:
         raise click.ClickException(str(error)) from None
+    except OSError as error:
+        _give_up(output, dead_letters)
+        if isinstance(error, BrokenPipeError):  # whoever reads has seen enough
+            sys.exit(1)
+        raise click.ClickException(f"cannot read or write: {error}") from None
     letters = sum(summary.dead_letters.values())
     click.echo(
         f"{summary.accepted + summary.rejected + letters} traces: {summary.accepted} accepted, {summary.rejected} "

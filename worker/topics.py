@@ -41,7 +41,7 @@ DEFAULT_MAX_BYTES: Final = 1_048_588
 
 OUTPUT_OVERHEAD: Final = 8192
 """Bytes that an output may be larger than its input: the `scoring` object (about 1 kB, with a long nearest id 3 kB),
-headers, and the record's framing."""
+headers, and the record's framing; KP_OUTPUT_EMBEDDING comes on top."""
 
 DEAD_LETTER_OVERHEAD: Final = 65_536
 """The same for a created dead-letter topic; roomy, because nothing may be too large for it."""
@@ -127,14 +127,18 @@ class Problem:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
-async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> Layout:
-    """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy."""
+async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_bytes: int = 0) -> Layout:
+    """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy.
+
+    `extra_bytes`, here and below: what an output may be larger than its input beyond OUTPUT_OVERHEAD (the embedding
+    in it).
+    """
     admin = await connect(settings, client)
     try:
         if not settings.create_topics:
-            return await _check(admin, settings)
-        await create_missing(admin, settings)
-        return await _settled(lambda: _check(admin, settings))
+            return await _check(admin, settings, extra_bytes)
+        await create_missing(admin, settings, extra_bytes)
+        return await _settled(lambda: _check(admin, settings, extra_bytes))
     finally:
         await admin.close()
 
@@ -218,7 +222,7 @@ def without_source(settings: Settings) -> list[str]:
     return [name for name in settings.topics.values() if name != settings.source_topic]
 
 
-def problems(settings: Settings, found: Observed) -> list[Problem]:
+def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Problem]:
     """Return what is wrong with the topics, in the order in which it should be mended."""
     result = [
         Problem(
@@ -249,13 +253,13 @@ def problems(settings: Settings, found: Observed) -> list[Problem]:
         for name, words in found.unreadable.items()
     ]
     accepted, rejected = settings.accepted_topic, settings.rejected_topic
-    fits = _fits(settings, found)
+    fits = _fits(settings, found, extra_bytes)
     if accepted in found.topics and rejected in found.topics and fits < settings.max_message_bytes:
         result.append(
             Problem(
                 "warn",
-                f"the output topics take records of at most {fits + OUTPUT_OVERHEAD} bytes: traces above {fits} bytes "
-                "become dead letters",
+                f"the output topics take records of at most {fits + OUTPUT_OVERHEAD + extra_bytes} bytes: traces above "
+                f"{fits} bytes become dead letters",
                 f"raise max.message.bytes of {accepted} and {rejected} by {settings.max_message_bytes - fits} to let "
                 "all of KP_MAX_MESSAGE_BYTES through",
             )
@@ -288,9 +292,10 @@ def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
     return result
 
 
-def _fits(settings: Settings, found: Observed) -> int:
+def _fits(settings: Settings, found: Observed, extra_bytes: int) -> int:
     """Return the bytes of the largest trace whose output fits."""
-    return min(found.max_bytes(name) for name in (settings.accepted_topic, settings.rejected_topic)) - OUTPUT_OVERHEAD
+    limit = min(found.max_bytes(name) for name in (settings.accepted_topic, settings.rejected_topic))
+    return limit - OUTPUT_OVERHEAD - extra_bytes
 
 
 def _needed(settings: Settings, topic: str) -> str:
@@ -299,9 +304,9 @@ def _needed(settings: Settings, topic: str) -> str:
     return "Read and Write" if topic == settings.changelog else "Write"
 
 
-async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
+async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int) -> Layout:
     found = await look(admin, settings, without_source(settings))
-    for problem in problems(settings, found):
+    for problem in problems(settings, found, extra_bytes):
         if problem.level == "fail":
             raise (MissingTopicsError if problem.missing else ConfigError)(str(problem))
         log.warning("%s", problem)
@@ -313,18 +318,19 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
     return Layout(
         found.topics[settings.source_topic].partitions,
         {kind: OutputTopic(name, found.topics[name].partitions, found.max_bytes(name)) for kind, name in kinds.items()},
-        min(settings.max_message_bytes, _fits(settings, found)),
+        min(settings.max_message_bytes, _fits(settings, found, extra_bytes)),
     )
 
 
 # -- what should be there
 
 
-def plan(settings: Settings, found: Observed) -> list[TopicPlan]:
+def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[TopicPlan]:
     """Return the five topics as they should be, given those that are there; the source first."""
     source = found.topics.get(settings.source_topic)
     partitions = settings.topic_partitions if source is None else source.partitions
-    outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, settings.max_message_bytes + OUTPUT_OVERHEAD))}
+    largest = settings.max_message_bytes + OUTPUT_OVERHEAD + extra_bytes
+    outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, largest))}
     # A dead letter holds the source's record: nothing that the source takes may be too large for it.
     dead_letters = {"max.message.bytes": str(found.max_bytes(settings.source_topic) + DEAD_LETTER_OVERHEAD)}
     configs: dict[str, Mapping[str, str]] = {
@@ -337,7 +343,7 @@ def plan(settings: Settings, found: Observed) -> list[TopicPlan]:
     return [TopicPlan(variable, name, partitions, configs[name]) for variable, name in settings.topics.items()]
 
 
-async def create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> None:
+async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int = 0) -> None:
     """Create the topics that are missing, and let the changelog grow with the source. Raises ConfigError."""
     found = await _settled(lambda: _accessible(admin, settings))
     source = plan(settings, found)[0]
@@ -346,7 +352,7 @@ async def create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> None
         found = await _settled(lambda: _accessible(admin, settings, source.name))
     for name, words in found.unreadable.items():
         log.warning("cannot read the settings of topic %s (ACL DescribeConfigs): %s; assuming Kafka's", name, words)
-    for topic in plan(settings, found)[1:]:
+    for topic in plan(settings, found, extra_bytes)[1:]:
         if topic.name not in found.topics:
             await _create(admin, settings, topic)
     wanted = found.topics[source.name].partitions

@@ -7,8 +7,6 @@ answers at once).
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 from concurrent.futures import Future
 from typing import Any, NoReturn
@@ -17,7 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 
 import worker.app
 from tests.benchmarks.job import TABLE, table_vector
-from worker import config, logs
+from worker import config
 from worker.embedder import Embedder, Embedding, EmbeddingPool
 from worker.pipeline import EmbedderIdentity
 
@@ -50,11 +48,7 @@ def main() -> NoReturn:
     if os.environ.get("BENCH_VECTORS") == "inline":
         app: Any = worker.app
         app.EmbeddingPool = InlinePool
-    settings = config.load()
-    logs.configure(settings.log_level, settings.log_format)
-    code = asyncio.run(worker.app.run(settings, load))
-    logging.shutdown()
-    os._exit(code)
+    worker.app.main(config.load(), load)
 
 
 if __name__ == "__main__":
