@@ -30,7 +30,7 @@ MAY_IMPORT = {
         "store",
         "topics",
         "demo",
-        "cli",
+        "topics_view",
         "authorized",
         "doctor_kafka",
     },

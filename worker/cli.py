@@ -245,19 +245,16 @@ def topics(create: bool, as_json: bool | None) -> None:
     not; 2: the settings are wrong, or no broker answers.
     """
     settings = _settings()
-    from aiokafka.errors import KafkaError
     from rich.console import Console
 
     from worker import topics_view
     from worker.config import ConfigError
-    from worker.errors import explain as explain_error
 
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)  # its words are in the error
     try:
         report = asyncio.run(topics_view.topics_report(settings, create))
     except ConfigError as error:
         raise SettingsError(str(error)) from None
-    except KafkaError as error:
-        raise click.ClickException(explain_error(error)) from None
     if _as_json(as_json):
         click.echo(topics_view.as_json(report))
     else:

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from aiokafka.errors import KafkaError
 from msgspec import Struct
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from worker.config import Settings
+from worker.config import ConfigError, Settings
 from worker.connection import client_arguments
+from worker.errors import explain
 from worker.topics import Observed, Problem, TopicPlan, connect, create_missing, look, plan, problems
 
 TIMEOUT_MS: Final = 10_000
@@ -62,13 +64,15 @@ class Report(Struct, frozen=True):
 
 
 async def topics_report(settings: Settings, create: bool) -> Report:
-    """Look at the topics, after creating what is missing if so asked. Raises ConfigError, KafkaError."""
+    """Look at the topics, after creating what is missing if so asked. Raises ConfigError."""
     client = {**client_arguments(settings), "request_timeout_ms": TIMEOUT_MS}
     admin = await connect(settings, client, attempts=0)
     try:
         if create:
             await create_missing(admin, settings)
         found = await look(admin, settings, list(settings.topics.values()))
+    except KafkaError as error:
+        raise ConfigError(explain(error)) from error
     finally:
         await admin.close()
     rows = [_row(settings, wanted, found) for wanted in plan(settings, found)]
