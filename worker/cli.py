@@ -221,7 +221,9 @@ def report(
     try:
         with console.status("reading"):
             if file is not None:
-                source, complete_from = file.name, 0
+                name = str(getattr(file, "name", "<stdin>"))
+                source = "standard input" if name == "<stdin>" else Path(name).name  # the page may be shared
+                complete_from = 0
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         traces.add(line, f"line {number}")

@@ -87,7 +87,7 @@ class _Scoring(Struct):
     components: Components
     overrides: list[str]
     nearest: _Nearest | None
-    stream_time: datetime
+    stream_time: Annotated[datetime, Meta(tz=True)]
     embedder: EmbedderIdentity | None
     source: _Source
     worker_version: str
@@ -149,15 +149,15 @@ class Traces:
         `record_ms` is the Kafka record's timestamp, for `keep_last`.
         """
         try:
-            document = self._decoder.decode(value or b"")
+            document = self._decoder.decode(_given(value))
             scoring = document.scoring
             if scoring.decision not in (ACCEPTED, REJECTED):
                 raise msgspec.ValidationError("scoring.decision is neither accepted nor rejected")
             time_ms = (scoring.stream_time - _EPOCH) // timedelta(milliseconds=1)
-        except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.bad += 1
             if len(self.bad_shown) < BAD_SHOWN:
-                self.bad_shown.append((where, _advice(error)))
+                self.bad_shown.append((clean(where), _advice(error)))
             return
         nearest = scoring.nearest
         row = {
@@ -175,7 +175,7 @@ class Traces:
             "setup": self._setups.code((clean(scoring.profile), scoring.threshold, scoring.weights)),
             "maker": self._makers.code((scoring.embedder, clean(scoring.worker_version))),
             "overrides": self._overrides.code(tuple(clean(name) for name in scoring.overrides)),
-            "document": _hash(value or b""),
+            "document": _hash(_given(value)),
             "id": _hash(document.id[:CACHED_ID_LENGTH].encode()),
             "nearest": 0 if nearest is None else _hash(nearest.id.encode()),
             "text": len(self._texts),
@@ -225,8 +225,9 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Traces of one domain or profile. `curve`: share of them that reaches each threshold of CURVE, `passing`: of THRESHOLDS.
+    """Traces of one domain or profile.
 
+    `curve`: share of them that reaches each threshold of CURVE; `passing`: of THRESHOLDS.
     `cutoffs`: the greatest threshold that lets at least each of SHARES pass.
     """
 
@@ -330,6 +331,8 @@ def summarize(traces: Traces, similarity: float = 0.9, last: int | None = None, 
     kept = kept[record_ms[kept] >= since_ms]
     if last is not None:
         kept = np.sort(kept[np.argsort(record_ms[kept], kind="stable")][-last:])
+    if not len(kept):
+        raise EmptyReport(f"none of {len(traces)} traces lies in the time that is asked for")
     # 3. Stream-time order; within a partition that is the order of scoring.
     keys = [traces.column(name)[kept] for name in ("offset", "partition", "time_ms")]
     rows = kept[np.lexsort(keys)]
@@ -448,7 +451,8 @@ class _Summarizer:
 
     def _overrides(self) -> list[tuple[str, int, int]]:
         """Return (rule, traces, accepted of them), most frequent first."""
-        codes, found = self._of("overrides"), {}
+        codes = self._of("overrides")
+        found: dict[str, tuple[int, int]] = {}
         for code, rules in enumerate(self._traces.names("overrides")):
             at = codes == code
             for rule in set(rules):
@@ -493,10 +497,8 @@ class _Summarizer:
         order = np.argsort(roots, kind="stable")
         members, roots = members[order], roots[order]
         similarity = self._of("similarity")
-        found = []
-        for part in np.split(members, np.flatnonzero(np.diff(roots)) + 1):
-            if len(part) >= 2:
-                found.append((part, similarity[part[near[part]]]))
+        parts = np.split(members, np.flatnonzero(np.diff(roots)) + 1)
+        found = [(part, similarity[part[near[part]]]) for part in parts if len(part) >= 2]
         return sorted(found, key=lambda item: (-len(item[0]), int(item[0][0])))
 
     def _cluster(self, members: _Rows, links: _Floats) -> Cluster:
@@ -555,6 +557,12 @@ def _is_control(character: str) -> bool:
 def _hash(data: bytes) -> int:
     # 64 bits: of a million values two are equal with a probability of 3e-8.
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _given(value: bytes | None) -> bytes:
+    if not value:
+        raise msgspec.DecodeError("it has no value")
+    return value
 
 
 def _advice(error: Exception) -> str:

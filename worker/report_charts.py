@@ -12,12 +12,14 @@ import io
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from worker.report import CURVE, SCORE_BINS, Moment
 
@@ -30,7 +32,7 @@ SERIES: Final = 8
 """Colours for curves; a ninth would be hard to tell from the others."""
 
 _DASHES: Final = ("-", "--", "-.", ":")
-_STYLE: Final = {
+_STYLE: Final[dict[Any, Any]] = {  # matplotlib's type is a Literal of all its 300 names
     "svg.fonttype": "none",  # text stays text: small, and found by a search
     "svg.hashsalt": "kp-worker",  # the same input gives the same bytes
     "font.size": 9,
@@ -51,18 +53,18 @@ _STYLE: Final = {
 _EDGES: Final = [edge / SCORE_BINS for edge in range(SCORE_BINS + 1)]
 
 
-def histogram(counts: Sequence[int], threshold: float | None = None, *, small: bool = False) -> str:
-    """Draw the distribution of values in 0..1; what reaches the threshold has another colour."""
+def histogram(counts: Sequence[int], threshold: float | None = None, *, small: bool = False, colour: str = "no") -> str:
+    """Draw the distribution of values in 0..1; with a threshold, what reaches it has another colour."""
     with mpl.rc_context(_STYLE):
         figure, axes = _axes((2.4, 0.5) if small else (4.4, 2.2))
         if threshold is None:
-            axes.stairs(counts, _EDGES, fill=True, color=_COLOURS["s0"])
+            axes.stairs(counts, _EDGES, fill=True, color=_COLOURS[colour])
         else:
-            for colour, chosen in (("no", False), ("yes", True)):
+            for side, chosen in (("no", False), ("yes", True)):
                 # A bar belongs to the side on which its middle lies: exact for multiples of its width.
                 bars = [count if ((edge + 0.5 / SCORE_BINS >= threshold) is chosen) else 0
                         for count, edge in zip(counts, _EDGES, strict=False)]  # fmt: skip
-                axes.stairs(bars, _EDGES, fill=True, color=_COLOURS[colour])
+                axes.stairs(bars, _EDGES, fill=True, color=_COLOURS[side])
             axes.axvline(threshold, color=_COLOURS["mark"], linewidth=1, linestyle="--")
         axes.set_xlim(0, 1)
         axes.set_ylim(bottom=0)
@@ -72,25 +74,23 @@ def histogram(counts: Sequence[int], threshold: float | None = None, *, small: b
             axes.spines["left"].set_visible(False)
         else:
             axes.grid(axis="y")
-            axes.yaxis.get_major_locator().set_params(integer=True, nbins=4)
+            axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         return _svg(figure)
 
 
 def acceptance(curves: Sequence[tuple[Sequence[float], float | None]]) -> str:
     """Draw the share that reaches each threshold, one line for each (shares at CURVE, current threshold)."""
     with mpl.rc_context(_STYLE):
-        figure, axes = _axes((6.4, 3.2))
+        figure, axes = _axes((4.4, 2.2))
         for index, (shares, threshold) in enumerate(curves):
             colour = _COLOURS[f"s{index}"]
-            axes.plot(CURVE, shares, color=colour, linewidth=1.6, linestyle=_DASHES[index % 4])
+            axes.plot(CURVE, shares, color=colour, linewidth=1.3, linestyle=_DASHES[index % 4])
             if threshold is not None:
-                at = shares[min(range(len(CURVE)), key=lambda step, t=threshold: abs(CURVE[step] - t))]
-                axes.plot([threshold], [at], "o", color=colour, markersize=4.5)
+                axes.plot([threshold], [np.interp(threshold, CURVE, shares)], "o", color=colour, markersize=4.5)
         for threshold in sorted({threshold for _, threshold in curves if threshold is not None}):
             axes.axvline(threshold, color=_COLOURS["mark"], linewidth=1, linestyle="--")
         axes.set_xlim(0.2, 1)
         axes.set_ylim(0, 1)
-        axes.set_xlabel("threshold")
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.grid()
         return _svg(figure)
@@ -114,7 +114,7 @@ def novelty(moments: Sequence[Moment]) -> str:
         lower.set_ylabel("accepted")
         lower.set_ylim(bottom=0)
         lower.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        lower.yaxis.get_major_locator().set_params(nbins=3)
+        lower.yaxis.set_major_locator(MaxNLocator(3))
         for axes in (upper, lower):
             axes.patch.set_visible(False)
             axes.grid(axis="y")
@@ -140,8 +140,7 @@ def shares(parts: Sequence[float]) -> str:
 
 
 def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)  # type: ignore[union-attr]
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02))
     figure.patch.set_visible(False)
     axes = figure.subplots()
     axes.patch.set_visible(False)

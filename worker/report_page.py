@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from worker import report_charts as charts
 from worker.pipeline import rfc3339
-from worker.report import COMPONENTS, SHARES, THRESHOLDS, Summary
+from worker.report import COMPONENTS, SHARES, THRESHOLDS, Summary, clean
 from worker.version import __version__
 
 MS = 1000.0
@@ -36,7 +36,7 @@ def render(summary: Summary, source: str) -> str:
     }
     template = environment.from_string(files("worker").joinpath("data/report.html.j2").read_text("utf-8"))
     return template.render(
-        s=summary, source=source, version=__version__, component_names=COMPONENTS, thresholds=THRESHOLDS,
+        s=summary, source=clean(source), version=__version__, component_names=COMPONENTS, thresholds=THRESHOLDS,
         cutoff_shares=SHARES, plots=_plots(summary), series=charts.SERIES,
     )  # fmt: skip
 
@@ -53,8 +53,8 @@ def _plots(summary: Summary) -> dict[str, Any]:
             for group in summary.domains
         ],
         "components": {
-            name: Markup(charts.histogram(counts))  # noqa: S704
-            for name, counts in summary.components.items()
+            name: Markup(charts.histogram(counts, colour=f"s{index}"))  # noqa: S704
+            for index, (name, counts) in enumerate(summary.components.items())
         },
         "shares": [Markup(charts.shares(profile.shares)) for profile in profiles],  # noqa: S704
         "spread": [
