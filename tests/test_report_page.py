@@ -151,9 +151,12 @@ def test_wrong_input_is_a_clear_error(arguments: list[str], data: bytes, message
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_without_the_extra_the_error_names_it(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from worker.cli import main; sys.argv[1:] = ['report', '-']; main()"
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = ['report', '-']\n"
+        "from worker.cli import main; main()"
+    )
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, input="", capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], check=False, cwd=ROOT, input="", capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 1
     assert result.stderr == f"Error: {package} is not installed: pip install 'kp-worker[report]'\n"

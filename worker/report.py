@@ -39,7 +39,7 @@ TEXT_LENGTH: Final = 160
 
 BAD_SHOWN: Final = 20
 TIME_BINS: Final = 60
-MIN_IN_BIN: Final = 10
+MIN_IN_BIN: Final = 25
 """Traces that one point of the novelty curve needs at least: a median of fewer only jumps."""
 
 DOMAINS_SHOWN: Final = 20
