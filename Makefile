@@ -64,7 +64,7 @@ bench: $(READY) ## Speed against peers, as ratios of one run (about 40 min; peer
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock and, for the image, requirements-image.lock
-	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra tracing --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra report --extra tracing --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --extra fast --constraints requirements.lock --universal --generate-hashes --no-header -q -o requirements-image.lock
 
 clean: ## Remove .venv and caches

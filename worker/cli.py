@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
@@ -16,6 +17,7 @@ from worker.version import __version__
 
 if TYPE_CHECKING:
     from worker.config import Settings
+    from worker.report import Traces
 
 
 def main() -> NoReturn:
@@ -319,3 +321,84 @@ def completion(shell: str) -> None:
     if kind is None:
         raise AssertionError(f"this is a bug: click completes no {shell}")
     click.echo(kind(cli, {}, "kp-worker", "_KP_WORKER_COMPLETE").source())
+
+
+@cli.command()
+@click.argument("file", type=click.File("rb"), required=False)
+@click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file.")
+@click.option("--since", type=click.DateTime(["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d"]),
+              help="With --from-kafka: records from this time on (UTC).")  # fmt: skip
+@click.option("--last", type=click.IntRange(min=1), help="With --from-kafka: at most so many traces, the latest.")
+@click.option("--output", "-o", default="report.html", show_default=True, type=click.Path(dir_okay=False,
+              allow_dash=True, path_type=Path), help="The page; - is standard output.")  # fmt: skip
+@click.option("--similarity", type=click.FloatRange(-1, 1), default=0.9, show_default=True,
+              help="From which similarity on two traces count as near-duplicates.")  # fmt: skip
+@click.option("--hide-texts", is_flag=True, help="Leave out the objectives, to share the page; ids and domains stay.")
+def report(
+    file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, output: Path, similarity: float,
+    hide_texts: bool,
+) -> None:  # fmt: skip
+    """Make one HTML page on scored traces, to choose a threshold by: verdicts, components, near-duplicates.
+
+    FILE holds output documents of kp-worker, JSON Lines (- is standard input). Lines that cannot be read are left out
+    and counted, on the page and on standard error.
+    """
+    if from_kafka == (file is not None):
+        raise click.UsageError("give a file of scored traces (- is standard input), or --from-kafka")
+    if not from_kafka and (since is not None or last is not None):
+        raise click.UsageError("--since and --last go with --from-kafka")
+    try:
+        from worker.report_page import render
+    except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "jinja2", "markupsafe"):
+            raise
+        raise click.ClickException(f"{error.name} is not installed: pip install 'kp-worker[report]'") from None
+    from rich.console import Console
+
+    from worker.report import EmptyReport, Traces, summarize
+
+    traces = Traces(hide_texts=hide_texts)
+    console = Console(stderr=True)
+    try:
+        with console.status("reading"):
+            if file is not None:
+                name = str(getattr(file, "name", "<stdin>"))
+                source = "standard input" if name == "<stdin>" else Path(name).name  # the page may be shared
+                complete_from = 0
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        traces.add(line, f"line {number}")
+            else:
+                source, complete_from = _read_topics(traces, since, last)
+        with console.status("making the page"):
+            summary = summarize(traces, similarity, last, complete_from)
+            page = render(summary, source).encode()
+    except EmptyReport as error:
+        raise click.ClickException(f"{source}: {error}") from None
+    except OSError as error:
+        raise click.ClickException(str(error)) from None
+    with click.open_file(os.fspath(output), "wb") as stream:
+        stream.write(page)
+    click.echo(
+        f"{summary.total.count} traces: {summary.total.accepted} accepted, "
+        f"{summary.total.count - summary.total.accepted} rejected, {summary.bad} cannot be read, "
+        f"{summary.repeated} repeated; {len(page) // 1000} kB to {output}",
+        err=True,
+    )
+    for where, reason in summary.bad_shown:
+        click.echo(f"  {where}: {reason}", err=True)
+
+
+def _read_topics(traces: Traces, since: datetime | None, last: int | None) -> tuple[str, int]:
+    """Read the worker's outputs; return what was read, for the page, and from which time (ms) it is complete."""
+    from worker.config import ConfigError
+    from worker.report_kafka import read_outputs
+
+    settings = _settings()
+    since_ms = None if since is None else round(since.replace(tzinfo=UTC).timestamp() * 1000)
+    try:
+        complete_from = asyncio.run(read_outputs(settings, traces, since_ms, last))
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+    bounds = [*([f"since {since:%Y-%m-%d %H:%M:%S} UTC"] if since else []), *([f"the last {last}"] if last else [])]
+    return ", ".join([f"{settings.accepted_topic} and {settings.rejected_topic}", *bounds]), complete_from
