@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
@@ -205,6 +206,8 @@ def _run_session(work: Coroutine[Any, Any, None]) -> None:
         run(work)
     except ConfigError as error:
         raise SettingsError(str(error)) from None
+    except BrokenPipeError:
+        raise
     except (SessionError, OSError) as error:
         raise click.ClickException(str(error)) from None
 
@@ -231,6 +234,7 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
 
     from worker import publish as publishing
 
+    topic = topic or settings.source_topic
     session = _session(settings)
     try:
         source = cast("BinaryIO", click.open_file(str(publishing.SAMPLES) if file == "samples" else file, "rb"))
@@ -254,9 +258,9 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
         try:
             _run_session(
                 publishing.publish(
-                    source, session, topic=topic or settings.source_topic, key=key, rate=rate,
+                    source, session, topic=topic, key=key, rate=rate,
                     validate=not no_validate, summary=summary, on_refused=on_refused,
-                    on_bytes=lambda count: progress.update(task, advance=count, sent=summary.sent),
+                    on_line=lambda size: progress.update(task, advance=size, sent=summary.sent),
                 )
             )  # fmt: skip
             interrupted = False
@@ -264,8 +268,8 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
             interrupted = True
     rate_text = f", {summary.sent / summary.seconds:.0f}/s" if summary.seconds > 1 else ""
     click.echo(
-        f"{summary.sent} traces published to topic {summary.topic} ({summary.partitions} partitions){rate_text}, "
-        f"{summary.refused} refused" + (", then interrupted" if interrupted else ""),
+        f"{summary.sent} traces published to topic {topic}{rate_text}, {summary.refused} refused"
+        + (", then interrupted" if interrupted else ""),
         err=True,
     )
     sys.exit(130 if interrupted else 1 if summary.refused else 0)
@@ -308,19 +312,21 @@ def tail(
     topics = {
         settings.accepted_topic: accepted, settings.rejected_topic: rejected, settings.dead_letter_topic: dead_letters,
     }  # fmt: skip
-    from worker import tail as tailing
     from worker import tail_view
+    from worker.tail import Filter
+    from worker.tail import tail as tail_topics
 
-    entries = tailing.tail(
-        _session(settings),
-        [name for name, wanted in topics.items() if wanted],
-        tailing.Filter(domain, min_score),
-        last=None if from_beginning else 10 if last is None else last,
-        follow=follow,
-    )
-    show = tail_view.on_terminal if sys.stdout.isatty() else tail_view.as_lines
+    only_letters = dead_letters and not (accepted or rejected)
+    view = tail_view.on_terminal(only_letters=only_letters, follow=follow)
     try:
-        _run_session(show(entries, only_letters=dead_letters and not (accepted or rejected), follow=follow))
+        with view if sys.stdout.isatty() else nullcontext(tail_view.write_lines) as show:
+            _run_session(
+                tail_topics(
+                    _session(settings), [name for name, wanted in topics.items() if wanted],
+                    Filter(domain, min_score), show,
+                    last=None if from_beginning else 10 if last is None else last, follow=follow,
+                )
+            )  # fmt: skip
     except KeyboardInterrupt:
         sys.exit(0)
     except BrokenPipeError:  # whoever reads has seen enough

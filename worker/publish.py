@@ -39,8 +39,6 @@ KeyField = Literal["agent", "id", "domain", "none"]
 class Summary:
     """Counts of one run, kept up to date while it lasts."""
 
-    topic: str = ""
-    partitions: int = 0
     sent: int = 0
     refused: int = 0
     seconds: float = 0.0
@@ -83,24 +81,24 @@ async def publish(
     rate: float | None,
     validate: bool,
     summary: Summary,
-    on_bytes: Callable[[int], None],
+    on_line: Callable[[int], None],
     on_refused: Callable[[int, InvalidTrace], None],
 ) -> None:
     """Send every line of `source` that is a valid trace (or every line), at most `rate` a second.
 
-    `summary` counts as it goes; `on_bytes` gets the bytes read, `on_refused` the line's number (from 1) and what is
-    wrong. Every trace counted as sent is acknowledged by all in-sync replicas. Raises ConfigError, SessionError.
+    `summary` counts as it goes; `on_line` gets each line's size (bytes), `on_refused` its number (from 1) and
+    what is wrong. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
     """
     (target,) = await session.existing(topic)
-    summary.topic, summary.partitions = target.name, target.partitions
     limits = session.settings.limits
     began = time.perf_counter()
 
     async def send_lines(producer: AIOKafkaProducer) -> None:
         waiting: deque[tuple[int, asyncio.Future[object]]] = deque()
         number = 0
-        async for line in _lines(source, on_bytes):
+        async for line in _lines(source):
             number += 1
+            on_line(len(line) + 1)
             if not line.strip():
                 continue
             record_key = key_of(line, key)
@@ -152,7 +150,7 @@ def _check_fits(producer: AIOKafkaProducer, key: bytes | None, line: bytes, limi
         raise InvalidTrace(Reason.TOO_LARGE, "", message)
 
 
-async def _lines(source: BinaryIO, on_bytes: Callable[[int], None]) -> AsyncIterator[bytes]:
+async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:
     """Yield lines without their ends, as soon as each is there.
 
     Read by a daemon thread from the bare descriptor: a slow pipe must not hold up what is already read, nor Ctrl-C.
@@ -176,7 +174,6 @@ async def _lines(source: BinaryIO, on_bytes: Callable[[int], None]) -> AsyncIter
     while chunk := await chunks.get():
         if isinstance(chunk, OSError):
             raise chunk
-        on_bytes(len(chunk))
         *ended, rest = chunk.split(b"\n")
         if ended:
             pieces.append(ended[0])

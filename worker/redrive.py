@@ -99,10 +99,10 @@ class Report:
     examples: list[Letter] = field(default_factory=list)
     foreign: int = 0
 
-    def add(self, letter: Letter) -> None:
-        """Count a letter that was meant, and keep the first ones."""
-        self.found[letter.reason] += 1
-        if self.found[letter.reason] <= EXAMPLES:
+    def count_done(self, letter: Letter) -> None:
+        """Count a letter that was re-driven, written, or would be, and keep the first ones."""
+        self.done[letter.reason] += 1
+        if self.done[letter.reason] <= EXAMPLES:
             self.examples.append(letter)
 
 
@@ -177,7 +177,7 @@ class Redrive:
                 async for whole in self._todo(reader, lookup):
                     with self._refusing(whole.letter):
                         _row(whole, builder, source)
-                        self._report.done[whole.letter.reason] += 1
+                        self._report.count_done(whole.letter)
             finally:
                 await builder.stop()
 
@@ -193,7 +193,7 @@ class Redrive:
                     value = await self._value(letter, lookup)
                     if output is not None:
                         output.write(as_json(letter, value, letter.original_headers()) + b"\n")
-                    self._report.done[letter.reason] += 1
+                    self._report.count_done(letter)
 
     async def to_source(self) -> None:
         """Re-drive: the steps of the module's head."""
@@ -293,7 +293,7 @@ class Redrive:
             if letter is None or letter.source_topic != settings.source_topic:
                 self._report.foreign += 1
             elif selection.takes(letter):
-                self._report.add(letter)
+                self._report.found[letter.reason] += 1
                 yield letter
             self._on_progress()
 
@@ -364,7 +364,7 @@ class Redrive:
                 ) from error
             raise
         for whole, _, _ in batch:
-            self._report.done[whole.letter.reason] += 1
+            self._report.count_done(whole.letter)
         self._on_progress()
 
     async def _transact(self, producer: AIOKafkaProducer, batch: list[tuple[Whole, int, Row]]) -> None:

@@ -39,17 +39,14 @@ def _count(number: int) -> str:
 
 
 def examples_table(examples: list[Letter]) -> Table:
-    """Tabulate some letters: their own place, the source record's time, and what is wrong."""
+    """Tabulate some letters: partition and offset, the source record's time, and what is wrong."""
     table = _table()
-    table.add_column("letter", no_wrap=True)
-    table.add_column("source", no_wrap=True)
-    table.add_column("time (UTC)", no_wrap=True)
-    table.add_column("reason", no_wrap=True)
-    table.add_column("message")
+    for name in ("letter", "time (UTC)", "reason"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("message", overflow="fold")
     for letter in sorted(examples, key=lambda letter: letter.reason):
         table.add_row(
             f"{letter.record.partition}:{letter.record.offset}",
-            f"{letter.source_partition}:{letter.source_offset}",
             _time(letter.timestamp_ms),
             Text(letter.reason, "yellow"),
             Text(letter.message),
@@ -88,10 +85,14 @@ def show(report: Report, to_file: Path | None, execute: bool) -> None:
     if not report.found:
         console.print("no dead letter matches")
         return
-    verb = "re-driven" if to_file is None else "written"
+    verb, does = ("re-driven", "sends") if to_file is None else ("written", "writes")
     console.print(counts_table(report, verb if execute else "to do"))
     if execute:
         console.print(f"\n{report.done.total()} dead letters {verb} to {target}", soft_wrap=True)
         return
-    console.print(Text("\nExamples", "bold"), examples_table(report.examples), sep="\n")
-    console.print(f"\nDry run: nothing was done. --execute sends {report.done.total()} to {target}.", soft_wrap=True)
+    todo = report.done.total()
+    if todo:
+        console.print(Text("\nExamples", "bold"), examples_table(report.examples), sep="\n")
+        console.print(f"\nDry run: nothing was done. --execute {does} {todo} to {target}", soft_wrap=True)
+    else:
+        console.print("\nNothing to do")

@@ -5,7 +5,7 @@ Lives here: which records, from where. Must not live here: how they look (tail_v
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from worker.letters import Letter, as_json, read_letter
-from worker.session import Session, Topic, read_to
+from worker.session import Session, read_to
 
 FIRST_STRIDE: Final = 3
 """Offsets to go back for one record, at first: the commit markers of transactions take offsets, too, on an idle stream
@@ -60,23 +60,34 @@ class Filter:
 
 
 async def tail(
-    session: Session, names: list[str], chosen: Filter, *, last: int | None, follow: bool
-) -> AsyncIterator[list[Entry]]:
-    """Yield entries in portions: the `last` ones (None: all there are), then with `follow` what comes, for ever."""
+    session: Session,
+    names: list[str],
+    chosen: Filter,
+    show: Callable[[list[Entry]], None],
+    *,
+    last: int | None,
+    follow: bool,
+) -> None:
+    """Show entries in portions: the `last` ones (None: all there are), then with `follow` what comes, for ever."""
     topics = await session.existing(*names)
-    async with session.connected(session.reader()) as reader:
+    # Subscribed, not assigned: partitions that are added later are read as well, from their beginning.
+    async with session.connected(session.reader(*names)) as follower, session.connected(session.reader()) as reader:
         tps = [TopicPartition(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
         starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
         if last is not None:
-            yield await _last(reader, starts, ends, chosen, last)
+            show(await _last(reader, starts, ends, chosen, last))
             starts = ends
         if not follow:
             async for record in read_to(reader, starts, ends):
                 if entry := chosen.entry(record):
-                    yield [entry]
-    if follow:
-        async for portion in _follow(session, topics, starts, chosen):
-            yield portion
+                    show([entry])
+            return
+        for tp, offset in starts.items():
+            follower.seek(tp, offset)
+        while True:
+            batches = await follower.getmany(timeout_ms=1000)
+            if entries := [entry for batch in batches.values() for record in batch if (entry := chosen.entry(record))]:
+                show(entries)
 
 
 async def _last(
@@ -97,17 +108,3 @@ async def _last(
             entries.sort(key=lambda entry: entry.record.timestamp)
             return entries[-last:]
         stride *= 8
-
-
-async def _follow(
-    session: Session, topics: list[Topic], starts: dict[TopicPartition, int], chosen: Filter
-) -> AsyncIterator[list[Entry]]:
-    """Yield what comes from `starts` on; partitions that are added later are read from their beginning."""
-    async with session.connected(session.reader(*(topic.name for topic in topics))) as reader:
-        for tp, offset in starts.items():
-            reader.seek(tp, offset)
-        while True:
-            batches = await reader.getmany(timeout_ms=1000)
-            entries = [entry for batch in batches.values() for record in batch if (entry := chosen.entry(record))]
-            if entries:
-                yield entries

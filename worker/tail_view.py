@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 from rich.console import Console
@@ -19,30 +19,34 @@ LOW_NOVELTY: Final = 0.3
 """Below this a row's novelty is marked: something much like it was there before."""
 
 SCORED: Final = (
-    ("id", 8), ("time", 8), ("domain", 16), ("C", 4), ("N", 4), ("D", 4), ("O", 4), ("score", 5), ("decision", 8),
-    ("nearest", 8),
+    ("id", 8), ("time", 5), ("domain", 16), ("C", 4), ("N", 4), ("D", 4), ("O", 4), ("score", 5), ("decision", 8),
+    ("nearest", 8), ("sim.", 4),
 )  # fmt: skip
-LEFT_FOR_OVERRIDES: Final = 79 + 20
-"""From this width on the overrides have a column."""
+WIDE: Final = 80 + 27
+"""From this width on the overrides have a column, after the 80 of the others."""
 
 
-async def as_lines(portions: AsyncIterator[list[Entry]], *, only_letters: bool, follow: bool) -> None:
-    """Write entries as JSON Lines, each portion at once. Raises BrokenPipeError."""
+def write_lines(entries: list[Entry]) -> None:
+    """Write entries as JSON Lines, at once. Raises BrokenPipeError."""
     output = sys.stdout.buffer
-    async for portion in portions:
-        output.writelines(entry.as_json() + b"\n" for entry in portion)
-        output.flush()
+    output.writelines(entry.as_json() + b"\n" for entry in entries)
+    output.flush()
 
 
-async def on_terminal(portions: AsyncIterator[list[Entry]], *, only_letters: bool, follow: bool) -> None:
-    """Print entries as rows of one table; while it follows, the last line says that it waits."""
+@contextmanager
+def on_terminal(*, only_letters: bool, follow: bool) -> Iterator[Callable[[list[Entry]], None]]:
+    """Yield what prints entries as rows of one table; while it follows, the last line says that it waits."""
     console = Console(highlight=False)
     header = True
+
+    def show(entries: list[Entry]) -> None:
+        nonlocal header
+        if entries:
+            console.print(rows(entries, console.width, header=header, letters=only_letters))
+            header = False
+
     with console.status("waiting for traces; Ctrl-C ends") if follow else nullcontext():
-        async for portion in portions:
-            if portion:
-                console.print(rows(portion, console.width, header=header, letters=only_letters))
-                header = False
+        yield show
 
 
 def rows(entries: Sequence[Entry], width: int, *, header: bool, letters: bool) -> Table:
@@ -58,7 +62,7 @@ def rows(entries: Sequence[Entry], width: int, *, header: bool, letters: bool) -
     for name, cells in SCORED:
         right = name in ("C", "N", "D", "O", "score")
         table.add_column(name, width=cells, no_wrap=True, justify="right" if right else "left")
-    if width >= LEFT_FOR_OVERRIDES:
+    if width >= WIDE:
         table.add_column("overrides", no_wrap=True)
     for entry in entries:
         cells_of = _scored(entry.document) if entry.document is not None else _dead_among_scored(entry)
@@ -75,12 +79,13 @@ def _scored(document: dict[str, Any]) -> list[Text]:
         parts[1].stylize("bold yellow")
     return [
         Text(_short(document["id"])),
-        Text(str(metadata["created_at"])[11:19]),
+        Text(str(metadata["created_at"])[11:16]),
         Text(metadata["task_domain"]),
         *parts,
         Text(f"{scoring['score']:.3f}", "bold"),
         Text(scoring["decision"], COLOURS[scoring["decision"]]),
         Text(_short(nearest["id"]) if nearest else "-", "" if nearest else "dim"),
+        Text(f"{nearest['similarity']:.2f}" if nearest else "-", "" if nearest else "dim"),
         Text(", ".join(scoring["overrides"])),
     ]
 
@@ -90,22 +95,12 @@ def _short(trace_id: str) -> str:
 
 
 def _dead_among_scored(entry: Entry) -> list[Text]:
-    letter = entry.letter
-    reason = "" if letter is None else letter.reason
-    blank = Text("-", "dim")
-    return [
-        blank,
-        blank,
-        Text(reason, "yellow"),
-        blank,
-        blank,
-        blank,
-        blank,
-        blank,
-        Text("dead", "yellow"),
-        blank,
-        Text(""),
-    ]
+    """Return the row of a dead letter between scored traces: the reason in the place of the domain."""
+    cells = [Text("-", "dim") for _ in range(len(SCORED) + 1)]
+    if entry.letter is not None:
+        cells[2] = Text(entry.letter.reason, "yellow")
+    cells[8] = Text("dead", "yellow")
+    return cells
 
 
 def _letter(entry: Entry) -> list[Text]:
