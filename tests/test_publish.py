@@ -33,7 +33,7 @@ def test_published_scored_and_shown(
     desk = Desk(kafka)
     workers(desk.settings).wait_ready()
     good = SAMPLES.read_bytes().splitlines()
-    bad = {5: b"{", 20: trace_bytes(confidence=90), 21: b"\xff"}
+    bad = {5: b"{", 20: trace_bytes(confidence=90), 21: b'{"id": "\xff"}'}
     lines = [*good[:4], bad[5], *good[4:18], bad[20], bad[21], b"", *good[18:]]
     assert all(lines[number - 1] == line for number, line in bad.items())
     file = tmp_path / "traces.jsonl"
@@ -87,22 +87,22 @@ def test_keys() -> None:
 
 def test_a_slow_pipe_is_sent_as_it_comes_and_ctrl_c_ends_it(kafka: EmbeddedKafka) -> None:
     desk = Desk(kafka)
-    command = desk.start("publish", "-", stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        assert command.stdin is not None
-        command.stdin.write(by_agent("a", 1) + b"\n")
-        command.stdin.flush()
-        deadline = time.monotonic() + 60
-        while not desk.read():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        command.send_signal(signal.SIGINT)
-        _, errors = command.communicate(timeout=20)
-    finally:
-        command.kill()
-        command.wait()
-    assert command.returncode == 130
-    assert errors.decode().strip() == f"1 traces published to topic {desk.name}, 0 refused, then interrupted"
+    with desk.start("publish", "-", stdin=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        try:
+            assert command.stdin is not None
+            command.stdin.write(by_agent("a", 1) + b"\n")
+            command.stdin.flush()
+            deadline = time.monotonic() + 60
+            while not desk.read():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            command.send_signal(signal.SIGINT)
+            assert command.wait(20) == 130
+            assert command.stderr is not None
+            said = command.stderr.read().decode().strip()
+        finally:
+            command.kill()
+    assert said == f"1 trace published to topic {desk.name}, 0 refused, then interrupted"
 
 
 def test_the_rate_holds(kafka: EmbeddedKafka) -> None:

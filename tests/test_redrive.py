@@ -136,7 +136,7 @@ def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_ou
     produce(desk.bootstrap, desk.topics["dead-letter"], [(None, other.value, other.headers), (b"k", b"v")])
     done = desk.run("redrive", "--execute")
     assert "2 records are of another source topic" in done.stdout
-    assert "1 dead letters re-driven" in done.stdout
+    assert "1 dead letter re-driven" in done.stdout
     assert numbers(desk) == [0]
 
 

@@ -81,19 +81,18 @@ def test_dead_letters_as_json(kafka: EmbeddedKafka) -> None:
 def test_it_follows_and_ends_with_ctrl_c(kafka: EmbeddedKafka) -> None:
     desk = Desk(kafka)
     before = fill(desk, 0, 2)
-    command = desk.start("tail", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        assert command.stdout is not None
-        shown = [json.loads(command.stdout.readline()) for _ in range(2)]
-        assert shown == before
-        after = fill(desk, 2, 3)
-        assert [json.loads(command.stdout.readline()) for _ in range(3)] == after
-        command.send_signal(signal.SIGINT)
-        assert command.communicate(timeout=20) == (b"", b"")
-    finally:
-        command.kill()
-        command.wait()
-    assert command.returncode == 0
+    with desk.start("tail", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        try:
+            assert command.stdout is not None
+            assert [json.loads(command.stdout.readline()) for _ in range(2)] == before
+            after = fill(desk, 2, 3)  # from here on each topic's order is kept, not that of the two
+            came = [json.loads(command.stdout.readline()) for _ in range(3)]
+            assert sorted(came, key=lambda document: str(document["id"])) == after
+            command.send_signal(signal.SIGINT)
+            assert command.communicate(timeout=20) == (b"", b"")
+            assert command.returncode == 0
+        finally:
+            command.kill()
 
 
 def test_a_reader_that_leaves_is_no_error(kafka: EmbeddedKafka) -> None:

@@ -268,7 +268,7 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
             interrupted = True
     rate_text = f", {summary.sent / summary.seconds:.0f}/s" if summary.seconds > 1 else ""
     click.echo(
-        f"{summary.sent} traces published to topic {topic}{rate_text}, {summary.refused} refused"
+        f"{summary.sent} trace{'s' * (summary.sent != 1)} published to topic {topic}{rate_text}, {summary.refused} refused"
         + (", then interrupted" if interrupted else ""),
         err=True,
     )
@@ -323,7 +323,7 @@ def tail(
             _run_session(
                 tail_topics(
                     _session(settings), [name for name, wanted in topics.items() if wanted],
-                    Filter(domain, min_score), show,
+                    Filter(settings.dead_letter_topic, domain, min_score), show,
                     last=None if from_beginning else 10 if last is None else last, follow=follow,
                 )
             )  # fmt: skip

@@ -93,9 +93,12 @@ async def publish(
     limits = session.settings.limits
     began = time.perf_counter()
 
+    def acknowledged(future: asyncio.Future[object]) -> None:
+        summary.sent += not future.cancelled() and future.exception() is None
+
     async def send_lines(producer: AIOKafkaProducer) -> None:
         waiting: deque[tuple[int, asyncio.Future[object]]] = deque()
-        number = 0
+        number = due = 0
         async for line in _lines(source):
             number += 1
             on_line(len(line) + 1)
@@ -111,15 +114,16 @@ async def publish(
                 on_refused(number, error)
                 continue
             if rate is not None:
-                await asyncio.sleep(began + (summary.sent + len(waiting)) / rate - time.perf_counter())
-            waiting.append((number, await producer.send(topic, line, key=record_key)))
+                await asyncio.sleep(began + due / rate - time.perf_counter())
+                due += 1
+            future = await producer.send(topic, line, key=record_key)
+            future.add_done_callback(acknowledged)
+            waiting.append((number, future))
             summary.seconds = time.perf_counter() - began
-            while waiting and (len(waiting) >= IN_FLIGHT or waiting[0][1].done()):
-                await _acknowledged(*waiting.popleft())
-                summary.sent += 1
+            while len(waiting) >= IN_FLIGHT or (waiting and waiting[0][1].done()):
+                await _result(*waiting.popleft())
         while waiting:
-            await _acknowledged(*waiting.popleft())
-            summary.sent += 1
+            await _result(*waiting.popleft())
         summary.seconds = time.perf_counter() - began
 
     timeout_ms = round(session.settings.transaction_timeout_seconds * 1000)
@@ -129,7 +133,7 @@ async def publish(
         await while_sending(producer, send_lines(producer))
 
 
-async def _acknowledged(number: int, future: asyncio.Future[object]) -> None:
+async def _result(number: int, future: asyncio.Future[object]) -> None:
     try:
         await future
     except Exception as error:

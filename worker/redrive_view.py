@@ -88,7 +88,8 @@ def show(report: Report, to_file: Path | None, execute: bool) -> None:
     verb, does = ("re-driven", "sends") if to_file is None else ("written", "writes")
     console.print(counts_table(report, verb if execute else "to do"))
     if execute:
-        console.print(f"\n{report.done.total()} dead letters {verb} to {target}", soft_wrap=True)
+        done = report.done.total()
+        console.print(f"\n{done} dead letter{'s' * (done != 1)} {verb} to {target}", soft_wrap=True)
         return
     todo = report.done.total()
     if todo:

@@ -40,20 +40,24 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Scored traces of this domain (exact) and at least this score; None: any. Dead letters have neither."""
+    """Scored traces of this domain (exact) and at least this score; None: any. Dead letters have neither.
 
+    The topic tells a dead letter, not its headers: a trace may carry those of an earlier life.
+    """
+
+    dead_letter_topic: str
     domain: str | None = None
     min_score: float | None = None
 
     def entry(self, record: ConsumerRecord) -> Entry | None:
         """Read a record; None where it is not meant, or not written by the worker."""
-        letter = read_letter(record)
-        if letter is not None:
-            return Entry(record, None, letter)
+        if record.topic == self.dead_letter_topic:
+            letter = read_letter(record)
+            return None if letter is None else Entry(record, None, letter)
         try:
             document = msgspec.json.decode(record.value or b"")
-            domain, score = document["metadata"]["task_domain"], document["scoring"]["score"]
-        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
+            domain, score = document["metadata"]["task_domain"], float(document["scoring"]["score"])
+        except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, ValueError):
             return None
         meant = (self.domain is None or domain == self.domain) and (self.min_score is None or score >= self.min_score)
         return Entry(record, document, None) if meant else None
@@ -86,8 +90,13 @@ async def tail(
             follower.seek(tp, offset)
         while True:
             batches = await follower.getmany(timeout_ms=1000)
-            if entries := [entry for batch in batches.values() for record in batch if (entry := chosen.entry(record))]:
+            records = sorted((record for batch in batches.values() for record in batch), key=_time)
+            if entries := [entry for record in records if (entry := chosen.entry(record))]:
                 show(entries)
+
+
+def _time(record: ConsumerRecord) -> int:
+    return int(record.timestamp)
 
 
 async def _last(
@@ -105,6 +114,6 @@ async def _last(
         begins = {tp: max(starts[tp], end - stride) for tp, end in ends.items()}
         entries = [entry async for record in read_to(reader, begins, ends) if (entry := chosen.entry(record))]
         if len(entries) >= last or begins == starts:
-            entries.sort(key=lambda entry: entry.record.timestamp)
+            entries.sort(key=lambda entry: _time(entry.record))
             return entries[-last:]
         stride *= 8
