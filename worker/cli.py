@@ -268,8 +268,8 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
             interrupted = True
     rate_text = f", {summary.sent / summary.seconds:.0f}/s" if summary.seconds > 1 else ""
     click.echo(
-        f"{summary.sent} trace{'s' * (summary.sent != 1)} published to topic {topic}{rate_text}, {summary.refused} refused"
-        + (", then interrupted" if interrupted else ""),
+        f"{summary.sent} trace{'s' * (summary.sent != 1)} published to topic {topic}{rate_text}, "
+        f"{summary.refused} refused" + (", then interrupted" if interrupted else ""),
         err=True,
     )
     sys.exit(130 if interrupted else 1 if summary.refused else 0)
