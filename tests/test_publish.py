@@ -81,7 +81,7 @@ def test_keys() -> None:
     assert key_of(line, "domain") == b"finance"
     assert key_of(line, "none") is None
     assert key_of(trace_bytes(), "agent") is None  # the field is optional
-    for anything in (b"{", b"\xff", b"[]", b'{"metadata":{"agent_id":3}}', b"[" * 100_000):
+    for anything in (b"{", b"\xff", b"[]", b"{}", b'{"metadata":{}}', b'{"metadata":{"agent_id":3}}', b"[" * 100_000):
         assert key_of(anything, "agent") is None
 
 

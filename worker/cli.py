@@ -266,6 +266,10 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
             interrupted = False
         except KeyboardInterrupt:
             interrupted = True
+        except click.ClickException as error:
+            if summary.sent:
+                error.message += f"; {summary.sent} were published before"
+            raise
     rate_text = f", {summary.sent / summary.seconds:.0f}/s" if summary.seconds > 1 else ""
     click.echo(
         f"{summary.sent} trace{'s' * (summary.sent != 1)} published to topic {topic}{rate_text}, "

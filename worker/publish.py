@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -51,7 +51,7 @@ class _KeyMetadata(msgspec.Struct):
 
 class _KeyFields(msgspec.Struct):
     id: str = ""
-    metadata: _KeyMetadata = field(default_factory=_KeyMetadata)
+    metadata: _KeyMetadata = msgspec.field(default_factory=_KeyMetadata)
 
 
 _key_decoder = msgspec.json.Decoder(_KeyFields)

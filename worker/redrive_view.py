@@ -69,7 +69,7 @@ def watching(report: Report) -> Iterator[tuple[Callable[[Letter, str], None], Ca
 
         def on_progress() -> None:
             if status is not None:
-                status.update(f"{report.found.total()} dead letters match, {report.done.total()} done")
+                status.update(f"{report.found.total()} dead letters match")
 
         yield on_refused, on_progress
 
