@@ -219,6 +219,10 @@ def test_to_a_file(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     assert "exists" in again.stderr
     assert target.read_bytes() == before
     assert desk.read() == []
+    assert desk.run("redrive", "--execute", "--reason", "not_json").returncode == 0
+    rest = tmp_path / "rest.jsonl"
+    assert desk.run("redrive", "--to-file", str(rest), "--execute").returncode == 0
+    assert {json.loads(line)["reason"] for line in rest.read_bytes().splitlines()} == {"not_utf8", "too_deep"}
 
 
 def test_a_topic_of_marks_that_forgets_or_is_missing_is_refused(kafka: EmbeddedKafka) -> None:

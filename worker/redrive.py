@@ -182,13 +182,15 @@ class Redrive:
                 await builder.stop()
 
     async def to_file(self, path: Path) -> None:
-        """Write all letters that match as JSON Lines, the marked ones too."""
+        """Write the letters that match and were not re-driven as JSON Lines, also those that failed too often."""
         with _appearing(path) as output:
             await self._write(output)
 
     async def _write(self, output: BinaryIO | None) -> None:
+        _, marks = await self._look(create=False)
         async with self._clients() as (reader, lookup):
-            async for letter in self._letters(reader):
+            await self._read_marks(reader, marks)
+            async for letter in self._unmarked(reader):
                 with self._refusing(letter):
                     value = await self._value(letter, lookup)
                     if output is not None:
@@ -297,21 +299,25 @@ class Redrive:
                 yield letter
             self._on_progress()
 
-    async def _todo(self, reader: AIOKafkaConsumer, lookup: AIOKafkaConsumer) -> AsyncIterator[Whole]:
-        """Yield the letters to re-drive, each source record once."""
+    async def _unmarked(self, reader: AIOKafkaConsumer) -> AsyncIterator[Letter]:
+        """Yield the letters that are meant and were not re-driven, one for each source record."""
         async for letter in self._letters(reader):
             if _mark(letter) in self._marks:
                 self._report.already[letter.reason] += 1
-                continue
+            else:
+                self._marks.add(_mark(letter))
+                yield letter
+
+    async def _todo(self, reader: AIOKafkaConsumer, lookup: AIOKafkaConsumer) -> AsyncIterator[Whole]:
+        """Yield the letters to re-drive."""
+        async for letter in self._unmarked(reader):
             with self._refusing(letter):
                 if letter.redriven >= self._max_redrives:
                     raise RefusedError(
                         f"was re-driven {letter.redriven} times and failed each time: mend it (--to-file), or raise "
                         "--max-redrives"
                     )
-                value = await self._value(letter, lookup)
-                self._marks.add(_mark(letter))
-                yield Whole(letter, value)
+                yield Whole(letter, await self._value(letter, lookup))
 
     async def _value(self, letter: Letter, lookup: AIOKafkaConsumer) -> bytes | None:
         """Return the source record's whole value: the letter's own, unless that is cut."""
