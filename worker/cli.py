@@ -7,9 +7,12 @@ import logging
 import os
 import signal
 import sys
+import time
+from collections.abc import Coroutine
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 import click
 
@@ -17,7 +20,11 @@ from worker.version import __version__
 
 if TYPE_CHECKING:
     from worker.config import Settings
+    from worker.publish import KeyField
+    from worker.redrive import Selection
     from worker.report import Traces
+    from worker.session import Session
+    from worker.trace import InvalidTrace
 
 
 def main() -> NoReturn:
@@ -402,3 +409,213 @@ def _read_topics(traces: Traces, since: datetime | None, last: int | None) -> tu
         raise SettingsError(str(error)) from None
     bounds = [*([f"since {since:%Y-%m-%d %H:%M:%S} UTC"] if since else []), *([f"the last {last}"] if last else [])]
     return ", ".join([f"{settings.accepted_topic} and {settings.rejected_topic}", *bounds]), complete_from
+
+
+def _run_session(work: Coroutine[Any, Any, None]) -> None:
+    """Run a command's Kafka work; errors become one line and exit code 1, or 2 for settings and topics."""
+    from worker.config import ConfigError
+    from worker.session import SessionError, run
+
+    try:
+        run(work)
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+    except BrokenPipeError:
+        raise
+    except (SessionError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@cli.command()
+@click.argument("file")
+@click.option("--topic", help="Topic to publish to [KP_SOURCE_TOPIC].")
+@click.option(
+    "--key", type=click.Choice(["agent", "id", "domain", "none"]), default="agent", show_default=True,
+    help="Field that becomes the record's key: metadata.agent_id, id, metadata.task_domain, or none.",
+)  # fmt: skip
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most traces a second.")
+@click.option("--no-validate", is_flag=True, help="Send every line, whatever is in it.")
+def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool) -> None:
+    """Publish the traces of a JSON Lines file to the source topic.
+
+    FILE may be - for standard input, or the word samples for the traces of the demo. Lines that are no valid trace are
+    named and not sent. Exit codes: 0 all sent; 1 some refused, or not all could be sent; 2 wrong settings or topic.
+    """
+    settings = _settings()
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    from worker import publish as publishing
+
+    topic = topic or settings.source_topic
+    session = _session(settings)
+    try:
+        source = cast("BinaryIO", click.open_file(str(publishing.SAMPLES) if file == "samples" else file, "rb"))
+    except OSError as error:
+        raise click.BadParameter(f"{file}: {error.strerror}", param_hint="FILE") from None
+    console = Console(stderr=True, highlight=False)
+    summary = publishing.Summary()
+    with (
+        source,
+        Progress(
+            TextColumn("{task.fields[sent]} sent"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
+            console=console, transient=True, disable=not console.is_terminal,
+        ) as progress,
+    ):  # fmt: skip
+        task = progress.add_task("publishing", total=_size(source), sent=0)
+
+        def on_refused(line: int, error: InvalidTrace) -> None:
+            where = Text(f"{file}:{line}: ", "bold")
+            progress.console.print(where + Text(f"{error.reason}: ", "yellow") + Text(str(error)), soft_wrap=True)
+
+        try:
+            _run_session(
+                publishing.publish(
+                    source, session, topic=topic, key=key, rate=rate,
+                    validate=not no_validate, summary=summary, on_refused=on_refused,
+                    on_line=lambda size: progress.update(task, advance=size, sent=summary.sent),
+                )
+            )  # fmt: skip
+            interrupted = False
+        except KeyboardInterrupt:
+            interrupted = True
+        except click.ClickException as error:
+            if summary.sent:
+                error.message += f"; {summary.sent} were published before"
+            raise
+    rate_text = f", {summary.sent / summary.seconds:.0f}/s" if summary.seconds > 1 else ""
+    click.echo(
+        f"{summary.sent} trace{'s' * (summary.sent != 1)} published to topic {topic}{rate_text}, "
+        f"{summary.refused} refused" + (", then interrupted" if interrupted else ""),
+        err=True,
+    )
+    sys.exit(130 if interrupted else 1 if summary.refused else 0)
+
+
+def _session(settings: Settings) -> Session:
+    from worker.config import ConfigError
+    from worker.session import Session
+
+    try:
+        return Session(settings)
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+
+
+@cli.command()
+@click.option("--accepted", is_flag=True, help="Accepted traces [with --rejected, the default].")
+@click.option("--rejected", is_flag=True, help="Rejected traces.")
+@click.option("--dead-letters", is_flag=True, help="Dead letters.")
+@click.option("--domain", help="Only traces whose metadata.task_domain is this.")
+@click.option("--min-score", type=click.FloatRange(0, 1), help="Only traces that score at least this.")
+@click.option("--last", type=click.IntRange(0), metavar="N", help="Begin with the last N that match [10].")
+@click.option("--from-beginning", is_flag=True, help="Begin with the oldest.")
+@click.option("--follow/--no-follow", default=True, help="Wait for more, until Ctrl-C [follow].")
+def tail(
+    accepted: bool, rejected: bool, dead_letters: bool, domain: str | None, min_score: float | None,
+    last: int | None, from_beginning: bool, follow: bool,
+) -> None:  # fmt: skip
+    """Show scored traces as they come: a table on a terminal, JSON Lines into a pipe.
+
+    Reads committed records only, and joins no group: it takes nothing away from anybody.
+    """
+    if from_beginning and last is not None:
+        raise click.UsageError("--from-beginning and --last exclude each other")
+    if dead_letters and (domain is not None or min_score is not None):
+        raise click.UsageError("dead letters have neither domain nor score: leave out --domain and --min-score")
+    if not (accepted or rejected or dead_letters):
+        accepted = rejected = True
+    settings = _settings()
+    topics = {
+        settings.accepted_topic: accepted, settings.rejected_topic: rejected, settings.dead_letter_topic: dead_letters,
+    }  # fmt: skip
+    from worker import tail_view
+    from worker.tail import Filter
+    from worker.tail import tail as tail_topics
+
+    only_letters = dead_letters and not (accepted or rejected)
+    view = tail_view.on_terminal(only_letters=only_letters, follow=follow)
+    try:
+        with view if sys.stdout.isatty() else nullcontext(tail_view.write_lines) as show:
+            _run_session(
+                tail_topics(
+                    _session(settings), [name for name, wanted in topics.items() if wanted],
+                    Filter(settings.dead_letter_topic, domain, min_score), show,
+                    last=None if from_beginning else 10 if last is None else last, follow=follow,
+                )
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        sys.exit(0)
+    except BrokenPipeError:  # whoever reads has seen enough
+        _give_up(sys.stdout.buffer)
+
+
+@cli.command()
+@click.option("--reason", "reasons", multiple=True, help="Only dead letters of this reason; may be repeated.")
+@click.option(
+    "--since", metavar="T", help="Only from this time of the source record on: ISO 8601, or an age (90m, 2h, 3d)."
+)
+@click.option("--until", metavar="T", help="Only before this time of the source record.")
+@click.option("--partition", type=click.IntRange(0), help="Only this partition of the dead-letter topic.")
+@click.option("--offset", metavar="A:B", help="Only its offsets from A up to, not including, B (A:, :B or A).")
+@click.option(
+    "--max-redrives", type=click.IntRange(1), default=3, show_default=True, help="Refuse what failed as often."
+)
+@click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
+@click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
+@click.option("--execute", is_flag=True, help="Do it; without this only show what would be done.")
+def redrive(
+    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
+    max_redrives: int, to_source: bool, to_file: Path | None, execute: bool,
+) -> None:  # fmt: skip
+    """Send dead letters back to the source topic, each exactly once, or write them to a file.
+
+    Without --execute it shows what would be done, and does nothing. It may be killed and run again at any time: what
+    it has re-driven is marked in the same transaction. Exit codes: 0 done; 1 some letters were refused, or it failed;
+    2 wrong settings or topics.
+    """
+    if to_source and to_file is not None:
+        raise click.UsageError("--to-source and --to-file exclude each other")
+    settings = _settings()
+    from worker import redrive as redriving
+    from worker import redrive_view
+
+    selection = _selection(reasons, since, until, partition, offset)
+    report = redriving.Report()
+    with redrive_view.watching(report) as (on_refused, on_progress):
+        run = redriving.Redrive(_session(settings), selection, max_redrives, report, on_refused, on_progress)
+        work = (
+            run.preview(to_file is not None)
+            if not execute
+            else run.to_source()
+            if to_file is None
+            else run.to_file(to_file)
+        )
+        try:
+            _run_session(work)
+        except KeyboardInterrupt:
+            click.echo(f"interrupted after {report.done.total()} letters; run it again to go on", err=True)
+            sys.exit(130)
+    redrive_view.show(report, to_file, execute)
+    sys.exit(1 if execute and report.refused else 0)
+
+
+def _selection(
+    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None
+) -> Selection:
+    from worker.redrive import Selection, parse_offsets, parse_time
+    from worker.trace import Reason
+
+    for reason in reasons:
+        if reason not in set(Reason):
+            raise click.BadParameter(f"{reason!r} is none of {', '.join(Reason)}", param_hint="--reason")
+    if offset is not None and partition is None:
+        raise click.UsageError("--offset needs --partition: offsets count for each partition by itself")
+    now_ms = round(time.time() * 1000)
+    try:
+        first, end = (0, None) if offset is None else parse_offsets(offset)
+        since_ms, until_ms = (None if text is None else parse_time(text, now_ms) for text in (since, until))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    return Selection(frozenset(reasons), since_ms, until_ms, partition, first, end)
