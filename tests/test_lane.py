@@ -21,7 +21,7 @@ from tests.builders import (
 from worker import PartitionScorer
 from worker import lane as lane_module
 from worker.breaker import Breaker, BreakerTrippedError
-from worker.changelog import decode, slot_key
+from worker.changelog import Entry, decode, slot_key
 from worker.embedder import Embedding, ModelError
 from worker.lane import Lane, Rules
 from worker.metrics import Metrics
@@ -99,7 +99,7 @@ class Stage:
         self,
         *,
         embed: bool = True,
-        replay: Mapping[int, Vector] | None = None,
+        replay: Mapping[int, Entry] | None = None,
         next_offset: int = 0,
         stream_time_ms: int | None = None,
         breaker: Breaker | None = None,
@@ -408,9 +408,13 @@ async def test_a_record_is_too_large_with_its_key_and_headers() -> None:
 # -- the replay
 
 
+def ready_entry(offset: int, trace_id: str, vector: Vector) -> Entry:
+    return Entry(1, offset, offset, T0, trace_id, "model", vector.tobytes())
+
+
 async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() -> None:
     ready = text_vector("from the changelog", DIMENSIONS)
-    stage = Stage(replay={1: ready})
+    stage = Stage(replay={1: ready_entry(1, "kp:trace:1", ready)})
     stage.take(0, 1, 2)
     assert [text.strip() for text, _ in stage.pool.submitted] == ["task 0", "task 2"]
     stage.pool.finish(0)
@@ -423,10 +427,18 @@ async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() ->
 
 
 async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
-    stage = Stage(replay={0: text_vector("x", DIMENSIONS)})
+    stage = Stage(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS))})
     assert stage.lane.take(record(0)) is None
     await stage.lane.drain()
     assert stage.publisher.sizes() == [1]
+    await stage.lane.close()
+
+
+async def test_an_entry_of_another_trace_is_no_ready_embedding() -> None:
+    """The source topic was deleted and made anew: other traces stand at the offsets of the changelog."""
+    stage = Stage(replay={0: ready_entry(0, "kp:trace:of-the-old-topic", text_vector("x", DIMENSIONS))})
+    assert stage.lane.take(record(0)) is not None
+    assert len(stage.pool.submitted) == 1
     await stage.lane.close()
 
 

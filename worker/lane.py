@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from worker.breaker import Breaker
-from worker.changelog import SLACK, encode, slot_key
+from worker.changelog import SLACK, Entry, encode, slot_key
 from worker.embedder import Embedding, EmbeddingPool, ModelError
 from worker.metrics import Metrics
-from worker.novelty import Vector
 from worker.pipeline import (
     OutputRecord,
     PartitionScorer,
@@ -123,7 +122,7 @@ class Lane:
         rules: Rules,
         metrics: Metrics,
         *,
-        replay: Mapping[int, Vector],
+        replay: Mapping[int, Entry],
         next_offset: int,
         waiting: Callable[[], int],
         on_room: Callable[[], None],
@@ -256,8 +255,10 @@ class Lane:
     def _embed(
         self, record: SourceRecord, trace: ReasoningTrace, pool: EmbeddingPool
     ) -> concurrent.futures.Future[Embedding] | Embedding:
-        ready = self._replay.pop(record.offset, None)
-        return pool.submit(embedding_text(trace)) if ready is None else Embedding(ready, False)
+        entry = self._replay.pop(record.offset, None)
+        if entry is not None and entry.trace_id == cached_id(trace):  # not where the source topic was made anew
+            return Embedding(entry.array(), False)
+        return pool.submit(embedding_text(trace))
 
     def _decide(self, pending: _Pending) -> _Done:
         record, trace, metrics = pending.record, pending.trace, self._metrics
