@@ -36,7 +36,7 @@ class _ProfileSetting(BaseModel):
 
 
 class Settings(BaseSettings):
-    """All settings of the worker, in the order in which the README lists them."""
+    """All settings of the worker, in the order in which docs/settings.md lists them."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
 
@@ -114,7 +114,8 @@ class Settings(BaseSettings):
         "sentence-transformers; none: novelty is 0.5 for every trace",
     )
     precision: Literal["fp32", "bf16", "int8"] = Field(
-        "fp32", description="number format of an exported model; other than fp32 changes scores a little (README)"
+        "fp32",
+        description="number format of an exported model; other than fp32 changes scores a little (docs/settings.md)",
     )
     model: str | None = Field(
         None,
@@ -167,8 +168,10 @@ class Settings(BaseSettings):
 
     latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
     stuck_seconds: float = Field(60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this")
-    http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz")  # noqa: S104 probes
-    http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz; 0: a free one")
+    http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz and the status page")  # noqa: S104 probes
+    http_port: int = Field(
+        9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz and the status page; 0: a free one"
+    )
     status_page: bool = Field(
         False, description="show a live status page at / of that port, to whoever reaches it: trace ids and scores"
     )
@@ -324,7 +327,7 @@ def load(**overrides: Any) -> Settings:
 
 
 def describe() -> list[tuple[str, str, str]]:
-    """Return (variable, default, meaning) of every setting, in order: for --help, and for the README's test."""
+    """Return (variable, default, meaning) of every setting, in order: for --help and docs/settings.md."""
     rows = []
     for name, info in Settings.model_fields.items():
         default = info.get_default(call_default_factory=True)
