@@ -48,6 +48,12 @@ class Topic:
         """Return the largest record batch that it takes."""
         return int(self.config.get("max.message.bytes", DEFAULT_MAX_BYTES))
 
+    @property
+    def retention_ms(self) -> int | None:
+        """Return how long it keeps records, by their timestamps; None: for ever, or unknown."""
+        limit = int(self.config.get("retention.ms", -1))
+        return limit if limit >= 0 and "delete" in self.config.get("cleanup.policy", "delete") else None
+
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a command's work. Raises ConfigError, SessionError and OSError (of files), with words for the user."""
