@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup demo test check deploy-check image image-test fuzz soak bench lock clean
+.PHONY: help setup demo test browser-test check deploy-check image image-test fuzz soak bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,10 @@ demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once 
 test: $(READY) ## All tests, on real Kafka and the real model (15 to 25 minutes)
 	$(BIN)/python -m pytest $(ARGS)
 
+browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/chromium where it is not found)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --editable '.[browser]'
+	$(BIN)/python -m pytest tests/browser_status.py $(ARGS)
+
 check: $(READY) ## Format, lint, types, layering
 	$(BIN)/ruff format --check worker tests deploy
 	$(BIN)/ruff check worker tests deploy
@@ -41,6 +45,7 @@ deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engin
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/compose.sh
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/prometheus.sh
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/helm.sh
+	deploy/checks/asyncapi.sh
 
 image: ## Build the container image kp-worker:VERSION with Docker (TORCH_BACKEND=cpu: smaller download)
 	docker build --file deploy/Dockerfile --tag kp-worker:$(VERSION) --build-arg TORCH_BACKEND=$(TORCH_BACKEND) \
@@ -59,7 +64,7 @@ bench: $(READY) ## Speed against peers, as ratios of one run (about 40 min; peer
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock and, for the image, requirements-image.lock
-	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra report --extra tracing --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --extra fast --constraints requirements.lock --universal --generate-hashes --no-header -q -o requirements-image.lock
 
 clean: ## Remove .venv and caches

@@ -130,16 +130,18 @@ def test_at_least_once_replays_with_the_embeddings_of_the_changelog(
     stage.produce([(None, line, (), 0) for line in LINES[:20]])
     odd = np.zeros(384, dtype=np.float32)
     odd[7] = 1.0  # no text has this vector: where it turns up, it came from the changelog
-    key, value = slot_key(0, 1000), encode(
-        sequence=0, source_offset=0, stream_time_ms=0, trace_id="kp:trace:x", model=MODEL, vector=odd
-    )  # fmt: skip
-    produce(stage.bootstrap, changelog, [(key, value)])
+    ids = [json.loads(LINES[0])["id"], "of another topic that had this one's name"]
+    entries = [
+        encode(sequence=i, source_offset=i, stream_time_ms=0, trace_id=ids[i], model=MODEL, vector=odd) for i in (0, 1)
+    ]
+    produce(stage.bootstrap, changelog, [(slot_key(i, 1000), entry) for i, entry in enumerate(entries)])
     hashing(stage.env).wait_ready()
     stage.wait_committed(20)
-    entries = [decode(record.value) for record in consume_all(stage.bootstrap, changelog)]
-    assert [entry.source_offset for entry in entries] == [0, *range(20)]
-    assert entries[1].vector == odd.tobytes()
-    assert entries[2].vector == hash_vector(embedding_text(parse_trace(LINES[1]))).tobytes()
+    written = [decode(record.value) for record in consume_all(stage.bootstrap, changelog)]
+    assert [entry.source_offset for entry in written] == [0, 1, *range(20)]
+    assert written[2].vector == odd.tobytes()
+    for i in (1, 2):
+        assert written[2 + i].vector == hash_vector(embedding_text(parse_trace(LINES[i]))).tobytes()
 
 
 def test_the_changelog_stays_bounded(hashing: Callable[..., WorkerProcess]) -> None:

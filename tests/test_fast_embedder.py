@@ -244,5 +244,9 @@ def test_find_exported(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target.parent.mkdir(parents=True)
     target.symlink_to(damaged)
     assert find_exported(None) == target
+    assert find_exported("sentence-transformers/all-MiniLM-L6-v2") == target
+    assert find_exported("sentence-transformers/all-MiniLM") is None
+    target.with_name("all-MiniLM-L6-v2-0123456789ab").symlink_to(damaged)
+    assert find_exported("sentence-transformers/all-MiniLM-L6-v2") is None  # two of them: the hub must say which
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification has it ignored
     assert default_directory("m", "0" * 64) == Path.home() / ".cache" / "kp-worker" / "models" / "m-000000000000"

@@ -21,7 +21,7 @@ from tests.builders import (
 from worker import PartitionScorer
 from worker import lane as lane_module
 from worker.breaker import Breaker, BreakerTrippedError
-from worker.changelog import decode, slot_key
+from worker.changelog import Entry, decode, slot_key
 from worker.embedder import Embedding, ModelError
 from worker.lane import Lane, Rules
 from worker.metrics import Metrics
@@ -29,6 +29,7 @@ from worker.novelty import Vector
 from worker.pipeline import SourceRecord
 from worker.publisher import Batch
 from worker.trace import DEFAULT_LIMITS, Limits
+from worker.tracing import Tracing
 
 DIMENSIONS = 8
 
@@ -98,12 +99,13 @@ class Stage:
         self,
         *,
         embed: bool = True,
-        replay: Mapping[int, Vector] | None = None,
+        replay: Mapping[int, Entry] | None = None,
         next_offset: int = 0,
         stream_time_ms: int | None = None,
         breaker: Breaker | None = None,
         limits: Limits = DEFAULT_LIMITS,
         commit_interval: float = 1000.0,
+        tracing: Tracing | None = None,
     ) -> None:
         self.pool = ManualPool()
         self.publisher = ManualPublisher()
@@ -118,7 +120,7 @@ class Stage:
             self.scorer,
             self.publisher,
             self.pool if embed else None,  # type: ignore[arg-type]
-            Rules(limits, "created_at", 0.1, commit_interval, breaker),
+            Rules(limits, "created_at", 0.1, commit_interval, breaker, tracing),
             self.metrics,
             replay=replay or {},
             next_offset=next_offset,
@@ -406,9 +408,13 @@ async def test_a_record_is_too_large_with_its_key_and_headers() -> None:
 # -- the replay
 
 
+def ready_entry(offset: int, trace_id: str, vector: Vector) -> Entry:
+    return Entry(1, offset, offset, T0, trace_id, "model", vector.tobytes())
+
+
 async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() -> None:
     ready = text_vector("from the changelog", DIMENSIONS)
-    stage = Stage(replay={1: ready})
+    stage = Stage(replay={1: ready_entry(1, "kp:trace:1", ready)})
     stage.take(0, 1, 2)
     assert [text.strip() for text, _ in stage.pool.submitted] == ["task 0", "task 2"]
     stage.pool.finish(0)
@@ -421,10 +427,18 @@ async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() ->
 
 
 async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
-    stage = Stage(replay={0: text_vector("x", DIMENSIONS)})
+    stage = Stage(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS))})
     assert stage.lane.take(record(0)) is None
     await stage.lane.drain()
     assert stage.publisher.sizes() == [1]
+    await stage.lane.close()
+
+
+async def test_an_entry_of_another_trace_is_no_ready_embedding() -> None:
+    """The source topic was deleted and made anew: other traces stand at the offsets of the changelog."""
+    stage = Stage(replay={0: ready_entry(0, "kp:trace:of-the-old-topic", text_vector("x", DIMENSIONS))})
+    assert stage.lane.take(record(0)) is not None
+    assert len(stage.pool.submitted) == 1
     await stage.lane.close()
 
 
@@ -447,7 +461,9 @@ async def test_a_text_that_breaks_the_model_is_a_dead_letter_and_the_others_are_
     assert dict(letter.headers)["kp-error-reason"] == b"embedding_failed"
     assert letter.value == record(1).value
     assert stage.count("kp_dead_letters_total", reason="embedding_failed") == 1
-    assert "offset 1" in caplog.text
+    (event,) = [event for event in caplog.records if event.levelno == logging.WARNING]
+    assert (event.__dict__["offset"], event.__dict__["trace"]) == (1, "kp:trace:1")
+    assert event.getMessage() == "the model failed on this text alone: ValueError"
     sequences = [decode(value).sequence for batch in stage.publisher.committed for _, value in batch.entries]
     assert sequences == [0, 1]  # a dead letter takes no place in the cache
     assert stage.failures == []

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import unicodedata
 
 import pytest
 
@@ -63,9 +64,34 @@ def test_messages_are_told_apart_by_logger_and_template() -> None:
     assert limit.filter(event("away", name="aiokafka.cluster"))
 
 
-def test_the_worker_s_own_messages_are_never_held_back() -> None:
+def own(reason: str = "", offset: int | None = None, level: int = logging.INFO) -> logging.LogRecord:
+    record = event("dead letter" if reason else "started", name="worker.lane", level=level)
+    if offset is not None:
+        record.offset, record.reason = offset, reason
+    return record
+
+
+def test_the_worker_s_own_messages_are_held_back_only_where_each_record_can_cause_one() -> None:
     limit = RateLimit(HandClock())
-    assert all(limit.filter(event("dead letter", name="worker.lane")) for _ in range(1000))
+    assert all(limit.filter(own()) for _ in range(1000))
+    assert sum(limit.filter(own("not_json", n)) for n in range(1000)) == BURST
+    assert sum(limit.filter(own("invalid_value", n)) for n in range(1000)) == BURST  # a rare reason is not hidden
+    assert all(limit.filter(own("not_json", n, logging.DEBUG)) for n in range(1000))
+
+
+def test_held_back_dead_letters_are_told() -> None:
+    clock = HandClock()
+    limit = RateLimit(clock)
+    for number in range(100):
+        limit.filter(own("not_json", number))
+    clock.now += WINDOW_SECONDS
+    last = own("not_json", 100)
+    assert limit.filter(last)
+    assert (
+        TextFormatter()
+        .format(last)
+        .endswith(f"dead letter [{100 - BURST} like it were held back in the last 30 s] [offset=100 reason=not_json]")
+    )
 
 
 def test_many_templates_do_not_fill_the_memory() -> None:
@@ -75,16 +101,51 @@ def test_many_templates_do_not_fill_the_memory() -> None:
     assert len(limit._windows) <= 1001
 
 
-@pytest.mark.parametrize("message", ["Größe 检查", "two\nlines", 'quote " and \\', "\x1b[31m\0", "\u2028"])
+MESSAGES = [
+    "Größe 检查",
+    "two\nlines",
+    "a\r\nb",
+    'quote " and \\',
+    "\x1b[31m\0\x7f",
+    "\x85\u2028\u2029\x0b\x0c\x1c",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=ascii)
 def test_json_is_one_object_a_line(message: str) -> None:
     line = JsonFormatter().format(event("%s", message, name="worker.app", level=logging.ERROR))
-    assert "\n" not in line
+    assert line.splitlines() == [line]
     assert json.loads(line) == {
         "time": "2026-04-14T08:00:00.589Z",
         "level": "error",
         "logger": "worker.app",
         "message": message,
     }
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=ascii)
+def test_text_is_one_line_without_control_characters(message: str) -> None:
+    record = event("%s", message, name="worker.app", level=logging.ERROR)
+    try:
+        raise ValueError(message)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    line = TextFormatter().format(record)
+    assert line.splitlines() == [line]
+    assert not [character for character in line if unicodedata.category(character) == "Cc"]
+    assert line.startswith("2026-04-14T08:00:00.589Z ERROR worker.app: ")
+
+
+def test_both_formats_carry_what_an_event_is_about() -> None:
+    record = event("dead letter", name="worker.lane", level=logging.INFO)
+    about = {"topic": "traces", "partition": 0, "offset": 42, "trace": "kp:trace:\n1", "reason": "not_json", "path": ""}
+    record.__dict__.update(about, other="not a field of ours")
+    line = TextFormatter().format(record)
+    assert line.endswith("dead letter [topic=traces partition=0 offset=42 trace=kp:trace:\\n1 reason=not_json]")
+    found = json.loads(JsonFormatter().format(record))
+    assert {name: found[name] for name in found.keys() & about.keys()} == {k: v for k, v in about.items() if v != ""}
+    assert "other" not in found
 
 
 def test_json_carries_the_exception_in_the_same_line() -> None:

@@ -133,8 +133,11 @@ class CoreWorker:
         entries: list[tuple[bytes, bytes]] = []
         try:
             trace = parse_trace(record.value)
-            vector = self.replay.pop(record.offset, None)
-            if vector is None:
+            entry = self.replay.pop(record.offset, None)
+            if entry is not None:
+                assert entry.trace_id == trace.id
+                vector = entry.array()
+            else:
                 try:
                     vector = self.embedder.embed(embedding_text(trace)).vector
                 except RuntimeError as error:

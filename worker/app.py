@@ -34,14 +34,17 @@ from worker.intake import Intake
 from worker.lane import Lane, Rules
 from worker.metrics import Metrics, lag_seconds, process_registry
 from worker.models import load_configured, new_scorer
+from worker.pipeline import embedding_bytes
 from worker.publisher import (
     AtLeastOncePublisher,
     ExactlyOncePublisher,
     Publisher,
     producer_arguments,
 )
+from worker.status import Status
 from worker.store import Position, Restored, read_positions, restore
 from worker.topics import Layout, prepare_topics
+from worker.tracing import Tracing, start_tracing
 from worker.version import __version__
 
 log = logging.getLogger(__name__)
@@ -68,11 +71,15 @@ class Worker:
         layout: Layout,
         embedder: Embedder | None,
         metrics: Metrics,
+        tracing: Tracing | None = None,
+        status: Status | None = None,
     ) -> None:
         self._settings = settings
         self._client = client
+        self._extra_bytes = extra_output_bytes(settings, embedder)
         self._layout = layout
         self._metrics = metrics
+        self._status = status
         self._pool = None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered)
         self._slots = asyncio.Semaphore(settings.embed_in_flight)
         self._intake = Intake()
@@ -90,6 +97,8 @@ class Worker:
             Breaker(settings.dead_letter_breaker_share, settings.dead_letter_breaker_window)
             if settings.dead_letter_breaker_share
             else None,
+            tracing,
+            settings.output_embedding,
         )
         self.app = create_app(Hooks(settings, client, self._intake, self._drain, self._next_offsets, self._fail))
         topic = self.app.topic(settings.source_topic, key_serializer="raw", value_serializer="raw")
@@ -215,7 +224,7 @@ class Worker:
 
         new = [partition for partition in mine if partition not in kept]
         if mine and mine[-1] >= self._layout.source_partitions:  # the source topic has gained partitions
-            self._layout = await prepare_topics(self._settings, self._client)
+            self._layout = await prepare_topics(self._settings, self._client, self._extra_bytes)
         publishers = {partition: self._publisher(partition) for partition in new}
         try:
             await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
@@ -314,6 +323,7 @@ class Worker:
             waiting=self._intake.__len__,
             on_room=self._room.set,
             on_failure=partial(self._lane_failed, partition),
+            on_committed=None if self._status is None else self._status.committed,
         )
 
     def _lane_failed(self, partition: int, error: BaseException) -> None:
@@ -360,6 +370,8 @@ class Worker:
             if self._pool is not None:
                 self._metrics.remembered.inc(self._pool.hits)
                 self._pool.hits = 0
+            if self._status is not None:
+                self._status.tick(time.monotonic())
             await asyncio.sleep(GAUGE_SECONDS)
         self._fail(self.app.crash_reason or RuntimeError("Faust stopped for no stated reason"))
 
@@ -373,6 +385,11 @@ class Worker:
             await self._shared_producer.stop()
         if self._pool is not None:
             self._pool.close()
+
+
+def extra_output_bytes(settings: Settings, embedder: Embedder | None) -> int:
+    """Return the bytes that KP_OUTPUT_EMBEDDING adds to each output."""
+    return embedding_bytes(embedder.identity.dimensions) if settings.output_embedding and embedder else 0
 
 
 def main(settings: Settings, load: EmbedderLoader = load_configured) -> NoReturn:
@@ -392,13 +409,20 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
         loop.add_signal_handler(number, asked_to_stop.set)
     metrics = Metrics(process_registry(), settings.scoring_profiles())
     worker: Worker | None = None
+    tracing: Tracing | None = None
     phase = "loading the model"
+
+    def not_ready() -> str | None:
+        return phase if worker is None else worker.not_ready()
+
+    status = Status(settings, metrics, not_ready) if settings.status_page else None
     http = HttpServer(
         settings.http_host,
         settings.http_port,
         metrics.registry,
         healthy=lambda: None if worker is None else worker.stuck(),
-        ready=lambda: phase if worker is None else worker.not_ready(),
+        ready=not_ready,
+        pages=None if status is None else status.pages(),
     )
     try:
         port = await http.start()
@@ -408,7 +432,8 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
     log.info("kp-worker %s: metrics and health on http://%s:%d/metrics", __version__, settings.http_host, port)
 
     async def prepare() -> Worker:
-        nonlocal phase
+        nonlocal phase, tracing
+        tracing = start_tracing(settings)
         client = client_arguments(settings)
         embedder = await asyncio.to_thread(load, settings)
         identity = None if embedder is None else embedder.identity
@@ -421,8 +446,8 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
         )
         log.info("embedder: %s", "none (novelty 0.5)" if identity is None else f"{identity.runtime} {identity.key()}")
         phase = "checking the topics"
-        layout = await prepare_topics(settings, client)
-        return Worker(settings, client, layout, embedder, metrics)
+        layout = await prepare_topics(settings, client, extra_output_bytes(settings, embedder))
+        return Worker(settings, client, layout, embedder, metrics, tracing, status)
 
     stop = asyncio.create_task(asked_to_stop.wait())
     try:
@@ -439,6 +464,8 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
     finally:
         stop.cancel()
         await http.stop()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.stop)
 
 
 async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Coroutine
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from worker.config import Settings
     from worker.publish import KeyField
     from worker.redrive import Selection
+    from worker.report import Traces
     from worker.session import Session
     from worker.trace import InvalidTrace
 
@@ -195,6 +199,216 @@ def broker(port: int | None, data_dir: Path | None) -> None:
     from worker.demo import broker as run_broker
 
     sys.exit(run_broker(port, data_dir))
+
+
+def _as_json(wanted: bool | None) -> bool:
+    """Whether to write JSON: as asked for, otherwise where standard output is no terminal."""
+    return not sys.stdout.isatty() if wanted is None else wanted
+
+
+_json_option = click.option("--json/--text", "as_json", default=None, help="Form of the output [JSON when piped].")
+
+
+@cli.command()
+@click.argument("trace", type=click.File("rb"))
+@click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
+@_json_option
+def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> None:
+    """Explain one score, step by step.
+
+    TRACE is a JSON file, - is standard input. A document from the accepted or rejected topic is explained with its own
+    novelty, weights and threshold; a bare trace with those of the settings, and novelty 0.5. Exit code 1: no valid
+    trace, or a document whose score does not follow from its own figures.
+    """
+    if novelty is not None and novelty != novelty:  # NaN passes any range
+        raise click.BadParameter("nan is no number", param_hint="--novelty")
+    settings = _settings()
+    from rich.console import Console
+
+    from worker import explain as explaining
+    from worker.trace import InvalidTrace
+
+    raw = trace.read()
+    try:
+        explanation = explaining.explain_trace(raw, settings, novelty)
+    except InvalidTrace as error:
+        raise click.ClickException(
+            f"{getattr(trace, 'name', '<stdin>')}: {explaining.describe_problem(raw, error)}"
+        ) from None
+    if _as_json(as_json):
+        click.echo(explaining.as_json(explanation))
+    else:
+        Console(highlight=False).print(explaining.as_text(explanation))
+    if not explanation.agrees:
+        sys.exit(1)
+
+
+@cli.command()
+@click.option("--create", is_flag=True, help="Create the topics that are missing; changes none that exists.")
+@_json_option
+def topics(create: bool, as_json: bool | None) -> None:
+    """Compare the topics with the plan, or create them.
+
+    Shows the five topics as they are and as they should be, with the commands that make them so. --create does what the
+    worker does at start with KP_CREATE_TOPICS=true. Exit code 0: the worker would start with these topics; 1: it would
+    not; 2: the settings are wrong, or no broker answers.
+    """
+    settings = _settings()
+    from rich.console import Console
+
+    from worker import topics_view
+    from worker.config import ConfigError
+
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)  # its words are in the error
+    try:
+        report = asyncio.run(topics_view.topics_report(settings, create))
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+    if _as_json(as_json):
+        click.echo(topics_view.as_json(report))
+    else:
+        topics_view.show(Console(highlight=False), report)
+    if not report.usable:
+        sys.exit(1)
+
+
+@cli.command()
+@_json_option
+def doctor(as_json: bool | None) -> None:
+    """Check what a worker needs; change nothing.
+
+    Settings, brokers, topics, permissions, group and lag, model, disk, port. One line for each check: ok, warn or fail,
+    with a remedy. Exit code 0: nothing failed; 1: something did.
+    """
+    from itertools import zip_longest
+    from shutil import get_terminal_size
+
+    from msgspec.json import encode
+
+    from worker.doctor import examine
+    from worker.finding import as_lines
+
+    # Their words are in the findings.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
+    logging.getLogger("worker").setLevel(logging.CRITICAL + 1)
+    plain, margin = _as_json(as_json), " " * 6
+
+    async def tell() -> bool:
+        failed = False
+        async for finding in examine():
+            failed |= finding.level == "fail"
+            if plain:
+                click.echo(encode(finding))
+                continue
+            colour = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
+            lines = as_lines(finding, get_terminal_size().columns - len(margin))
+            for prefix, line in zip_longest([click.style(f"{finding.level:{len(margin)}}", colour)], lines):
+                click.echo((prefix or margin) + line)
+        return failed
+
+    failed = asyncio.run(tell())
+    sys.stdout.flush()
+    # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
+    os._exit(int(failed))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the code for completion in a shell.
+
+    \b
+    bash  eval "$(kp-worker completion bash)"     in ~/.bashrc
+    zsh   eval "$(kp-worker completion zsh)"      in ~/.zshrc, after compinit
+    fish  kp-worker completion fish | source      in ~/.config/fish/config.fish
+    """  # noqa: D301 click's own mark, the character itself
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise AssertionError(f"this is a bug: click completes no {shell}")
+    click.echo(kind(cli, {}, "kp-worker", "_KP_WORKER_COMPLETE").source())
+
+
+@cli.command()
+@click.argument("file", type=click.File("rb"), required=False)
+@click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file.")
+@click.option("--since", type=click.DateTime(["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d"]),
+              help="With --from-kafka: records from this time on (UTC).")  # fmt: skip
+@click.option("--last", type=click.IntRange(min=1), help="With --from-kafka: at most so many traces, the latest.")
+@click.option("--output", "-o", default="report.html", show_default=True, type=click.Path(dir_okay=False,
+              allow_dash=True, path_type=Path), help="The page; - is standard output.")  # fmt: skip
+@click.option("--similarity", type=click.FloatRange(-1, 1), default=0.9, show_default=True,
+              help="From which similarity on two traces count as near-duplicates.")  # fmt: skip
+@click.option("--hide-texts", is_flag=True, help="Leave out the objectives, to share the page; ids and domains stay.")
+def report(
+    file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, output: Path, similarity: float,
+    hide_texts: bool,
+) -> None:  # fmt: skip
+    """Make one HTML page on scored traces, to choose a threshold by: verdicts, components, near-duplicates.
+
+    FILE holds output documents of kp-worker, JSON Lines (- is standard input). Lines that cannot be read are left out
+    and counted, on the page and on standard error.
+    """
+    if from_kafka == (file is not None):
+        raise click.UsageError("give a file of scored traces (- is standard input), or --from-kafka")
+    if not from_kafka and (since is not None or last is not None):
+        raise click.UsageError("--since and --last go with --from-kafka")
+    try:
+        from worker.report_page import render
+    except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "jinja2", "markupsafe"):
+            raise
+        raise click.ClickException(f"{error.name} is not installed: pip install 'kp-worker[report]'") from None
+    from rich.console import Console
+
+    from worker.report import EmptyReport, Traces, summarize
+
+    traces = Traces(hide_texts=hide_texts)
+    console = Console(stderr=True)
+    try:
+        with console.status("reading"):
+            if file is not None:
+                name = str(getattr(file, "name", "<stdin>"))
+                source = "standard input" if name == "<stdin>" else Path(name).name  # the page may be shared
+                complete_from = 0
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        traces.add(line, f"line {number}")
+            else:
+                source, complete_from = _read_topics(traces, since, last)
+        with console.status("making the page"):
+            summary = summarize(traces, similarity, last, complete_from)
+            page = render(summary, source).encode()
+    except EmptyReport as error:
+        raise click.ClickException(f"{source}: {error}") from None
+    except OSError as error:
+        raise click.ClickException(str(error)) from None
+    with click.open_file(os.fspath(output), "wb") as stream:
+        stream.write(page)
+    click.echo(
+        f"{summary.total.count} traces: {summary.total.accepted} accepted, "
+        f"{summary.total.count - summary.total.accepted} rejected, {summary.bad} cannot be read, "
+        f"{summary.repeated} repeated; {len(page) // 1000} kB to {output}",
+        err=True,
+    )
+    for where, reason in summary.bad_shown:
+        click.echo(f"  {where}: {reason}", err=True)
+
+
+def _read_topics(traces: Traces, since: datetime | None, last: int | None) -> tuple[str, int]:
+    """Read the worker's outputs; return what was read, for the page, and from which time (ms) it is complete."""
+    from worker.config import ConfigError
+    from worker.report_kafka import read_outputs
+
+    settings = _settings()
+    since_ms = None if since is None else round(since.replace(tzinfo=UTC).timestamp() * 1000)
+    try:
+        complete_from = asyncio.run(read_outputs(settings, traces, since_ms, last))
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+    bounds = [*([f"since {since:%Y-%m-%d %H:%M:%S} UTC"] if since else []), *([f"the last {last}"] if last else [])]
+    return ", ".join([f"{settings.accepted_topic} and {settings.rejected_topic}", *bounds]), complete_from
 
 
 def _run_session(work: Coroutine[Any, Any, None]) -> None:

@@ -121,12 +121,24 @@ class Settings(BaseSettings):
         description="exported directory, or directory or hub name of a sentence-transformers model "
         "(default: all-MiniLM-L6-v2)",
     )
-    max_tokens: int = Field(256, ge=8, le=8192, description="tokens of a text that are embedded; the rest is cut")
+    max_tokens: int = Field(
+        256,
+        ge=8,
+        le=8192,
+        description="tokens of a text that are embedded at once; KP_LONG_TEXTS says what becomes of the rest",
+    )
+    long_texts: Literal["cut", "windows"] = Field(
+        "cut",
+        description="texts beyond KP_MAX_TOKENS: the rest is left out, or read in further windows whose mean is taken "
+        "(docs/long-and-foreign-texts.md)",
+    )
+    max_windows: int = Field(
+        2, ge=2, le=64, description="windows that are read of a long text; each costs as much as a text that is cut"
+    )
     embed_threads: int = Field(0, ge=0, le=256, description="threads of one embedding; 0: one for each core")
     embed_in_flight: int = Field(
         2, ge=1, le=64, description="traces that may be in the embedder at once; more raises latency, not throughput"
     )
-
     embed_remembered: int = Field(
         1024, ge=0, le=1_000_000, description="last texts whose embedding is kept, so that equal ones are embedded once"
     )
@@ -137,6 +149,10 @@ class Settings(BaseSettings):
     )
     event_time: Literal["created_at", "record"] = Field(
         "created_at", description="a trace's event time: its created_at (never later than the record's) or the record's"
+    )
+
+    output_embedding: bool = Field(
+        False, description="write each trace's embedding into its output document (scoring.embedding)"
     )
 
     max_message_bytes: int = Field(1_048_576, ge=1024, description="larger messages are dead letters")
@@ -153,6 +169,15 @@ class Settings(BaseSettings):
     stuck_seconds: float = Field(60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this")
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz")  # noqa: S104 probes
     http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz; 0: a free one")
+    status_page: bool = Field(
+        False, description="show a live status page at / of that port, to whoever reaches it: trace ids and scores"
+    )
+    status_texts: bool = Field(
+        False, description="show objectives, and dead letters' messages (they quote the record), on the status page"
+    )
+    tracing: bool = Field(
+        False, description="export OpenTelemetry spans, as the OTEL_* variables say (docs/tracing-and-logs.md)"
+    )
     log_format: Literal["text", "json"] = Field("text", description="one event a line, as text or JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     shutdown_timeout_seconds: float = Field(
@@ -181,6 +206,8 @@ class Settings(BaseSettings):
         if len(set(topics)) != len(topics):
             raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
         self._check_security()
+        if self.output_embedding and self.embedder == "none":
+            raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder, and KP_EMBEDDER=none has none")
         if self.group_instance_id and self.delivery != "exactly_once":
             # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
             raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")
@@ -254,6 +281,11 @@ class Settings(BaseSettings):
         return None if self.cache_ttl_seconds is None else max(1, round(self.cache_ttl_seconds * 1000))
 
     @property
+    def windows(self) -> int:
+        """Windows that are read of a text; 1: it is cut."""
+        return 1 if self.long_texts == "cut" else self.max_windows
+
+    @property
     def limits(self) -> Limits:
         """Limits of the parser."""
         return Limits(self.max_message_bytes, self.max_steps, self.max_depth, self.strict_context)
@@ -309,6 +341,11 @@ def describe() -> list[tuple[str, str, str]]:
 def _allowed(annotation: Any) -> str:
     choices = [item for item in (annotation, *get_args(annotation)) if get_origin(item) is Literal]
     return " | ".join(get_args(choices[0])) + ": " if choices else ""
+
+
+def given_variables() -> list[str]:
+    """Return the names of the settings that the environment gives."""
+    return [name for name in (PREFIX + field.upper() for field in Settings.model_fields) if os.environ.get(name)]
 
 
 def unknown_variables() -> list[str]:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -46,6 +46,7 @@ from worker.demo_view import (
     story,
 )
 from worker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka
+from worker.metrics import quantile
 from worker.trace import CONTEXT
 
 SOURCE, ACCEPTED, REJECTED, DEAD_LETTER = (
@@ -154,21 +155,6 @@ class Outcome:
 # --- the parts ----------------------------------------------------------------------------------------------
 
 
-def quantile(buckets: Mapping[float, float], q: float) -> float:
-    """Estimate a quantile from cumulative buckets (bound -> count), as Prometheus does; nan without data."""
-    bounds = sorted(buckets)
-    if not bounds or not buckets[bounds[-1]]:
-        return float("nan")
-    rank, lower, below = q * buckets[bounds[-1]], 0.0, 0.0
-    for bound in bounds:
-        if buckets[bound] >= rank:
-            break
-        lower, below = bound, buckets[bound]
-    if bound == float("inf"):
-        return lower
-    return lower + (bound - lower) * (rank - below) / max(1.0, buckets[bound] - below)
-
-
 class _Worker:
     """The worker as a child process, with its log in `directory`."""
 
@@ -183,6 +169,8 @@ class _Worker:
             "KP_TOPIC_PARTITIONS": str(PARTITIONS),
             "KP_HTTP_HOST": "127.0.0.1",
             "KP_HTTP_PORT": str(self.port),
+            "KP_STATUS_PAGE": "true",
+            "KP_STATUS_TEXTS": "true",
             # -P below: a directory of the user's that is called worker must not be run instead of this package.
             "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.getenv("PYTHONPATH")))),
         }
@@ -417,6 +405,7 @@ def _stay(console: Console, kafka: EmbeddedKafka, worker: _Worker) -> None:
         console.print(Text("Still running", "bold"))
         _lines(
             console,
+            f"look at  http://127.0.0.1:{worker.port}/   the status page, live",
             f"metrics  http://127.0.0.1:{worker.port}/metrics   health  /healthz, /readyz",
             f"topics   {SOURCE} -> {ACCEPTED}, {REJECTED}, {DEAD_LETTER}",
             f"read     {_kcat(address, ACCEPTED)}",

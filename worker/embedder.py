@@ -13,10 +13,10 @@ import hashlib
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -45,10 +45,68 @@ class ModelError(Exception):
 
 
 class Embedding(NamedTuple):
-    """A text's vector, shape (dimensions,), unit length, and whether its end was cut at the token limit."""
+    """A text's vector, shape (dimensions,), unit length, and whether its end was left out."""
 
     vector: Vector
     truncated: bool
+
+
+CHARS_A_TOKEN: Final = 8
+"""Characters that are tokenised first, for each token that is wanted: nearly twice what English needs."""
+
+SPARE_TOKENS: Final = 128
+"""Tokens beyond those wanted that must be there, so that what was cut off cannot change the wanted ones: a tokenizer
+looks at a word at a time, and WordPiece splits words of at most 100 characters."""
+
+MAX_CHARS: Final = 65_536
+"""Most characters that are tokenised, for texts with next to no tokens in them (blanks, encoded files)."""
+
+Tokens = TypeVar("Tokens")
+
+
+def read_beginning(
+    text: str, wanted: int, read: Callable[[str], Tokens], count: Callable[[Tokens], int]
+) -> tuple[Tokens, bool]:
+    """Tokenise as much of a text as its first `wanted` tokens take; return that, and whether text was left over.
+
+    Tokenising 1 MiB takes seconds. The wanted tokens are those of the whole text, unless they take MAX_CHARS or more.
+    """
+    size = CHARS_A_TOKEN * (wanted + SPARE_TOKENS)
+    most = max(MAX_CHARS, size)
+    while len(text) > size:
+        tokens = read(text[:size])
+        if size == most or count(tokens) >= wanted + SPARE_TOKENS:
+            return tokens, True
+        size = min(4 * size, most)
+    return read(text), False
+
+
+def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
+    """Return the unit vector of the windows' mean, weighted by their tokens (special ones apart).
+
+    Raises ValueError where it has no direction, or a window's values are not finite.
+    """
+    mean = np.asarray(tokens, np.float64) @ np.asarray(vectors, np.float64)
+    length = float(np.linalg.norm(mean))
+    if not length > 0.0:
+        raise ValueError("the windows of this text cancel each other out")
+    return finite((mean / length).astype(np.float32))
+
+
+def long_texts(windows: int) -> str:
+    """Return what the embedder's identity says of long texts."""
+    return "cut" if windows == 1 else f"windows{windows}"
+
+
+def token_limit(model: SentenceTransformer, otherwise: int = 512) -> int:
+    """Return how many tokens a model can read by its position table; `otherwise` for a model without one."""
+    transformer: Any = getattr(model[0], "auto_model", None)
+    positions = getattr(getattr(transformer, "config", None), "max_position_embeddings", None)
+    if positions is None:
+        return otherwise
+    # RoBERTa and its kin number positions from padding_idx + 1: that many rows of the table stay unused.
+    padding = getattr(getattr(transformer, "embeddings", None), "padding_idx", None)
+    return int(positions) - (0 if padding is None else int(padding) + 1)
 
 
 class Embedder(Protocol):
@@ -98,9 +156,12 @@ def check_weights(requested: str | None, digest: str) -> str:
 
 
 class SentenceTransformersEmbedder:
-    """Any sentence-transformers model, on CPU or GPU, in fp32."""
+    """Any sentence-transformers model, on CPU or GPU, in fp32.
 
-    def __init__(self, model: str | None, max_tokens: int, threads: int) -> None:
+    A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is cut.
+    """
+
+    def __init__(self, model: str | None, max_tokens: int, threads: int, windows: int = 1) -> None:
         found = find_model(model)
         try:
             import torch
@@ -120,29 +181,66 @@ class SentenceTransformersEmbedder:
             raise
         except Exception as error:
             raise ModelError(f"model {found!r} cannot be loaded: {error}; {INSTALL_HINT}") from error
-        config = getattr(getattr(self._model[0], "auto_model", None), "config", None)
-        own_limit = getattr(config, "max_position_embeddings", max_tokens)
+        own_limit = token_limit(self._model, max_tokens)
         if max_tokens > own_limit:
             raise ModelError(f"KP_MAX_TOKENS={max_tokens} is more than the {own_limit} tokens that {name} can read")
+        if windows > 1 and not getattr(self._model.tokenizer, "is_fast", False):
+            raise ModelError(
+                f"KP_LONG_TEXTS=windows needs a fast tokenizer, and {name} has none; set KP_LONG_TEXTS=cut"
+            )
         self._model.max_seq_length = max_tokens
         self._limit = max_tokens
         dimensions = self._model.get_embedding_dimension()
         if dimensions is None:
             raise ModelError(f"model {found!r} does not say how many dimensions its embeddings have")
-        self.identity = EmbedderIdentity(name, digest, dimensions, max_tokens, "sentence-transformers", "fp32")
+        self._max_windows = windows
+        self.identity = EmbedderIdentity(
+            name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", long_texts(windows)
+        )
         self.embed(PROBE_TEXT)
 
     def embed(self, text: str) -> Embedding:
         """Embed one text. Raises ValueError when the model yields values that are not finite."""
+        if len(text.encode()) <= self._limit - 2:  # a token is at least one byte; two tokens are special
+            return Embedding(self._encode(text), False)
+        wanted = self._limit * self._max_windows
+        (beginning, tokens), left_over = read_beginning(text, wanted, self._read, lambda found: found[1])
+        if self._max_windows == 1 or tokens <= self._limit:
+            return Embedding(self._encode(beginning), left_over or tokens > self._limit)
+        windows, tokens_of_each = self._windows(beginning)
+        most = self._max_windows
+        vectors = [self._forward(ids) for ids in windows[:most]]
+        return Embedding(mean_of_windows(vectors, tokens_of_each[:most]), left_over or len(windows) > most)
+
+    def _read(self, text: str) -> tuple[str, int]:
+        """Return the text and its number of tokens."""
+        return text, len(self._model.tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])
+
+    def _encode(self, text: str) -> Vector:
         vector = self._model.encode(
             [text], batch_size=1, show_progress_bar=False, normalize_embeddings=True, convert_to_numpy=True
         )[0]
-        return Embedding(_finite(np.asarray(vector, dtype=np.float32)), self._count(text) > self._limit)
+        return finite(np.asarray(vector, dtype=np.float32))
 
-    def _count(self, text: str) -> int:
-        if len(text.encode()) <= self._limit - 2:  # a token is at least one byte; two tokens are special
-            return 0
-        return len(self._model.tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])
+    def _windows(self, text: str) -> tuple[list[list[int]], list[int]]:
+        """Return the token ids of each window of a text, special tokens around them, and its number of others."""
+        found = self._model.tokenizer(
+            text, truncation=True, max_length=self._limit, padding=False, verbose=False,
+            return_overflowing_tokens=True, return_special_tokens_mask=True,
+        )  # fmt: skip
+        return found["input_ids"], [len(mask) - sum(mask) for mask in found["special_tokens_mask"]]
+
+    def _forward(self, ids: list[int]) -> Vector:
+        """Embed the tokens of one window."""
+        import torch
+
+        tokens = torch.tensor([ids], device=self._model.device)
+        features = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        if "token_type_ids" in self._model.tokenizer.model_input_names:
+            features["token_type_ids"] = torch.zeros_like(tokens)
+        with torch.inference_mode():
+            vector = torch.nn.functional.normalize(self._model(features)["sentence_embedding"], p=2.0, dim=1)
+        return finite(vector[0].cpu().numpy())
 
 
 def _download(hub_name: str) -> Path:
@@ -152,7 +250,8 @@ def _download(hub_name: str) -> Path:
     return Path(snapshot_download(hub_name, allow_patterns=patterns))
 
 
-def _finite(vector: Vector) -> Vector:
+def finite(vector: Vector) -> Vector:
+    """Return the vector. Raises ValueError when it holds values that are not finite."""
     if not np.isfinite(vector).all():
         raise ValueError("the model returned values that are not finite")
     return vector

@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
-def token_limit(model: SentenceTransformer) -> int:
-    """Return how many tokens a model can read by its position table; 512 for a model without one."""
-    transformer: Any = model[0].auto_model
-    positions = getattr(transformer.config, "max_position_embeddings", 512)
-    # RoBERTa and its kin number positions from padding_idx + 1: that many rows of the table stay unused.
-    padding = getattr(getattr(transformer, "embeddings", None), "padding_idx", None)
-    return int(positions) - (0 if padding is None else int(padding) + 1)
-
-
 def convert(openvino: ModuleType, model: SentenceTransformer) -> Any:
     """Convert a model to one graph: token ids (1, n) int64 -> unit vector (1, dimensions) float32, mean pooling inside.
 

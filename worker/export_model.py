@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from worker.embedder import Embedding, ModelError, SentenceTransformersEmbedder
-from worker.export_graph import convert, quantise, token_limit
+from worker.embedder import Embedding, ModelError, SentenceTransformersEmbedder, token_limit
+from worker.export_graph import convert, quantise
 from worker.export_samples import TEXTS
 from worker.model_dir import (
     FORMAT,

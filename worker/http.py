@@ -1,4 +1,4 @@
-"""The HTTP port: /metrics, /healthz, /readyz. It gives nothing else away, and nobody can keep the others out.
+"""The HTTP port: /metrics, /healthz, /readyz, and the pages it is given. Nothing else, and nobody keeps others out.
 
 It is open to whoever reaches it, so: one answer a connection, few connections, each for a few seconds. A new one pushes
 out the oldest; a probe or a scrape takes milliseconds, so those pushed out are the ones that hang.
@@ -7,7 +7,7 @@ out the oldest; a probe or a scrape takes milliseconds, so those pushed out are 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -32,13 +32,25 @@ HEADERS: Final = {
 
 
 class HttpServer:
-    """Serves metrics and health. `healthy` is for liveness, `ready` for readiness."""
+    """Serves metrics and health. `healthy` is for liveness, `ready` for readiness.
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, healthy: Check, ready: Check) -> None:
+    `pages`: path -> what returns the body and its headers, which go over HEADERS.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        healthy: Check,
+        ready: Check,
+        pages: Mapping[str, Callable[[], tuple[bytes, dict[str, str]]]] | None = None,
+    ) -> None:
         self._host = host
         self._port = port
         self._registry = registry
         self._checks = {"/healthz": healthy, "/readyz": ready}
+        self._pages = pages or {}
         self._runner: web.ServerRunner | None = None
 
     async def start(self) -> int:
@@ -54,13 +66,16 @@ class HttpServer:
             await self._runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
-        if request.path != "/metrics" and request.path not in self._checks:
+        if request.path != "/metrics" and request.path not in self._checks and request.path not in self._pages:
             return _response(404, "not found")
         if request.method not in ("GET", "HEAD"):
             return _response(405, "only GET and HEAD", Allow="GET, HEAD")
         if request.path == "/metrics":
             encode, content_type = choose_encoder(request.headers.get("Accept", ""))
             return _response(200, encode(self._registry), **{"Content-Type": content_type})
+        if request.path in self._pages:
+            body, headers = self._pages[request.path]()
+            return _response(200, body, **headers)
         problem = self._checks[request.path]()
         return _response(200 if problem is None else 503, problem or "ok")
 

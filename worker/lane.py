@@ -19,13 +19,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from worker.breaker import Breaker
-from worker.changelog import SLACK, encode, slot_key
+from worker.changelog import SLACK, Entry, encode, slot_key
 from worker.embedder import Embedding, EmbeddingPool, ModelError
 from worker.metrics import Metrics
-from worker.novelty import Vector
 from worker.pipeline import (
     OutputRecord,
     PartitionScorer,
@@ -39,6 +38,11 @@ from worker.pipeline import (
 )
 from worker.publisher import Batch, Publisher
 from worker.trace import InvalidTrace, Limits, Reason, ReasoningTrace, embedding_text, parse_trace
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from worker.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +69,14 @@ class Rules:
     latency_budget_seconds: float
     commit_interval_seconds: float = 1.0
     breaker: Breaker | None = None
+    tracing: Tracing | None = None
+    output_embedding: bool = False
 
 
 class _Pending:
     """A record between admission and scoring."""
 
-    __slots__ = ("embedding", "error", "future", "record", "started", "submitted", "trace")
+    __slots__ = ("embedding", "error", "future", "record", "span", "started", "submitted", "trace")
 
     def __init__(self, record: SourceRecord, started: float) -> None:
         self.record = record
@@ -80,6 +86,7 @@ class _Pending:
         self.error: InvalidTrace | None = None
         self.embedding: Embedding | None = None
         self.future: asyncio.Future[Embedding] | None = None  # of an embedding that has to be waited for
+        self.span: Span | None = None
 
     def ready(self) -> bool:
         return self.future is None or self.future.done()
@@ -94,6 +101,7 @@ class _Done:
     entry: tuple[bytes, bytes] | None
     scored: ScoredTrace | None
     reason: Reason | None
+    span: Span | None = None
 
 
 class Lane:
@@ -101,7 +109,8 @@ class Lane:
 
     `waiting` tells how many records wait to be taken; whoever knows that calls `hurry` when the last one was.
     `on_room` is called when the lane can take records again, `on_failure` once with the error that ended it: its
-    state is then ahead of what is committed and must not be used again.
+    state is then ahead of what is committed and must not be used again. `on_committed` is called with each
+    record that is committed, its output and its score (None: a dead letter).
     """
 
     def __init__(
@@ -113,11 +122,12 @@ class Lane:
         rules: Rules,
         metrics: Metrics,
         *,
-        replay: Mapping[int, Vector],
+        replay: Mapping[int, Entry],
         next_offset: int,
         waiting: Callable[[], int],
         on_room: Callable[[], None],
         on_failure: Callable[[BaseException], None],
+        on_committed: Callable[[SourceRecord, OutputRecord, ScoredTrace | None], None] | None = None,
     ) -> None:
         self.partition = partition
         self.scorer = scorer
@@ -132,6 +142,7 @@ class Lane:
         self._waiting = waiting
         self._on_room = on_room
         self._on_failure = on_failure
+        self._on_committed = on_committed
         self._pending: deque[_Pending] = deque()
         self._done: deque[_Done] = deque()
         self._publishing = 0
@@ -177,6 +188,8 @@ class Lane:
         self._bytes += len(record.value or b"")
         self._idle.clear()
         pending = _Pending(record, time.perf_counter())
+        if self._rules.tracing is not None:
+            pending.span = self._rules.tracing.begin(record)
         try:
             check_size(record, self._rules.limits)
             pending.trace = parse_trace(record.value, self._rules.limits)
@@ -242,8 +255,10 @@ class Lane:
     def _embed(
         self, record: SourceRecord, trace: ReasoningTrace, pool: EmbeddingPool
     ) -> concurrent.futures.Future[Embedding] | Embedding:
-        ready = self._replay.pop(record.offset, None)
-        return pool.submit(embedding_text(trace)) if ready is None else Embedding(ready, False)
+        entry = self._replay.pop(record.offset, None)
+        if entry is not None and entry.trace_id == cached_id(trace):  # not where the source topic was made anew
+            return Embedding(entry.array(), False)
+        return pool.submit(embedding_text(trace))
 
     def _decide(self, pending: _Pending) -> _Done:
         record, trace, metrics = pending.record, pending.trace, self._metrics
@@ -254,21 +269,27 @@ class Lane:
             elif isinstance(failure, ModelError | MemoryError) or not isinstance(failure, Exception):
                 raise failure  # says nothing about this text: the worker itself cannot go on
             else:
-                log.warning(
-                    "%s/%d offset %d: the model failed on this text alone: %r",
-                    record.topic, record.partition, record.offset, failure,
-                )  # fmt: skip
+                about = _about(record, trace)
+                log.warning("the model failed on this text alone: %s", type(failure).__name__, extra=about)
+                log.debug("the model's words: %r", failure, extra=about)  # they may quote the text
                 pending.error = embedding_failed(failure)
         vector = None
         if pending.embedding is not None:
             metrics.stages["embed"].observe(time.perf_counter() - pending.submitted)
             vector = pending.embedding.vector
+            if pending.span is not None:
+                pending.span.add_event("embedded")
             if pending.embedding.truncated:
                 metrics.truncated.inc()
         if pending.error is not None or trace is None:
             error = pending.error or InvalidTrace(Reason.NOT_JSON, "", "this is a bug: neither trace nor error")
+            about = {**_about(record, trace), "reason": str(error.reason), "path": error.path}
+            log.info("dead letter", extra=about)
+            log.debug("dead letter: %s", error.message, extra=about)  # the message may quote the document
             self._finish(pending)
-            return _Done(record, dead_letter(record, error), None, None, error.reason)
+            if pending.span is not None and self._rules.tracing is not None:
+                self._rules.tracing.refused(pending.span, error.reason)
+            return _Done(record, dead_letter(record, error), None, None, error.reason, pending.span)
 
         begun = time.perf_counter()
         comparison = self.scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._rules.event_time))
@@ -278,7 +299,9 @@ class Lane:
         metrics.stages["novelty"].observe(compared - begun)
         metrics.stages["score"].observe(time.perf_counter() - compared)
         self._finish(pending)
-        output = scored_record(record, scored, identity)
+        output = scored_record(record, scored, identity, embedding=self._rules.output_embedding)
+        if pending.span is not None and self._rules.tracing is not None:
+            output = self._rules.tracing.scored(pending.span, trace, scored, output)
         entry = None
         if scored.sequence is not None and scored.vector is not None and identity is not None:
             entry = (
@@ -292,13 +315,16 @@ class Lane:
                     vector=scored.vector,
                 ),
             )
-        return _Done(record, output, entry, scored, None)
+        return _Done(record, output, entry, scored, None, pending.span)
 
     def _finish(self, pending: _Pending) -> None:
         seconds = time.perf_counter() - pending.started
         self._metrics.evaluation.observe(seconds)
         if seconds > self._rules.latency_budget_seconds:
             self._metrics.over_budget.inc()
+            if log.isEnabledFor(logging.DEBUG):
+                about = {**_about(pending.record, pending.trace), "seconds": round(seconds, 4)}
+                log.debug("over KP_LATENCY_BUDGET_SECONDS", extra=about)
 
     async def _publish_forever(self) -> None:
         try:
@@ -320,6 +346,8 @@ class Lane:
                 self._bytes -= sum(len(done.record.value or b"") for done in batch)
                 self.committed = batch[-1].record.offset + 1
                 self._count(batch, time.perf_counter() - started)
+                if self._rules.tracing is not None:
+                    self._rules.tracing.end(done.span for done in batch)
                 if not self:
                     self._idle.set()
                 self._on_room()
@@ -374,6 +402,8 @@ class Lane:
             else:
                 verdicts[done.output.kind, done.scored.profile] += 1
                 metrics.score.observe(done.scored.score)
+            if self._on_committed is not None:
+                self._on_committed(done.record, done.output, done.scored)
         for labels, count in verdicts.items():
             metrics.traces.labels(*labels).inc(count)
 
@@ -382,6 +412,12 @@ class Lane:
             self.failed = True
             self._idle.set()
             self._on_failure(error)
+
+
+def _about(record: SourceRecord, trace: ReasoningTrace | None) -> dict[str, object]:
+    """Return the fields of a log event about one source record (logs.py)."""
+    place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+    return place if trace is None else {**place, "trace": cached_id(trace)}
 
 
 def check_size(record: SourceRecord, limits: Limits) -> None:

@@ -1,35 +1,51 @@
-"""Logging: one event a line, text or JSON, on standard error; repeated messages are rate-limited."""
+"""Logging: one event a line, text or JSON, on standard error; repeated messages are rate-limited.
+
+What an event is about goes into fields (FIELDS), given as `extra=`; nothing of a trace's content may be in an event
+above debug.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
 from typing import Final
 
-NOISY: Final = ("aiokafka", "faust", "mode")
+FIELDS: Final = ("topic", "partition", "offset", "trace", "reason", "path", "seconds")
+"""What an event may be about: the source record's place, the reasoning trace's id, and why it is a dead letter."""
+
+NOISY: Final = ("aiokafka", "faust", "mode", "opentelemetry")
 """Libraries that repeat themselves: with the broker away, aiokafka logs 10,000 lines a second."""
 
 WINDOW_SECONDS: Final = 30.0
 BURST: Final = 5
-"""Equal messages (by logger and template) that pass in one window; the rest is counted and told when it closes."""
+"""Equal messages (by logger, template and reason) that pass in one window; the rest is counted and told later."""
+
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters that end a line for some reader, or that a terminal obeys."""
 
 
 class RateLimit(logging.Filter):
-    """Lets `BURST` records of one template through in each window, and says how many it held back."""
+    """Lets `BURST` records of one template through in each window, and says how many it held back.
+
+    Applies to what can come with every record on a topic: libraries' messages, and the worker's own about one source
+    record (those with an offset). Debug is not held back: who asks for it wants every event.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._windows: dict[tuple[str, str], tuple[float, int]] = {}
+        self._windows: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record may be written."""
-        if not record.name.startswith(NOISY):
+        own = hasattr(record, "offset") and record.levelno > logging.DEBUG
+        if not own and not record.name.startswith(NOISY):
             return True
-        key = (record.name, str(record.msg)[:60])
+        key = (record.name, str(record.msg)[:60], str(getattr(record, "reason", "")))
         now = self._clock()
         began, count = self._windows.get(key, (now, 0))
         if now - began >= WINDOW_SECONDS:
@@ -46,7 +62,7 @@ class RateLimit(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-11-21T10:00:00.123Z INFO logger: message`, one line an event."""
+    """`2026-11-21T10:00:00.123Z INFO logger: message [field=value ...]`, one line an event."""
 
     converter = staticmethod(time.gmtime)
 
@@ -54,12 +70,20 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write the record as one line, tracebacks included."""
-        return super().format(record).replace("\n", " | ")
+        """Write the record as one line, tracebacks included; control characters as Python escapes them."""
+        return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 logging's name
+        """Write the line without its traceback."""
+        about = " ".join(f"{name}={value}" for name, value in fields(record).items())
+        return super().formatMessage(record) + (f" [{about}]" if about else "")
 
 
 class JsonFormatter(logging.Formatter):
-    """The same as one JSON object a line: time, level, logger, message, and exception where there is one."""
+    """The same as one JSON object a line: time, level, logger, message, the fields, and the exception if there is one.
+
+    Characters that end a line are escaped, which is the same JSON.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Write the record as JSON."""
@@ -69,10 +93,17 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **fields(record),
         }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return json.dumps(event, ensure_ascii=False)
+        return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(event, ensure_ascii=False))
+
+
+def fields(record: logging.LogRecord) -> dict[str, object]:
+    """Return the fields that an event was given, in the order of FIELDS, without empty ones."""
+    given = record.__dict__
+    return {name: given[name] for name in FIELDS if given.get(name) not in (None, "")}
 
 
 def configure(level: str, style: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
@@ -68,6 +68,10 @@ class Histogram(Collector):
     def observe(self, value: float) -> None:
         """Count a value of a histogram without labels."""
         self._series[""].observe(value)
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the counts of the buckets of a histogram without labels, not cumulated; the last is beyond all."""
+        return tuple(self._series[""].counts)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Give prometheus_client the current state."""
@@ -213,6 +217,21 @@ class Metrics:
         for gauge in (self.cache_entries, self.stream_time, self.lag, self.lag_seconds, self.committed_offset):
             with contextlib.suppress(KeyError):  # never set
                 gauge.remove(str(partition))
+
+
+def quantile(buckets: Mapping[float, float], q: float) -> float:
+    """Estimate a quantile from cumulative buckets (bound -> count), as Prometheus does; nan without data."""
+    bounds = sorted(buckets)
+    if not bounds or not buckets[bounds[-1]]:
+        return float("nan")
+    rank, lower, below = q * buckets[bounds[-1]], 0.0, 0.0
+    for bound in bounds:
+        if buckets[bound] >= rank:
+            break
+        lower, below = bound, buckets[bound]
+    if bound == float("inf"):
+        return lower
+    return lower + (bound - lower) * (rank - below) / max(1.0, buckets[bound] - below)
 
 
 def lag_seconds(lag: int, timestamp_ms: int | None, now: float) -> float | None:

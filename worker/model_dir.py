@@ -65,16 +65,31 @@ def is_exported(directory: Path) -> bool:
 
 def default_directory(name: str, weights_sha256: str) -> Path:
     """Return where a model is exported to unless told otherwise: the user's cache directory, by the weights' hash."""
+    return _models() / f"{name}-{weights_sha256[:12]}"
+
+
+def _models() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification has relative paths ignored: they would depend on the working directory.
     base = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
-    return base / "kp-worker" / "models" / f"{name}-{weights_sha256[:12]}"
+    return base / "kp-worker" / "models"
 
 
 def find_exported(model: str | None) -> Path | None:
-    """Return the exported directory for KP_MODEL: the directory itself, or the default model's; None: not exported."""
-    directory = default_directory(OFFICIAL_NAME, OFFICIAL_SHA256) if model is None else Path(model)
-    return directory if is_exported(directory) else None
+    """Return the exported directory for KP_MODEL; None: not exported.
+
+    That is the directory itself, the default model's, or for a hub name the one that was exported under it (None where
+    several were: which weights are meant is then the hub's to say).
+    """
+    if model is None:
+        found = [default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)]
+    elif Path(model).is_dir() or not _models().is_dir():
+        found = [Path(model)]
+    else:
+        name = model.rsplit("/", 1)[-1]
+        found = [it for it in _models().iterdir() if it.name.rpartition("-")[0] == name]
+    exported = [directory for directory in found if is_exported(directory)]
+    return exported[0] if len(exported) == 1 else None
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -29,11 +29,14 @@ def new_scorer(settings: Settings, identity: EmbedderIdentity | None) -> Partiti
 def load_configured(settings: Settings) -> Embedder | None:
     """Load the embedder of these settings; see `load_embedder`."""
     return load_embedder(
-        settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision
-    )
+        settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision,
+        settings.windows,
+    )  # fmt: skip
 
 
-def load_embedder(kind: str, model: str | None, max_tokens: int, threads: int, precision: str) -> Embedder | None:
+def load_embedder(
+    kind: str, model: str | None, max_tokens: int, threads: int, precision: str, windows: int = 1
+) -> Embedder | None:
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
     `auto` takes the exported model (`kp-worker export-model`) where there is one for KP_MODEL and the runtime is
@@ -46,10 +49,10 @@ def load_embedder(kind: str, model: str | None, max_tokens: int, threads: int, p
         if directory is None and kind == "openvino":
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:
-            return OpenVinoEmbedder(directory, max_tokens, threads, precision)
+            return OpenVinoEmbedder(directory, max_tokens, threads, precision, windows)
     if precision != "fp32":
         raise ModelError(
             f"KP_PRECISION={precision} needs an exported model: run kp-worker export-model --precision {precision}, "
             "or set KP_PRECISION=fp32"
         )
-    return SentenceTransformersEmbedder(model, max_tokens, threads)
+    return SentenceTransformersEmbedder(model, max_tokens, threads, windows)

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from worker.embedder import Embedding, ModelError
+from worker.embedder import (
+    Embedding,
+    ModelError,
+    finite,
+    long_texts,
+    mean_of_windows,
+    read_beginning,
+)
 from worker.model_dir import Manifest, checked_path, read_manifest
 from worker.novelty import Vector
 from worker.pipeline import EmbedderIdentity
@@ -49,10 +56,13 @@ INSTALL_HINT: Final = "install the fast extra (pip install 'kp-worker[fast]'), o
 class OpenVinoEmbedder:
     """An exported model on CPU. `embed` is called from one thread at a time.
 
-    `threads` 0: one for each core. Raises ModelError when the directory, the precision or the CPU does not fit.
+    `threads` 0: one for each core. A text of more than `max_tokens` is embedded as the mean of its first `windows`
+    windows; 1: it is cut. Raises ModelError when the directory, the precision or the CPU does not fit.
     """
 
-    def __init__(self, directory: Path, max_tokens: int, threads: int, precision: str = "fp32") -> None:
+    def __init__(
+        self, directory: Path, max_tokens: int, threads: int, precision: str = "fp32", windows: int = 1
+    ) -> None:
         manifest = read_manifest(directory)
         _check_request(directory, manifest, max_tokens, precision)
         paths = [checked_path(directory, file) for file in manifest.precisions[precision].files]
@@ -67,21 +77,38 @@ class OpenVinoEmbedder:
         except Exception as error:
             raise ModelError(f"the exported model {directory} cannot be loaded: {error}") from error
         self.identity = EmbedderIdentity(
-            manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision
-        )
+            manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision,
+            long_texts(windows),
+        )  # fmt: skip
+        self._windows = windows
+        self._wanted = max_tokens * windows
         # The longest text first: buffers that grow from text to text leave a process of 535 MB (1032 MB at 512 tokens),
         # buffers of full size from the start one of 330 MB (420 MB).
         self.embed(_WORD * max_tokens)
 
     def embed(self, text: str) -> Embedding:
         """Embed one text, alone and unpadded. Raises ValueError when the model yields values that are not finite."""
+        windows, left_over = read_beginning(text, self._wanted, self._read, _count)
+        vectors = [self._infer(window.ids) for window in windows[: self._windows]]
+        truncated = left_over or len(windows) > self._windows
+        if len(vectors) == 1:
+            return Embedding(vectors[0], truncated)
+        tokens = [len(window.ids) - sum(window.special_tokens_mask) for window in windows[: self._windows]]
+        return Embedding(mean_of_windows(vectors, tokens), truncated)
+
+    def _read(self, text: str) -> list[Any]:
+        """Tokenise a text into windows of at most `max_tokens`, special tokens around each."""
         encoding = self._tokenizer.encode(text)
-        self._request.infer([np.array([encoding.ids], dtype=np.int64)])
+        return [encoding, *encoding.overflowing]
+
+    def _infer(self, ids: list[int]) -> Vector:
+        self._request.infer([np.array([ids], dtype=np.int64)])
         # A copy: the runtime overwrites its output with the next text's.
-        vector: Vector = np.array(self._request.get_output_tensor(0).data[0], dtype=np.float32)
-        if not np.isfinite(vector).all():
-            raise ValueError("the model returned values that are not finite")
-        return Embedding(vector, bool(encoding.overflowing))
+        return finite(np.array(self._request.get_output_tensor(0).data[0], dtype=np.float32))
+
+
+def _count(windows: list[Any]) -> int:
+    return sum(len(window.ids) for window in windows)
 
 
 def import_runtime() -> tuple[ModuleType, ModuleType]:

@@ -10,12 +10,14 @@ offset order, and never for a dead letter.
 from __future__ import annotations
 
 import functools
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
 
 from worker.novelty import Neighbour, Vector, VectorCache, unit
@@ -178,8 +180,11 @@ class PartitionScorer:
         self._stream_time_ms = self.cache.now_ms
 
 
-class EmbedderIdentity(msgspec.Struct, frozen=True):
-    """What made an embedding: two vectors may only be compared when these agree, `runtime` apart."""
+class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What made an embedding: two vectors may only be compared when these agree, `runtime` apart.
+
+    `long_texts`: what was done with a text beyond `max_tokens`; not written where it was cut.
+    """
 
     name: str
     weights_sha256: str
@@ -187,16 +192,26 @@ class EmbedderIdentity(msgspec.Struct, frozen=True):
     max_tokens: int
     runtime: str
     precision: str
+    long_texts: str = "cut"
 
     def key(self) -> str:
         """Return the identity as one string, without the runtime (runtimes agree to 1e-6 in fp32)."""
-        return f"{self.name}:{self.weights_sha256}:{self.dimensions}:{self.max_tokens}:{self.precision}"
+        key = f"{self.name}:{self.weights_sha256}:{self.dimensions}:{self.max_tokens}:{self.precision}"
+        return key if self.long_texts == "cut" else f"{key}:{self.long_texts}"
 
 
 class _Source(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     offset: int
+
+
+class _Embedding(msgspec.Struct, frozen=True):
+    """A vector for readers that fill a vector database; `data` is base64 of little-endian float32."""
+
+    dtype: str
+    dimensions: int
+    data: str
 
 
 class _Scoring(msgspec.Struct, frozen=True):
@@ -214,6 +229,7 @@ class _Scoring(msgspec.Struct, frozen=True):
     embedder: EmbedderIdentity | None
     source: _Source
     worker_version: str
+    embedding: _Embedding | msgspec.UnsetType = msgspec.UNSET
 
 
 _encoder = msgspec.json.Encoder()
@@ -253,8 +269,12 @@ def _rfc3339_seconds(seconds: int) -> str:
     return moment.replace(microsecond=0, tzinfo=None).isoformat()
 
 
-def scored_record(record: SourceRecord, scored: ScoredTrace, embedder: EmbedderIdentity | None) -> OutputRecord:
+def scored_record(
+    record: SourceRecord, scored: ScoredTrace, embedder: EmbedderIdentity | None, *, embedding: bool = False
+) -> OutputRecord:
     """Build the accepted or rejected record: the document with its score, same key, headers passed on.
+
+    `embedding`: with the vector (KP_OUTPUT_EMBEDDING), as it is in the cache.
 
     Holds no wall clock and no random id: the same input from the same state gives the same bytes.
     """
@@ -275,12 +295,22 @@ def scored_record(record: SourceRecord, scored: ScoredTrace, embedder: EmbedderI
         embedder=embedder,
         source=_Source(record.topic, record.partition, record.offset),
         worker_version=__version__,
+        embedding=_embedding(scored.vector) if embedding and scored.vector is not None else msgspec.UNSET,
     )
     headers = [header for header in record.headers if header[0] not in ("kp-score", "kp-decision")]
     headers.append(("kp-score", _encoder.encode(scored.score)))
     headers.append(("kp-decision", decision.encode()))
     value = splice(record.value or b"", scored.score, _encoder.encode(scoring))
     return OutputRecord(decision, record.key, value, headers, record.timestamp_ms)
+
+
+def _embedding(vector: Vector) -> _Embedding:
+    return _Embedding("float32", len(vector), b64encode(vector.astype("<f4").tobytes()).decode())
+
+
+def embedding_bytes(dimensions: int) -> int:
+    """Return how many bytes the embedding adds to an output document."""
+    return len(_encoder.encode(_embedding(np.zeros(dimensions, np.float32)))) + len(b',"embedding":')
 
 
 def embedding_failed(error: BaseException) -> InvalidTrace:

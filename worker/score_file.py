@@ -65,7 +65,8 @@ def score_lines(
             summary.accepted += 1
         else:
             summary.rejected += 1
-        output.write((scored_record(record, scored, identity).value or b"") + b"\n")
+        document = scored_record(record, scored, identity, embedding=settings.output_embedding)
+        output.write((document.value or b"") + b"\n")
     return summary
 
 

@@ -57,12 +57,12 @@ class Position:
 class Restored:
     """What the changelog holds for one partition.
 
-    `entries`: of committed traces, for the cache. `replay`: vectors by source offset, of traces past the committed
-    offset (possible only at least once): they come again, and their embedding is ready.
+    `entries`: of committed traces, for the cache. `replay`: by source offset, of traces past the committed offset
+    (after a crash at least once, or a reset of the offset): they come again, and their embedding is ready.
     """
 
     entries: list[Entry] = field(default_factory=list)
-    replay: dict[int, Vector] = field(default_factory=dict)
+    replay: dict[int, Entry] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
 
     def cache(self) -> list[tuple[int, int, str, Vector]]:
@@ -204,7 +204,7 @@ def _take(restored: Restored, records: Sequence[Any], committed: int, model: str
         elif entry.source_offset < committed:
             restored.entries.append(entry)
         else:
-            restored.replay[entry.source_offset] = entry.array()
+            restored.replay[entry.source_offset] = entry
 
 
 def _warn(partition: int, restored: Restored, model: str) -> None:

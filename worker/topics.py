@@ -1,19 +1,27 @@
 """The five topics: created where asked for, otherwise checked, before the worker joins its group.
 
-Lives here: which topics there must be, with how many partitions and which settings. Must not live here: data.
+Lives here: which topics there must be, with how many partitions and which settings, and what is wrong with those that
+there are. `kp-worker run`, `topics` and `doctor` share all of it. Must not live here: data, output for people.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
+from aiokafka.errors import (
+    InvalidPartitionsError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
+from aiokafka.protocol.metadata import MetadataRequest
 
 from worker.config import ConfigError, Settings
 from worker.connection import why_not
@@ -33,7 +41,7 @@ DEFAULT_MAX_BYTES: Final = 1_048_588
 
 OUTPUT_OVERHEAD: Final = 8192
 """Bytes that an output may be larger than its input: the `scoring` object (about 1 kB, with a long nearest id 3 kB),
-headers, and the record's framing."""
+headers, and the record's framing; KP_OUTPUT_EMBEDDING comes on top."""
 
 DEAD_LETTER_OVERHEAD: Final = 65_536
 """The same for a created dead-letter topic; roomy, because nothing may be too large for it."""
@@ -66,20 +74,82 @@ class Layout:
     max_message_bytes: int
 
 
-async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> Layout:
-    """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy."""
-    admin = await _connect(settings, client)
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """A topic as it should be: the variable that names it, partitions, and the settings that it is created with."""
+
+    variable: str
+    name: str
+    partitions: int
+    configs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as it is. `replicas`: the least of any partition; `leaderless`: partitions that nobody leads."""
+
+    partitions: int
+    replicas: int
+    leaderless: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the broker tells of the topics: those that exist, and those that it denies.
+
+    `configs`: settings by topic; `unreadable`: the broker's words where it does not show them.
+    """
+
+    topics: Mapping[str, TopicState]
+    denied: Sequence[str]
+    configs: Mapping[str, Mapping[str, str]]
+    unreadable: Mapping[str, str]
+
+    def config(self, topic: str, name: str, default: str) -> str:
+        """Return a topic's setting; `default` where it is not known."""
+        return self.configs.get(topic, {}).get(name, default)
+
+    def max_bytes(self, topic: str) -> int:
+        """Return the largest record that a topic takes; Kafka's default where that is not known."""
+        return int(self.config(topic, "max.message.bytes", str(DEFAULT_MAX_BYTES)))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with the topics. `fail`: the worker does not start; `warn`: it does."""
+
+    level: Literal["warn", "fail"]
+    message: str
+    remedy: str = ""
+    missing: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_bytes: int = 0) -> Layout:
+    """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy.
+
+    `extra_bytes`, here and below: what an output may be larger than its input beyond OUTPUT_OVERHEAD (the embedding
+    in it).
+    """
+    admin = await connect(settings, client)
     try:
         if not settings.create_topics:
-            return await _check(admin, settings)
-        await _create_missing(admin, settings)
-        return await _settled(lambda: _check(admin, settings))
+            return await _check(admin, settings, extra_bytes)
+        await create_missing(admin, settings, extra_bytes)
+        return await _settled(lambda: _check(admin, settings, extra_bytes))
     finally:
         await admin.close()
 
 
-async def _connect(settings: Settings, client: Mapping[str, Any]) -> AIOKafkaAdminClient:
-    """Connect, with patience: a worker that is restarted in a broker's outage should be there when it ends."""
+async def connect(
+    settings: Settings, client: Mapping[str, Any], attempts: int = CONNECT_ATTEMPTS
+) -> AIOKafkaAdminClient:
+    """Connect, with patience: a worker that is restarted in a broker's outage should be there when it ends.
+
+    `attempts`: how often to try again, once a second. Raises ConfigError that says why it cannot.
+    """
     attempt = 0
     while True:
         admin = AIOKafkaAdminClient(**client)
@@ -91,43 +161,236 @@ async def _connect(settings: Settings, client: Mapping[str, Any]) -> AIOKafkaAdm
             cause = await why_not(client) or error
             text = f"no Kafka broker answers at KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}: {explain(cause)}"
             attempt += 1
-            if attempt > CONNECT_ATTEMPTS or is_final(cause):
+            if attempt > attempts or is_final(cause):
                 raise ConfigError(text) from error
             if attempt == 1:
-                log.warning("%s; trying again for %d s", text, CONNECT_ATTEMPTS)
+                log.warning("%s; trying again for %d s", text, attempts)
             await asyncio.sleep(1)
 
 
-async def _create_missing(admin: AIOKafkaAdminClient, settings: Settings) -> None:
-    found = await _partitions(admin, settings)
-    source = found.get(settings.source_topic)
-    if source is None:
-        await _create(admin, settings, settings.source_topic, settings.topic_partitions, {})
-        source = settings.topic_partitions
-    limit = (await _settled(lambda: _max_bytes(admin, [settings.source_topic])))[settings.source_topic]
-    output_config = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, settings.max_message_bytes + OUTPUT_OVERHEAD))}
-    dead_config = {"max.message.bytes": str(limit + DEAD_LETTER_OVERHEAD)}
-    for name, config in (
-        (settings.accepted_topic, output_config),
-        (settings.rejected_topic, output_config),
-        (settings.dead_letter_topic, dead_config),
-        (settings.changelog, CHANGELOG_CONFIG),
-    ):
-        if name not in found:
-            await _create(admin, settings, name, source, config)
-    if found.get(settings.changelog, source) < source:  # the source topic has gained partitions
-        try:
-            await admin.create_partitions({settings.changelog: NewPartitions(source)})
-        except KafkaError as error:
-            raise ConfigError(
-                f"topic {settings.changelog} must grow to {source} partitions, as many as the source, and cannot: "
-                f"{error} (it takes the ACL Alter on it)"
-            ) from error
-        log.info("topic %s now has %d partitions, as many as the source", settings.changelog, source)
-        for _ in range(100):
-            if (await _partitions(admin, settings))[settings.changelog] >= source:
-                break
-            await asyncio.sleep(0.1)
+# -- what is there
+
+
+async def look(admin: AIOKafkaAdminClient, settings: Settings, settings_of: Sequence[str]) -> Observed:
+    """Look at the five topics, and at the settings of those in `settings_of` that exist. Changes nothing.
+
+    Raises KafkaError, and MissingTopicsError for a topic so new that its settings are not known yet.
+    """
+    # Without the flag a broker with auto.create.topics.enable would create what is only asked for.
+    request = MetadataRequest(list(settings.topics.values()), allow_auto_topic_creation=False)
+    topics: dict[str, TopicState] = {}
+    denied = []
+    for topic in (await admin._send_request(request)).to_object()["topics"]:
+        parts = topic["partitions"]
+        if topic["error_code"] == 0:
+            replicas = min((len(part["replicas"]) for part in parts), default=0)
+            topics[topic["topic"]] = TopicState(len(parts), replicas, sum(part["leader"] < 0 for part in parts))
+        elif for_code(topic["error_code"]) is TopicAuthorizationFailedError:
+            denied.append(topic["topic"])
+    configs: dict[str, Mapping[str, str]] = {}
+    unreadable: dict[str, str] = {}
+    await _configs(admin, [name for name in settings_of if name in topics], configs, unreadable)
+    ordered = {name: topics[name] for name in settings.topics.values() if name in topics}
+    return Observed(ordered, denied, configs, unreadable)
+
+
+async def _configs(
+    admin: AIOKafkaAdminClient,
+    names: list[str],
+    configs: dict[str, Mapping[str, str]],
+    unreadable: dict[str, str],
+) -> None:
+    if not names:
+        return
+    try:
+        responses = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names])
+    except KafkaError as error:
+        unreadable.update(dict.fromkeys(names, str(error)))
+        return
+    for response in responses:
+        for code, message, _, name, entries in response.resources:
+            if code and for_code(code).retriable:
+                raise MissingTopicsError(f"topic {name}: its settings are not known yet ({for_code(code).__name__})")
+            if code:
+                unreadable[name] = message or for_code(code).__name__
+            else:
+                configs[name] = {entry[0]: entry[1] for entry in entries}
+
+
+def without_source(settings: Settings) -> list[str]:
+    """Return the topics whose settings the worker needs to know: all but the source."""
+    return [name for name in settings.topics.values() if name != settings.source_topic]
+
+
+def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Problem]:
+    """Return what is wrong with the topics, in the order in which it should be mended."""
+    result = [
+        Problem(
+            "fail",
+            f"the broker denies access to topic {name}",
+            f"grant the ACL {_needed(settings, name)} on it (docs/security.md)",
+        )
+        for name in found.denied
+    ]
+    missing = [
+        f"{name} ({variable})"
+        for variable, name in settings.topics.items()
+        if name not in found.topics and name not in found.denied
+    ]
+    if missing:
+        result.append(
+            Problem(
+                "fail",
+                f"missing on {settings.bootstrap_servers}: {', '.join(missing)}",
+                "create them (kp-worker topics shows how), or let the worker do it with KP_CREATE_TOPICS=true, or "
+                "correct the names",
+                missing=True,
+            )
+        )
+    result += _changelog_problems(settings, found)
+    result += [
+        Problem("warn", f"cannot read the settings of topic {name}: {words}", "grant the ACL DescribeConfigs on it")
+        for name, words in found.unreadable.items()
+    ]
+    accepted, rejected = settings.accepted_topic, settings.rejected_topic
+    fits = _fits(settings, found, extra_bytes)
+    if accepted in found.topics and rejected in found.topics and fits < settings.max_message_bytes:
+        result.append(
+            Problem(
+                "warn",
+                f"the output topics take records of at most {fits + OUTPUT_OVERHEAD + extra_bytes} bytes: traces above "
+                f"{fits} bytes become dead letters",
+                f"raise max.message.bytes of {accepted} and {rejected} by {settings.max_message_bytes - fits} to let "
+                "all of KP_MAX_MESSAGE_BYTES through",
+            )
+        )
+    return result
+
+
+def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
+    result = []
+    name = settings.changelog
+    source, changelog = found.topics.get(settings.source_topic), found.topics.get(name)
+    if source is not None and changelog is not None and changelog.partitions < source.partitions:
+        result.append(
+            Problem(
+                "fail",
+                f"topic {name} has {changelog.partitions} partitions, the source {settings.source_topic} has "
+                f"{source.partitions}: the changelog needs as many",
+                f"add partitions to it (kafka-topics --alter --partitions {source.partitions})",
+            )
+        )
+    policy = found.config(name, "cleanup.policy", "compact")
+    if "compact" not in policy or "delete" in policy:
+        result.append(
+            Problem(
+                "fail",
+                f"topic {name} has cleanup.policy={policy}: cache entries would be deleted or never be cleaned up",
+                "set cleanup.policy=compact",
+            )
+        )
+    return result
+
+
+def _fits(settings: Settings, found: Observed, extra_bytes: int) -> int:
+    """Return the bytes of the largest trace whose output fits."""
+    limit = min(found.max_bytes(name) for name in (settings.accepted_topic, settings.rejected_topic))
+    return limit - OUTPUT_OVERHEAD - extra_bytes
+
+
+def _needed(settings: Settings, topic: str) -> str:
+    if topic == settings.source_topic:
+        return "Read"
+    return "Read and Write" if topic == settings.changelog else "Write"
+
+
+async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int) -> Layout:
+    found = await look(admin, settings, without_source(settings))
+    for problem in problems(settings, found, extra_bytes):
+        if problem.level == "fail":
+            raise (MissingTopicsError if problem.missing else ConfigError)(str(problem))
+        log.warning("%s", problem)
+    kinds = {
+        ACCEPTED: settings.accepted_topic,
+        REJECTED: settings.rejected_topic,
+        DEAD_LETTER: settings.dead_letter_topic,
+    }
+    return Layout(
+        found.topics[settings.source_topic].partitions,
+        {kind: OutputTopic(name, found.topics[name].partitions, found.max_bytes(name)) for kind, name in kinds.items()},
+        min(settings.max_message_bytes, _fits(settings, found, extra_bytes)),
+    )
+
+
+# -- what should be there
+
+
+def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[TopicPlan]:
+    """Return the five topics as they should be, given those that are there; the source first."""
+    source = found.topics.get(settings.source_topic)
+    partitions = settings.topic_partitions if source is None else source.partitions
+    largest = settings.max_message_bytes + OUTPUT_OVERHEAD + extra_bytes
+    outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, largest))}
+    # A dead letter holds the source's record: nothing that the source takes may be too large for it.
+    dead_letters = {"max.message.bytes": str(found.max_bytes(settings.source_topic) + DEAD_LETTER_OVERHEAD)}
+    configs: dict[str, Mapping[str, str]] = {
+        settings.source_topic: {},
+        settings.accepted_topic: outputs,
+        settings.rejected_topic: outputs,
+        settings.dead_letter_topic: dead_letters,
+        settings.changelog: CHANGELOG_CONFIG,
+    }
+    return [TopicPlan(variable, name, partitions, configs[name]) for variable, name in settings.topics.items()]
+
+
+async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int = 0) -> None:
+    """Create the topics that are missing, and let the changelog grow with the source. Raises ConfigError."""
+    found = await _settled(lambda: _accessible(admin, settings))
+    source = plan(settings, found)[0]
+    if source.name not in found.topics:
+        await _create(admin, settings, source)
+        found = await _settled(lambda: _accessible(admin, settings, source.name))
+    for name, words in found.unreadable.items():
+        log.warning("cannot read the settings of topic %s (ACL DescribeConfigs): %s; assuming Kafka's", name, words)
+    for topic in plan(settings, found, extra_bytes)[1:]:
+        if topic.name not in found.topics:
+            await _create(admin, settings, topic)
+    wanted = found.topics[source.name].partitions
+    changelog = found.topics.get(settings.changelog)
+    if changelog is not None and changelog.partitions < wanted:  # the source topic has gained partitions
+        await _grow(admin, settings, wanted)
+    await _settled(lambda: _accessible(admin, settings, *settings.topics.values()))
+
+
+async def _accessible(admin: AIOKafkaAdminClient, settings: Settings, *needed: str) -> Observed:
+    """Look at the topics, and at the source's settings. Raises ConfigError for denied ones, and missing ones needed."""
+    found = await look(admin, settings, [settings.source_topic])
+    if found.denied:
+        raise ConfigError(str(problems(settings, found)[0]))
+    for name in needed:
+        if name not in found.topics:
+            raise MissingTopicsError(f"topic {name} was created but the broker does not show it")
+    return found
+
+
+async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int) -> None:
+    name = settings.changelog
+    refusal: KafkaError | None = None
+    try:
+        await admin.create_partitions({name: NewPartitions(partitions)})
+        log.info("topic %s now has %d partitions, as many as the source", name, partitions)
+    except InvalidPartitionsError as error:
+        refusal = error  # where another worker was faster, it has as many already
+    except KafkaError as error:
+        raise ConfigError(
+            f"topic {name} must grow to {partitions} partitions, as many as the source, and cannot: {error} "
+            "(it takes the ACL Alter on it)"
+        ) from error
+    for _ in range(SETTLE_ATTEMPTS):
+        if (await look(admin, settings, [])).topics[name].partitions >= partitions:
+            return
+        await asyncio.sleep(0.2)
+    raise ConfigError(f"topic {name} does not grow to {partitions} partitions, as many as the source: {refusal}")
 
 
 async def _settled(look: Callable[[], Awaitable[Found]]) -> Found:
@@ -140,10 +403,8 @@ async def _settled(look: Callable[[], Awaitable[Found]]) -> Found:
     return await look()
 
 
-async def _create(
-    admin: AIOKafkaAdminClient, settings: Settings, name: str, partitions: int, config: Mapping[str, str]
-) -> None:
-    topic = NewTopic(name, partitions, 1, topic_configs=dict(config))
+async def _create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPlan) -> None:
+    topic = NewTopic(wanted.name, wanted.partitions, 1, topic_configs=dict(wanted.configs))
     topic.replication_factor = settings.topic_replication  # aiokafka's constructor refuses -1, the broker's default
     try:
         response = await admin.create_topics([topic])
@@ -153,97 +414,5 @@ async def _create(
         code, message = error[1], error[2] if len(error) > 2 else ""
         if code and for_code(code) is not TopicAlreadyExistsError:
             advice = " (grant the ACL Create on it)" if for_code(code) is TopicAuthorizationFailedError else ""
-            raise ConfigError(f"topic {name} could not be created: {for_code(code).__name__}: {message}{advice}")
-    log.info("created topic %s with %d partitions", name, partitions)
-    for _ in range(100):  # until the broker's metadata knows it
-        if name in await _partitions(admin, settings):
-            return
-        await asyncio.sleep(0.1)
-    raise ConfigError(f"topic {name} was created but the broker does not show it after 10 s")
-
-
-async def _check(admin: AIOKafkaAdminClient, settings: Settings) -> Layout:
-    found = await _partitions(admin, settings)
-    missing = [f"{name} ({variable})" for variable, name in settings.topics.items() if name not in found]
-    if missing:
-        raise MissingTopicsError(
-            f"missing on {settings.bootstrap_servers}: {', '.join(missing)}. Create them, or let the worker do it with "
-            "KP_CREATE_TOPICS=true, or correct the names"
-        )
-    source = found[settings.source_topic]
-    if found[settings.changelog] < source:
-        raise ConfigError(
-            f"topic {settings.changelog} has {found[settings.changelog]} partitions, the source "
-            f"{settings.source_topic} has {source}: the changelog needs as many; add partitions to it "
-            f"(kafka-topics --alter --partitions {source})"
-        )
-    await _check_changelog(admin, settings)
-    outputs = [settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic]
-    limits = await _max_bytes(admin, outputs)
-    fits = min(limits[settings.accepted_topic], limits[settings.rejected_topic]) - OUTPUT_OVERHEAD
-    if fits < settings.max_message_bytes:
-        log.warning(
-            "the output topics take records of at most %d bytes: traces above %d bytes become dead letters. "
-            "Raise max.message.bytes of %s and %s by %d to let all of KP_MAX_MESSAGE_BYTES through",
-            fits + OUTPUT_OVERHEAD, fits, settings.accepted_topic, settings.rejected_topic,
-            settings.max_message_bytes - fits,
-        )  # fmt: skip
-    kinds = {ACCEPTED: outputs[0], REJECTED: outputs[1], DEAD_LETTER: outputs[2]}
-    return Layout(
-        source,
-        {kind: OutputTopic(name, found[name], limits[name]) for kind, name in kinds.items()},
-        min(settings.max_message_bytes, fits),
-    )
-
-
-async def _partitions(admin: AIOKafkaAdminClient, settings: Settings) -> dict[str, int]:
-    result = {}
-    for topic in await admin.describe_topics(list(settings.topics.values())):
-        name = topic["topic"]
-        if topic["error_code"] == 0:
-            result[name] = len(topic["partitions"])
-        elif for_code(topic["error_code"]) is TopicAuthorizationFailedError:
-            raise ConfigError(
-                f"the broker denies access to topic {name}: grant the ACL {_needed(settings, name)} on it "
-                "(docs/security.md)"
-            )
-    return result
-
-
-def _needed(settings: Settings, topic: str) -> str:
-    if topic == settings.source_topic:
-        return "Read"
-    return "Read and Write" if topic == settings.changelog else "Write"
-
-
-async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, dict[str, str]]:
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
-    result: dict[str, dict[str, str]] = {}
-    try:
-        responses = await admin.describe_configs(resources)
-    except KafkaError as error:
-        log.warning("cannot read topic settings (ACL DescribeConfigs): %s; assuming Kafka's defaults", error)
-        return result
-    for response in responses:
-        for code, message, _, name, entries in response.resources:
-            if code and for_code(code).retriable:
-                raise MissingTopicsError(f"topic {name}: its settings are not known yet ({for_code(code).__name__})")
-            if code:
-                log.warning("cannot read the settings of topic %s (ACL DescribeConfigs): %s", name, message)
-            else:
-                result[name] = {entry[0]: entry[1] for entry in entries}
-    return result
-
-
-async def _max_bytes(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, int]:
-    configs = await _configs(admin, names)
-    return {name: int(configs.get(name, {}).get("max.message.bytes", DEFAULT_MAX_BYTES)) for name in names}
-
-
-async def _check_changelog(admin: AIOKafkaAdminClient, settings: Settings) -> None:
-    policy = (await _configs(admin, [settings.changelog])).get(settings.changelog, {}).get("cleanup.policy", "compact")
-    if "compact" not in policy or "delete" in policy:
-        raise ConfigError(
-            f"topic {settings.changelog} has cleanup.policy={policy}: cache entries would be deleted or never be "
-            "cleaned up; set cleanup.policy=compact (README, topics)"
-        )
+            raise ConfigError(f"topic {wanted.name} could not be created: {for_code(code).__name__}: {message}{advice}")
+    log.info("created topic %s with %d partitions", wanted.name, wanted.partitions)

@@ -1,10 +1,10 @@
-"""The README's table of settings is the code's."""
+"""The table of docs/settings.md is the code's."""
 
 from pathlib import Path
 
 from worker.config import describe
 
-README = Path(__file__).parent.parent / "README.md"
+DOCUMENT = Path(__file__).parent.parent / "docs/settings.md"
 
 
 def table() -> str:
@@ -16,8 +16,8 @@ def table() -> str:
 
 
 def test_the_table_of_settings_is_true() -> None:
-    text = README.read_text("utf-8")
-    assert table() in text, "python -m tests.test_readme prints the table as it should be"
+    text = DOCUMENT.read_text("utf-8")
+    assert table() in text, "python -m tests.test_settings_page prints the table as it should be"
 
 
 if __name__ == "__main__":

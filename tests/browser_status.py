@@ -1,0 +1,233 @@
+"""The status page in headless Chromium, on a real worker and real Kafka: `make browser-test`.
+
+Not part of `make test`, which needs nothing but Python packages. CHROME names the browser where it is not found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Error, Page, async_playwright, expect
+
+from tests.builders import trace_bytes
+from tests.kafka_fixtures import WorkerProcess, produce_async, unique
+from tests.test_worker import LINES, Stage
+from worker.embedded_kafka import EmbeddedKafka
+
+pytestmark = pytest.mark.kafka
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+BROKEN = trace_bytes().replace(b"federated", b"<img src=x onerror=alert(1)>")
+PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
+
+CONTRASTS = """() => {
+  const parse = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
+  const light = (rgb) => rgb.slice(0, 3).map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (element) => {
+    for (; element; element = element.parentElement) {
+      const colour = parse(getComputedStyle(element).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    throw new Error("nothing opaque behind");
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.getClientRects().length || ["SCRIPT", "NOSCRIPT", "title"].includes(element.tagName)) continue;
+    const style = getComputedStyle(element), svg = element instanceof SVGElement;
+    const pair = [light(parse(svg ? style.fill : style.color)), light(ground(element))].sort((a, b) => b - a);
+    found.push([(pair[0] + 0.05) / (pair[1] + 0.05), element.tagName + "." + element.getAttribute("class"),
+      element.textContent.slice(0, 40)]);
+  }
+  return found;
+}"""
+
+
+def chromium() -> str:
+    """Return the browser's path. None is an error, never a skip."""
+    path = os.environ.get("CHROME") or next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None or not os.access(path, os.X_OK):
+        pytest.fail(
+            f"no Chromium: {path or 'none of ' + ', '.join(NAMES)} cannot be run; install one (Debian: apt-get install "
+            "chromium) or set CHROME=/path/to/chromium"
+        )
+    return path
+
+
+@pytest.fixture(scope="module")
+def stage(kafka: EmbeddedKafka) -> Stage:
+    return Stage(kafka, KP_STATUS_PAGE="true", KP_STATUS_TEXTS="true", KP_HTTP_HOST="127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> Iterator[WorkerProcess]:
+    with WorkerProcess(stage.env) as worker:
+        worker.wait_ready()
+        asyncio.run(send(stage, [*LINES[:200], BROKEN, trace_bytes(f"kp:trace:{HOSTILE}", objective=HOSTILE)]))
+        stage.wait_committed(202)
+        yield worker
+
+
+async def send(stage: Stage, values: list[bytes]) -> None:
+    await produce_async(stage.bootstrap, stage.name, [(None, value, (), i % 4) for i, value in enumerate(values)])
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    path = chromium()
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path)
+        yield browser
+        await browser.close()
+
+
+Visit = Callable[..., AbstractAsyncContextManager[Page]]
+
+
+@pytest.fixture
+def visit(browser: Browser, worker: WorkerProcess) -> Visit:
+    """Open the page with the numbers in it; afterwards nothing may be on the console, nothing asked of others."""
+    home = f"http://127.0.0.1:{worker.http_port}/"
+
+    @asynccontextmanager
+    async def open_page(**options: Any) -> AsyncIterator[Page]:
+        context = await browser.new_context(**options)
+        page = await context.new_page()
+        console: list[str] = []
+        asked: list[str] = []
+        page.on("console", lambda message: console.append(message.text))
+        page.on("pageerror", lambda error: console.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        await page.goto(home)
+        await expect(page.locator("#state")).to_have_text("✓ ready")
+        yield page
+        assert console == []
+        assert {url for url in asked if not url.startswith("data:")} == {home, f"{home}status.json"}
+        await context.close()
+
+    return open_page
+
+
+async def number(page: Page, selector: str) -> float:
+    return float((await page.inner_text(selector)).split()[0].replace(",", ""))
+
+
+async def test_numbers_appear_and_move_under_load(visit: Visit, stage: Stage) -> None:
+    async with visit() as page:
+        before = {name: await number(page, f"#{name}") for name in ("accepted", "rejected", "dead")}
+        newest = await page.inner_text("#trace-rows tr:first-child .code >> nth=0")
+        assert before["dead"] >= 1
+        assert sum(before.values()) >= 202
+        assert await number(page, "#p99") > 0
+        assert await page.locator("#trace-rows tr").count() == 50
+        assert await page.locator("#partitions tr").count() == 4
+        await send(stage, LINES[200:500])
+        await expect(page.locator("#trace-rows tr:first-child .code >> nth=0")).not_to_have_text(newest)
+        await page.wait_for_function("rate => parseFloat(document.getElementById('rate').textContent) > rate", arg=10)
+        for name in ("accepted", "rejected"):
+            assert await number(page, f"#{name}") > before[name]
+        assert await page.locator("#scores rect").count() > 5
+        assert await page.locator("#rate-chart polyline").count() == 1
+
+
+async def test_what_comes_from_the_topic_is_text(visit: Visit, stage: Stage) -> None:
+    await send(stage, [trace_bytes(f"kp:trace:{HOSTILE}", objective=HOSTILE)] * 4)
+    async with visit() as page:
+        await expect(page.get_by_text(f"kp:trace:{HOSTILE}", exact=True).first).to_be_visible()
+        await expect(page.get_by_text(HOSTILE, exact=True).first).to_be_visible()
+        await expect(page.locator("#dead-rows")).to_contain_text("'<img src=x onerror=alert(1)>' is not allowed")
+        assert await page.locator("img").count() == 0
+        assert "owned" not in await page.title()
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1280])
+async def test_the_page_never_scrolls_sideways_but_its_tables_do(visit: Visit, width: int) -> None:
+    async with visit(**{**PHONE, "viewport": {"width": width, "height": 740}}) as page:
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width
+        assert await page.evaluate("innerWidth") == width
+        if width < 400:
+            wider = "e => e.scrollWidth > e.clientWidth && (e.scrollLeft = 50) && e.scrollLeft === 50"
+            assert await page.locator("[role=region]").first.evaluate(wider)
+        button = await page.locator("#pause").bounding_box()
+        assert button is not None
+        assert min(button["width"], button["height"]) >= 24  # WCAG 2.2, target size
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_texts_can_be_read_in_both_colour_schemes(visit: Visit, scheme: str) -> None:
+    async with visit(color_scheme=scheme) as page:
+        found = await page.evaluate(CONTRASTS)
+        assert len(found) > 200
+        assert [item for item in found if item[0] < 4.5] == []  # WCAG AA
+        dark = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (dark == "rgb(14, 19, 25)") is (scheme == "dark")
+
+
+async def test_everything_can_be_reached_and_used_by_keyboard(visit: Visit, stage: Stage) -> None:
+    async with visit(viewport={"width": 600, "height": 700}) as page:
+        focused = "(e => e.id || e.getAttribute('aria-labelledby') || e.className)(document.activeElement)"
+        order = []
+        for _ in range(5):
+            await page.keyboard.press("Tab")
+            order.append(await page.evaluate(focused))
+            assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        assert order == ["skip", "pause", "h-partitions", "h-traces", "h-dead"]
+
+        table = page.locator("[aria-labelledby=h-traces][role=region]")
+        await table.focus()
+        await page.keyboard.press("ArrowRight")
+        await page.wait_for_function("document.activeElement.scrollLeft > 0")
+        await page.wait_for_timeout(1500)  # a poll later focus and place are the reader's still
+        assert await table.evaluate("e => document.activeElement === e && e.scrollLeft > 0")
+
+        await page.locator("#pause").focus()
+        await page.keyboard.press("Space")
+        await expect(page.locator("#state")).to_have_text("‖ paused")
+        still = await page.inner_text("main")
+        await send(stage, LINES[500:520])
+        await page.wait_for_timeout(2500)
+        assert await page.inner_text("main") == still
+        await page.keyboard.press("Space")
+        await expect(page.locator("#state")).to_have_text("✓ ready")
+        assert await page.inner_text("main") != still
+
+
+async def test_nothing_moves_for_whoever_asks_for_that(visit: Visit) -> None:
+    for wish, seconds in (("no-preference", "0.3s"), ("reduce", "0s")):
+        async with visit(reduced_motion=wish) as page:
+            assert await page.locator("#p50-bar").evaluate("e => getComputedStyle(e).transitionDuration") == seconds
+
+
+async def test_the_browser_refuses_html_and_code_that_the_page_does_not_hold(
+    browser: Browser, worker: WorkerProcess
+) -> None:
+    page = await browser.new_page()
+    await page.goto(f"http://127.0.0.1:{worker.http_port}/")
+    with pytest.raises(Error, match="TrustedHTML"):
+        await page.evaluate("document.body.innerHTML = '<b>hello</b>'")
+    refused = await page.evaluate("""() => new Promise((done) => {
+      addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
+      fetch("http://localhost:9/").catch(() => setTimeout(() => done("nothing"), 1000));
+    })""")
+    assert refused == "connect-src"
+    await page.close()
+
+
+async def test_a_worker_that_is_gone_is_said_to_be_gone(browser: Browser, stage: Stage) -> None:
+    with WorkerProcess({**stage.env, "KP_GROUP_ID": unique("group")}) as mortal:
+        await asyncio.to_thread(mortal.wait_ready)
+        page = await browser.new_page()
+        await page.goto(f"http://127.0.0.1:{mortal.http_port}/")
+        await expect(page.locator("#state")).to_have_text("✓ ready")
+        mortal.kill()
+        await expect(page.locator("#state")).to_have_text("! no answer, trying again")
+        assert await page.locator("main").evaluate("e => getComputedStyle(e).opacity") < "1"
