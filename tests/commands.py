@@ -35,7 +35,9 @@ class Desk:
             "KP_EMBEDDER": "none",
             **settings,
         }
-        create_topics(self.bootstrap, dict.fromkeys([self.name, *self.topics.values()], partitions))
+        # Times in tests are months old: by the broker's default Kafka would delete such records at its next look.
+        kept = (partitions, {"retention.ms": "-1"})
+        create_topics(self.bootstrap, dict.fromkeys([self.name, *self.topics.values()], kept))
 
     @property
     def env(self) -> dict[str, str]:

@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -90,7 +91,10 @@ class Selection:
 
 @dataclass(slots=True)
 class Report:
-    """Counts by reason; `done` were re-driven or written (dry run: would be). Kept up to date during the run."""
+    """Counts by reason; `done` were re-driven or written (dry run: would be). Kept up to date during the run.
+
+    `old` of them have a timestamp that is older than the source topic's retention, `retention_ms`.
+    """
 
     found: Counter[str] = field(default_factory=Counter)
     already: Counter[str] = field(default_factory=Counter)
@@ -98,9 +102,13 @@ class Report:
     done: Counter[str] = field(default_factory=Counter)
     examples: list[Letter] = field(default_factory=list)
     foreign: int = 0
+    old: int = 0
+    retention_ms: int | None = None
 
     def count_done(self, letter: Letter) -> None:
         """Count a letter that was re-driven, written, or would be, and keep the first ones."""
+        if self.retention_ms is not None and (letter.timestamp_ms or 0) < time.time() * 1000 - self.retention_ms:
+            self.old += 1
         self.done[letter.reason] += 1
         if self.done[letter.reason] <= EXAMPLES:
             self.examples.append(letter)
@@ -170,6 +178,7 @@ class Redrive:
             await self._write(None)
             return
         source, marks = await self._look(create=False)
+        self._report.retention_ms = source.retention_ms
         async with self._clients() as (reader, lookup):
             await self._read_marks(reader, marks)
             builder = AIOKafkaProducer(**producer_arguments(self._session.client))
@@ -205,6 +214,7 @@ class Redrive:
                 f"topic {self._marks_topic} is missing: it remembers what was re-driven. Create it with one partition "
                 "and cleanup.policy=compact, or set KP_CREATE_TOPICS=true"
             )
+        self._report.retention_ms = source.retention_ms
         settings = self._session.settings
         timeout_ms = round(settings.transaction_timeout_seconds * 1000)
         producer = survive_lost_coordinator(

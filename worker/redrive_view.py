@@ -90,10 +90,24 @@ def show(report: Report, to_file: Path | None, execute: bool) -> None:
     if execute:
         done = report.done.total()
         console.print(f"\n{done} dead letter{'s' * (done != 1)} {verb} to {target}", soft_wrap=True)
+        _warn_of_retention(console, report)
         return
     todo = report.done.total()
     if todo:
         console.print(Text("\nExamples", "bold"), examples_table(report.examples), sep="\n")
         console.print(f"\nDry run: nothing was done. --execute {does} {todo} to {target}", soft_wrap=True)
+        _warn_of_retention(console, report)
     else:
         console.print("\nNothing to do")
+
+
+def _warn_of_retention(console: Console, report: Report) -> None:
+    if report.old and report.retention_ms is not None:
+        days = report.retention_ms / 86_400_000
+        console.print(
+            f"{report.old} of them are older than the source topic keeps records ({days:.1f} days): they keep their "
+            "timestamps, so Kafka may delete them before a worker reads them. Have a worker running, or raise "
+            "retention.ms",
+            style="yellow",
+            soft_wrap=True,
+        )

@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, for_code
+from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import ConsumerRecord
 
 from worker.config import ConfigError, Settings
@@ -47,6 +48,12 @@ class Topic:
     def max_bytes(self) -> int:
         """Return the largest record batch that it takes."""
         return int(self.config.get("max.message.bytes", DEFAULT_MAX_BYTES))
+
+    @property
+    def retention_ms(self) -> int | None:
+        """Return how long it keeps records, by their timestamps; None: for ever, or unknown."""
+        limit = int(self.config.get("retention.ms", -1))
+        return limit if limit >= 0 and "delete" in self.config.get("cleanup.policy", "delete") else None
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -112,7 +119,9 @@ class Session:
     async def topics(self, admin: AIOKafkaAdminClient, *names: str) -> dict[str, Topic]:
         """Return those of the topics that are there. Raises ConfigError for one that may not be described."""
         found = {}
-        for topic in await admin.describe_topics(list(names)):
+        # Without the flag a broker with auto.create.topics.enable would create what is only asked for.
+        request = MetadataRequest(list(names), allow_auto_topic_creation=False)
+        for topic in (await admin._send_request(request)).to_object()["topics"]:
             name = topic["topic"]
             if topic["error_code"] == 0:
                 found[name] = len(topic["partitions"])
