@@ -19,7 +19,7 @@ from tests.benchmarks.clients import MODEL_SETTINGS
 from tests.benchmarks.watch import BenchmarkError
 from tests.benchmarks.workload import PARTITIONS, Source, documents, fill, fresh_topics, long_documents, produce
 
-RATE: Final = 25.0
+RATE: Final = 50.0
 """Texts a second that are reckoned with to choose how many."""
 
 IN_FLIGHT: Final = 8
