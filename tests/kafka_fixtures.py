@@ -206,7 +206,46 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class WorkerProcess:
+class LoggedProcess:
+    """Run `python -m module` with this environment, its output in a file. close() kills it, by its own pid only."""
+
+    def __init__(self, module: str, args: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
+        self.log_path = log_path
+        with log_path.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *args],
+                env={**env, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Return its process id."""
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Return the exit status, negative for a signal; None while it runs."""
+        return self.process.poll()
+
+    def log(self) -> str:
+        """Return everything it wrote to stdout and stderr so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def terminate(self) -> None:
+        """Send SIGTERM; wait() for the end."""
+        self.process.terminate()
+
+    def close(self) -> None:
+        """Kill it by SIGKILL if it still runs, and wait."""
+        self.process.kill()
+        self.process.wait()
+
+
+class WorkerProcess(LoggedProcess):
     """Run `python -m worker` (or another module) with the given KP_* settings; no KP_* of this process is passed on.
 
     Starts at once. KP_HTTP_PORT is a free port unless given. close() (also the end of `with`, and the
@@ -225,18 +264,9 @@ class WorkerProcess:
             handle, name = tempfile.mkstemp(prefix="kp-worker-", suffix=".log")
             os.close(handle)
             log_path = Path(name)
-        self.log_path = log_path
         self.http_port = int(env.get("KP_HTTP_PORT") or _free_port())
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
-        with log_path.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *args],
-                env={**inherited, "PYTHONUNBUFFERED": "1", **env, "KP_HTTP_PORT": str(self.http_port)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-            )
+        super().__init__(module, args, {**inherited, **env, "KP_HTTP_PORT": str(self.http_port)}, log_path)
 
     def __enter__(self) -> Self:
         return self
@@ -245,19 +275,6 @@ class WorkerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """Return the exit status, negative for a signal; None while it runs."""
-        return self.process.poll()
-
-    def log(self) -> str:
-        """Return everything it wrote to stdout and stderr so far."""
-        return self.log_path.read_text(errors="replace")
 
     def get(self, path: str) -> tuple[int, str]:
         """Return status and body of an HTTP GET. Raises OSError while nothing listens."""
@@ -306,14 +323,9 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the worker did not end in {timeout} s:\n{self.log()}") from None
 
-    def terminate(self) -> None:
-        """Send SIGTERM; wait() for the end of the drain."""
-        self.process.terminate()
-
     def kill(self) -> None:
         """Kill by SIGKILL, as a crash does, and wait."""
-        self.process.kill()
-        self.process.wait()
+        self.close()
 
     def stop(self) -> None:
         """Freeze by SIGSTOP."""
@@ -322,10 +334,6 @@ class WorkerProcess:
     def cont(self) -> None:
         """Go on after stop()."""
         self.process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """Kill it if it still runs."""
-        self.kill()
 
 
 @pytest.fixture

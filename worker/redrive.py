@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import InvalidProducerEpoch, ProducerFenced, TopicAlreadyExistsError, for_code
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import InvalidProducerEpoch, ProducerFenced
 from aiokafka.structs import ConsumerRecord
 
 from worker.config import ConfigError
@@ -48,6 +48,7 @@ from worker.publisher import (
     while_sending,
 )
 from worker.session import Session, SessionError, Topic, read_to
+from worker.topics import SETTLE_ATTEMPTS, TopicPlan, create
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 8 << 20
@@ -57,9 +58,6 @@ EXAMPLES: Final = 2
 """Letters of each reason that the report keeps to show."""
 
 MARKS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
-
-SETTLE_ATTEMPTS: Final = 50
-"""How often, 0.2 s apart, a new topic is looked for."""
 
 SOURCE_SECONDS: Final = 10.0
 """How long one record that must be there may take to come from the source topic."""
@@ -268,12 +266,7 @@ class Redrive:
         return source, marks
 
     async def _create_marks(self, admin: AIOKafkaAdminClient) -> Topic:
-        wanted = NewTopic(self._marks_topic, 1, 1, topic_configs=dict(MARKS_CONFIG))
-        # aiokafka's constructor refuses -1, the broker's default.
-        wanted.replication_factor = self._session.settings.topic_replication
-        for _, code, *rest in (await admin.create_topics([wanted])).topic_errors:
-            if code and for_code(code) is not TopicAlreadyExistsError:
-                raise ConfigError(f"topic {self._marks_topic} could not be created: {for_code(code).__name__}: {rest}")
+        await create(admin, self._session.settings, TopicPlan("", self._marks_topic, 1, MARKS_CONFIG))
         for _ in range(SETTLE_ATTEMPTS):
             if found := await self._session.topics(admin, self._marks_topic):
                 return found[self._marks_topic]

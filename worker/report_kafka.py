@@ -17,6 +17,8 @@ from worker.config import ConfigError, Settings
 from worker.connection import client_arguments, why_not
 from worker.errors import explain
 from worker.report import Traces
+from worker.session import SessionError, read_to
+from worker.topics import describe
 
 FETCH_BYTES: Final = 4 << 20
 
@@ -35,6 +37,8 @@ async def read_outputs(settings: Settings, traces: Traces, since_ms: int | None,
     except KafkaError as error:
         cause = await why_not(client) or error
         raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {explain(cause)}") from error
+    except SessionError as error:
+        raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error}") from error
 
 
 async def _partitions(client: Mapping[str, Any], topics: list[str]) -> list[TopicPartition]:
@@ -42,7 +46,7 @@ async def _partitions(client: Mapping[str, Any], topics: list[str]) -> list[Topi
     admin = AIOKafkaAdminClient(**client)
     try:
         await admin.start()
-        found = await admin.describe_topics(topics)
+        found = await describe(admin, topics)
     finally:
         await admin.close()
     result = []
@@ -74,18 +78,11 @@ async def _read(
         for tp in partitions:
             if last is not None and ends[tp] - last > starts[tp]:
                 starts[tp] = ends[tp] - last
-                cut.add(tp)
-            consumer.seek(tp, starts[tp])
+                cut.add((tp.topic, tp.partition))
         complete_from = since_ms or 0
-        todo = [tp for tp in partitions if starts[tp] < ends[tp]]
-        while todo:
-            for tp, records in (await consumer.getmany(*todo, timeout_ms=500)).items():
-                if tp in cut:
-                    cut.remove(tp)
-                    complete_from = max(complete_from, records[0].timestamp)
-                for record in records:
-                    if record.offset < ends[tp]:
-                        where = f"{tp.topic}/{tp.partition} offset {record.offset}"
-                        traces.add(record.value, where, record.timestamp)
-            todo = [tp for tp in todo if await consumer.position(tp) < ends[tp]]
+        async for record in read_to(consumer, starts, ends):
+            if cut and (place := (record.topic, record.partition)) in cut:
+                cut.remove(place)
+                complete_from = max(complete_from, record.timestamp)
+            traces.add(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.timestamp)
         return complete_from

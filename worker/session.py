@@ -16,14 +16,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, for_code
-from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.structs import ConsumerRecord
 
 from worker.config import ConfigError, Settings
 from worker.connection import client_arguments, why_not
 from worker.errors import explain
 from worker.publisher import PublishError
-from worker.topics import DEFAULT_MAX_BYTES
+from worker.topics import DEFAULT_MAX_BYTES, describe
 
 Result = TypeVar("Result")
 Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer)
@@ -119,9 +118,7 @@ class Session:
     async def topics(self, admin: AIOKafkaAdminClient, *names: str) -> dict[str, Topic]:
         """Return those of the topics that are there. Raises ConfigError for one that may not be described."""
         found = {}
-        # Without the flag a broker with auto.create.topics.enable would create what is only asked for.
-        request = MetadataRequest(list(names), allow_auto_topic_creation=False)
-        for topic in (await admin._send_request(request)).to_object()["topics"]:
+        for topic in await describe(admin, names):
             name = topic["topic"]
             if topic["error_code"] == 0:
                 found[name] = len(topic["partitions"])

@@ -171,16 +171,22 @@ async def connect(
 # -- what is there
 
 
+async def describe(admin: AIOKafkaAdminClient, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the broker's metadata of topics, each with `error_code`, `topic` and `partitions`; creates none."""
+    # Without the flag a broker with auto.create.topics.enable would create what is only asked for.
+    request = MetadataRequest(list(names), allow_auto_topic_creation=False)
+    topics: list[dict[str, Any]] = (await admin._send_request(request)).to_object()["topics"]
+    return topics
+
+
 async def look(admin: AIOKafkaAdminClient, settings: Settings, settings_of: Sequence[str]) -> Observed:
     """Look at the five topics, and at the settings of those in `settings_of` that exist. Changes nothing.
 
     Raises KafkaError, and MissingTopicsError for a topic so new that its settings are not known yet.
     """
-    # Without the flag a broker with auto.create.topics.enable would create what is only asked for.
-    request = MetadataRequest(list(settings.topics.values()), allow_auto_topic_creation=False)
     topics: dict[str, TopicState] = {}
     denied = []
-    for topic in (await admin._send_request(request)).to_object()["topics"]:
+    for topic in await describe(admin, list(settings.topics.values())):
         parts = topic["partitions"]
         if topic["error_code"] == 0:
             replicas = min((len(part["replicas"]) for part in parts), default=0)
@@ -348,13 +354,13 @@ async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_b
     found = await _settled(lambda: _accessible(admin, settings))
     source = plan(settings, found)[0]
     if source.name not in found.topics:
-        await _create(admin, settings, source)
+        await create(admin, settings, source)
         found = await _settled(lambda: _accessible(admin, settings, source.name))
     for name, words in found.unreadable.items():
         log.warning("cannot read the settings of topic %s (ACL DescribeConfigs): %s; assuming Kafka's", name, words)
     for topic in plan(settings, found, extra_bytes)[1:]:
         if topic.name not in found.topics:
-            await _create(admin, settings, topic)
+            await create(admin, settings, topic)
     wanted = found.topics[source.name].partitions
     changelog = found.topics.get(settings.changelog)
     if changelog is not None and changelog.partitions < wanted:  # the source topic has gained partitions
@@ -403,7 +409,8 @@ async def _settled(look: Callable[[], Awaitable[Found]]) -> Found:
     return await look()
 
 
-async def _create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPlan) -> None:
+async def create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPlan) -> None:
+    """Create a topic, unless somebody was faster. Raises ConfigError with what the broker says against it."""
     topic = NewTopic(wanted.name, wanted.partitions, 1, topic_configs=dict(wanted.configs))
     topic.replication_factor = settings.topic_replication  # aiokafka's constructor refuses -1, the broker's default
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from rich.console import Console
 from tests.benchmarks.results import Results
 from tests.benchmarks.watch import Outputs, Timeline, follow, read_outputs
 from tests.benchmarks.workload import Source, Topics
-from tests.kafka_fixtures import WorkerProcess
+from tests.kafka_fixtures import LoggedProcess, WorkerProcess
 from worker.embedded_kafka import EmbeddedKafka
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -29,48 +28,16 @@ PATIENCE_SECONDS: Final = 120.0
 """A run in which nothing moves for so long is broken: no peer takes a tenth of it for a start or a commit."""
 
 
-class PeerProcess:
+class PeerProcess(LoggedProcess):
     """A peer as a process, its output in a file."""
 
     def __init__(self, module: str, arguments: list[str], log_path: Path) -> None:
-        self.log_path = log_path
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("KP_", "Quix__"))}
-        with log_path.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                env={**environment, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-            )
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit status; None while it runs."""
-        return self.process.poll()
-
-    def log(self) -> str:
-        """What it wrote."""
-        return self.log_path.read_text(errors="replace")
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self.process.terminate()
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("KP_", "Quix__"))}
+        super().__init__(module, arguments, {**inherited, "OPENBLAS_NUM_THREADS": "1"}, log_path)
 
     def wait(self, timeout: float) -> int:
         """Wait for its end. Raises subprocess.TimeoutExpired."""
         return self.process.wait(timeout)
-
-    def close(self) -> None:
-        """Kill it if it still runs."""
-        self.process.kill()
-        self.process.wait()
 
 
 @dataclass

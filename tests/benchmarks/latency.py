@@ -11,6 +11,7 @@ from typing import NamedTuple
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from tests.benchmarks.watch import BenchmarkError
+from worker import metrics
 
 
 class Latencies(NamedTuple):
@@ -99,18 +100,9 @@ async def measure(
 
 def quantile(before: Mapping[str, float], after: Mapping[str, float], name: str, share: float) -> float:
     """Return a quantile (ms) of what a histogram of /metrics gained between two scrapes, linear within a bucket."""
-    gained = []
+    gained = {}
     for key, value in after.items():
         if key.startswith(f"{name}_bucket{{"):
             bound = float(key.partition('le="')[2].partition('"')[0])
-            gained.append((bound, value - before.get(key, 0.0)))
-    gained.sort()
-    wanted = gained[-1][1] * share
-    low, under = 0.0, 0.0
-    for bound, count in gained:
-        if count >= wanted:
-            if bound == float("inf"):
-                return low * 1000
-            return 1000 * (low + (bound - low) * ((wanted - under) / (count - under) if count > under else 1.0))
-        low, under = bound, count
-    return low * 1000
+            gained[bound] = value - before.get(key, 0.0)
+    return 1000 * metrics.quantile(gained, share)
