@@ -15,6 +15,8 @@ from tests.builders import TextEmbedder
 from worker import embedder as embedder_module
 from worker.embedder import (
     INSTALL_HINT,
+    LEAD_SECONDS,
+    LEAD_SHARE,
     OFFICIAL_HUB_NAME,
     OFFICIAL_NAME,
     OFFICIAL_SHA256,
@@ -104,6 +106,37 @@ def test_busy_seconds_ends_with_a_failure_too() -> None:
     assert pool.submit("good").exception(10) is None
     pool.close()
     assert pool.busy_seconds() == 0.0
+
+
+def test_the_next_text_may_wait_until_the_embedder_is_nearly_done(slow: Slow) -> None:
+    embedder, pool, clock = slow
+    assert pool.pause() == 0.0
+    first = pool.submit("x" * 100)
+    assert embedder.entered.wait(10)
+    assert pool.pause() == 0.0  # nothing is known yet
+    clock.now += 10
+    embedder.go_on.set()
+    first.result(10)  # 0.1 s a character
+    embedder.go_on.clear()
+    embedder.entered.clear()
+    second = pool.submit("y" * 50)
+    assert embedder.entered.wait(10)
+    assert pool.pause() == pytest.approx(5 * (1 - LEAD_SHARE) - LEAD_SECONDS)
+    clock.now += 2
+    assert pool.pause() == pytest.approx(5 * (1 - LEAD_SHARE) - LEAD_SECONDS - 2)
+    waiting = pool.submit("z" * 10)
+    assert pool.pause() == pytest.approx(6 * (1 - LEAD_SHARE) - LEAD_SECONDS - 2)
+    waiting.cancel()
+    assert pool.pause() == pytest.approx(5 * (1 - LEAD_SHARE) - LEAD_SECONDS - 2)
+    clock.now += 60  # longer than expected
+    assert pool.pause() == 0.0
+    clock.now = 0.0  # a running text would now have all its time before it
+    embedder.go_on.set()
+    second.result(10)
+    deadline = time.monotonic() + 10
+    while pool.pause() and time.monotonic() < deadline:  # the future is done a moment before it is counted off
+        time.sleep(0.001)
+    assert pool.pause() == 0.0
 
 
 def test_close_drops_what_waits_and_does_not_wait_itself(slow: Slow) -> None:

@@ -10,6 +10,7 @@ was not committed counts, the supervisor's restart goes on from there. 2: the se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -82,6 +83,7 @@ class Worker:
         self._status = status
         self._pool = None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered)
         self._slots = asyncio.Semaphore(settings.embed_in_flight)
+        self._freed = asyncio.Event()
         self._intake = Intake()
         self._lanes: dict[int, Lane] = {}
         self._room = asyncio.Event()
@@ -142,6 +144,7 @@ class Worker:
         while self._intake:
             if self._pool is not None:
                 await self._slots.acquire()
+                await self._until_needed(self._pool)
             record = self._intake.next(self._accepts, stay=stay)
             if record is None:
                 self._release_slot()
@@ -162,6 +165,18 @@ class Worker:
         for lane in self._lanes.values():
             lane.hurry()
 
+    async def _until_needed(self, pool: EmbeddingPool) -> None:
+        """Leave the next record in the queue until the embedder is nearly done with what it has.
+
+        A trace's evaluation begins when it is taken; taken earlier, it would only wait.
+        """
+        pause = pool.pause()
+        if pause > 0:
+            self._freed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._freed.wait()
+
     def _accepts(self, partition: int) -> bool:
         lane = self._lanes.get(partition)
         return lane is not None and lane.has_room()
@@ -169,6 +184,7 @@ class Worker:
     def _release_slot(self) -> None:
         if self._pool is not None:
             self._slots.release()
+            self._freed.set()
 
     # -- assignment and revocation
 

@@ -171,9 +171,8 @@ def _make_aot_cache(runtime: Runtime) -> None:
     log.info("making the JVM's class cache for faster broker starts (once, some 10 s)")
     part = runtime.aot_cache.with_suffix(".part")
     part.unlink(missing_ok=True)
-    recorder = EmbeddedKafka()
+    recorder = EmbeddedKafka(jvm_flags=[f"-XX:AOTCacheOutput={part}"])
     recorder._runtime = runtime
-    recorder._jvm_flags = (f"-XX:AOTCacheOutput={part}",)
     try:
         with recorder:
             recorder.stop_node(0, timeout_s=120)
@@ -258,7 +257,7 @@ class EmbeddedKafka:
     of nodes; without one, the data live in a temporary directory until stop(). `port` fixes the client port of
     a single node. `listeners` adds client listeners (name -> security protocol, e.g. {"SECURE": "SASL_SSL"})
     on free ports beside PLAINTEXT; their keys and users come through `config`, which overrides
-    server.properties on all nodes.
+    server.properties on all nodes. `jvm_flags` come after those that are given anyway.
     """
 
     def __init__(
@@ -270,6 +269,7 @@ class EmbeddedKafka:
         listeners: Mapping[str, str] | None = None,
         port: int | None = None,
         heap_mb: int = 256,
+        jvm_flags: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         if nodes < 1 or (port is not None and nodes != 1):
@@ -281,7 +281,7 @@ class EmbeddedKafka:
         self._port = port
         self._heap_mb = heap_mb
         self._start_timeout_s = start_timeout_s
-        self._jvm_flags: tuple[str, ...] = ()
+        self._jvm_flags = tuple(jvm_flags)
         self._runtime: Runtime | None = None
         self._temporary: Path | None = None
         self._nodes: list[_Node] = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from worker.novelty import Vector
+from worker.pace import Pace
 from worker.pipeline import EmbedderIdentity
 
 if TYPE_CHECKING:
@@ -257,6 +259,12 @@ def finite(vector: Vector) -> Vector:
     return vector
 
 
+LEAD_SHARE: Final = 0.35
+LEAD_SECONDS: Final = 0.002
+"""How much earlier than expected the embedder may be done: this share of the time, and what parsing and the way to its
+thread take. With less it stands still more often than with texts submitted two at a time (measured at full load)."""
+
+
 class EmbeddingPool:
     """Embeds off the event loop, one text after the other, in the order of `submit`; equal texts once.
 
@@ -272,6 +280,9 @@ class EmbeddingPool:
         self._clock = clock
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="embed")
         self._started: float | None = None
+        self._pace = Pace()
+        self._lock = threading.Lock()
+        self._expected = 0.0  # s, of all texts that are submitted and not done
         self.hits = 0
 
     @property
@@ -286,14 +297,14 @@ class EmbeddingPool:
         share it. Call this from one thread.
         """
         if not self._remembered:
-            return self._executor.submit(self._embed, text)
+            return self._queue(text)
         key = hashlib.blake2b(text.encode(), digest_size=16).digest()
         future = self._known.get(key)
         if future is not None and not future.cancelled() and not (future.done() and future.exception() is not None):
             self._known.move_to_end(key)
             self.hits += 1
             return future.result() if future.done() else future
-        future = self._known[key] = self._executor.submit(self._embed, text)
+        future = self._known[key] = self._queue(text)
         if len(self._known) > self._remembered:
             self._known.popitem(last=False)
         return future
@@ -303,14 +314,38 @@ class EmbeddingPool:
         started = self._started
         return 0.0 if started is None else self._clock() - started
 
+    def pause(self) -> float:
+        """How long the next text may wait outside without the embedder having to, s.
+
+        A text that is submitted early only waits inside, where its time is already running.
+        """
+        with self._lock:
+            expected = self._expected
+        started = self._started
+        left = expected if started is None else expected - (self._clock() - started)
+        return max(0.0, left - LEAD_SHARE * expected - LEAD_SECONDS)
+
     def close(self) -> None:
         """Drop what is queued and let the thread end."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
+    def _queue(self, text: str) -> Future[Embedding]:
+        expected = self._pace.expect(len(text))
+        self._count(expected)
+        future = self._executor.submit(self._embed, text)
+        future.add_done_callback(lambda _: self._count(-expected))
+        return future
+
+    def _count(self, seconds: float) -> None:
+        with self._lock:  # done futures count in the embedder's thread
+            self._expected += seconds
+
     def _embed(self, text: str) -> Embedding:
-        self._started = self._clock()
+        self._started = started = self._clock()
         try:
-            return embed_or_diagnose(self._embedder, text)
+            embedding = embed_or_diagnose(self._embedder, text)
+            self._pace.learn(len(text), embedding.truncated, self._clock() - started)
+            return embedding
         finally:
             self._started = None
 

@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from rich.console import Console
 
 from tests.benchmarks.results import Results
+from tests.benchmarks.warm import warm
 from tests.benchmarks.watch import Outputs, Timeline, follow, read_outputs
 from tests.benchmarks.workload import Source, Topics
 from tests.kafka_fixtures import LoggedProcess, WorkerProcess
@@ -23,6 +24,9 @@ from worker.embedded_kafka import EmbeddedKafka
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = "worker"
 STAND_IN: Final = "tests.benchmarks.bench_worker"
+
+WARM_UP_EACH_SECOND: Final = 400
+"""Transactions of the broker's warm-up for each second that a run lasts: 4000 for runs of 10 s."""
 
 PATIENCE_SECONDS: Final = 120.0
 """A run in which nothing moves for so long is broken: no peer takes a tenth of it for a start or a commit."""
@@ -56,8 +60,10 @@ class Bench:
     def broker(self) -> EmbeddedKafka:
         """The broker; started when first asked for."""
         if self._broker is None:
-            # Twice the usual heap: a benchmark moves more than a test, and must not measure the collector.
-            self._broker = EmbeddedKafka(heap_mb=512).start()
+            # Twice the usual heap: a benchmark moves more than a test, and must not measure the collector. And both of
+            # the JVM's compilers, as a broker in production has them; the embedded one saves the start of the second.
+            self._broker = EmbeddedKafka(heap_mb=512, jvm_flags=["-XX:TieredStopAtLevel=4"]).start()
+            asyncio.run(warm(self._broker.bootstrap_servers, round(self.seconds * WARM_UP_EACH_SECOND)))
         return self._broker
 
     @property
@@ -136,12 +142,12 @@ class Bench:
             )
         )
 
-    def outputs(self, topics: Topics, partitions: int) -> Outputs:
-        """Read what a run gave, then delete its topics."""
+    def outputs(self, topics: Topics, partitions: int, since: float = 0.0) -> Outputs:
+        """Read what a run gave (stamped at `since` or later, s since 1970), then delete its topics."""
 
         async def read() -> Outputs:
             try:
-                return await read_outputs(self.bootstrap, topics.outputs, partitions)
+                return await read_outputs(self.bootstrap, topics.outputs, partitions, since)
             finally:
                 admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
                 await admin.start()

@@ -238,7 +238,7 @@ MODEL_CONTENDERS: Final = (
     Contender("aiokafka loop with encode()", AT_LEAST, "aiokafka_loop", "model", needs=("sentence-transformers",)),
     Contender("quix-streams with encode()", AT_LEAST, "quix", "model", needs=("quixstreams", "sentence-transformers")),
 )
-MODEL_RATE: Final = 20.0
+MODEL_RATE: Final = 50.0
 """Messages a second that are reckoned with to choose how many; each row takes all of them."""
 
 

@@ -158,8 +158,8 @@ def _seconds_left(timeline: Timeline, total: int) -> float:
     return (total - last.done) * (last.at - first.at) / (last.done - first.done)
 
 
-async def read_outputs(bootstrap: str, topics: Mapping[str, str], partitions: int) -> Outputs:
-    """Read all that is committed in the output topics (kind -> topic)."""
+async def read_outputs(bootstrap: str, topics: Mapping[str, str], partitions: int, since: float = 0.0) -> Outputs:
+    """Read all that is committed in the output topics (kind -> topic) and stamped at `since` or later."""
     counts, checksums = Counter[str](), Counter[str]()
     first, last = float("inf"), 0.0
     kinds = {topic: kind for kind, topic in topics.items()}
@@ -177,10 +177,12 @@ async def read_outputs(bootstrap: str, topics: Mapping[str, str], partitions: in
         while left:
             for tp, records in (await consumer.getmany(*left, timeout_ms=200)).items():
                 kind = kinds[tp.topic]
-                counts[kind] += len(records)
-                checksums[kind] += sum(zlib.crc32(r.value or b"") for r in records)
-                first = min(first, records[0].timestamp / 1000)
-                last = max(last, records[-1].timestamp / 1000)
+                counted = [record for record in records if record.timestamp >= since * 1000]
+                if counted:
+                    counts[kind] += len(counted)
+                    checksums[kind] += sum(zlib.crc32(r.value or b"") for r in counted)
+                    first = min(first, counted[0].timestamp / 1000)
+                    last = max(last, counted[-1].timestamp / 1000)
             left = {tp for tp in left if await consumer.position(tp) < ends[tp]}
     return Outputs(counts, checksums, first, last)
 
