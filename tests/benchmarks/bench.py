@@ -58,7 +58,7 @@ class Bench:
 
     @property
     def broker(self) -> EmbeddedKafka:
-        """The broker; started when first asked for."""
+        """The broker of all parts; started, and warmed up, when first asked for."""
         if self._broker is None:
             # Twice the usual heap: a benchmark moves more than a test, and must not measure the collector. And both of
             # the JVM's compilers, as a broker in production has them; the embedded one saves the start of the second.
@@ -71,8 +71,8 @@ class Bench:
         """The broker's address."""
         return self.broker.bootstrap_servers
 
-    def restart_broker(self) -> None:
-        """Throw the broker and all its data away; the next part gets a fresh one."""
+    def stop_broker(self) -> None:
+        """Throw the broker and all its data away."""
         if self._broker is not None:
             self._broker.stop()
             self._broker = None

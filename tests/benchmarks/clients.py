@@ -129,7 +129,6 @@ def throughput(
 
 def run_without_model(bench: Bench) -> None:
     """Part b."""
-    bench.restart_broker()
     count = max(1, round(bench.seconds * 8000 / STEP)) * STEP
     slow = max(1, count // (5 * STEP)) * STEP
     sources = {n: asyncio.run(fill(bench.bootstrap, documents(n))) for n in {count, slow}}
@@ -273,7 +272,6 @@ def is_ready(process: WorkerProcess) -> bool:
 
 def run_with_model(bench: Bench) -> None:
     """Part c."""
-    bench.restart_broker()
     count = max(40, round(bench.seconds * MODEL_RATE))
     source = asyncio.run(fill(bench.bootstrap, documents(count, broken_every=0)))
     precisions = offered_precisions(bench, "c")

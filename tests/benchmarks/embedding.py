@@ -30,6 +30,7 @@ IN_FLIGHT: Final = 8
 next trace is sent when one comes out: two for each partition keep the embedder busy all the time."""
 
 EVALUATION: Final = "kp_evaluation_duration_seconds"
+STAGE: Final = "kp_stage_duration_seconds"
 
 
 def alone(path: Path) -> dict[str, float]:
@@ -62,7 +63,6 @@ def alone(path: Path) -> dict[str, float]:
 
 def run(bench: Bench) -> None:
     """Part a."""
-    bench.restart_broker()
     count = max(40, round(bench.seconds * RATE))
     texts = documents(count, broken_every=0)
     random.Random(1).shuffle(texts)  # an hour of one fleet is not like the next: every load gets the same mix
@@ -151,6 +151,7 @@ def _at_load(bench: Bench, texts: list[bytes], share: float, rate: float) -> Non
         "a",
         row,
         texts_s=found.rate,
+        embed_stage_p50_ms=latency.quantile(before, after, STAGE, 0.5, 'stage="embed"'),
         **_evaluation(before, after),
         end_to_end_p50_ms=found.percentile(50),
         end_to_end_p95_ms=found.percentile(95),
@@ -181,10 +182,15 @@ def _goals(bench: Bench) -> None:
         r.goal("a", f"worker through Kafka / embedder alone{tokens}, texts/s", values, 0.95, "min")
     long = r.values["a"]["worker, full load, 256 tokens"]
     r.goal("a", "evaluation p99 at full load, 256 tokens, ms", long["evaluation_p99_ms"], 100, "max")
-    p50 = r.values["a"]["embedder alone"]["embedding_p50_ms"]
-    quiet = r.values["a"]["worker at 20% load"]["end_to_end_p50_ms"]
-    over = [end - own for end, own in zip(quiet, p50, strict=True)]
-    r.goal("a", "end-to-end p50 at 20 % load, exactly once, above the embedding's own p50, ms", over, 15, "max")
+    quiet = r.values["a"]["worker at 20% load"]
+    for whose, p50 in (
+        ("of the embedder alone", r.values["a"]["embedder alone"]["embedding_p50_ms"]),
+        ("in the same run", quiet["embed_stage_p50_ms"]),
+    ):
+        over = [end - own for end, own in zip(quiet["end_to_end_p50_ms"], p50, strict=True)]
+        r.goal(
+            "a", f"end-to-end p50 at 20 % load, exactly once, above the embedding's p50 {whose}, ms", over, 15, "max"
+        )
 
 
 if __name__ == "__main__":

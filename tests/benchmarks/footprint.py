@@ -13,7 +13,6 @@ from tests.benchmarks.workload import PARTITIONS, Source, documents, fill, fresh
 
 def run(bench: Bench) -> None:
     """Part g."""
-    bench.restart_broker()
     rows = {"with the model, fp32": {}, "without a model": {"KP_EMBEDDER": "none"}}
     rows |= {f"with the model, {p}": {"KP_PRECISION": p} for p in offered_precisions(bench, "g")}
     for _ in bench.each_round():

@@ -98,11 +98,16 @@ async def measure(
     return Latencies(sorted((taken[s] - s / 1e6) * 1000 for s in sent[warm_up:]), len(values) / took)
 
 
-def quantile(before: Mapping[str, float], after: Mapping[str, float], name: str, share: float) -> float:
-    """Return a quantile (ms) of what a histogram of /metrics gained between two scrapes, linear within a bucket."""
+def quantile(
+    before: Mapping[str, float], after: Mapping[str, float], name: str, share: float, label: str = ""
+) -> float:
+    """Return a quantile (ms) of what a histogram of /metrics gained between two scrapes, linear within a bucket.
+
+    `label`: only the series with this label (`stage="embed"`).
+    """
     gained = {}
     for key, value in after.items():
-        if key.startswith(f"{name}_bucket{{"):
+        if key.startswith(f"{name}_bucket{{") and label in key:
             bound = float(key.partition('le="')[2].partition('"')[0])
             gained[bound] = value - before.get(key, 0.0)
     return 1000 * metrics.quantile(gained, share)

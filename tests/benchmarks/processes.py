@@ -22,7 +22,6 @@ SETTINGS: Final = {"KP_EMBEDDER": "none", "KP_SESSION_TIMEOUT_SECONDS": "120"}
 
 def run(bench: Bench) -> None:
     """Part f."""
-    bench.restart_broker()
     count = max(1000, round(bench.seconds * 8000))
     values = documents(count)
     wanted: Outputs | None = None

@@ -22,7 +22,6 @@ ENTRIES: Final = 1000
 
 def run(bench: Bench) -> None:
     """Part e."""
-    bench.restart_broker()
     prepared = {}
     for partitions in (4, 64) if bench.seconds >= 1 else (4,):
         source = asyncio.run(fill(bench.bootstrap, [b"{}"] * (partitions * ENTRIES), partitions))
