@@ -138,7 +138,10 @@ class Settings(BaseSettings):
     )
     embed_threads: int = Field(0, ge=0, le=256, description="threads of one embedding; 0: one for each core")
     embed_in_flight: int = Field(
-        2, ge=1, le=64, description="traces that may be in the embedder at once; more raises latency, not throughput"
+        2,
+        ge=1,
+        le=64,
+        description="traces that may be in the embedder at once: one, and the next shortly before it is done",
     )
     embed_remembered: int = Field(
         1024, ge=0, le=1_000_000, description="last texts whose embedding is kept, so that equal ones are embedded once"
