@@ -5,6 +5,7 @@ Builders of traces and records are plain functions, in tests/builders.py.
 
 import os
 import random
+import signal
 
 import pytest
 
@@ -15,6 +16,12 @@ __all__ = ["cluster", "kafka", "workers"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="repeat the random tests with the seed that a failure printed")
+
+
+def pytest_configure() -> None:
+    # A job in the background of a shell has SIGINT ignored, and so would the commands whose Ctrl-C is tested.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
