@@ -321,9 +321,7 @@ class EmbeddingPool:
         """
         with self._lock:
             expected = self._expected
-        started = self._started
-        left = expected if started is None else expected - (self._clock() - started)
-        return max(0.0, left - LEAD_SHARE * expected - LEAD_SECONDS)
+        return max(0.0, expected - self.busy_seconds() - LEAD_SHARE * expected - LEAD_SECONDS)
 
     def close(self) -> None:
         """Drop what is queued and let the thread end."""

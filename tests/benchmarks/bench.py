@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from rich.console import Console
 from tests.benchmarks.results import Results
 from tests.benchmarks.warm import warm
 from tests.benchmarks.watch import Outputs, Timeline, follow, read_outputs
-from tests.benchmarks.workload import Source, Topics
+from tests.benchmarks.workload import PARTITIONS, Source, Topics, produce
 from tests.kafka_fixtures import LoggedProcess, WorkerProcess
 from worker.embedded_kafka import EmbeddedKafka
 
@@ -141,6 +142,29 @@ class Bench:
                 None if commits else list(topics.outputs.values()),
             )
         )
+
+    def follow_warm(
+        self,
+        topics: Topics,
+        source: str,
+        process: PeerProcess | WorkerProcess,
+        warm_up: Sequence[bytes],
+        values: Sequence[bytes],
+        when_warm: Callable[[], None] = lambda: None,
+    ) -> tuple[float, Timeline]:
+        """Fill an empty topic with `warm_up`, and when that is done with `values`; wait until those are done too.
+
+        `when_warm` is called between the two. Returns the time (s since 1970) from which outputs count, and the
+        timeline since then. A runtime makes its kernels for a text's length when it first meets that length: seconds,
+        in a run of seconds.
+        """
+        first = Source(source, PARTITIONS, warm_up, time.time_ns() // 1_000_000)
+        asyncio.run(produce(self.bootstrap, first))
+        self.follow(topics, first, [process])
+        when_warm()
+        began = time.time()
+        asyncio.run(produce(self.bootstrap, replace(first, values=values)))
+        return began, self.follow(topics, replace(first, values=[*warm_up, *values]), [process])
 
     def outputs(self, topics: Topics, partitions: int, since: float = 0.0) -> Outputs:
         """Read what a run gave (stamped at `since` or later, s since 1970), then delete its topics."""

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from tests.benchmarks import latency, machine
 from tests.benchmarks.bench import PRODUCT, STAND_IN, Bench, PeerProcess
 from tests.benchmarks.job import table_embed
-from tests.benchmarks.watch import BenchmarkError, Outputs, Timeline, wait_until
+from tests.benchmarks.watch import Outputs, Timeline, wait_until
 from tests.benchmarks.workload import (
     PARTITIONS,
     Source,
     Topics,
     check,
+    check_count,
     documents,
     expected,
     fill,
     fresh_topics,
-    produce,
 )
 from tests.kafka_fixtures import WorkerProcess
 
@@ -122,23 +121,15 @@ def throughput(bench: Bench, part: str, contender: Contender, source: Source, wa
 
 
 def warm_throughput(bench: Bench, part: str, contender: Contender, values: Sequence[bytes], warm_up: int) -> None:
-    """Let a contender work off values that arrive when it is warm; the first `warm_up` of them do not count.
-
-    A runtime makes its kernels for a text's length when it first meets that length: seconds, in a run of seconds.
-    """
-    name = asyncio.run(fill(bench.bootstrap, [])).name
-    first, source = (Source(name, PARTITIONS, v, time.time_ns() // 1_000_000) for v in (values[:warm_up], values))
+    """Let a contender work off values that arrive when it is warm; the first `warm_up` of them do not count."""
+    source = asyncio.run(fill(bench.bootstrap, [])).name
     topics = asyncio.run(fresh_topics(bench.bootstrap))
-    with contender.run(bench, topics, name) as process:
-        asyncio.run(produce(bench.bootstrap, first))
-        bench.follow(topics, first, [process])
-        began = time.time()
-        asyncio.run(produce(bench.bootstrap, replace(first, values=values[warm_up:])))
-        timeline = bench.follow(topics, source, [process])
+    counted = values[warm_up:]
+    with contender.run(bench, topics, source) as process:
+        began, timeline = bench.follow_warm(topics, source, process, values[:warm_up], counted)
     found = bench.outputs(topics, PARTITIONS, began)
-    if found.counts.total() != len(values) - warm_up:
-        raise BenchmarkError(f"{contender}: {found.counts.total()} outputs of {len(values) - warm_up}")
-    _keep(bench, part, contender, found, timeline, len(values) - warm_up)
+    check_count(str(contender), found, len(counted))
+    _keep(bench, part, contender, found, timeline, len(counted))
 
 
 def _keep(bench: Bench, part: str, contender: Contender, found: Outputs, timeline: Timeline, count: int) -> None:
@@ -188,8 +179,9 @@ def warm_up(bench: Bench, source: Source) -> None:
 
 
 def rotated(contenders: list[Contender], turn: int) -> list[Contender]:
-    """Return the rows in another order for each round, so that none always runs behind the same neighbour."""
-    shift = 7 * (turn % 3)
+    """Return the rows beginning with another mode in each round; those of one mode stay side by side."""
+    begins = [i for i, row in enumerate(contenders) if i == 0 or row.mode != contenders[i - 1].mode]
+    shift = begins[turn % len(begins)]
     return contenders[shift:] + contenders[:shift]
 
 

@@ -17,7 +17,7 @@ from tests.benchmarks import latency
 from tests.benchmarks.bench import PRODUCT, ROOT, Bench
 from tests.benchmarks.clients import MODEL_SETTINGS
 from tests.benchmarks.watch import BenchmarkError
-from tests.benchmarks.workload import PARTITIONS, Source, documents, fill, fresh_topics, long_documents, produce
+from tests.benchmarks.workload import PARTITIONS, check_count, documents, fill, fresh_topics, long_documents
 
 RATE: Final = 50.0
 """Texts a second that are reckoned with to choose how many."""
@@ -100,22 +100,17 @@ def _embedder_alone(path: Path) -> dict[str, float]:
 
 def _through_kafka(bench: Bench, texts: list[bytes], row: str) -> float:
     """Let a worker work off texts that arrive at once; evaluation latency from its own histogram. Returns texts/s."""
-    first = Source(
-        asyncio.run(fill(bench.bootstrap, [])).name, PARTITIONS, texts[:WARM_UP], time.time_ns() // 1_000_000
-    )
-    source = Source(first.name, PARTITIONS, [*first.values, *texts], first.timestamp_ms)
+    source = asyncio.run(fill(bench.bootstrap, [])).name
     topics = asyncio.run(fresh_topics(bench.bootstrap))
-    with bench.worker(topics, source.name, MODEL_SETTINGS, PRODUCT) as process:
+    before: dict[str, float] = {}
+    with bench.worker(topics, source, MODEL_SETTINGS, PRODUCT) as process:
         process.wait_ready(120)
-        asyncio.run(produce(bench.bootstrap, first))
-        bench.follow(topics, first, [process])
-        before, began = process.metrics(), time.time()
-        asyncio.run(produce(bench.bootstrap, Source(source.name, PARTITIONS, texts, source.timestamp_ms)))
-        timeline = bench.follow(topics, source, [process])
+        began, timeline = bench.follow_warm(
+            topics, source, process, texts[:WARM_UP], texts, lambda: before.update(process.metrics())
+        )
         after = process.metrics()
     found = bench.outputs(topics, PARTITIONS, began)
-    if found.counts.total() != len(texts):
-        raise BenchmarkError(f"{row}: {found.counts.total()} outputs of {len(texts)}")
+    check_count(row, found, len(texts))
     # The first output is stamped after its embedding: the clock then runs over all texts but that one.
     rate = (len(texts) - 1) / (timeline[-1].at - found.first)
     bench.results.add("a", row, texts_s=rate, **_evaluation(before, after))

@@ -14,8 +14,9 @@ HEAD = """# Benchmarks
 
 `make bench` measures the worker against what users would pick instead, all in one run on one machine, and prints this
 (peers: `.venv/bin/python -m pip install -e '.[bench]'`; the lower precisions are measured where they were exported:
-`kp-worker export-model --precision bf16 --precision int8`). A run whose outputs are not byte for byte those of the
-reference job is an error, not a fast result. Ratios are taken within a round; figures are median (least..most).
+`kp-worker export-model --precision bf16 --precision int8`). A run that does not give every output is an error, not a
+fast result; in part b every output has to be byte for byte that of the reference job. Ratios are taken within a round;
+figures are median (least..most).
 
 ![Results](benchmarks.svg)
 """

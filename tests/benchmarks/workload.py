@@ -161,6 +161,12 @@ def expected(source: Source, embedder: Embedder | None) -> Outputs:
     return Outputs(counts, checksums, 0.0, 0.0)
 
 
+def check_count(name: str, found: Outputs, count: int) -> None:
+    """Raise BenchmarkError unless a run gave so many outputs."""
+    if found.counts.total() != count:
+        raise BenchmarkError(f"{name}: {found.counts.total()} outputs of {count}")
+
+
 def check(name: str, found: Outputs, wanted: Outputs, *, bytes_too: bool = True) -> None:
     """Raise BenchmarkError unless a run gave what it must."""
     if found.counts != wanted.counts:
