@@ -63,6 +63,10 @@ class Reason(enum.StrEnum):
     INVALID_TYPE = "invalid_type"  # another JSON type than the field's
     INVALID_VALUE = "invalid_value"  # right type, but out of range, not in the list, or malformed
     EMBEDDING_FAILED = "embedding_failed"  # no fault of the document; raised by the embedding, not here
+    BAD_HEADER = "bad_header"  # a header's name is not UTF-8
+    BATCH_TOO_LARGE = "batch_too_large"  # a batch that unpacks to more than KP_MAX_BATCH_BYTES; one for all its records
+    UNREADABLE = "unreadable"  # a record, or the rest of a batch, that does not follow Kafka's format
+    REFUSED_BY_TOPIC = "refused_by_topic"  # its output topic refused the scored trace for good
 
 
 class InvalidTrace(ValueError):
