@@ -116,7 +116,7 @@ def blank_bomb(size: int, *, document: bytes | None = None, moment_ms: int | Non
 
 async def produce_batch_async(bootstrap: str, topic: str, partition: int, batch: bytes) -> int:
     """Send one batch as it is to the partition's leader (one broker); return its first offset. Raises KafkaError."""
-    host, port = bootstrap.split(",")[0].rsplit(":", 1)
+    host, port = bootstrap.split(",", maxsplit=1)[0].rsplit(":", 1)
     connection = await create_conn(host, int(port), request_timeout_ms=60_000)
     try:
         request = ProduceRequest(
