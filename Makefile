@@ -57,8 +57,8 @@ image-test: $(READY) ## Build the image with Docker, or buildah as root, and sco
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}
 
-soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), compare with an independent oracle
-	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30}
+soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in)
+	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30} $(ARGS)
 
 bench: $(READY) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tests import hostile
 from tests.kafka_fixtures import consume_all
 from worker.trace import InvalidTrace, parse_trace
 
@@ -80,6 +81,7 @@ class Verdict:
     kind: str
     score: float | None = None
     novelty: float | None = None
+    reason: str | None = None  # of the dead letter, where it must be this one
 
 
 def score(document: Mapping[str, Any], novelty: float) -> float:
@@ -102,13 +104,27 @@ def score(document: Mapping[str, Any], novelty: float) -> float:
     return min(1.0, max(0.0, total))
 
 
-def judge(records: Sequence[Any], embed: Embed, capacity: int, ttl_ms: int | None) -> dict[Place, Verdict]:
-    """Score the records of all partitions, each partition in offset order."""
+def judge(
+    records: Sequence[Any],
+    embed: Embed,
+    capacity: int,
+    ttl_ms: int | None,
+    reason: Callable[[Any], str | None] = lambda record: None,
+    refused: Callable[[Any], bool] = lambda record: False,
+) -> dict[Place, Verdict]:
+    """Score the records of all partitions, each partition in offset order.
+
+    `reason`: of a dead letter that a record becomes before it is parsed; `refused`: whether the output topics refuse a
+    trace once it is scored (its vector stays in the cache).
+    """
     verdicts: dict[Place, Verdict] = {}
     entries: dict[int, list[tuple[int, Any]]] = defaultdict(list)  # (stream time at insertion, vector)
     stream_time: dict[int, int] = {}
     for record in sorted(records, key=lambda r: (r.partition, r.offset)):
         place = record.partition, record.offset
+        if (why := reason(record)) is not None:
+            verdicts[place] = Verdict(record, "dead-letter", reason=why)
+            continue
         try:
             parse_trace(record.value)
         except InvalidTrace:
@@ -126,20 +142,28 @@ def judge(records: Sequence[Any], embed: Embed, capacity: int, ttl_ms: int | Non
         live = [old for time, old in cache if ttl_ms is None or now - time < ttl_ms]
         novelty = 1.0 - float(max(np.asarray(live) @ vector)) if live else 0.5
         entries[record.partition] = [*cache, (now, vector)]
+        if refused(record):
+            verdicts[place] = Verdict(record, "dead-letter", reason="refused_by_topic")
+            continue
         value = score(document, novelty)
         verdicts[place] = Verdict(record, "accepted" if value >= 0.75 else "rejected", value, novelty)
     return verdicts
 
 
-def check(bootstrap: str, env: Mapping[str, str], embed: Embed) -> Report:
-    """Judge the source topic and compare the three output topics with it (`env`: the workers' settings)."""
+def check(bootstrap: str, env: Mapping[str, str], embed: Embed, *, hostile_records: bool = False) -> Report:
+    """Judge the source topic and compare the three output topics with it (`env`: the workers' settings).
+
+    `hostile_records`: the source holds those of hostile.py, which no client library reads.
+    """
     ttl = env.get("KP_CACHE_TTL_SECONDS", "3600")
-    source = consume_all(bootstrap, env["KP_SOURCE_TOPIC"])
+    topic = env["KP_SOURCE_TOPIC"]
+    source = hostile.source(bootstrap, topic) if hostile_records else consume_all(bootstrap, topic)
     verdicts = judge(
         source,
         embed,
         int(env.get("KP_CACHE_MAX_ELEMENTS", "1000")),
         None if ttl == "none" else round(float(ttl) * 1000),
+        *((hostile.reason, hostile.refused) if hostile_records else ()),
     )
     names = {"accepted": "KP_ACCEPTED_TOPIC", "rejected": "KP_REJECTED_TOPIC", "dead-letter": "KP_DEAD_LETTER_TOPIC"}
     outputs = {kind: consume_all(bootstrap, env[name]) for kind, name in names.items()}
@@ -183,6 +207,9 @@ def compare(verdicts: Mapping[Place, Verdict], outputs: Mapping[str, Sequence[An
 
 def _compare_one(report: Report, at: str, kind: str, record: Any, verdict: Verdict) -> None:
     source = verdict.record
+    if verdict.reason is not None:
+        _compare_reason(report, at, kind, record, verdict)
+        return
     document = json.loads(record.value) if kind != "dead-letter" else {}
     scoring = document.pop("scoring", {})
     if verdict.score is None or verdict.novelty is None or not scoring:
@@ -203,6 +230,26 @@ def _compare_one(report: Report, at: str, kind: str, record: Any, verdict: Verdi
         intact = document == original
     kept = tuple(record.headers)[: len(source.headers)] == tuple(source.headers)
     if not (intact and kept and record.key == source.key and record.timestamp == source.timestamp):
+        report.note("damaged", f"{at}: not what the source record holds")
+
+
+def _compare_reason(report: Report, at: str, kind: str, record: Any, verdict: Verdict) -> None:
+    """Compare a dead letter that is none for its value's sake."""
+    source, headers = verdict.record, dict(record.headers)
+    if kind != "dead-letter":
+        report.note("wrong_topic", f"{at}: expected a dead letter, {verdict.reason}")
+        return
+    if headers["kp-error-reason"].decode() != verdict.reason:
+        report.note("damaged", f"{at}: {headers['kp-error-reason']!r}, expected {verdict.reason}")
+    if isinstance(source, hostile.UnreadBatch):
+        offsets = int(headers["kp-source-first-offset"]), int(headers["kp-source-last-offset"])
+        intact = offsets == (source.first, source.offset)
+    elif verdict.reason == "too_large":
+        intact = True  # larger than its topic takes, so it is cut: test_refused_records.py has how
+    else:
+        kept = tuple(record.headers)[: len(source.headers)] == source.headers
+        intact = kept and (record.key, record.value, record.timestamp) == (source.key, source.value, source.timestamp)
+    if not intact:
         report.note("damaged", f"{at}: not what the source record holds")
 
 

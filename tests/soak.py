@@ -1,7 +1,8 @@
-"""The long chaos run, and the memory check: `python -m tests.soak --minutes N [--seed S] [--report FILE] [--steady]`.
+"""The long chaos run, and the memory check: `python -m tests.soak --minutes N [--seed S] [--report FILE]`.
 
 Chaos: 20 SIGKILLs, 10 joins and leaves, 2 broker restarts and more over at least 10,000 traces; once more as long as
-there is time. Steady: one worker under constant load through 50 forced rebalances. Exit code 1 when anything is wrong.
+there is time. `--hostile` mixes the records of hostile.py in. `--steady`: one worker under constant load through 50
+forced rebalances. Exit code 1 when anything is wrong.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from typing import Final, NamedTuple
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
-from tests import chaos, oracle
+from tests import chaos, hostile, oracle
 from tests.chaos import Chaos, Fleet, Load, settings, shuffled, traces, wait_settled, wait_until
 from tests.crash_worker import hash_vector
 from tests.kafka_fixtures import consume_all, create_topics
+from tests.raw_reader import end_offsets
 from worker.embedded_kafka import EmbeddedKafka
 
 TRACES: Final = 10_000
 RATE: Final = 60.0
+HOSTILE_RATE: Final = 2.0
+"""Batches a second of `--hostile`; each holds up to six records."""
+
 REBALANCES: Final = 50
 PATIENCE_S: Final = 600.0
 GROWTH_MIB: Final = 40.0
@@ -92,15 +97,27 @@ class Watch(threading.Thread):
         self.join()
 
 
-def storm(kafka: EmbeddedKafka, logs: Path, seed: int, minutes: float, least: int) -> tuple[list[str], list[str]]:
+def storm(
+    kafka: EmbeddedKafka, logs: Path, seed: int, minutes: float, least: int, *, hostile_records: bool
+) -> tuple[list[str], list[str]]:
     """Do the chaos run; return the report's lines and what is wrong."""
     env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="10")
-    create_topics(kafka.bootstrap_servers, chaos.topics(env))
+    topics = chaos.topics(env)
+    if hostile_records:
+        env["KP_MAX_BATCH_BYTES"] = str(hostile.MAX_BATCH_BYTES)
+        topics[env["KP_SOURCE_TOPIC"]] = 4, dict(hostile.SOURCE_CONFIG)
+        topics |= {env[f"KP_{kind}_TOPIC"]: (4, dict(hostile.OUTPUT_CONFIG)) for kind in ("ACCEPTED", "REJECTED")}
+    create_topics(kafka.bootstrap_servers, topics)
+    odd = hostile.HostileLoad(
+        kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], hostile.batches(seed, traces(seed + 1, 4)), HOSTILE_RATE
+    )
     began = time.monotonic()
     with Fleet(env, logs) as fleet:
         fleet.add()
         load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), least, RATE, open_end=True)
         load.start()
+        if hostile_records:
+            odd.start()
         violence = Chaos(kafka, fleet, seed)
         plan = shuffled(seed, **PLAN)
         half = len(plan) // 2
@@ -113,18 +130,21 @@ def storm(kafka: EmbeddedKafka, logs: Path, seed: int, minutes: float, least: in
         while time.monotonic() - began < minutes * 60:
             violence.run(shuffled(violence.rng.randrange(10**6), **PLAN))
         ends = load.finish(PATIENCE_S)
+        if hostile_records:
+            odd.finish(PATIENCE_S)
+            ends = end_offsets(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"])
         settled = wait_settled(kafka.bootstrap_servers, env, ends, PATIENCE_S)
         watch.finish()
         codes = fleet.stop_all()
     print("judging ...", flush=True)
-    report = oracle.check(kafka.bootstrap_servers, env, hash_vector)
+    report = oracle.check(kafka.bootstrap_servers, env, hash_vector, hostile_records=hostile_records)
     entries = consume_all(kafka.bootstrap_servers, f"{env['KP_GROUP_ID']}-novelty-changelog")
     wrong = report.problems()
     if not settled:
         wrong.append("not everything was committed in time")
     if set(codes) != {0}:
         wrong.append(f"exit codes at the end: {codes}")
-    if report.source != sum(ends.values()) or report.source < least:
+    if (report.source != sum(ends.values()) and not hostile_records) or report.source < least:
         wrong.append(f"{sum(ends.values())} traces were produced, {report.source} are on the topic")
     done = violence.done
     lines = [
@@ -134,6 +154,7 @@ def storm(kafka: EmbeddedKafka, logs: Path, seed: int, minutes: float, least: in
             for name, value in (
                 ("traces", report.source),
                 ("accepted/rejected/dead", f"{report.accepted}/{report.rejected}/{report.dead_letters}"),
+                ("hostile batches", ", ".join(f"{kind} {n}" for kind, n in odd.sent.most_common()) or "none"),
                 ("SIGKILL", done["sigkill"]),
                 ("SIGTERM", done["sigterm"]),
                 ("zombies", f"{done['zombie']} ({'; '.join(violence.zombies)})"),
@@ -229,6 +250,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="[random]")
     parser.add_argument("--report", type=Path, help="file for the report, beside standard output")
     parser.add_argument("--logs", type=Path, help="directory for the workers' logs [temporary]")
+    parser.add_argument("--hostile", action="store_true", help="hostile and odd records among the good ones")
     parser.add_argument("--steady", action="store_true", help="one worker, constant load, 50 rebalances")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
@@ -239,7 +261,9 @@ def main() -> int:
         if options.steady:
             lines, wrong = steady(kafka, logs, options.seed, options.minutes)
         else:
-            lines, wrong = storm(kafka, logs, options.seed, options.minutes, options.traces)
+            lines, wrong = storm(
+                kafka, logs, options.seed, options.minutes, options.traces, hostile_records=options.hostile
+            )
     lines += ["WRONG:", *wrong] if wrong else ["all right"]
     text = "\n".join(lines) + "\n"
     print(text)
