@@ -57,7 +57,8 @@ class Topic:
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a command's work. Raises ConfigError, SessionError and OSError (of files), with words for the user."""
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it logs what we raise, and more often
+    for library in ("aiokafka", "asyncio"):  # they log what we raise, and more often; a fenced producer's futures too
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         return asyncio.run(work)
     except (KafkaError, PublishError, TimeoutError) as error:
