@@ -20,6 +20,9 @@ FIELDS: Final = ("topic", "partition", "offset", "trace", "reason", "path", "sec
 NOISY: Final = ("aiokafka", "faust", "mode", "opentelemetry")
 """Libraries that repeat themselves: with the broker away, aiokafka logs 10,000 lines a second."""
 
+LIMITED: Final = (*NOISY, "aiohttp", "worker.http")
+"""Loggers whose every message is held back when it repeats: strangers can cause those of the HTTP port."""
+
 WINDOW_SECONDS: Final = 30.0
 BURST: Final = 5
 """Equal messages (by logger, template and reason) that pass in one window; the rest is counted and told later."""
@@ -31,8 +34,8 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 class RateLimit(logging.Filter):
     """Lets `BURST` records of one template through in each window, and says how many it held back.
 
-    Applies to what can come with every record on a topic: libraries' messages, and the worker's own about one source
-    record (those with an offset). Debug is not held back: who asks for it wants every event.
+    Applies to what can come with every record on a topic or request to the HTTP port: the messages of LIMITED loggers,
+    and the worker's own about one source record (those with an offset). Debug is not held back: who asks for it wants every event.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,7 +46,7 @@ class RateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record may be written."""
         own = hasattr(record, "offset") and record.levelno > logging.DEBUG
-        if not own and not record.name.startswith(NOISY):
+        if not own and not record.name.startswith(LIMITED):
             return True
         key = (record.name, str(record.msg)[:60], str(getattr(record, "reason", "")))
         now = self._clock()
