@@ -354,7 +354,7 @@ def test_the_first_of_several_bad_items_is_named(path: str, seed: int) -> None:
         items = [bad if rng.random() < 0.05 else good for _ in range(rng.randrange(1, 60))]
         delta = '{"entities":[],"relationships":[]}'
         text = text_with("knowledge_graph_delta", delta)
-        name = path.split(".")[-1]
+        name = path.rsplit(".", maxsplit=1)[-1]
         listed = f"[{','.join(items)}]"
         raw = text.replace(f'"{name}":[]', f'"{name}":{listed}') if "delta" in path else text_with(path, listed)
         if bad in items:

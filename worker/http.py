@@ -17,6 +17,8 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from prometheus_client.exposition import choose_encoder
 
+from worker.terminal import clean
+
 log = logging.getLogger(__name__)
 
 Check = Callable[[], str | None]
@@ -106,7 +108,7 @@ def _metrics(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 
 
 def _response(status: int, content: str | bytes, **headers: str) -> web.Response:
-    body = content if isinstance(content, bytes) else f"{content}\n".encode()
+    body = content if isinstance(content, bytes) else f"{clean(content)}\n".encode()
     response = web.Response(
         status=status, body=body, headers={"Content-Type": "text/plain; charset=utf-8", **HEADERS, **headers}
     )
