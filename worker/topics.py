@@ -292,7 +292,11 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
     result += _changelog_problems(settings, found)
     result += _compression_problems(found)
     result += [
-        Problem("warn", f"cannot read the settings of topic {name}: {words}", "grant the ACL DescribeConfigs on it")
+        Problem(
+            "warn",
+            f"cannot read the settings of topic {name}: {words}; assuming Kafka's defaults",
+            "grant the ACL DescribeConfigs on it",
+        )
         for name, words in found.unreadable.items()
     ]
     accepted, rejected = settings.accepted_topic, settings.rejected_topic
@@ -525,8 +529,6 @@ async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_b
     if source.name not in found.topics:
         await create(admin, settings, source)
         found = await _settled(lambda: _accessible(admin, settings, source.name))
-    for name, words in found.unreadable.items():
-        log.warning("cannot read the settings of topic %s (ACL DescribeConfigs): %s; assuming Kafka's", name, words)
     for topic in plan(settings, found, extra_bytes)[1:]:
         if topic.name not in found.topics:
             await create(admin, settings, topic)
