@@ -27,7 +27,7 @@ from worker import demo_view
 from worker.cli import cli
 from worker.embedded_kafka import EmbeddedKafka
 from worker.finding import as_lines, fail
-from worker.logs import JsonFormatter, TextFormatter
+from worker.logs import BareFormatter, JsonFormatter, TextFormatter
 from worker.pipeline import PartitionScorer, dead_letter, scored_record
 from worker.redrive_view import examples_table
 from worker.terminal import clean, clean_json, clean_json_bytes
@@ -157,7 +157,7 @@ def logged(formatter: logging.Formatter) -> str:
 
 VIEWS: dict[str, Callable[[], str]] = {
     "demo": demo, "doctor": doctor, "topics": topics, "redrive": redrive,
-    "text log": lambda: logged(TextFormatter()),
+    "text log": lambda: logged(TextFormatter()), "warning of a command": lambda: logged(BareFormatter()),
 }  # fmt: skip
 
 
@@ -274,6 +274,20 @@ def test_no_command_lets_a_control_through(command: str, terminal: bool, files: 
         return
     assert controls(ran.text) <= {"\n"}
     assert command in SILENT or re.search(r"\\+(x1b|u001b|x7f|u202e)", ran.text) is not None, ran.text[:2000]
+
+
+def test_neither_a_bug_nor_a_warning_lets_one_through() -> None:
+    script = (
+        "import logging, sys; from worker import cli; text = sys.argv.pop()\n"
+        "def fail(**_): logging.getLogger('aiokafka').warning('said %s', text); raise RuntimeError(text)\n"
+        "cli.cli.main = fail; cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, EVIL], cwd=ROOT, capture_output=True, timeout=60, check=False, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.count(VISIBLE) == 2
+    assert controls(done.stderr) <= {"\n"}
 
 
 def test_every_command_is_tried() -> None:

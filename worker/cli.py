@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 import click
 
+from worker.logs import BareFormatter
 from worker.terminal import clean, clean_json, clean_json_bytes
 from worker.version import __version__
 
@@ -37,6 +38,8 @@ def main() -> NoReturn:
     # and against the embedder's threads. Must stand before numpy is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.excepthook = _excepthook
+    if logging.lastResort is not None:  # where no handler is set up: every command but run
+        logging.lastResort.setFormatter(BareFormatter())
     cli(prog_name="kp-worker")
     sys.exit(0)
 

@@ -102,6 +102,14 @@ class JsonFormatter(logging.Formatter):
         return clean_json(json.dumps(event, ensure_ascii=False))
 
 
+class BareFormatter(logging.Formatter):
+    """The message alone, as Python writes the warnings of a program that has not set up logging: the commands' way."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record; line breaks stay, control characters as Python escapes them."""
+        return clean(super().format(record), "\n")
+
+
 def fields(record: logging.LogRecord) -> dict[str, object]:
     """Return the fields that an event was given, in the order of FIELDS, without empty ones."""
     given = record.__dict__
