@@ -33,7 +33,7 @@ def test_topics_are_those_that_the_worker_would_create() -> None:
     settings = Settings()
     output = {"max.message.bytes": str(settings.max_message_bytes + topics.OUTPUT_OVERHEAD)}
     assert found == {
-        settings.source_topic: {},
+        settings.source_topic: {topics.AFTER: str(topics.SOURCE_AFTER_MS)},
         settings.accepted_topic: output,
         settings.rejected_topic: output,
         settings.dead_letter_topic: {"max.message.bytes": str(topics.DEFAULT_MAX_BYTES + topics.DEAD_LETTER_OVERHEAD)},

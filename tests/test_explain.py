@@ -6,7 +6,7 @@ import random
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.builders import make_record, make_trace, random_trace_bytes, read_jsonl, trace_bytes, trace_document
+from tests.builders import T0, make_record, make_trace, random_trace_bytes, read_jsonl, trace_bytes, trace_document
 from worker.cli import cli
 from worker.config import load
 from worker.explain import explain_trace
@@ -78,6 +78,18 @@ def test_a_bare_trace_has_neutral_novelty_or_the_given_one_and_the_settings_prof
     given = json.loads(run(trace_bytes(), "--novelty", "0.9", KP_PROFILES='{"finance": {"threshold": 0.95}}').output)
     assert given["score"] == score_trace(make_trace(), 0.9).score
     assert (given["threshold"], given["decision"], given["notes"]) == (0.95, "rejected", [])
+
+
+def test_a_stream_time_that_was_held_back_is_told() -> None:
+    scorer = PartitionScorer(dimensions=2, max_step_ms=60_000)
+    for number in range(2):
+        record = make_record(trace_bytes(created_at=T0 + number * 3_600_000), timestamp_ms=None)
+        trace = parse_trace(record.value)
+        output = scored_record(record, scorer.score(trace, None, T0 + number * 3_600_000), None)
+    document = output.value or b""
+    (note,) = explain_trace(document, load(stream_time_max_step_seconds=60)).notes
+    assert "compared at stream time 2026-04-14T08:01:00.000Z, before its created_at (2026-04-14T09:00:00.000Z)" in note
+    assert explain_trace(document, load()).notes == []
 
 
 def test_another_s_scoring_object_is_no_score() -> None:

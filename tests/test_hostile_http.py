@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.kafka_fixtures import WorkerProcess
+from tests.test_http import random_accept
 from tests.test_worker import LINES, Stage
 from worker.embedded_kafka import EmbeddedKafka
 from worker.http import CONNECTION_SECONDS, MAX_CONNECTIONS
@@ -57,7 +59,9 @@ def open_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_scoring_and_probes_go_on_while_500_hostile_connections_hang(kafka: EmbeddedKafka, workers: Workers) -> None:
+def test_scoring_and_probes_go_on_while_500_hostile_connections_hang(
+    kafka: EmbeddedKafka, workers: Workers, seed: int
+) -> None:
     stage = Stage(kafka, KP_HTTP_HOST="127.0.0.1")
     worker = workers(stage.env).wait_ready()
     before = open_files(worker.pid)
@@ -82,6 +86,11 @@ def test_scoring_and_probes_go_on_while_500_hostile_connections_hang(kafka: Embe
             (b"DELETE /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"405"),
             (b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
             (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 3, b"200"),
+        ]
+        rng = random.Random(seed)
+        accepts = ["application/openmetrics-text; version=abc"] * 20 + [random_accept(rng) for _ in range(60)]
+        garbage += [
+            (f"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n".encode(), b"200") for accept in accepts
         ]
         for request, status in garbage:
             answer = exchange(worker.http_port, request)

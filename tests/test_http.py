@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import AsyncIterator
 
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import worker.http
 from worker.http import HttpServer
+from worker.logs import LIMITED
 
 
 class Site:
@@ -59,6 +61,52 @@ async def test_metrics_are_openmetrics_for_whoever_asks(site: Site) -> None:
     assert status == 200
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith("# EOF\n")
+
+
+ACCEPT_WORDS = (
+    "application/openmetrics-text", "text/plain", "*/*", "version=", "version=1.0.0", "version=abc", "version=1.x",
+    "version=-1", "version=.", "version=99999999999999999999.0", "version=1.0.0.0.a", "version=\u0661.0", "escaping=",
+    "escaping=allow-utf-8", "escaping=dots", "escaping=values", "escaping=abc", "q=abc", "version", "=", "charset=x",
+    "version=" + "1" * 900, "version=1.0.0\xe9", "version=2.0.0", "x" * 900, "",
+)  # fmt: skip
+
+
+def random_accept(rng: random.Random) -> str:
+    """Return an Accept header of words that matter, joined in ways that may mean something."""
+    words = [rng.choice(ACCEPT_WORDS) for _ in range(rng.randrange(1, 6))]
+    return "".join(word + rng.choice([";", "; ", ",", ", ", "", "=", " "]) for word in words).strip()
+
+
+async def test_any_accept_header_gets_the_metrics(site: Site, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    Counter("kp_things_total", "Things.", registry=site.registry).inc(3)
+    rng = random.Random(seed)
+    headers = ["application/openmetrics-text; version=abc", "text/plain; version=abc", *ACCEPT_WORDS]
+    for accept in headers + [random_accept(rng) for _ in range(300)]:
+        request = f"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n".encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        writer.write(request)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 200"), accept
+        assert b"\r\nContent-Type: text/plain" in head or b"\r\nContent-Type: application/openmetrics-text" in head
+        assert head.isascii()
+        assert b"kp_things_total 3.0\n" in body, accept
+    assert not caplog.records
+
+
+async def test_a_failure_is_one_short_line_and_no_traceback(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> str | None:
+        raise RuntimeError("word " * 1000)
+
+    site.server._checks["/healthz"] = fail
+    status, _, body = await site.get("/healthz")
+    assert (status, body) == (500, "failed\n")
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert "RuntimeError" in record.getMessage()
+    assert " at fail:" in record.getMessage()
+    assert len(record.getMessage()) < 300
+    assert record.name.startswith(LIMITED)
 
 
 @pytest.mark.parametrize(("path", "check"), [("/healthz", "healthy"), ("/readyz", "ready")])

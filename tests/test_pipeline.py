@@ -288,6 +288,44 @@ def test_stream_time_is_the_greatest_event_time_so_far() -> None:
     assert scorer.stream_time_ms == 101
 
 
+def test_the_first_trace_sets_stream_time_and_the_others_move_it_a_step_at_most() -> None:
+    scorer = PartitionScorer(ttl_ms=3_600_000, dimensions=2, max_step_ms=60_000)
+    year_9999 = event_time_ms(parse_trace(trace_bytes(created_at="9999-12-31T23:59:59Z")), None)
+    times = [T0, T0 + 59_000, year_9999, T0, year_9999, T0 + 150_000]
+    assert [scored(trace_bytes(), [1.0, 0.0], time, scorer).stream_time_ms - T0 for time in times] == [
+        0, 59_000, 119_000, 119_000, 179_000, 179_000,
+    ]  # fmt: skip
+    assert len(scorer.cache) == len(times)
+    again = PartitionScorer(ttl_ms=3_600_000, dimensions=2, max_step_ms=60_000)
+    again.restore([], T0)
+    assert scored(trace_bytes(), None, year_9999, again).stream_time_ms == T0 + 60_000, "a restart is no first trace"
+    for step in (0, -1):
+        with pytest.raises(ValueError, match="max_step_ms must be at least 1"):
+            PartitionScorer(max_step_ms=step)
+
+
+@pytest.mark.parametrize("step", [None, 1, 1_000, 10_000, 10**15])
+def test_bounded_steps_agree_with_brute_force(step: int | None, seed: int) -> None:
+    """The oracle keeps every entry for ever and counts those that live; a restart in the middle changes nothing."""
+    rng = random.Random(seed)
+    ttl = 5_000
+    trace = parse_trace(trace_bytes())
+    scorer = PartitionScorer(max_elements=10_000, ttl_ms=ttl, dimensions=1, max_step_ms=step)
+    stream: int | None = None
+    inserted: list[tuple[int, int, str, Any]] = []
+    for number in range(400):
+        event = T0 + number * 20 + rng.choice((0, 0, 0, -3_000, 900, 4_000, 10**9)) * rng.randrange(3)
+        moved = event if stream is None or step is None else min(event, stream + step)
+        stream = moved if stream is None else max(stream, moved)
+        result = scorer.score(trace, [1.0], event)
+        assert result.stream_time_ms == stream
+        inserted.append((number, stream, "", result.vector))
+        assert len(scorer.cache) == sum(stream - time < ttl for _, time, _, _ in inserted)
+        if rng.random() < 0.02:
+            scorer = PartitionScorer(max_elements=10_000, ttl_ms=ttl, dimensions=1, max_step_ms=step)
+            scorer.restore(inserted, stream)
+
+
 def test_a_rejected_trace_enters_the_cache_as_well() -> None:
     scorer = PartitionScorer(10, None, 2)
     rejected = scored(trace_bytes("kp:trace:weak", steps=NEVER_ACCEPTED), [3, 4], scorer=scorer)

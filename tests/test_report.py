@@ -270,6 +270,6 @@ def test_nothing_is_an_error() -> None:
 
 
 def test_shown_texts_have_no_control_characters() -> None:
-    assert clean("a\x00b\tc\u202ed\ufffe") == "a\ufffdb c\ufffdd\ufffd"
+    assert clean("a\x00b\tc\u202ed\ufffe") == r"a\x00b c\u202ed\ufffe"
     assert clean("家👩\u200d🚒") == "家👩\u200d🚒"
     assert clean("x" * 200) == "x" * (TEXT_LENGTH - 1) + "…"

@@ -98,6 +98,15 @@ def test_settings_count() -> None:
     assert (summary.accepted, summary.rejected) == (1, 1)
 
 
+def test_one_trace_moves_stream_time_as_far_as_the_setting_lets_it() -> None:
+    raws = [trace_bytes(created_at=time) for time in (T0, "9999-12-31T23:59:59Z", T0 + 30_000)]
+    _, free, _ = score(raws)
+    assert [document["scoring"]["stream_time"][:4] for document in free] == ["2026", "9999", "9999"]
+    _, bounded, _ = score(raws, None, Settings(stream_time_max_step_seconds=20))
+    times = [document["scoring"]["stream_time"][11:] for document in bounded]
+    assert times == ["08:00:00.000Z", "08:00:20.000Z", "08:00:30.000Z"]
+
+
 def test_a_text_on_which_the_model_fails_is_a_dead_letter() -> None:
     lines = [GOOD, trace_bytes(objective="poison"), trace_bytes(objective="long")]
     summary, documents, letters = score(lines, TextEmbedder(8))

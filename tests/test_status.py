@@ -134,7 +134,7 @@ async def test_a_hostile_trace_neither_stops_the_lane_nor_grows_the_page() -> No
     await desk.commit(twice, trace_bytes("kp:trace:" + "\u202e<img src=x onerror=alert(1)>" * 10_000), b"\xff" * 5000)
     assert not desk.failures
     assert desk.json()["traces"][1]["objective"] == "Explain"
-    assert desk.json()["traces"][0]["id"].startswith("kp:trace:\u202e<img src=x")
+    assert desk.json()["traces"][0]["id"].startswith("kp:trace:\\u202e<img src=x")
     assert len(desk.status.pages()["/status.json"]()[0]) < 10_000
     await desk.lane.close()
 

@@ -5,18 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.errors import InvalidTimestampError
 from click.testing import CliRunner, Result
 
-from tests.kafka_fixtures import create_topics, unique
+from tests.kafka_fixtures import create_topics, produce, unique
+from worker import topics
 from worker.cli import cli
 from worker.config import Settings, load
 from worker.connection import client_arguments
 from worker.embedded_kafka import EmbeddedKafka
-from worker.topics import CHANGELOG_CONFIG, connect, create_missing, look, plan, prepare_topics
+from worker.topics import (
+    AFTER,
+    BEFORE,
+    CHANGELOG_CONFIG,
+    Observed,
+    TopicState,
+    codec_problems,
+    connect,
+    create_missing,
+    look,
+    plan,
+    prepare_topics,
+)
 
 pytestmark = pytest.mark.kafka
 
@@ -139,6 +154,159 @@ def test_a_dead_letter_topic_is_planned_for_the_largest_record_of_the_source(kaf
             await admin.close()
 
     assert asyncio.run(scenario()) == ("5065536", 5065536)
+
+
+def problems_of(stage: Stage) -> dict[str, list[str]]:
+    """Return the problems by level, each as one text."""
+    rows = [json.loads(line) for line in stage.topics("--json").output.splitlines()][5:]
+    return {
+        level: [f"{row['message']}; {row['remedy']}" for row in rows if row["level"] == level]
+        for level in ("fail", "warn")
+    }
+
+
+def test_what_the_outputs_will_refuse_is_told_beforehand(kafka: EmbeddedKafka) -> None:
+    stage = Stage(kafka)
+    source, accepted, rejected, letters, changelog = stage.settings().topics.values()
+    hour, week = 3_600_000, 7 * 24 * 3_600_000
+    create_topics(
+        kafka.bootstrap_servers,
+        {
+            source: (
+                1,
+                {AFTER: str(hour), "retention.ms": str(week), BEFORE: str(hour), "max.message.bytes": "2000000"},
+            ),
+            accepted: (1, {AFTER: "1000", "cleanup.policy": "compact,delete"}),
+            rejected: (1, {BEFORE: str(week)}),
+            letters: (1, {AFTER: "0", "message.timestamp.type": "LogAppendTime"}),
+            changelog: (1, {"cleanup.policy": "compact", "max.message.bytes": "1700"}),
+        },
+    )
+    found = problems_of(stage)
+    (failed,) = found["fail"]
+    assert failed.startswith(f"topic {changelog} has max.message.bytes=1700, less than a cache entry; set")
+    text = "\n".join(found["warn"])
+    assert f"topic {accepted} has cleanup.policy=compact,delete: records without a key are refused" in text
+    assert f"topic {accepted} has {AFTER}=1000, less than the source {source} (3600000)" in text
+    assert f"topic {rejected} has {BEFORE}={week}, and records of the source {source} may be older" in text
+    assert f"set {BEFORE}={week + hour} on {rejected}" in text
+    assert f"topic {letters} has max.message.bytes=1048588, the source {source} 2000000: dead letters of the" in text
+    assert f"topic {letters} has message.timestamp" not in text, "the broker stamps them"
+    assert f"takes records dated 3600 s ahead ({AFTER}), KP_CACHE_TTL_SECONDS is 3600: one such record empties" in text
+    lines = text.splitlines()
+    assert len(lines) == len(set(lines)) == 6, "the sixth: large outputs do not fit"
+
+    stage.env |= {"KP_EMBEDDER": "none"}
+    found = problems_of(stage)
+    assert not found["fail"], "nothing is written to the changelog"
+    assert "KP_CACHE_TTL_SECONDS" not in "\n".join(found["warn"])
+
+
+def test_an_entry_with_a_long_id_needs_a_little_more(kafka: EmbeddedKafka) -> None:
+    stage = Stage(kafka)
+    *_, changelog = stage.settings().topics.values()
+    create_topics(kafka.bootstrap_servers, {changelog: (1, {"cleanup.policy": "compact", "max.message.bytes": "3000"})})
+    assert stage.topics("--create").exit_code == 0
+    (warned,) = problems_of(stage)["warn"]
+    assert "less than a cache entry with a long trace id" in warned
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_compression_that_cannot_be_read_is_a_failure(
+    kafka: EmbeddedKafka, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(kafka)
+    name = list(stage.settings().topics.values())[place]
+    more = {"cleanup.policy": "compact"} if place == 4 else {}
+    create_topics(kafka.bootstrap_servers, {name: (4, {"compression.type": "zstd", **more})})
+    stage.topics("--create")
+    for readable in (True, False):
+        monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), "zstd", lambda answer=readable: answer)
+        failed = problems_of(stage)["fail"]
+        if readable:
+            assert not failed
+        else:
+            (words,) = failed
+            assert words.startswith(
+                f"topic {name} has compression.type=zstd, which cannot be read here; install cramjam"
+            )
+
+
+def test_what_producers_may_send_is_a_check_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("snappy", "zstd"):
+        monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), name, lambda: False)
+    monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), "lz4", lambda: True)
+    (problem,) = codec_problems()
+    assert (problem.level, problem.message) == (
+        "warn", "records that producers compress with snappy or zstd cannot be read here",
+    )  # fmt: skip
+    for name in topics.CODECS:
+        monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), name, lambda: True)
+    assert codec_problems() == []
+
+
+def test_created_topics_bound_how_far_ahead_a_record_may_be_dated(kafka: EmbeddedKafka) -> None:
+    stage = Stage(kafka, KP_CREATE_TOPICS="true")
+    settings = stage.settings()
+
+    async def scenario() -> dict[str, str]:
+        client = client_arguments(settings)
+        await prepare_topics(settings, client)
+        admin = await connect(settings, client)
+        try:
+            found = await look(admin, settings, list(settings.topics.values()))
+            return {name: found.config(name, AFTER, "") for name in found.topics}
+        finally:
+            await admin.close()
+
+    ahead = asyncio.run(scenario())
+    assert ahead.pop(stage.name) == "60000"
+    assert set(ahead.values()) == {"3600000"}
+    now = round(time.time() * 1000)
+    with pytest.raises(InvalidTimestampError):
+        produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 0, now + 120_000)])
+    produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 0, now + 20_000)])
+
+
+def test_outputs_are_created_for_a_source_that_takes_more(kafka: EmbeddedKafka) -> None:
+    stage = Stage(kafka)
+    create_topics(kafka.bootstrap_servers, {stage.name: (1, {AFTER: str(2**63 - 1)})})
+    stage.topics("--create")
+    (warned,) = problems_of(stage)["warn"]
+    assert warned.startswith(f"topic {stage.name} takes records dated any time ahead")
+
+
+def test_the_start_warns_as_the_command_does(kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage(kafka)
+    create_topics(kafka.bootstrap_servers, {stage.name: 1})
+    stage.topics("--create")
+    asyncio.run(prepare_topics(stage.settings(), client_arguments(stage.settings())))
+    assert any("one such record empties a partition's cache" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ahead", "warned"),
+    [
+        ({}, 3_600_000, True),
+        ({}, 360_000, False),  # a tenth of the time that entries live
+        ({}, 360_001, True),
+        ({}, -1, True),
+        ({"cache_ttl_seconds": "none"}, -1, False),
+        ({"cache_ttl_seconds": 86_400.0}, 3_600_000, False),
+        ({"cache_ttl_seconds": 10.0}, 60_000, False),  # clocks do differ
+        ({"stream_time_max_step_seconds": 60.0}, -1, False),
+        ({"stream_time_max_step_seconds": 3600.0}, -1, True),
+        ({"embedder": "none"}, -1, False),
+    ],
+)
+def test_when_the_source_lets_one_record_expire_too_much(settings: dict[str, Any], ahead: int, warned: bool) -> None:
+    chosen = load(**settings)
+    source = chosen.source_topic
+    for kind, expected in (("CreateTime", warned), ("LogAppendTime", False)):
+        configs = {source: {AFTER: str(ahead), "message.timestamp.type": kind}}
+        found = Observed({source: TopicState(1, 1, 0)}, [], configs, {})
+        told = [problem for problem in topics.problems(chosen, found) if AFTER in problem.message]
+        assert [problem.level for problem in told] == ["warn"] * expected
 
 
 def test_no_broker_is_exit_code_2(kafka: EmbeddedKafka) -> None:

@@ -1,8 +1,10 @@
 """The trace model: the verdicts of the reference, traps between JSON parsers, time, text and splice."""
 
+import contextlib
 import dataclasses
 import json
 import pickle
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -318,6 +320,62 @@ def test_no_document_within_the_limits_takes_long(name: str) -> None:
     error = refusal(raw)
     assert time.thread_time() - start < 2
     assert len(error.message) <= MAX_MESSAGE
+
+
+LONG_LISTS = {
+    "metadata.validated_by": ('""', "1"),
+    "knowledge_graph_delta.entities": ('{"name":"","type":""}', '{"name":""}'),
+    "knowledge_graph_delta.relationships": ('{"fact":"","valid_from":""}', '{"fact":"","valid_from":null}'),
+    "steps": ('{"step_id":0,"type":"thought"}', '{"step_id":-1,"type":"thought"}'),
+}
+
+
+def test_the_last_of_many_items_is_found_in_the_time_of_a_few_readings() -> None:
+    """340,000 strings and one integer held the event loop for as long as 25 readings of the document."""
+
+    def seconds(last: str) -> float:
+        raw = text_with("metadata.validated_by", "[" + '"",' * 340_000 + f"{last}]").encode()
+        best = 9.0
+        for _ in range(3):
+            start = time.thread_time()
+            with contextlib.suppress(InvalidTrace):
+                parse_trace(raw)
+            best = min(best, time.thread_time() - start)
+        return best
+
+    assert seconds("1") < 10 * seconds('""')
+
+
+@pytest.mark.parametrize("path", LONG_LISTS)
+def test_the_first_of_several_bad_items_is_named(path: str, seed: int) -> None:
+    rng = random.Random(seed)
+    good, bad = LONG_LISTS[path]
+    for _ in range(50):
+        items = [bad if rng.random() < 0.05 else good for _ in range(rng.randrange(1, 60))]
+        delta = '{"entities":[],"relationships":[]}'
+        text = text_with("knowledge_graph_delta", delta)
+        name = path.rsplit(".", maxsplit=1)[-1]
+        listed = f"[{','.join(items)}]"
+        raw = text.replace(f'"{name}":[]', f'"{name}":{listed}') if "delta" in path else text_with(path, listed)
+        if bad in items:
+            assert refusal(raw).path.startswith(f"{path}.{items.index(bad)}")
+        else:
+            parse_trace(raw)
+
+
+def test_depth_counts_lists_and_objects_alike(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(300):
+        deep = rng.randrange(55, 70)  # of the field, which is one level down
+        value: Any = []
+        for _ in range(deep - 1):
+            beside = rng.choice([0, "[{" * 40, [], {}])
+            value = rng.choice([[value], [beside, value], {"a": value}, {"b": beside, "a": value}])
+        raw = text_with("extra", json.dumps(value))
+        if deep + 1 > Limits().max_depth:
+            assert refusal(raw).reason is Reason.TOO_DEEP
+        else:
+            parse_trace(raw)
 
 
 def test_messages_are_short_and_fit_for_a_header() -> None:

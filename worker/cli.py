@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+import traceback
+from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 import click
 
+from worker.logs import BareFormatter
+from worker.terminal import clean, clean_json, clean_json_bytes
 from worker.version import __version__
 
 if TYPE_CHECKING:
@@ -32,11 +37,66 @@ def main() -> NoReturn:
     # One cache scan takes 20 us on one core; OpenBLAS would spread it over all of them, at more than that in hand-overs
     # and against the embedder's threads. Must stand before numpy is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    sys.excepthook = _excepthook
+    if logging.lastResort is not None:  # where no handler is set up: every command but run
+        logging.lastResort.setFormatter(BareFormatter())
     cli(prog_name="kp-worker")
     sys.exit(0)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """The group of all commands. Errors quote files, brokers and arguments: they are cleaned here, all in one place."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command as click does; exit, unless `standalone_mode` is false."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.ClickException as error:
+            said = io.StringIO()
+            error.show(said)
+            click.echo(clean(said.getvalue(), "\n"), err=True, nl=False)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("Aborted!", err=True)
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+class _JsonForTerminal:
+    """A binary file that gets the same JSON Lines in a form that a terminal does not obey."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> int:
+        return self._file.write(clean_json_bytes(data))
+
+
+def _shown(file: BinaryIO) -> BinaryIO:
+    """Return what to write JSON Lines to: a terminal gets them cleaned, a file or pipe to the byte."""
+    return cast("BinaryIO", _JsonForTerminal(file)) if file.isatty() else file
+
+
+def _say(text: str) -> None:
+    """Write lines to standard error."""
+    click.echo(clean(text, "\n"), err=True)
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write the traceback of a bug: it may quote a record, too."""
+    _say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
     """Score KnowledgePulse reasoning traces on a Kafka stream, exactly once.
@@ -59,7 +119,7 @@ def _settings(**overrides: Any) -> Settings:
     except config.ConfigError as error:
         raise SettingsError(str(error)) from None
     for warning in config.unknown_variables():
-        click.echo(f"warning: {warning}", err=True)
+        _say(f"warning: {warning}")
     return settings
 
 
@@ -136,8 +196,9 @@ def score(
         ) as progress:  # fmt: skip
             task = progress.add_task("scoring", total=size)
             summary = score_lines(
-                file, output, dead_letters, settings, loaded, lambda count: progress.advance(task, count)
-            )
+                file, _shown(output), dead_letters and _shown(dead_letters), settings, loaded,
+                lambda count: progress.advance(task, count),
+            )  # fmt: skip
         for written in (output, dead_letters):
             if written is not None:
                 written.flush()  # a full disk shows here at the latest, and not in a traceback at the end
@@ -149,13 +210,12 @@ def score(
             sys.exit(1)
         raise click.ClickException(f"cannot read or write: {error}") from None
     letters = sum(summary.dead_letters.values())
-    click.echo(
+    _say(
         f"{summary.accepted + summary.rejected + letters} traces: {summary.accepted} accepted, {summary.rejected} "
-        f"rejected, {letters} dead letters, {summary.truncated} texts cut at {settings.max_tokens} tokens",
-        err=True,
+        f"rejected, {letters} dead letters, {summary.truncated} texts cut at {settings.max_tokens} tokens"
     )
     for reason, count in sorted(summary.dead_letters.items()):
-        click.echo(f"  {count} {reason}", err=True)
+        _say(f"  {count} {reason}")
 
 
 @cli.command("export-model")
@@ -176,7 +236,7 @@ def export_model(model: str | None, output: Path | None, precision: tuple[str, .
     if if_missing and find_exported(None) is not None:
         return
     try:
-        click.echo(str(export(model, output, precision or DEFAULT_PRECISIONS)))
+        click.echo(clean(str(export(model, output, precision or DEFAULT_PRECISIONS))))
     except (ModelError, OSError) as error:
         raise click.ClickException(str(error)) from None
 
@@ -298,7 +358,7 @@ def doctor(as_json: bool | None) -> None:
         async for finding in examine():
             failed |= finding.level == "fail"
             if plain:
-                click.echo(encode(finding))
+                click.echo(clean_json(encode(finding).decode()))
                 continue
             colour = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
             lines = as_lines(finding, get_terminal_size().columns - len(margin))
@@ -386,14 +446,13 @@ def report(
         raise click.ClickException(str(error)) from None
     with click.open_file(os.fspath(output), "wb") as stream:
         stream.write(page)
-    click.echo(
+    _say(
         f"{summary.total.count} traces: {summary.total.accepted} accepted, "
         f"{summary.total.count - summary.total.accepted} rejected, {summary.bad} cannot be read, "
-        f"{summary.repeated} repeated; {len(page) // 1000} kB to {output}",
-        err=True,
+        f"{summary.repeated} repeated; {len(page) // 1000} kB to {output}"
     )
     for where, reason in summary.bad_shown:
-        click.echo(f"  {where}: {reason}", err=True)
+        _say(f"  {where}: {reason}")
 
 
 def _read_topics(traces: Traces, since: datetime | None, last: int | None) -> tuple[str, int]:
@@ -466,8 +525,9 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
         task = progress.add_task("publishing", total=_size(source), sent=0)
 
         def on_refused(line: int, error: InvalidTrace) -> None:
-            where = Text(f"{file}:{line}: ", "bold")
-            progress.console.print(where + Text(f"{error.reason}: ", "yellow") + Text(str(error)), soft_wrap=True)
+            where = Text(clean(f"{file}:{line}: "), "bold")
+            why = Text(f"{error.reason}: ", "yellow") + Text(clean(str(error)))
+            progress.console.print(where + why, soft_wrap=True)
 
         try:
             _run_session(
@@ -485,10 +545,9 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
                 error.message += f"; {summary.sent} were published before"
             raise
     rate_text = f", {summary.sent / summary.seconds:.0f}/s" if summary.seconds > 1 else ""
-    click.echo(
+    _say(
         f"{summary.sent} trace{'s' * (summary.sent != 1)} published to topic {topic}{rate_text}, "
-        f"{summary.refused} refused" + (", then interrupted" if interrupted else ""),
-        err=True,
+        f"{summary.refused} refused" + (", then interrupted" if interrupted else "")
     )
     sys.exit(130 if interrupted else 1 if summary.refused else 0)
 
@@ -595,7 +654,7 @@ def redrive(
         try:
             _run_session(work)
         except KeyboardInterrupt:
-            click.echo(f"interrupted after {report.done.total()} letters; run it again to go on", err=True)
+            _say(f"interrupted after {report.done.total()} letters; run it again to go on")
             sys.exit(130)
     redrive_view.show(report, to_file, execute)
     sys.exit(1 if execute and report.refused else 0)

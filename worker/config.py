@@ -154,6 +154,12 @@ class Settings(BaseSettings):
     event_time: Literal["created_at", "record"] = Field(
         "created_at", description="a trace's event time: its created_at (never later than the record's) or the record's"
     )
+    stream_time_max_step_seconds: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="how far one trace may move its partition's stream time; unset: any distance (docs/security.md)",
+    )
 
     output_embedding: bool = Field(
         False, description="write each trace's embedding into its output document (scoring.embedding)"
@@ -285,6 +291,12 @@ class Settings(BaseSettings):
     def cache_ttl_ms(self) -> int | None:
         """Life of a cache entry, ms; None: no expiry."""
         return None if self.cache_ttl_seconds is None else max(1, round(self.cache_ttl_seconds * 1000))
+
+    @property
+    def stream_time_max_step_ms(self) -> int | None:
+        """How far one trace may move stream time, ms; None: any distance."""
+        step = self.stream_time_max_step_seconds
+        return None if step is None else max(1, round(step * 1000))
 
     @property
     def windows(self) -> int:

@@ -47,6 +47,7 @@ from worker.demo_view import (
 )
 from worker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka
 from worker.metrics import quantile
+from worker.terminal import clean
 from worker.trace import CONTEXT
 
 SOURCE, ACCEPTED, REJECTED, DEAD_LETTER = (
@@ -430,7 +431,7 @@ def _lines(console: Console, *lines: str) -> None:
 
 
 def _complain(console: Console, error: Exception) -> None:
-    console.print(Text(f"Error: {error}", "red"), soft_wrap=True)
+    console.print(Text(clean(f"Error: {error}", "\n"), "red"), soft_wrap=True)
 
 
 def _console() -> Console:
@@ -469,7 +470,8 @@ def _step(console: Console, name: str) -> Iterator[Callable[[str], None]]:
             progress.update(task, description=f"{name:<7} {text}")
 
         yield say
-    console.print(f"[green]ok[/green]  {name:<7} {now}, {time.monotonic() - began:.1f} s", soft_wrap=True)
+    done = Text(f"  {name:<7} {now}, {time.monotonic() - began:.1f} s")
+    console.print(Text("ok", "green") + done, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -488,7 +490,7 @@ class _Listener(logging.Handler):
 
     def __init__(self, console: Console, say: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
-        self._say = say if console.is_terminal else lambda text: console.print(text, soft_wrap=True)
+        self._say = say if console.is_terminal else lambda text: console.print(Text(text), soft_wrap=True)
         self._log = logging.getLogger("worker")
 
     def __enter__(self) -> None:
@@ -499,4 +501,4 @@ class _Listener(logging.Handler):
         self._log.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._say(record.getMessage())
+        self._say(clean(record.getMessage()))

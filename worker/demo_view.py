@@ -14,6 +14,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from worker.terminal import clean
+
 Document = dict[str, Any]
 
 STORY: Final = (
@@ -45,7 +47,7 @@ def dead_position(letter: Mapping[str, str]) -> tuple[int, int]:
 
 def short(trace_id: str) -> str:
     """Return the part of a trace id that fits into a table."""
-    return trace_id.removeprefix("kp:trace:")[:8]
+    return clean(trace_id.removeprefix("kp:trace:")[:8])
 
 
 def _table(*names: str) -> Table:
@@ -78,13 +80,13 @@ def _row(document: Document) -> list[RenderableType]:
     if scoring["components"]["novelty"] < 0.3:
         parts[1].stylize("bold yellow")
     return [
-        short(document["id"]),
-        metadata["created_at"][11:16],
-        Text(metadata["task_domain"][:16]),
+        Text(short(document["id"])),
+        clean(metadata["created_at"][11:16]),
+        Text(clean(metadata["task_domain"][:16])),
         *parts,
         Text(f"{scoring['score']:.3f}", "bold"),
         decision,
-        short(nearest["id"]) if nearest else "-",
+        Text(short(nearest["id"]) if nearest else "-"),
         f"{nearest['similarity']:.2f}" if nearest else "-",
         ", ".join(OVERRIDES.get(name, name) for name in scoring["overrides"]),
     ]
@@ -95,9 +97,10 @@ def dead_letters_table(letters: Sequence[Mapping[str, str]]) -> Table:
     table = _table("at", "reason", "path", "message")
     for letter in letters:
         place = ":".join(map(str, dead_position(letter)))
-        reason = Text(letter["kp-error-reason"], "yellow")
+        reason = Text(clean(letter["kp-error-reason"]), "yellow")
         path = letter["kp-error-path"]
-        table.add_row(place, reason, Text(path or "-"), Text(letter["kp-error-message"].removeprefix(f"{path}: ")))
+        message = letter["kp-error-message"].removeprefix(f"{path}: ")
+        table.add_row(place, reason, Text(clean(path) or "-"), Text(clean(message)))
     return table
 
 
@@ -111,7 +114,8 @@ def explanation(document: Document, others: Sequence[Document]) -> Text:
     """Explain one score in full: the arithmetic, the nearest trace, and what novelty changed."""
     scoring = document["scoring"]
     weights, parts, score = scoring["weights"], scoring["components"], scoring["score"]
-    text = Text(f'{short(document["id"])}, {scoring["profile"]} profile: "{document["task"]["objective"]}"\n')
+    objective = clean(document["task"]["objective"])
+    text = Text(f'{short(document["id"])}, {clean(scoring["profile"])} profile: "{objective}"\n')
     for name in COMPONENTS:
         product = parts[name] * weights[name]
         text.append(f"  {name.replace('_', ' '):<20}{parts[name]:.4f} x {weights[name]:.2f} = {product:.4f}\n")
@@ -136,7 +140,7 @@ def _about_nearest(document: Document, others: Sequence[Document]) -> str:
     text = f"  Nearest is {short(nearest['id'])}, similarity {similarity:.4f}: {likeness(similarity)}"
     known = next((other for other in others if other["id"] == nearest["id"]), None)
     if known is not None:
-        text += f',\n  "{known["task"]["objective"]}", {_minutes_between(known, document):.0f} minutes earlier'
+        text += f',\n  "{clean(known["task"]["objective"])}", {_minutes_between(known, document):.0f} minutes earlier'
     text += f".\n  Novelty = 1 - {similarity:.4f} = {scoring['components']['novelty']:.4f}."
     if not scoring["overrides"]:
         neutral = scoring["score"] + (0.5 - scoring["components"]["novelty"]) * scoring["weights"]["novelty"]

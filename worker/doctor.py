@@ -27,6 +27,7 @@ from worker.finding import Finding, fail, ok, warn
 from worker.model_dir import default_directory, find_exported
 from worker.models import load_configured
 from worker.openvino_embedder import PRECISIONS, runs_here
+from worker.topics import CODECS, codec_problems
 
 KAFKA_SECONDS: Final = 45.0
 """Longest time for all questions to the broker together."""
@@ -49,6 +50,7 @@ async def examine() -> AsyncIterator[Finding]:
         return
     for finding in _settings():
         yield finding
+    yield _codecs()
     try:
         async with asyncio.timeout(KAFKA_SECONDS):
             async for finding in check_kafka(settings):
@@ -70,6 +72,12 @@ def _settings() -> Iterator[Finding]:
         yield warn("settings", text, "correct or remove it: it has no effect")
     given = config.given_variables()
     yield ok("settings", f"{len(given)} set: {', '.join(given)}" if given else "none set, all defaults")
+
+
+def _codecs() -> Finding:
+    for problem in codec_problems():
+        return warn("codecs", problem.message, problem.remedy)
+    return ok("codecs", f"records compressed with {', '.join(CODECS)} can be read")
 
 
 async def _in_time(settings: Settings) -> list[Finding]:

@@ -170,9 +170,6 @@ def _topic_problems(settings: Settings, name: str, topic: TopicState, found: Obs
             f"min.insync.replicas=1 with {topic.replicas} replicas: what one broker alone acknowledged can be lost",
             "set min.insync.replicas=2",
         )
-    outputs = (settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic)
-    if name in outputs and "compact" in found.config(name, "cleanup.policy", "delete"):
-        yield warn(check, "cleanup.policy=compact: records without a key are refused", "set cleanup.policy=delete")
     wanted = {topic.name: topic.configs for topic in plan(settings, found)}[name]
     if name == settings.changelog and name in found.configs:
         values = {key: found.config(name, key, "") for key in CHANGELOG_CONFIG if key != "cleanup.policy"}
@@ -181,12 +178,6 @@ def _topic_problems(settings: Settings, name: str, topic: TopicState, found: Obs
             yield warn(
                 check, f"compacts otherwise than planned: {', '.join(other)}", "kp-worker topics has the command"
             )
-    if name == settings.dead_letter_topic and found.max_bytes(name) < int(wanted["max.message.bytes"]):
-        yield warn(
-            check,
-            f"max.message.bytes={found.max_bytes(name)}: dead letters of the largest records are cut",
-            f"set max.message.bytes={wanted['max.message.bytes']}",
-        )
 
 
 def _permissions(

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from worker.config import Settings
+from worker.pipeline import rfc3339
 from worker.scoring import (
     DEFAULT_PROFILE,
     NEUTRAL_NOVELTY,
@@ -28,7 +29,8 @@ from worker.scoring import (
     Weights,
     score_trace,
 )
-from worker.trace import InvalidTrace, Reason, ReasoningTrace, parse_trace
+from worker.terminal import clean, clean_json
+from worker.trace import InvalidTrace, Reason, ReasoningTrace, created_at_ms, parse_trace
 
 OVERRIDES: Final[Mapping[str, str]] = {
     OVERRIDE_SINGLE_THOUGHT: "a single step, and it is a thought: 0.1, whatever the sum",
@@ -57,6 +59,7 @@ class Recorded(Struct, frozen=True):
     weights: Weights
     components: Components
     nearest: Nearest | None
+    stream_time: object = ""
 
 
 class Counts(Struct, frozen=True):
@@ -142,6 +145,8 @@ def explain_trace(raw: bytes, settings: Settings, novelty: float | None = None) 
     elif novelty is None:
         novelty, novelty_from = NEUTRAL_NOVELTY, "nothing to compare with"
         notes.append("novelty needs the worker's cache: 0.5 is that of a trace with nothing before it; try --novelty")
+    if recorded is not None:
+        notes += _about_time(trace, recorded, settings)
     score = score_trace(trace, novelty, profiles)
     own_threshold = profiles[score.profile].threshold
     if recorded is None and own_threshold is not None:
@@ -187,6 +192,19 @@ def _recorded(raw: bytes) -> tuple[Recorded | None, list[str]]:
         return msgspec.convert(document["scoring"], Recorded), []
     except msgspec.ValidationError as error:
         return None, [f"`scoring` is not kp-worker's ({error}): taken as a trace that is not scored"]
+
+
+def _about_time(trace: ReasoningTrace, recorded: Recorded, settings: Settings) -> list[str]:
+    """Say where stream time stayed behind the trace's own time; told only where a setting can be the cause."""
+    step, created = settings.stream_time_max_step_seconds, rfc3339(created_at_ms(trace))
+    compared = recorded.stream_time
+    if step is None or not isinstance(compared, str) or not "" < compared < created:
+        return []
+    note = (
+        f"it was compared at stream time {compared}, before its created_at ({created}): its record's timestamp was "
+        f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) held it back"
+    )
+    return [note]
 
 
 def _count(trace: ReasoningTrace) -> Counts:
@@ -249,7 +267,7 @@ def _overrides(names: tuple[str, ...], value: float) -> tuple[list[Override], fl
 
 def as_json(explanation: Explanation) -> str:
     """Return the explanation as one line of JSON."""
-    return msgspec.json.encode(explanation).decode()
+    return clean_json(msgspec.json.encode(explanation).decode())
 
 
 def as_text(it: Explanation) -> RenderableType:
@@ -268,14 +286,14 @@ def as_text(it: Explanation) -> RenderableType:
     formulas.add_column()
     for name, formula in it.components.items():
         formulas.add_row(name.replace("_", " "), Text(formula.formula, "dim"))
-        formulas.add_row("", f"= {formula.numbers} = {formula.value:.6g}")
+        formulas.add_row("", Text(f"= {formula.numbers} = {formula.value:.6g}"))
     if it.nearest is not None:
-        formulas.add_row("nearest trace", _clean(it.nearest.id))
+        formulas.add_row("nearest trace", Text(clean(it.nearest.id)))
 
     steps = Table.grid(padding=(0, 2, 0, 0))
     steps.add_column(no_wrap=True)
     steps.add_column()
-    steps.add_row("profile", _clean(f"{it.profile}, because {it.profile_because}"))
+    steps.add_row("profile", Text(clean(f"{it.profile}, because {it.profile_because}")))
     for override in it.overrides:
         change = f"{override.before:.4f} -> {override.after:.4f}"
         steps.add_row("override", f"{override.name}: {change} ({override.rule})")
@@ -287,14 +305,9 @@ def as_text(it: Explanation) -> RenderableType:
     verdict = Text(f"{it.score!r} {sign} {it.threshold:g} ({it.threshold_from}): ")
     steps.add_row(Text("score", "bold"), verdict.append(it.decision, f"bold {colour}"))
     for note in it.notes:
-        steps.add_row(Text("note", "yellow"), _clean(note))
-    head = Text(_clean(it.id), "bold")
+        steps.add_row(Text("note", "yellow"), Text(clean(note)))
+    head = Text(clean(it.id), "bold")
     return Group(head, "", formulas, "", weighing, "", steps)
-
-
-def _clean(text: str) -> str:
-    """Return text of a trace without what could steer the terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 # -- where a problem is

@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from worker.terminal import clean
+
 
 class Finding(Struct, frozen=True):
     """`fail`: the worker would not run; `warn`: it would, but look at it. Field names are those of the JSON output."""
@@ -36,5 +38,5 @@ def as_lines(finding: Finding, width: int) -> list[str]:
     """Return check and message, then the remedy, in lines of `width` characters; what could be copied is not cut."""
     lines = []
     for text in (f"{finding.check}: {finding.message}", f"-> {finding.remedy}" if finding.remedy else ""):
-        lines += textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        lines += textwrap.wrap(clean(text, "\n"), width, break_long_words=False, break_on_hyphens=False)
     return lines

@@ -7,12 +7,19 @@ out the oldest; a probe or a scrape takes milliseconds, so those pushed out are 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from prometheus_client.exposition import choose_encoder
+
+from worker.terminal import clean
+
+log = logging.getLogger(__name__)
 
 Check = Callable[[], str | None]
 """Returns None when all is well, else one sentence that says what is not."""
@@ -22,6 +29,12 @@ MAX_CONNECTIONS: Final = 64
 
 CONNECTION_SECONDS: Final = 10.0
 """Longest life of a connection, whatever it is doing: a scrape takes some ms."""
+
+FAILURE_LENGTH: Final = 200
+"""Characters of what a failed request says in the log: it may quote the request."""
+
+CONTENT_TYPE: Final = re.compile(r"[\w/.;= -]{1,200}", re.ASCII)
+"""What a content type is made of. The client library puts parts of the Accept header into it."""
 
 HEADERS: Final = {
     "Server": "kp-worker",  # without a version
@@ -71,8 +84,8 @@ class HttpServer:
         if request.method not in ("GET", "HEAD"):
             return _response(405, "only GET and HEAD", Allow="GET, HEAD")
         if request.path == "/metrics":
-            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-            return _response(200, encode(self._registry), **{"Content-Type": content_type})
+            body, content_type = _metrics(self._registry, request.headers.get("Accept", ""))
+            return _response(200, body, **{"Content-Type": content_type})
         if request.path in self._pages:
             body, headers = self._pages[request.path]()
             return _response(200, body, **headers)
@@ -80,8 +93,22 @@ class HttpServer:
         return _response(200 if problem is None else 503, problem or "ok")
 
 
+def _metrics(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Return the metrics and their content type, in the text format for a header that asks for none there is.
+
+    The client library trusts the header: it compares version=abc with numbers, and fails.
+    """
+    try:
+        encode, content_type = choose_encoder(accept)
+        if CONTENT_TYPE.fullmatch(content_type):
+            return encode(registry), content_type
+    except (TypeError, ValueError):
+        pass
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
 def _response(status: int, content: str | bytes, **headers: str) -> web.Response:
-    body = content if isinstance(content, bytes) else f"{content}\n".encode()
+    body = content if isinstance(content, bytes) else f"{clean(content)}\n".encode()
     response = web.Response(
         status=status, body=body, headers={"Content-Type": "text/plain; charset=utf-8", **HEADERS, **headers}
     )
@@ -132,5 +159,13 @@ class _Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Return the answer to a request that cannot be read, or that failed."""
         if status == 500:
-            self.log_exception("a request to the HTTP port failed", exc_info=exc)
+            self.log_exception("a request failed", exc_info=exc)
         return _response(status, "failed" if status == 500 else "bad request")
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log a failure as one short line: whoever reaches the port must not fill the log (logs.py limits the rate)."""
+        error = kw.get("exc_info")
+        said = f"{args[0] % args[1:]}: {error!r}"[:FAILURE_LENGTH]
+        place = traceback.extract_tb(error.__traceback__)[-1:] if isinstance(error, BaseException) else []
+        where = f" at {place[0].name}:{place[0].lineno}" if place else ""
+        log.error("HTTP port: %s%s", said, where)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable
 from typing import Final
+
+from worker.terminal import clean, clean_json
 
 FIELDS: Final = ("topic", "partition", "offset", "trace", "reason", "path", "seconds")
 """What an event may be about: the source record's place, the reasoning trace's id, and why it is a dead letter."""
@@ -20,19 +21,20 @@ FIELDS: Final = ("topic", "partition", "offset", "trace", "reason", "path", "sec
 NOISY: Final = ("aiokafka", "faust", "mode", "opentelemetry")
 """Libraries that repeat themselves: with the broker away, aiokafka logs 10,000 lines a second."""
 
+LIMITED: Final = (*NOISY, "aiohttp", "worker.http")
+"""Loggers whose every message is held back when it repeats: strangers can cause those of the HTTP port."""
+
 WINDOW_SECONDS: Final = 30.0
 BURST: Final = 5
 """Equal messages (by logger, template and reason) that pass in one window; the rest is counted and told later."""
-
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Characters that end a line for some reader, or that a terminal obeys."""
 
 
 class RateLimit(logging.Filter):
     """Lets `BURST` records of one template through in each window, and says how many it held back.
 
-    Applies to what can come with every record on a topic: libraries' messages, and the worker's own about one source
-    record (those with an offset). Debug is not held back: who asks for it wants every event.
+    Applies to what can come with every record on a topic or request to the HTTP port: the messages of LIMITED
+    loggers, and the worker's own about one source record (those with an offset). Debug is not held back: who asks for
+    it wants every event.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,7 +45,7 @@ class RateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record may be written."""
         own = hasattr(record, "offset") and record.levelno > logging.DEBUG
-        if not own and not record.name.startswith(NOISY):
+        if not own and not record.name.startswith(LIMITED):
             return True
         key = (record.name, str(record.msg)[:60], str(getattr(record, "reason", "")))
         now = self._clock()
@@ -71,7 +73,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Write the record as one line, tracebacks included; control characters as Python escapes them."""
-        return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().format(record))
+        return clean(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 logging's name
         """Write the line without its traceback."""
@@ -97,7 +99,15 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(event, ensure_ascii=False))
+        return clean_json(json.dumps(event, ensure_ascii=False))
+
+
+class BareFormatter(logging.Formatter):
+    """The message alone, as Python writes the warnings of a program that has not set up logging: the commands' way."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record; line breaks stay, control characters as Python escapes them."""
+        return clean(super().format(record), "\n")
 
 
 def fields(record: logging.LogRecord) -> dict[str, object]:

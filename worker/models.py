@@ -23,6 +23,7 @@ def new_scorer(settings: Settings, identity: EmbedderIdentity | None) -> Partiti
         1 if identity is None else identity.dimensions,
         settings.threshold,
         settings.scoring_profiles(),
+        settings.stream_time_max_step_ms,
     )
 
 

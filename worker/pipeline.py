@@ -104,7 +104,8 @@ class PartitionScorer:
     """The state of one source partition: its novelty cache and its stream time.
 
     `ttl_ms` None means that entries do not expire. `threshold` (0..1) holds for every profile that has none of its
-    own. Raises ValueError for settings out of range.
+    own. `max_step_ms`: how far one trace may move stream time; None: any distance. Raises ValueError for settings out
+    of range.
     """
 
     def __init__(
@@ -114,17 +115,21 @@ class PartitionScorer:
         dimensions: int = 384,
         threshold: float = DEFAULT_THRESHOLD,
         profiles: Mapping[str, Profile] = PROFILES,
+        max_step_ms: int | None = None,
     ) -> None:
         if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"threshold must lie in 0..1, got {threshold}")
+        if max_step_ms is not None and max_step_ms < 1:
+            raise ValueError(f"max_step_ms must be at least 1, or None for any distance, got {max_step_ms}")
         self.cache = VectorCache(max_elements, dimensions, ttl_ms)
         self._threshold = threshold
         self._profiles = profiles
+        self._max_step_ms = max_step_ms
         self._stream_time_ms: int | None = None
 
     @property
     def stream_time_ms(self) -> int | None:
-        """The greatest event time seen (ms since 1970); None before the first trace."""
+        """The greatest event time seen (ms since 1970), as far as it may move; None before the first trace."""
         return self._stream_time_ms
 
     def score(self, trace: ReasoningTrace, vector: npt.ArrayLike | None, event_time_ms: int) -> ScoredTrace:
@@ -138,9 +143,13 @@ class PartitionScorer:
     def compare(self, vector: npt.ArrayLike | None, event_time_ms: int) -> Comparison:
         """Do the first half of `score`: move stream time on and find the nearest live entry (raises ValueError)."""
         query = None if vector is None else unit(vector, self.cache.dimensions)
-        if self._stream_time_ms is None or event_time_ms > self._stream_time_ms:
-            self._stream_time_ms = event_time_ms
-        now = self.cache.advance(self._stream_time_ms)
+        time, step = self._stream_time_ms, self._max_step_ms
+        if time is None:  # the first trace: there is nothing to measure a step from
+            time = event_time_ms
+        elif event_time_ms > time:
+            time = event_time_ms if step is None else min(event_time_ms, time + step)
+        self._stream_time_ms = time
+        now = self.cache.advance(time)
         return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
 
     def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from worker.letters import Letter
 from worker.redrive import Report
+from worker.terminal import clean
 
 
 def _table(*names: str) -> Table:
@@ -27,7 +29,7 @@ def counts_table(report: Report, done: str) -> Table:
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for reason in sorted(report.found):
-        table.add_row(Text(reason, "yellow"), *(_count(counts[reason]) for counts in columns.values()))
+        table.add_row(Text(clean(reason), "yellow"), *(_count(counts[reason]) for counts in columns.values()))
     if len(report.found) != 1:
         table.add_section()
         table.add_row("all", *(_count(counts.total()) for counts in columns.values()), style="bold")
@@ -48,8 +50,8 @@ def examples_table(examples: list[Letter]) -> Table:
         table.add_row(
             f"{letter.record.partition}:{letter.record.offset}",
             _time(letter.timestamp_ms),
-            Text(letter.reason, "yellow"),
-            Text(letter.message),
+            Text(clean(letter.reason), "yellow"),
+            Text(clean(letter.message)),
         )
     return table
 
@@ -65,7 +67,7 @@ def watching(report: Report) -> Iterator[tuple[Callable[[Letter, str], None], Ca
     with console.status("reading dead letters") if console.is_terminal else nullcontext() as status:
 
         def on_refused(letter: Letter, why: str) -> None:
-            console.print(Text(f"{letter.place} ", "bold") + Text(why), soft_wrap=True)
+            console.print(Text(clean(f"{letter.place} "), "bold") + Text(clean(why)), soft_wrap=True)
 
         def on_progress() -> None:
             if status is not None:
@@ -77,7 +79,7 @@ def watching(report: Report) -> Iterator[tuple[Callable[[Letter, str], None], Ca
 def show(report: Report, to_file: Path | None, execute: bool) -> None:
     """Print the counts, and after a dry run some examples and what to do next."""
     console = Console(highlight=False)
-    target = "the source topic" if to_file is None else str(to_file)
+    target = "the source topic" if to_file is None else escape(clean(str(to_file)))
     if report.foreign:
         console.print(
             f"{report.foreign} records are of another source topic (KP_SOURCE_TOPIC), or no dead letters: left out"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import unicodedata
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from worker import terminal
 from worker.pipeline import ACCEPTED, CACHED_ID_LENGTH, REJECTED, EmbedderIdentity
 from worker.scoring import Components, Weights
 
@@ -539,19 +539,15 @@ class _Summarizer:
         )
 
 
+_BLANKS: Final = dict.fromkeys(map(ord, "\t\n\r"), " ")
+
+
 def clean(text: str) -> str:
     """Return a text that is safe to show: cut, and without characters that control terminals, markup or direction."""
     shown = text if len(text) <= TEXT_LENGTH else text[: TEXT_LENGTH - 1] + "…"
     if shown.isascii() and shown.isprintable():
         return shown
-    return "".join(" " if c in "\t\n\r" else "\ufffd" if _is_control(c) else c for c in shown)
-
-
-def _is_control(character: str) -> bool:
-    # Format characters (Cf) reverse the reading direction, or join emoji: those two joiners stay. U+FFFE and U+FFFF
-    # (Cn) are no characters in XML.
-    category = unicodedata.category(character)
-    return (category in ("Cc", "Cf", "Cs") and character not in "\u200c\u200d") or character in "\ufffe\uffff"
+    return terminal.clean(shown.translate(_BLANKS))
 
 
 def _hash(data: bytes) -> int:

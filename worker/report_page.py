@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from worker import report_charts as charts
+from worker import terminal
 from worker.pipeline import rfc3339
 from worker.report import COMPONENTS, SHARES, THRESHOLDS, Summary, clean
 from worker.version import __version__
@@ -23,8 +24,9 @@ MS = 1000.0
 def render(summary: Summary, source: str) -> str:
     """Return the page. `source` says where the documents come from; the same arguments give the same page."""
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: terminal.clean(value, "\n") if type(value) is str else value,
+    )  # fmt: skip
     environment.filters |= {
         "n": lambda value: f"{value:,}",
         "pct": percent,

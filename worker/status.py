@@ -23,6 +23,7 @@ import msgspec
 from worker.config import Settings
 from worker.metrics import SCORES, SECONDS, Metrics, quantile
 from worker.pipeline import ACCEPTED, CACHED_ID_LENGTH, DEAD_LETTER, REJECTED, OutputRecord, ScoredTrace, SourceRecord
+from worker.terminal import clean, clean_json_bytes
 from worker.version import __version__
 
 PAGE: Final = Path(__file__).with_name("data") / "status.html"
@@ -106,7 +107,7 @@ class Status:
         if scored is None:
             said = dict(output.headers)
             reason, path, message = (
-                said[f"kp-error-{name}"].decode("utf-8", "replace") for name in ("reason", "path", "message")
+                clean(said[f"kp-error-{name}"].decode("utf-8", "replace")) for name in ("reason", "path", "message")
             )
             self._dead_letters.append(
                 DeadLetterRow(
@@ -120,14 +121,14 @@ class Status:
                 _now_ms(),
                 record.partition,
                 record.offset,
-                scored.trace_id[:CACHED_ID_LENGTH],
+                _shown(scored.trace_id, CACHED_ID_LENGTH),
                 output.kind,
                 scored.score,
                 scored.threshold,
                 scored.profile,
                 (parts.complexity, parts.novelty, parts.tool_diversity, parts.outcome_confidence),
                 scored.overrides,
-                None if scored.nearest is None else scored.nearest.trace_id,
+                None if scored.nearest is None else _shown(scored.nearest.trace_id, CACHED_ID_LENGTH),
                 None if scored.nearest is None else scored.nearest.similarity,
                 _objective(record) if texts else None,
             )
@@ -184,7 +185,7 @@ class Status:
         encode = msgspec.json.Encoder().encode
         return {
             "/": lambda: (html, headers),
-            "/status.json": lambda: (encode(self.snapshot()), {"Content-Type": "application/json"}),
+            "/status.json": lambda: (clean_json_bytes(encode(self.snapshot())), {"Content-Type": "application/json"}),
         }
 
     def _rate(self) -> dict[str, Any]:
@@ -262,7 +263,12 @@ def _value(counter: Any) -> float:
 def _objective(record: SourceRecord) -> str:
     """Return the beginning of a valid trace's objective."""
     document = msgspec.json.decode(record.value or b"")  # untyped, as the parser does: of a key given twice, the last
-    return str(document["task"]["objective"])[:TEXT_LENGTH]
+    return _shown(str(document["task"]["objective"]), TEXT_LENGTH)
+
+
+def _shown(text: str, length: int) -> str:
+    """Return the beginning of a text of a record, fit to be shown."""
+    return clean(text[:length])[:length]
 
 
 def _now_ms() -> int:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from worker.tail import Entry
+from worker.terminal import clean, clean_json_bytes
 
 COLOURS: Final = {"accepted": "green", "rejected": "red", "dead": "yellow"}
 COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
@@ -29,7 +30,7 @@ WIDE: Final = 80 + 27
 def write_lines(entries: list[Entry]) -> None:
     """Write entries as JSON Lines, at once. Raises BrokenPipeError."""
     output = sys.stdout.buffer
-    output.writelines(entry.as_json() + b"\n" for entry in entries)
+    output.writelines(clean_json_bytes(entry.as_json()) + b"\n" for entry in entries)
     output.flush()
 
 
@@ -79,26 +80,26 @@ def _scored(document: dict[str, Any]) -> list[Text]:
         parts[1].stylize("bold yellow")
     return [
         Text(_short(document["id"])),
-        Text(str(metadata["created_at"])[11:16]),
-        Text(metadata["task_domain"]),
+        Text(clean(str(metadata["created_at"])[11:16])),
+        Text(clean(metadata["task_domain"])),
         *parts,
         Text(f"{scoring['score']:.3f}", "bold"),
-        Text(scoring["decision"], COLOURS[scoring["decision"]]),
+        Text(clean(scoring["decision"]), COLOURS.get(scoring["decision"], "")),
         Text(_short(nearest["id"]) if nearest else "-", "" if nearest else "dim"),
         Text(f"{nearest['similarity']:.2f}" if nearest else "-", "" if nearest else "dim"),
-        Text(", ".join(scoring["overrides"])),
+        Text(clean(", ".join(scoring["overrides"]))),
     ]
 
 
 def _short(trace_id: str) -> str:
-    return trace_id.removeprefix("kp:trace:")[:8]
+    return clean(trace_id.removeprefix("kp:trace:")[:8])
 
 
 def _dead_among_scored(entry: Entry) -> list[Text]:
     """Return the row of a dead letter between scored traces: the reason in the place of the domain."""
     cells = [Text("-", "dim") for _ in range(len(SCORED) + 1)]
     if entry.letter is not None:
-        cells[2] = Text(entry.letter.reason, "yellow")
+        cells[2] = Text(clean(entry.letter.reason), "yellow")
     cells[8] = Text("dead", "yellow")
     return cells
 
@@ -109,7 +110,7 @@ def _letter(entry: Entry) -> list[Text]:
         return []
     time = "-" if letter.timestamp_ms is None else _clock(letter.timestamp_ms)
     place = f"{letter.source_partition}:{letter.source_offset}"
-    return [Text(place), Text(time), Text(letter.reason, "yellow"), Text(letter.message)]
+    return [Text(place), Text(time), Text(clean(letter.reason), "yellow"), Text(clean(letter.message))]
 
 
 def _clock(ms: int) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
+from aiokafka import codec
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
@@ -46,6 +48,31 @@ headers, and the record's framing; KP_OUTPUT_EMBEDDING comes on top."""
 DEAD_LETTER_OVERHEAD: Final = 65_536
 """The same for a created dead-letter topic; roomy, because nothing may be too large for it."""
 
+SOURCE_AFTER_MS: Final = 60_000
+"""message.timestamp.after.max.ms of a created source topic: how far ahead of the broker's clock a record may be dated.
+A producer sets created_at and the record's timestamp, so this is what bounds how far one record moves stream time.
+Clocks that are kept by NTP differ by less than a second; a minute forgives one that is not, and expires a sixtieth of
+an hour's cache at most."""
+
+AFTER: Final = "message.timestamp.after.max.ms"
+BEFORE: Final = "message.timestamp.before.max.ms"
+DEFAULT_AFTER_MS: Final = 3_600_000
+"""Kafka's default of AFTER, from version 4.0 on."""
+
+HARMLESS_SHARE: Final = 0.1
+"""Of KP_CACHE_TTL_SECONDS: what one record may expire without a warning."""
+
+ENTRY_BYTES: Final = 2048
+"""A cache entry of 384 dimensions is about 1.7 kB, with its record's and batch's framing below this."""
+
+LARGEST_ENTRY_BYTES: Final = 4096
+"""The same with the longest trace id that is kept."""
+
+CODECS: Final[Mapping[str, Callable[[], bool]]] = {
+    "gzip": codec.has_gzip, "snappy": codec.has_snappy, "lz4": codec.has_lz4, "zstd": codec.has_zstd,
+}  # fmt: skip
+"""What a batch may be compressed with, and whether it can be read here."""
+
 CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
     "cleanup.policy": "compact",
     # Only closed segments are compacted: with the default of 7 days and 1 GiB the topic would grow without bound.
@@ -56,6 +83,9 @@ CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
     # Entries must never age out while they are the latest of their slot.
     "retention.ms": "-1",
 }
+
+NO_LIMIT: Final = 2**63 - 1
+"""What Kafka shows where a topic has no limit."""
 
 SETTLE_ATTEMPTS: Final = 50
 """How often, 0.2 s apart, a new topic is looked for on a broker that does not know it yet."""
@@ -112,6 +142,17 @@ class Observed:
     def max_bytes(self, topic: str) -> int:
         """Return the largest record that a topic takes; Kafka's default where that is not known."""
         return int(self.config(topic, "max.message.bytes", str(DEFAULT_MAX_BYTES)))
+
+    def milliseconds(self, topic: str, name: str) -> float | None:
+        """Return a limit of a topic; infinity where it sets none, None where it is not known."""
+        text = self.configs.get(topic, {}).get(name)
+        if text is None:
+            return None
+        return math.inf if int(text) < 0 or int(text) == NO_LIMIT else int(text)
+
+    def stamps(self, topic: str) -> bool:
+        """Whether the broker stamps the topic's records itself: then nobody else can."""
+        return self.config(topic, "message.timestamp.type", "CreateTime") == "LogAppendTime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +264,6 @@ async def _configs(
                 configs[name] = {entry[0]: entry[1] for entry in entries}
 
 
-def without_source(settings: Settings) -> list[str]:
-    """Return the topics whose settings the worker needs to know: all but the source."""
-    return [name for name in settings.topics.values() if name != settings.source_topic]
-
-
 def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Problem]:
     """Return what is wrong with the topics, in the order in which it should be mended."""
     result = [
@@ -254,8 +290,13 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
             )
         )
     result += _changelog_problems(settings, found)
+    result += _compression_problems(found)
     result += [
-        Problem("warn", f"cannot read the settings of topic {name}: {words}", "grant the ACL DescribeConfigs on it")
+        Problem(
+            "warn",
+            f"cannot read the settings of topic {name}: {words}; assuming Kafka's defaults",
+            "grant the ACL DescribeConfigs on it",
+        )
         for name, words in found.unreadable.items()
     ]
     accepted, rejected = settings.accepted_topic, settings.rejected_topic
@@ -270,7 +311,126 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
                 "all of KP_MAX_MESSAGE_BYTES through",
             )
         )
+    result += _refused_outputs(settings, found)
+    result += _stream_time_problems(settings, found)
     return result
+
+
+def codec_problems() -> list[Problem]:
+    """Return a warning where producers may send what cannot be read here; no topic tells what they send."""
+    missing = [name for name, readable in CODECS.items() if not readable()]
+    if not missing:
+        return []
+    return [
+        Problem(
+            "warn",
+            f"records that producers compress with {' or '.join(missing)} cannot be read here",
+            "install cramjam (pip install cramjam)",
+        )
+    ]
+
+
+def _compression_problems(found: Observed) -> list[Problem]:
+    """Return the topics that the broker compresses with what cannot be read here, the worker's own writes as well."""
+    result = []
+    for name in found.topics:
+        kind = found.config(name, "compression.type", "producer")
+        if kind in CODECS and not CODECS[kind]():
+            result.append(
+                Problem(
+                    "fail",
+                    f"topic {name} has compression.type={kind}, which cannot be read here",
+                    "install cramjam (pip install cramjam), or set compression.type=gzip",
+                )
+            )
+    return result
+
+
+def _refused_outputs(settings: Settings, found: Observed) -> list[Problem]:
+    """Return which outputs would refuse a record of the worker: by key, by size or by timestamp."""
+    result = []
+    source = settings.source_topic
+    for name in (settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic):
+        policy = found.config(name, "cleanup.policy", "delete")
+        if "compact" in policy:
+            result.append(
+                Problem(
+                    "warn",
+                    f"topic {name} has cleanup.policy={policy}: records without a key are refused",
+                    "set cleanup.policy=delete",
+                )
+            )
+        result += _refused_timestamps(source, name, found)
+    letters = settings.dead_letter_topic
+    wanted = found.max_bytes(source) + DEAD_LETTER_OVERHEAD
+    if {source, letters} <= found.configs.keys() and found.max_bytes(letters) < wanted:
+        result.append(
+            Problem(
+                "warn",
+                f"topic {letters} has max.message.bytes={found.max_bytes(letters)}, the source {source} "
+                f"{found.max_bytes(source)}: dead letters of the largest records are cut",
+                f"set max.message.bytes={wanted} on {letters}",
+            )
+        )
+    return result
+
+
+def _refused_timestamps(source: str, output: str, found: Observed) -> list[Problem]:
+    """Compare what a record of the source may be dated with what an output takes: it keeps its timestamp there."""
+    if found.stamps(output):
+        return []
+    result = []
+    ahead, takes_ahead = found.milliseconds(source, AFTER), found.milliseconds(output, AFTER)
+    if found.stamps(source):
+        ahead = 0.0
+    if ahead is not None and takes_ahead is not None and takes_ahead < ahead:
+        result.append(
+            Problem(
+                "warn",
+                f"topic {output} has {AFTER}={takes_ahead:.0f}, less than the source {source} ({_limit(ahead)}): "
+                "outputs of records from the future are refused",
+                f"set {AFTER}={_limit(ahead)} on {output}, or less on {source}",
+            )
+        )
+    old, takes_old = found.milliseconds(source, BEFORE), found.milliseconds(output, BEFORE)
+    kept = found.milliseconds(source, "retention.ms")
+    if found.stamps(source):
+        old = 0.0
+    if old is not None and takes_old is not None and kept is not None and takes_old < old + kept:
+        result.append(  # a record ages on the source, up to its retention, before it is scored
+            Problem(
+                "warn",
+                f"topic {output} has {BEFORE}={takes_old:.0f}, and records of the source {source} may be older when "
+                f"they are scored ({BEFORE}={_limit(old)} there, retention.ms={_limit(kept)}): outputs are refused",
+                f"set {BEFORE}={_limit(old + kept)} on {output}",
+            )
+        )
+    return result
+
+
+def _limit(milliseconds: float) -> str:
+    """Write a limit as Kafka's settings spell it."""
+    return str(NO_LIMIT if milliseconds == math.inf else int(milliseconds))
+
+
+def _stream_time_problems(settings: Settings, found: Observed) -> list[Problem]:
+    """Warn where one record, dated as far ahead as the source takes it, would expire much of a cache."""
+    source, ttl = settings.source_topic, settings.cache_ttl_ms
+    ahead, step = found.milliseconds(source, AFTER), settings.stream_time_max_step_ms
+    if ttl is None or settings.embedder == "none" or ahead is None or found.stamps(source):
+        return []
+    harmless = max(SOURCE_AFTER_MS, int(ttl * HARMLESS_SHARE))
+    if min(ahead, math.inf if step is None else step) <= harmless:
+        return []
+    effect = "empties a partition's cache" if ahead >= ttl else "expires much of a partition's cache"
+    return [
+        Problem(
+            "warn",
+            f"topic {source} takes records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} ahead "
+            f"({AFTER}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
+            f"set {AFTER}={SOURCE_AFTER_MS} on {source}, or KP_STREAM_TIME_MAX_STEP_SECONDS (docs/security.md)",
+        )
+    ]
 
 
 def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
@@ -295,6 +455,16 @@ def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
                 "set cleanup.policy=compact",
             )
         )
+    limit = found.max_bytes(name)
+    if limit < LARGEST_ENTRY_BYTES and settings.embedder != "none":
+        result.append(
+            Problem(
+                "fail" if limit < ENTRY_BYTES else "warn",
+                f"topic {name} has max.message.bytes={limit}, less than "
+                + ("a cache entry" if limit < ENTRY_BYTES else "a cache entry with a long trace id"),
+                f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}",
+            )
+        )
     return result
 
 
@@ -311,8 +481,8 @@ def _needed(settings: Settings, topic: str) -> str:
 
 
 async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int) -> Layout:
-    found = await look(admin, settings, without_source(settings))
-    for problem in problems(settings, found, extra_bytes):
+    found = await look(admin, settings, list(settings.topics.values()))
+    for problem in [*problems(settings, found, extra_bytes), *codec_problems()]:
         if problem.level == "fail":
             raise (MissingTopicsError if problem.missing else ConfigError)(str(problem))
         log.warning("%s", problem)
@@ -336,11 +506,14 @@ def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Topi
     source = found.topics.get(settings.source_topic)
     partitions = settings.topic_partitions if source is None else source.partitions
     largest = settings.max_message_bytes + OUTPUT_OVERHEAD + extra_bytes
-    outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, largest))}
+    # An output keeps its record's timestamp: where the source takes more than Kafka's default, so must they.
+    ahead = found.milliseconds(settings.source_topic, AFTER) or 0
+    times = {AFTER: _limit(ahead)} if ahead > DEFAULT_AFTER_MS and not found.stamps(settings.source_topic) else {}
+    outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, largest)), **times}
     # A dead letter holds the source's record: nothing that the source takes may be too large for it.
-    dead_letters = {"max.message.bytes": str(found.max_bytes(settings.source_topic) + DEAD_LETTER_OVERHEAD)}
+    dead_letters = {"max.message.bytes": str(found.max_bytes(settings.source_topic) + DEAD_LETTER_OVERHEAD), **times}
     configs: dict[str, Mapping[str, str]] = {
-        settings.source_topic: {},
+        settings.source_topic: {} if found.stamps(settings.source_topic) else {AFTER: str(SOURCE_AFTER_MS)},
         settings.accepted_topic: outputs,
         settings.rejected_topic: outputs,
         settings.dead_letter_topic: dead_letters,
@@ -356,8 +529,6 @@ async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_b
     if source.name not in found.topics:
         await create(admin, settings, source)
         found = await _settled(lambda: _accessible(admin, settings, source.name))
-    for name, words in found.unreadable.items():
-        log.warning("cannot read the settings of topic %s (ACL DescribeConfigs): %s; assuming Kafka's", name, words)
     for topic in plan(settings, found, extra_bytes)[1:]:
         if topic.name not in found.topics:
             await create(admin, settings, topic)

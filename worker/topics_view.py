@@ -20,13 +20,14 @@ from rich.text import Text
 from worker.config import ConfigError, Settings
 from worker.connection import client_arguments
 from worker.errors import explain
-from worker.topics import Observed, Problem, TopicPlan, connect, create_missing, look, plan, problems
+from worker.terminal import clean, clean_json
+from worker.topics import AFTER, Observed, Problem, TopicPlan, connect, create_missing, look, plan, problems
 
 TIMEOUT_MS: Final = 10_000
 """How long one answer of the broker may take."""
 
-AT_LEAST: Final = frozenset({"max.message.bytes"})
-"""Settings of which more is as good."""
+AT_LEAST: Final = frozenset({"max.message.bytes", AFTER})
+"""Settings of which more is as good; of AFTER on the source topic less is."""
 
 
 class ConfigRow(Struct, frozen=True):
@@ -89,7 +90,8 @@ def _row(settings: Settings, wanted: TopicPlan, found: Observed) -> TopicRow:
     configs = []
     for name, value in wanted.configs.items():
         now = None if current is None else current.get(name)
-        configs.append(ConfigRow(name, now, value, None if now is None else _fits(name, now, value)))
+        fits = None if now is None else _fits(_bound(wanted.variable, name), now, value)
+        configs.append(ConfigRow(name, now, value, fits))
     word = "missing" if state is None else "exists"
     return TopicRow(
         setting=wanted.variable,
@@ -103,9 +105,16 @@ def _row(settings: Settings, wanted: TopicPlan, found: Observed) -> TopicRow:
     )
 
 
-def _fits(name: str, now: str, wanted: str) -> bool:
-    if name in AT_LEAST:
-        return int(now) >= int(wanted)
+def _bound(variable: str, name: str) -> str:
+    """Return how a setting of the topic that `variable` names is bounded: ">=", "<=", or "" where it must be equal."""
+    if name == AFTER and variable == "KP_SOURCE_TOPIC":
+        return "<="
+    return ">=" if name in AT_LEAST else ""
+
+
+def _fits(bound: str, now: str, wanted: str) -> bool:
+    if bound:
+        return int(now) >= int(wanted) if bound == ">=" else int(now) <= int(wanted)
     return now == wanted
 
 
@@ -144,7 +153,7 @@ def _commands(settings: Settings, wanted: TopicPlan, found: Observed, configs: S
 def as_json(report: Report) -> str:
     """Return the report as JSON Lines: the topics, then what is wrong."""
     rows: list[Any] = [*report.topics, *report.problems]
-    return "\n".join(msgspec.json.encode(row).decode() for row in rows)
+    return "\n".join(clean_json(msgspec.json.encode(row).decode()) for row in rows)
 
 
 def show(console: Console, report: Report) -> None:
@@ -155,16 +164,18 @@ def show(console: Console, report: Report) -> None:
             console.print(Padding(_settings(row), (0, 0, 0, 4)))
     for problem in report.problems:
         text = f"\n{problem['level']}: {problem['message']}; {problem['remedy']}"
-        console.print(Text(text, "red" if problem["level"] == "fail" else "yellow"))
+        console.print(Text(clean(text, "\n"), "red" if problem["level"] == "fail" else "yellow"))
     commands = [command for row in report.topics for command in row.commands]
     if commands:
         console.print("\nBy hand (kp-worker topics --create creates what is missing):\n")
         for command in commands:
-            console.print(Text(command), soft_wrap=True)
+            console.print(Text(clean(command)), soft_wrap=True)
 
 
 def _head(row: TopicRow) -> Text:
-    text = Text(row.topic, "bold").append(f"  {row.state}", "not bold" if row.state == "exists" else "not bold red")
+    text = Text(clean(row.topic), "bold").append(
+        f"  {row.state}", "not bold" if row.state == "exists" else "not bold red"
+    )
     if row.partitions is None:
         return text.append(f", to have {row.partitions_wanted} partitions", "not bold")
     text.append(f", {row.partitions} partitions", "not bold")
@@ -178,6 +189,6 @@ def _settings(row: TopicRow) -> Table:
     for name in ("setting", "is", "should be"):
         table.add_column(name)
     for config in row.configs:
-        current = Text(config.current or "-", "red" if config.ok is False else "")
-        table.add_row(config.name, current, (">= " if config.name in AT_LEAST else "") + config.wanted)
+        current = Text(clean(config.current or "-"), "red" if config.ok is False else "")
+        table.add_row(Text(config.name), current, f"{_bound(row.setting, config.name)} {config.wanted}".strip())
     return table

@@ -1,0 +1,48 @@
+r"""Text that is fit for a terminal or a log: what a terminal obeys, and what hides or turns text, becomes visible.
+
+Lives here: which characters those are, and how they are written: `\x1b` in text, `\u001b` in JSON. Must not live here:
+output. Everything goes through here that a record, a broker, a file or a file's name may have put into a line.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNSAFE: Final = re.compile(
+    "["
+    "\x00-\x1f\x7f-\x9f"  # C0, DEL, C1: a terminal obeys ESC and its 8-bit twin U+009B
+    "\xad\u200b\u2060-\u2065\ufeff"  # hide in a word
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # turn the direction of what follows
+    "\u2028\u2029"  # end a line for some readers
+    "\u180e\ufff9-\ufffb\U0001343c-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"  # format scripts and music
+    "\U000e0000-\U000e007f"  # tags: a whole text that nobody sees
+    "\ud800-\udfff\ufffe\uffff"  # lone surrogates and no characters: neither UTF-8 nor XML carry them
+    "]"
+)
+"""The joiners U+200C and U+200D stay: words of Persian and Hindi, and families of emoji, are made with them."""
+
+
+def clean(text: str, keep: str = "") -> str:
+    r"""Return the text with its unsafe characters as Python escapes them (`\x1b`, `\u202e`), but for those in `keep`.
+
+    `keep`: "\n" where the caller writes several lines.
+    """
+    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+
+
+def clean_json(text: str) -> str:
+    r"""Return the same JSON with its unsafe characters escaped (`\u001b`); line breaks between values stay."""
+    return _UNSAFE.sub(_escape, text)
+
+
+def clean_json_bytes(document: bytes) -> bytes:
+    """Return the same JSON, as `clean_json` does; `document` is UTF-8."""
+    return clean_json(document.decode()).encode()
+
+
+def _escape(found: re.Match[str]) -> str:
+    if found[0] in "\t\r\n":  # only between values: a string may not hold them
+        return "\n" if found[0] == "\n" else " "
+    raw = found[0].encode("utf-16-be", "surrogatepass")  # beyond U+FFFF two escapes
+    return "".join(f"\\u{raw[at : at + 2].hex()}" for at in range(0, len(raw), 2))
