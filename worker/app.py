@@ -42,6 +42,7 @@ from worker.publisher import (
     Publisher,
     producer_arguments,
 )
+from worker.refusals import survive_refusals
 from worker.status import Status
 from worker.store import Position, Restored, read_positions, restore
 from worker.topics import Layout, prepare_topics
@@ -303,7 +304,7 @@ class Worker:
 
     def _publisher(self, partition: int) -> Publisher:
         source = TopicPartition(self._settings.source_topic, partition)
-        changelog = self._settings.changelog
+        changelog = self._layout.changelog
         if self._settings.delivery == "exactly_once":
             return ExactlyOncePublisher(
                 self._client,
@@ -357,7 +358,9 @@ class Worker:
         """Join the group; returns when the first assignment is restored."""
         if self._settings.delivery == "at_least_once":
             timeout_ms = round(self._settings.transaction_timeout_seconds * 1000)
-            self._shared_producer = AIOKafkaProducer(**producer_arguments(self._client), request_timeout_ms=timeout_ms)
+            self._shared_producer = survive_refusals(
+                AIOKafkaProducer(**producer_arguments(self._client), request_timeout_ms=timeout_ms)
+            )
             await self._shared_producer.start()
         self.app.finalize()
         await self.app.start()

@@ -11,18 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.errors import chain
-from worker.pipeline import DEAD_LETTER, OutputRecord
+from worker.publication import Batch, OutputTopic, Publication, Refused, Row, Shipment, lower_limit
+from worker.records import BATCH_OVERHEAD, encoded_size
+from worker.refusals import TOO_LARGE, TopicRefusedError, survive_refusals
+from worker.trace import InvalidTrace
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 RETRY_BACKOFF_MS: Final = 20
 """Pause before a retry. The broker needs some ms to finish the last transaction before it takes the next; aiokafka's
@@ -37,33 +41,9 @@ MAX_REQUEST_BYTES: Final = 64 << 20
 ABORT_SECONDS: Final = 3.0
 """How long a failed worker tries to abort before it exits."""
 
-TRUNCATED_HEADER: Final = "kp-error-truncated"
-
-Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
-"""Key, value, timestamp (ms since 1970; None: now) and headers of a record to send."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Traces of one partition to commit together, in offset order.
-
-    `entries` are (key, value) for the changelog. `next_offset` is the source offset after the last of them, and
-    `stream_time_ms` the partition's stream time at that point (None where no trace was scored yet).
-    """
-
-    outputs: list[OutputRecord]
-    entries: list[tuple[bytes, bytes]]
-    next_offset: int
-    stream_time_ms: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class OutputTopic:
-    """An output topic: name, number of partitions, largest record it takes (bytes)."""
-
-    name: str
-    partitions: int
-    max_bytes: int
+MAX_ROUNDS: Final = 24
+"""Publications of one batch, each with another dead letter or a lower limit than the one before, until it goes
+through. Four are the most that one cause takes; a limit that the broker does not tell is halved."""
 
 
 class Publisher(Protocol):
@@ -73,8 +53,11 @@ class Publisher(Protocol):
         """Connect; exactly once, this fences whoever published for the partition before."""
         ...
 
-    async def publish(self, batch: Batch) -> None:
-        """Publish and commit. After any exception the batch's fate is unknown and the partition must be restored."""
+    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+        """Publish and commit; return which outputs came out as dead letters instead, by position, and why.
+
+        After any exception the batch's fate is unknown and the partition must be restored.
+        """
         ...
 
     async def stop(self) -> None:
@@ -114,7 +97,13 @@ class ExactlyOncePublisher:
         the broker has verified its partitions runs into retries, and with a new topic into a dead producer);
      3. send the source offset, with the stream time;
      4. commit. Only now do readers of committed records see any of it.
-    Any failure on the way aborts, and is never retried here.
+    Where a topic refuses records for good in step 2, the same producer (a new one would fence a successor, if the
+    partition is lost already) goes on so:
+     a. find the records that are refused, in the transaction that is lost anyway;
+     b. abort: nothing of it is ever seen;
+     c. put dead letters in their place and begin again at 1, with all of the batch. Its cache entries stay, so the
+        scores of all others do too, and a restart that replays the batch comes to the same.
+    Any other failure on the way aborts, and is never retried here.
     """
 
     def __init__(
@@ -123,7 +112,7 @@ class ExactlyOncePublisher:
         group: str,
         source: TopicPartition,
         topics: Mapping[str, OutputTopic],
-        changelog: str,
+        changelog: OutputTopic,
         timeout_seconds: float,
     ) -> None:
         self._group = group
@@ -132,12 +121,14 @@ class ExactlyOncePublisher:
         self._changelog = changelog
         self._timeout_seconds = timeout_seconds
         timeout_ms = round(timeout_seconds * 1000)
-        self._producer = survive_lost_coordinator(
-            AIOKafkaProducer(
-                **producer_arguments(client),
-                transactional_id=f"{group}-{source.partition}",
-                transaction_timeout_ms=timeout_ms,
-                request_timeout_ms=timeout_ms,
+        self._producer = survive_refusals(
+            survive_lost_coordinator(
+                AIOKafkaProducer(
+                    **producer_arguments(client),
+                    transactional_id=f"{group}-{source.partition}",
+                    transaction_timeout_ms=timeout_ms,
+                    request_timeout_ms=timeout_ms,
+                )
             )
         )
 
@@ -145,25 +136,37 @@ class ExactlyOncePublisher:
         """Connect and fence the former owner."""
         await self._producer.start()
 
-    async def publish(self, batch: Batch) -> None:
-        """Publish one transaction."""
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                await while_sending(self._producer, self._transact(batch))
-        except Exception as error:
-            cause = self._transaction_error()
-            await self._abort()
-            if cause is None or cause in chain(error):
-                raise
-            raise PublishError(f"partition {self._source.partition}: {cause!r}") from cause
+    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+        """Publish one transaction, after a refusal another one in its place."""
+        publication = Publication(batch, self._source.partition, self._topics, self._changelog)
+        for _ in range(MAX_ROUNDS):
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    done = await while_sending(self._producer, self._transact(publication))
+            except Exception as error:
+                cause = self._transaction_error()
+                await self._abort()
+                if cause is None or cause in chain(error):
+                    raise
+                raise PublishError(f"partition {self._source.partition}: {cause!r}") from cause
+            if done:
+                return publication.replaced
+        raise _endless(self._source)
 
-    async def _transact(self, batch: Batch) -> None:
+    async def _transact(self, publication: Publication) -> bool:
+        """Run one transaction; whether it was committed."""
+        batch = publication.batch
         await self._producer.begin_transaction()  # 1
-        await send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)  # 2
+        refused = await send_all(self._producer, publication.shipments())  # 2
+        if refused:
+            await replace_refused(self._producer, publication, refused)  # a, c
+            await self._producer.abort_transaction()  # b
+            return False
         await self._producer.send_offsets_to_transaction(  # 3
             {self._source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}, self._group
         )
         await self._producer.commit_transaction()  # 4
+        return True
 
     def _transaction_error(self) -> BaseException | None:
         """Return the error that aiokafka keeps for the end of the transaction; the sends then fail with others."""
@@ -186,7 +189,8 @@ class AtLeastOncePublisher:
     """The worker's one idempotent producer, as one source partition uses it, for clusters without transactions.
 
     The order of steps in `publish` carries the guarantee:
-     1. send cache entries and outputs, and await every acknowledgement;
+     1. send cache entries and outputs, and await every acknowledgement. Where a topic refuses records for good, find
+        them, put dead letters in their place and send all again: what was taken the first time is there twice;
      2. commit the source offset through the consumer (which refuses it after a rebalance).
     """
 
@@ -195,7 +199,7 @@ class AtLeastOncePublisher:
         producer: AIOKafkaProducer,
         source: TopicPartition,
         topics: Mapping[str, OutputTopic],
-        changelog: str,
+        changelog: OutputTopic,
         commit: Callable[[TopicPartition, int, str], Awaitable[None]],
         timeout_seconds: float,
     ) -> None:
@@ -209,12 +213,22 @@ class AtLeastOncePublisher:
     async def start(self) -> None:
         """Do nothing: the producer is the worker's and is started already."""
 
-    async def publish(self, batch: Batch) -> None:
-        """Publish, then commit."""
-        sending = send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)
-        async with asyncio.timeout(self._timeout_seconds):
-            await while_sending(self._producer, sending)  # 1
-            await self._commit(self._source, batch.next_offset, offset_metadata(batch))  # 2
+    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+        """Publish, after a refusal again, then commit."""
+        publication = Publication(batch, self._source.partition, self._topics, self._changelog)
+        for _ in range(MAX_ROUNDS):
+            async with asyncio.timeout(self._timeout_seconds):
+                if await while_sending(self._producer, self._send(publication)):  # 1
+                    await self._commit(self._source, batch.next_offset, offset_metadata(batch))  # 2
+                    return publication.replaced
+        raise _endless(self._source)
+
+    async def _send(self, publication: Publication) -> bool:
+        """Send everything once; whether everything was taken."""
+        refused = await send_all(self._producer, publication.shipments())
+        if refused:
+            await replace_refused(self._producer, publication, refused)
+        return not refused
 
     async def stop(self) -> None:
         """Do nothing: other partitions go on with the producer."""
@@ -239,7 +253,7 @@ def survive_lost_coordinator(producer: AIOKafkaProducer) -> AIOKafkaProducer:
     return producer
 
 
-async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, None]) -> None:
+async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, Result]) -> Result:
     """Await work that needs the producer's sender task, or raise the error that ended that task.
 
     aiokafka's sender ends when the producer is fenced, and what waits for acknowledgements then would wait for ever.
@@ -251,61 +265,113 @@ async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, No
         if not task.done():
             cause = None if sender.cancelled() else sender.exception()
             raise PublishError(f"the producer ended: {cause!r}") from cause
-        task.result()
+        return task.result()
     finally:
         task.cancel()
 
 
-async def send_all(
-    producer: AIOKafkaProducer, partition: int, batch: Batch, topics: Mapping[str, OutputTopic], changelog: str
+async def replace_refused(
+    producer: AIOKafkaProducer, publication: Publication, refused: Sequence[tuple[Shipment, list[Refused]]]
 ) -> None:
-    """Send a batch and wait until every record is acknowledged. Raises the first error, naming the topic."""
-    rows: dict[tuple[str, int], list[Row]] = {}
-    if batch.entries:
-        rows[changelog, partition] = [(key, value, None, []) for key, value in batch.entries]
-    for record in batch.outputs:
-        topic = topics[record.kind]
-        output = fit_dead_letter(record, topic.max_bytes) if record.kind == DEAD_LETTER else record
-        row = output.key, output.value, output.timestamp_ms, output.headers
-        rows.setdefault((topic.name, partition % topic.partitions), []).append(row)
-    sends = (send_rows(producer, topic, number, of_topic) for (topic, number), of_topic in rows.items())
+    """Find the records that their topics refuse and put dead letters in their place.
+
+    Raises PublishError where no record is refused by itself and no limit is lower than it was known: sending all again
+    would end the same way.
+    """
+    news = False
+    for shipment, batches in refused:
+        culprits, lowered = await find_culprits(producer, shipment, batches)
+        publication.replace(shipment, culprits)
+        news |= bool(culprits) or lowered
+        for error in {error.code: error for error in culprits.values()}.values():
+            log.warning("%s: %d records of partition %d", error, len(culprits), shipment.partition)
+    if not news:
+        raise PublishError(f"no single record is refused, but together: {refused[0][1][0].error}")
+
+
+def _endless(source: TopicPartition) -> PublishError:
+    return PublishError(f"partition {source.partition}: refused again and again, {MAX_ROUNDS} times")
+
+
+async def send_all(producer: AIOKafkaProducer, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[Refused]]]:
+    """Send shipments, wait until every record is acknowledged, and return what was refused for good.
+
+    Raises the first other error, naming the topic.
+    """
+    sends = (send_rows(producer, each.topic, each.partition, each.rows) for each in shipments)
     results = await asyncio.gather(*sends, return_exceptions=True)
-    for (topic_name, _), result in zip(rows, results, strict=True):
+    found = []
+    for shipment, result in zip(shipments, results, strict=True):
         if isinstance(result, BaseException):
-            raise PublishError(f"topic {topic_name}, partition {partition}: {result!r}") from result
+            raise PublishError(f"topic {shipment.topic.name}, partition {shipment.partition}: {result!r}") from result
+        if result:
+            found.append((shipment, result))
+    return found
 
 
-async def send_rows(producer: AIOKafkaProducer, topic: str, partition: int, rows: list[Row]) -> None:
-    """Send rows to one partition, in order, and wait until all are acknowledged.
+async def send_rows(
+    producer: AIOKafkaProducer, topic: OutputTopic, partition: int, rows: Sequence[Row]
+) -> list[Refused]:
+    """Send rows to one partition, in order; wait until all are acknowledged, and return the batches that were refused.
 
     As batches, not record by record: aiokafka's `send` costs 20 us a record (measured), most of it for the future that
-    tells each record's own offset, which nobody asks for here.
+    tells each record's own offset, which nobody asks for here. A batch is never larger than the topic takes, unless a
+    single record is.
     """
-    acknowledged: list[asyncio.Future[Any]] = []
-    builder = producer.create_batch()
-    for key, value, timestamp_ms, headers in rows:
-        if builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers) is None:  # it is full
-            acknowledged.append(await producer.send_batch(builder, topic, partition=partition))
-            builder = producer.create_batch()
+    small = topic.max_bytes < MAX_BATCH_BYTES  # otherwise the builder's own limit is the lower one
+    sent: list[tuple[int, asyncio.Future[Any]]] = []
+    builder, first = producer.create_batch(), 0
+    for number, (key, value, timestamp_ms, headers) in enumerate(rows):
+        full = small and number > first and builder.size() + encoded_size(key, value, headers) > topic.max_bytes
+        if full or builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers) is None:
+            builder.close()  # nobody else's records may join
+            sent.append((first, await producer.send_batch(builder, topic.name, partition=partition)))
+            builder, first = producer.create_batch(), number
             builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers)
-    builder.close()  # nobody else's records may join
-    acknowledged.append(await producer.send_batch(builder, topic, partition=partition))
-    await asyncio.gather(*acknowledged)
+    builder.close()
+    sent.append((first, await producer.send_batch(builder, topic.name, partition=partition)))
+    results = await asyncio.gather(*(future for _, future in sent), return_exceptions=True)
+    ends = [*(first for first, _ in sent[1:]), len(rows)]
+    refused = []
+    for (first, _), end, result in zip(sent, ends, results, strict=True):
+        if isinstance(result, TopicRefusedError):
+            refused.append(Refused(first, end - first, result))
+        elif isinstance(result, BaseException):
+            raise result
+    return refused
+
+
+async def find_culprits(
+    producer: AIOKafkaProducer, shipment: Shipment, refused: Sequence[Refused]
+) -> tuple[dict[int, TopicRefusedError], bool]:
+    """Return the rows that are refused by themselves, and whether the topic was found to take less than was known.
+
+    Where the broker does not say which records it means, parts of the batch are sent again, in halves, down to single
+    records.
+    """
+    culprits: dict[int, TopicRefusedError] = {}
+    lowered = False
+    waiting = list(refused)
+    while waiting:
+        each = waiting.pop()
+        rows = shipment.rows[each.first : each.first + each.count]
+        if each.error.code in TOO_LARGE and lower_limit(shipment.topic, each, _size(rows)):
+            lowered = True
+            continue  # the next round cuts batches, records and letters to it
+        named = each.culprits()
+        if named is not None:
+            culprits |= dict.fromkeys(named, each.error)
+            continue
+        half = each.count // 2
+        for start, part in ((0, rows[:half]), (half, rows[half:])):
+            found = await send_rows(producer, shipment.topic, shipment.partition, part)
+            waiting += [Refused(each.first + start + more.first, more.count, more.error) for more in found]
+    return culprits, lowered
+
+
+def _size(rows: Sequence[Row]) -> int:
+    return BATCH_OVERHEAD + sum(encoded_size(key, value, headers) for key, value, _, headers in rows)
 
 
 class PublishError(Exception):
     """A record was not acknowledged; the message names the topic."""
-
-
-def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
-    """Cut the value of a dead letter that its topic would refuse (`limit`, bytes), and say so in a header.
-
-    The whole record is still on the source topic, at the offset in the headers. Refusing it would stop the partition.
-    """
-    overhead = 512 + len(record.key or b"") + sum(len(name) + len(value or b"") + 12 for name, value in record.headers)
-    size = len(record.value or b"")
-    if size + overhead <= limit:
-        return record
-    kept = (record.value or b"")[: max(0, limit - overhead - 64)]
-    headers = [*record.headers, (TRUNCATED_HEADER, b"%d of %d bytes kept" % (len(kept), size))]
-    return OutputRecord(record.kind, record.key, kept, headers, record.timestamp_ms)

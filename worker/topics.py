@@ -27,7 +27,7 @@ from worker.config import ConfigError, Settings
 from worker.connection import why_not
 from worker.errors import explain, is_final
 from worker.pipeline import ACCEPTED, DEAD_LETTER, REJECTED
-from worker.publisher import OutputTopic
+from worker.publication import OutputTopic
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +67,11 @@ class MissingTopicsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the worker found: the source's partitions, the outputs by kind, the largest trace that fits (bytes)."""
+    """What the worker found: the source's partitions, the topics it writes, the largest trace that fits (bytes)."""
 
     source_partitions: int
     outputs: Mapping[str, OutputTopic]
+    changelog: OutputTopic
     max_message_bytes: int
 
 
@@ -323,9 +324,14 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: in
     }
     return Layout(
         found.topics[settings.source_topic].partitions,
-        {kind: OutputTopic(name, found.topics[name].partitions, found.max_bytes(name)) for kind, name in kinds.items()},
+        {kind: _written(found, name) for kind, name in kinds.items()},
+        _written(found, settings.changelog),
         min(settings.max_message_bytes, _fits(settings, found, extra_bytes)),
     )
+
+
+def _written(found: Observed, name: str) -> OutputTopic:
+    return OutputTopic(name, found.topics[name].partitions, found.max_bytes(name))
 
 
 # -- what should be there
