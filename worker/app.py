@@ -45,7 +45,7 @@ from worker.publisher import (
 from worker.refusals import survive_refusals
 from worker.status import Status
 from worker.store import Position, Restored, read_positions, restore
-from worker.topics import Layout, prepare_topics
+from worker.topics import Layout, current_limit, prepare_topics
 from worker.tracing import Tracing, start_tracing
 from worker.version import __version__
 
@@ -313,6 +313,7 @@ class Worker:
                 self._layout.outputs,
                 changelog,
                 self._settings.transaction_timeout_seconds,
+                partial(current_limit, self._client),
             )
         if self._shared_producer is None:
             raise RuntimeError("this is a bug: at_least_once without its producer")
@@ -323,6 +324,7 @@ class Worker:
             changelog,
             self._consumer.commit_offset,
             self._settings.transaction_timeout_seconds,
+            partial(current_limit, self._client),
         )
 
     def _lane(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> Lane:

@@ -29,12 +29,27 @@ Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
 class OutputTopic:
     """A topic that is written: name, number of partitions, largest batch it takes (bytes).
 
-    `max_bytes` is read at start, and lowered when a refusal shows that it was lowered. All lanes share the object.
+    `max_bytes` is read at start, and again after a refusal for size. `batch_bytes`: of a batch with more than one
+    record; lowered where such a batch was refused, each of its records was not, and nobody may read the topic's limit.
+    All lanes share the object.
     """
 
     name: str
     partitions: int
     max_bytes: int
+    batch_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.batch_bytes = self.batch_bytes or self.max_bytes
+
+    def learn(self, max_bytes: int) -> bool:
+        """Take over the topic's limit as it is now; whether it is lower than it was known."""
+        lower = max_bytes < self.max_bytes
+        if lower:
+            log.warning("topic %s takes at most %d bytes now (max.message.bytes)", self.name, max_bytes)
+            self.max_bytes = max_bytes
+            self.batch_bytes = min(self.batch_bytes, max_bytes)
+        return lower
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +80,11 @@ class Shipment:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A batch of rows [first, first + count) that its topic refused for good."""
+    """A batch of `size` bytes with the rows [first, first + count) that its topic refused for good."""
 
     first: int
     count: int
+    size: int
     error: TopicRefusedError
 
     def culprits(self) -> list[int] | None:
@@ -158,26 +174,6 @@ class Publication:
         return last_resort(output, limit, place(output))
 
 
-def lower_limit(topic: OutputTopic, refused: Refused, size: int) -> bool:
-    """Note that a topic takes less than was known, after it refused a batch of `size` bytes; whether that is news.
-
-    Kafka's words end with the limit: "... exceeds the maximum configured value of 65536." Without them only a record
-    that was refused alone tells something.
-    """
-    number = refused.error.words.rstrip(". ").rpartition(" ")[2]
-    if number.isascii() and number.isdigit() and len(number) < 10:
-        limit = int(number)
-    elif refused.count == 1:
-        limit = size - 1
-    else:
-        return False
-    if limit >= topic.max_bytes:
-        return False
-    log.warning("topic %s takes batches of at most %d bytes now (max.message.bytes)", topic.name, limit)
-    topic.max_bytes = limit
-    return True
-
-
 def _refused_by_topic(error: TopicRefusedError) -> InvalidTrace:
     return InvalidTrace(
         Reason.REFUSED_BY_TOPIC,
@@ -191,6 +187,6 @@ def _too_large(output: OutputRecord, topic: OutputTopic) -> InvalidTrace:
     return InvalidTrace(
         Reason.TOO_LARGE,
         "",
-        f"the scored trace has {size} bytes with its key and headers, topic {topic.name} takes {topic.max_bytes}; raise "
-        "its max.message.bytes, or send smaller traces",
+        f"the scored trace has {size} bytes with its key and headers, topic {topic.name} takes {topic.max_bytes}; "
+        "raise its max.message.bytes, or send smaller traces",
     )

@@ -12,21 +12,26 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
+from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.errors import chain
-from worker.publication import Batch, OutputTopic, Publication, Refused, Row, Shipment, lower_limit
-from worker.records import BATCH_OVERHEAD, encoded_size
+from worker.publication import Batch, OutputTopic, Publication, Refused, Row, Shipment
+from worker.records import encoded_size
 from worker.refusals import TOO_LARGE, TopicRefusedError, survive_refusals
 from worker.trace import InvalidTrace
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+LimitOf = Callable[[str], Awaitable[int | None]]
+"""Tells a topic's max.message.bytes as it is now; None where nobody may know."""
 
 RETRY_BACKOFF_MS: Final = 20
 """Pause before a retry. The broker needs some ms to finish the last transaction before it takes the next; aiokafka's
@@ -44,6 +49,11 @@ ABORT_SECONDS: Final = 3.0
 MAX_ROUNDS: Final = 24
 """Publications of one batch, each with another dead letter or a lower limit than the one before, until it goes
 through. Four are the most that one cause takes; a limit that the broker does not tell is halved."""
+
+
+async def unknown_limit(topic: str) -> int | None:
+    """Tell no limit."""
+    return None
 
 
 class Publisher(Protocol):
@@ -114,7 +124,9 @@ class ExactlyOncePublisher:
         topics: Mapping[str, OutputTopic],
         changelog: OutputTopic,
         timeout_seconds: float,
+        limit_of: LimitOf = unknown_limit,
     ) -> None:
+        self._limit_of = limit_of
         self._group = group
         self._source = source
         self._topics = topics
@@ -159,7 +171,7 @@ class ExactlyOncePublisher:
         await self._producer.begin_transaction()  # 1
         refused = await send_all(self._producer, publication.shipments())  # 2
         if refused:
-            await replace_refused(self._producer, publication, refused)  # a, c
+            await replace_refused(self._producer, publication, refused, self._limit_of)  # a, c
             await self._producer.abort_transaction()  # b
             return False
         await self._producer.send_offsets_to_transaction(  # 3
@@ -202,7 +214,9 @@ class AtLeastOncePublisher:
         changelog: OutputTopic,
         commit: Callable[[TopicPartition, int, str], Awaitable[None]],
         timeout_seconds: float,
+        limit_of: LimitOf = unknown_limit,
     ) -> None:
+        self._limit_of = limit_of
         self._timeout_seconds = timeout_seconds
         self._producer = producer
         self._source = source
@@ -227,7 +241,7 @@ class AtLeastOncePublisher:
         """Send everything once; whether everything was taken."""
         refused = await send_all(self._producer, publication.shipments())
         if refused:
-            await replace_refused(self._producer, publication, refused)
+            await replace_refused(self._producer, publication, refused, self._limit_of)
         return not refused
 
     async def stop(self) -> None:
@@ -271,7 +285,10 @@ async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, Re
 
 
 async def replace_refused(
-    producer: AIOKafkaProducer, publication: Publication, refused: Sequence[tuple[Shipment, list[Refused]]]
+    producer: AIOKafkaProducer,
+    publication: Publication,
+    refused: Sequence[tuple[Shipment, list[Refused]]],
+    limit_of: LimitOf,
 ) -> None:
     """Find the records that their topics refuse and put dead letters in their place.
 
@@ -280,7 +297,7 @@ async def replace_refused(
     """
     news = False
     for shipment, batches in refused:
-        culprits, lowered = await find_culprits(producer, shipment, batches)
+        culprits, lowered = await find_culprits(producer, shipment, batches, limit_of)
         publication.replace(shipment, culprits)
         news |= bool(culprits) or lowered
         for error in {error.code: error for error in culprits.values()}.values():
@@ -318,59 +335,65 @@ async def send_rows(
     tells each record's own offset, which nobody asks for here. A batch is never larger than the topic takes, unless a
     single record is.
     """
-    small = topic.max_bytes < MAX_BATCH_BYTES  # otherwise the builder's own limit is the lower one
-    sent: list[tuple[int, asyncio.Future[Any]]] = []
+    small = topic.batch_bytes < MAX_BATCH_BYTES  # otherwise the builder's own limit is the lower one
+    sent: list[tuple[int, int, asyncio.Future[Any]]] = []  # first row, bytes, acknowledgement
     builder, first = producer.create_batch(), 0
     for number, (key, value, timestamp_ms, headers) in enumerate(rows):
-        full = small and number > first and builder.size() + encoded_size(key, value, headers) > topic.max_bytes
+        full = small and number > first and builder.size() + encoded_size(key, value, headers) > topic.batch_bytes
         if full or builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers) is None:
-            builder.close()  # nobody else's records may join
-            sent.append((first, await producer.send_batch(builder, topic.name, partition=partition)))
+            sent.append((first, builder.size(), await _send(producer, builder, topic, partition)))
             builder, first = producer.create_batch(), number
             builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers)
-    builder.close()
-    sent.append((first, await producer.send_batch(builder, topic.name, partition=partition)))
-    results = await asyncio.gather(*(future for _, future in sent), return_exceptions=True)
-    ends = [*(first for first, _ in sent[1:]), len(rows)]
+    sent.append((first, builder.size(), await _send(producer, builder, topic, partition)))
+    results = await asyncio.gather(*(future for *_, future in sent), return_exceptions=True)
+    ends = [*(first for first, *_ in sent[1:]), len(rows)]
     refused = []
-    for (first, _), end, result in zip(sent, ends, results, strict=True):
+    for (first, size, _), end, result in zip(sent, ends, results, strict=True):
         if isinstance(result, TopicRefusedError):
-            refused.append(Refused(first, end - first, result))
+            refused.append(Refused(first, end - first, size, result))
         elif isinstance(result, BaseException):
             raise result
     return refused
 
 
+async def _send(
+    producer: AIOKafkaProducer, builder: BatchBuilder, topic: OutputTopic, partition: int
+) -> asyncio.Future[Any]:
+    builder.close()  # nobody else's records may join
+    acknowledged: asyncio.Future[Any] = await producer.send_batch(builder, topic.name, partition=partition)
+    return acknowledged
+
+
 async def find_culprits(
-    producer: AIOKafkaProducer, shipment: Shipment, refused: Sequence[Refused]
+    producer: AIOKafkaProducer, shipment: Shipment, refused: Sequence[Refused], limit_of: LimitOf
 ) -> tuple[dict[int, TopicRefusedError], bool]:
     """Return the rows that are refused by themselves, and whether the topic was found to take less than was known.
 
     Where the broker does not say which records it means, parts of the batch are sent again, in halves, down to single
     records.
     """
+    topic = shipment.topic
+    too_large = [each for each in refused if each.error.code in TOO_LARGE]
+    if too_large:
+        limit = await limit_of(topic.name)
+        if limit is not None and topic.learn(limit):
+            return {}, True  # the next round cuts batches, records and letters to it
     culprits: dict[int, TopicRefusedError] = {}
-    lowered = False
     waiting = list(refused)
     while waiting:
         each = waiting.pop()
-        rows = shipment.rows[each.first : each.first + each.count]
-        if each.error.code in TOO_LARGE and lower_limit(shipment.topic, each, _size(rows)):
-            lowered = True
-            continue  # the next round cuts batches, records and letters to it
         named = each.culprits()
         if named is not None:
             culprits |= dict.fromkeys(named, each.error)
             continue
         half = each.count // 2
-        for start, part in ((0, rows[:half]), (half, rows[half:])):
-            found = await send_rows(producer, shipment.topic, shipment.partition, part)
-            waiting += [Refused(each.first + start + more.first, more.count, more.error) for more in found]
-    return culprits, lowered
-
-
-def _size(rows: Sequence[Row]) -> int:
-    return BATCH_OVERHEAD + sum(encoded_size(key, value, headers) for key, value, _, headers in rows)
+        for start, end in ((each.first, each.first + half), (each.first + half, each.first + each.count)):
+            found = await send_rows(producer, topic, shipment.partition, shipment.rows[start:end])
+            waiting += [replace(more, first=start + more.first) for more in found]
+    if too_large and not culprits:
+        topic.batch_bytes = min(topic.batch_bytes, *(each.size // 2 for each in too_large))
+        return {}, True
+    return culprits, False
 
 
 class PublishError(Exception):

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -52,7 +53,7 @@ from worker.publisher import (
 from worker.records import exact_size
 from worker.refusals import TopicRefusedError, survive_refusals
 from worker.session import Session, SessionError, Topic, read_to
-from worker.topics import SETTLE_ATTEMPTS, TopicPlan, create
+from worker.topics import SETTLE_ATTEMPTS, TopicPlan, create, current_limit
 from worker.trace import Reason
 
 MAX_RECORDS: Final = 500
@@ -419,8 +420,9 @@ class Redrive:
             return None
         found: dict[int, TopicRefusedError] = {}
         news = False
+        limit_of = partial(current_limit, self._session.client)
         for shipment, batches in refused:
-            culprits, lowered = await find_culprits(producer, shipment, batches)
+            culprits, lowered = await find_culprits(producer, shipment, batches, limit_of)
             news |= bool(culprits) or lowered
             for number, error in culprits.items():
                 if not shipment.positions:

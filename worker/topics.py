@@ -57,6 +57,9 @@ CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
     "retention.ms": "-1",
 }
 
+LIMIT_SECONDS: Final = 5.0
+"""How long the question for one topic's limit may take, in the middle of a transaction."""
+
 SETTLE_ATTEMPTS: Final = 50
 """How often, 0.2 s apart, a new topic is looked for on a broker that does not know it yet."""
 
@@ -222,6 +225,21 @@ async def _configs(
                 unreadable[name] = message or for_code(code).__name__
             else:
                 configs[name] = {entry[0]: entry[1] for entry in entries}
+
+
+async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
+    """Return a topic's max.message.bytes as it is now; None where the broker does not tell."""
+    admin = AIOKafkaAdminClient(**client)
+    configs: dict[str, Mapping[str, str]] = {}
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await admin.start()
+            await _configs(admin, [name], configs, {})
+        return int(configs[name]["max.message.bytes"])
+    except (KafkaError, MissingTopicsError, TimeoutError, KeyError):
+        return None
+    finally:
+        await admin.close()
 
 
 def without_source(settings: Settings) -> list[str]:
