@@ -19,7 +19,7 @@ from tests.test_schemas import REGISTRY
 from worker import changelog
 from worker.config import load
 from worker.pipeline import PartitionScorer, dead_letter, scored_record
-from worker.publisher import TRUNCATED_HEADER, fit_dead_letter
+from worker.fitting import TRUNCATED_HEADER, fit_dead_letter
 from worker.topics import CHANGELOG_CONFIG
 from worker.trace import InvalidTrace, parse_trace
 from worker.version import __version__

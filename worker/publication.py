@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from worker.fitting import fit_dead_letter, fits, last_resort, place, readdressed
 from worker.pipeline import DEAD_LETTER, OutputRecord, SourceRecord, dead_letter
@@ -20,6 +21,9 @@ from worker.refusals import INVALID_TIMESTAMP, TOO_LARGE, TopicRefusedError
 from worker.trace import InvalidTrace, Reason
 
 log = logging.getLogger(__name__)
+
+KIND_LENGTH: Final = 9
+"""Characters that tell the broker's complaints about a record apart: "Timestamp 1795..." and "Compacted topic ..."."""
 
 Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
 """Key, value, timestamp (ms since 1970; None: now) and headers of a record to send."""
@@ -87,13 +91,26 @@ class Refused:
     size: int
     error: TopicRefusedError
 
-    def culprits(self) -> list[int] | None:
-        """Return the rows that the broker complains about; None where it does not say."""
+    def culprits(self) -> dict[int, TopicRefusedError] | None:
+        """Return the rows that the broker complains about, and its complaint; None where it does not say.
+
+        It says one code for the whole batch, and words for each record: where those are of several kinds, the code is
+        right for some of them only.
+        """
+        error = self.error
         if self.count == 1:
-            return [self.first]
+            return {self.first: error}
+        kinds = {words[:KIND_LENGTH] for words in error.records.values()}
+        if len(kinds) != 1 or not all(0 <= number < self.count for number in error.records):
+            return None
+        return {self.first + number: error.about(number) for number in error.records}
+
+    def suspects(self) -> list[range]:
+        """Return the parts to send again, to learn more: the records complained about one by one, otherwise halves."""
         if self.error.records and all(0 <= number < self.count for number in self.error.records):
-            return [self.first + number for number in self.error.records]
-        return None
+            return [range(self.first + number, self.first + number + 1) for number in self.error.records]
+        half, end = self.first + self.count // 2, self.first + self.count
+        return [range(self.first, half), range(half, end)]
 
 
 class RefusedForGoodError(Exception):
@@ -114,6 +131,7 @@ class Publication:
         self._changelog = changelog
         self._outputs = list(batch.outputs)  # dead letters whole: each round fits them anew
         self._refused: dict[int, set[int]] = {}  # error codes of dead letters that were refused, by position
+        self._hopeless: set[int] = set()  # positions of dead letters for which only the last resort is left
 
     def shipments(self) -> list[Shipment]:
         """Return what is to be sent; no two are for the same topic partition."""
@@ -137,18 +155,26 @@ class Publication:
         for row, error in culprits.items():
             if not shipment.positions:
                 raise RefusedForGoodError(
-                    f"topic {error.topic} refuses a single cache entry: {error.name} ({error.words}); {error.advice}"
+                    f"topic {error.topic} refuses a single cache entry: {error.name} {error.words}".rstrip()
                 ) from error
             position = shipment.positions[row]
             if self._outputs[position].kind != DEAD_LETTER:
                 self._become_letter(position, _refused_by_topic(error))
-            elif error.code in self._refused.setdefault(position, set()) or len(self._refused[position]) > 1:
+            elif position in self._hopeless:
                 raise RefusedForGoodError(
                     f"topic {error.topic} refuses even a dead letter without value and headers: {error.name} "
-                    f"({error.words}); {error.advice}"
+                    f"{error.words}".rstrip()
                 ) from error
             else:
-                self._refused[position].add(error.code)
+                self._mend(position, error.code)
+
+    def _mend(self, position: int, code: int) -> None:
+        """Note what a dead letter was refused for: there may be a gentler way than the last resort."""
+        codes = self._refused.setdefault(position, set())
+        about_key = code != INVALID_TIMESTAMP and code not in TOO_LARGE and self._outputs[position].key is None
+        if code in codes or not (about_key or code == INVALID_TIMESTAMP):
+            self._hopeless.add(position)
+        codes.add(code)
 
     def _become_letter(self, position: int, error: InvalidTrace) -> OutputRecord:
         self.replaced[position] = error
@@ -163,15 +189,14 @@ class Publication:
                 return output
             output = self._become_letter(position, _too_large(output, topic))
         limit = self._topics[DEAD_LETTER].max_bytes
-        codes = self._refused.get(position)
-        if not codes:
-            return fit_dead_letter(output, limit)
-        if len(codes) == 1 and not codes & TOO_LARGE:  # first what is likely the cause alone
-            if INVALID_TIMESTAMP in codes:
-                return fit_dead_letter(OutputRecord(output.kind, output.key, output.value, output.headers, None), limit)
-            if output.key is None:
-                return fit_dead_letter(readdressed(output), limit)
-        return last_resort(output, limit, place(output))
+        if position in self._hopeless:
+            return last_resort(output, limit, place(output))
+        codes = self._refused.get(position, set())
+        if INVALID_TIMESTAMP in codes:
+            output = OutputRecord(output.kind, output.key, output.value, output.headers, None)
+        if codes - {INVALID_TIMESTAMP}:
+            output = readdressed(output)
+        return fit_dead_letter(output, limit)
 
 
 def _refused_by_topic(error: TopicRefusedError) -> InvalidTrace:

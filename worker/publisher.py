@@ -9,21 +9,23 @@ and equal keys stay together where the counts agree.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
+from aiokafka.errors import KafkaConnectionError, NodeNotReadyError, OutOfOrderSequenceNumber
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.errors import chain
 from worker.publication import Batch, OutputTopic, Publication, Refused, Row, Shipment
 from worker.records import encoded_size
-from worker.refusals import TOO_LARGE, TopicRefusedError, survive_refusals
+from worker.refusals import TOO_LARGE, DoubtfulRefusalError, TopicRefusedError, survive_refusals
 from worker.trace import InvalidTrace
 
 log = logging.getLogger(__name__)
@@ -171,7 +173,7 @@ class ExactlyOncePublisher:
         await self._producer.begin_transaction()  # 1
         refused = await send_all(self._producer, publication.shipments())  # 2
         if refused:
-            await replace_refused(self._producer, publication, refused, self._limit_of)  # a, c
+            await replace_refused(self._producer, publication, refused, self._limit_of, aborting=True)  # a, c
             await self._producer.abort_transaction()  # b
             return False
         await self._producer.send_offsets_to_transaction(  # 3
@@ -241,7 +243,7 @@ class AtLeastOncePublisher:
         """Send everything once; whether everything was taken."""
         refused = await send_all(self._producer, publication.shipments())
         if refused:
-            await replace_refused(self._producer, publication, refused, self._limit_of)
+            await replace_refused(self._producer, publication, refused, self._limit_of, aborting=False)
         return not refused
 
     async def stop(self) -> None:
@@ -289,6 +291,8 @@ async def replace_refused(
     publication: Publication,
     refused: Sequence[tuple[Shipment, list[Refused]]],
     limit_of: LimitOf,
+    *,
+    aborting: bool,
 ) -> None:
     """Find the records that their topics refuse and put dead letters in their place.
 
@@ -297,11 +301,11 @@ async def replace_refused(
     """
     news = False
     for shipment, batches in refused:
-        culprits, lowered = await find_culprits(producer, shipment, batches, limit_of)
+        culprits, lowered = await find_culprits(producer, shipment, batches, limit_of, aborting=aborting)
         publication.replace(shipment, culprits)
         news |= bool(culprits) or lowered
-        for error in {error.code: error for error in culprits.values()}.values():
-            log.warning("%s: %d records of partition %d", error, len(culprits), shipment.partition)
+        for words, count in Counter(map(str, culprits.values())).items():
+            log.warning("%s (%d records of partition %d)", words, count, shipment.partition)
     if not news:
         raise PublishError(f"no single record is refused, but together: {refused[0][1][0].error}")
 
@@ -365,35 +369,51 @@ async def _send(
 
 
 async def find_culprits(
-    producer: AIOKafkaProducer, shipment: Shipment, refused: Sequence[Refused], limit_of: LimitOf
+    producer: AIOKafkaProducer, shipment: Shipment, refused: Sequence[Refused], limit_of: LimitOf, *, aborting: bool
 ) -> tuple[dict[int, TopicRefusedError], bool]:
     """Return the rows that are refused by themselves, and whether the topic was found to take less than was known.
 
-    Where the broker does not say which records it means, parts of the batch are sent again, in halves, down to single
-    records.
+    Where the broker does not say which records it means, parts of the batch are sent again, down to single records.
+    `aborting`: in a transaction that will be aborted, so that what is sent here is never seen.
     """
     topic = shipment.topic
     too_large = [each for each in refused if each.error.code in TOO_LARGE]
-    if too_large:
+    if too_large:  # the topic's limit may have been lowered
         limit = await limit_of(topic.name)
-        if limit is not None and topic.learn(limit):
+        if limit is not None and topic.learn(limit) and not any(each.error.doubtful for each in refused):
             return {}, True  # the next round cuts batches, records and letters to it
     culprits: dict[int, TopicRefusedError] = {}
     waiting = list(refused)
     while waiting:
         each = waiting.pop()
+        if each.error.doubtful:
+            await settle_doubt(producer, shipment, each, aborting=aborting)
         named = each.culprits()
         if named is not None:
-            culprits |= dict.fromkeys(named, each.error)
+            culprits |= named
             continue
-        half = each.count // 2
-        for start, end in ((each.first, each.first + half), (each.first + half, each.first + each.count)):
-            found = await send_rows(producer, topic, shipment.partition, shipment.rows[start:end])
-            waiting += [replace(more, first=start + more.first) for more in found]
+        for part in each.suspects():
+            found = await send_rows(producer, topic, shipment.partition, shipment.rows[part.start : part.stop])
+            waiting += [replace(more, first=part.start + more.first) for more in found]
     if too_large and not culprits:
         topic.batch_bytes = min(topic.batch_bytes, *(each.size // 2 for each in too_large))
         return {}, True
     return culprits, False
+
+
+async def settle_doubt(producer: AIOKafkaProducer, shipment: Shipment, refused: Refused, *, aborting: bool) -> None:
+    """Make sure that a refused batch, sent more than once, was never appended. Raises DoubtfulRefusalError.
+
+    If it was, the broker is ahead of the producer's sequence number by it: the next batch would fail, or, being as many
+    records, be taken for its repetition and be lost. So a batch of another number of records goes first, of records
+    that any topic takes, which only an aborted transaction can hide.
+    """
+    if aborting:
+        rows: list[Row] = [(b"kp-worker", b"", None, [])] * (2 if refused.count == 1 else 1)
+        with contextlib.suppress(OutOfOrderSequenceNumber):
+            if not await send_rows(producer, shipment.topic, shipment.partition, rows):
+                return
+    raise DoubtfulRefusalError(f"{refused.error}; whether it was appended before is not known") from refused.error
 
 
 class PublishError(Exception):

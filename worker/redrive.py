@@ -422,7 +422,7 @@ class Redrive:
         news = False
         limit_of = partial(current_limit, self._session.client)
         for shipment, batches in refused:
-            culprits, lowered = await find_culprits(producer, shipment, batches, limit_of)
+            culprits, lowered = await find_culprits(producer, shipment, batches, limit_of, aborting=True)
             news |= bool(culprits) or lowered
             for number, error in culprits.items():
                 if not shipment.positions:

@@ -8,11 +8,13 @@ aiokafka counts a batch's records into the partition's sequence number when it t
 it so when the broker refuses the batch; the broker does not count it. The next batch to that partition would then fail
 with OutOfOrderSequenceNumber. So the number is put back where the answer is handled. A partition has one batch on its
 way at a time, and its next one is taken off the queue only after that: the number is then exactly the refused batch's.
+Where the answer of an earlier attempt was lost, that rests on the broker not having appended it then; see `doubtful`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -65,11 +67,22 @@ ADVICE: Final[Mapping[int, str]] = {
 class TopicRefusedError(Exception):
     """A batch that its topic refuses for good; nothing of it was appended, and the producer can go on.
 
-    `words` are the broker's; `records` the positions in the batch that it complains about (empty: it does not say).
+    `words` are the broker's; `records` its words about single records, by their positions in the batch (empty: it does
+    not say which ones it means). `doubtful`: it was sent before, and may have been appended then: a limit
+    or the clock may have moved on in between.
     """
 
-    def __init__(self, topic: str, partition: int, code: int, words: str, records: tuple[int, ...] = ()) -> None:
-        super().__init__(topic, partition, code, words, records)
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        code: int,
+        words: str,
+        records: Mapping[int, str] = MappingProxyType({}),
+        doubtful: bool = False,
+    ) -> None:
+        super().__init__(topic, partition, code, words, records, doubtful)
+        self.doubtful = doubtful
         self.topic = topic
         self.partition = partition
         self.code = code
@@ -86,14 +99,18 @@ class TopicRefusedError(Exception):
         """Say what would let the topic take such records."""
         return ADVICE.get(self.code, "look at the broker's log and the topic's settings")
 
+    def about(self, record: int) -> TopicRefusedError:
+        """Return the complaint about one record of the batch."""
+        return TopicRefusedError(self.topic, self.partition, self.code, self.records[record] or self.words)
+
     def __str__(self) -> str:
         return f"topic {self.topic} refuses it for good: {self.name}"
 
 
 class DoubtfulRefusalError(Exception):
-    """A batch was refused when it was sent again, and nobody knows whether the first time it was appended.
+    """A batch was refused when it was sent again, and it is not known whether it was appended the first time.
 
-    The producer cannot go on: its sequence number may be one or the other. A new one (a restart) can.
+    This producer's sequence number is then not known either. A new producer (a restart) begins with a new one.
     """
 
 
@@ -121,7 +138,7 @@ class _Handler(SendProduceReqHandler):  # type: ignore[misc]
                 batch = self._batches.get(TopicPartition(topic, partition))
                 if batch is not None and code in REFUSALS:
                     del self._batches[batch.tp]  # it is settled; aiokafka looks at the others
-                    self._settle(batch, _refusal(topic, partition, code, rest))
+                    self._settle(batch, _refusal(topic, partition, code, rest, batch in self._doubtful))
         super().handle_response(response)
 
     def _can_retry(self, error: BaseException, batch: MessageBatch) -> bool:
@@ -131,23 +148,17 @@ class _Handler(SendProduceReqHandler):  # type: ignore[misc]
         return again
 
     def _settle(self, batch: MessageBatch, error: TopicRefusedError) -> None:
-        if batch in self._doubtful:
-            failure: Exception = DoubtfulRefusalError(f"{error}; whether it was appended before is not known")
-            failure.__cause__ = error
-        else:
-            failure = error
-            if self._sender._txn_manager is not None:
-                _put_back(self._sender._txn_manager, batch.tp, batch.record_count)
-        batch.failure(failure)
+        if self._sender._txn_manager is not None:
+            _put_back(self._sender._txn_manager, batch.tp, batch.record_count)
+        batch.failure(error)
         batch.future.exception()  # whoever waits for it has it; where nobody does any more, asyncio would complain
 
 
-def _refusal(topic: str, partition: int, code: int, rest: Sequence[Any]) -> TopicRefusedError:
+def _refusal(topic: str, partition: int, code: int, rest: Sequence[Any], doubtful: bool) -> TopicRefusedError:
     """Read the answer: after partition and code offset, time, log start, and from version 8 on the broker's words."""
     records, words = (rest[3], rest[4]) if len(rest) >= 5 else ((), "")
-    said = [words or "", *(message or "" for _, message in records[:1])]
-    numbers = tuple(index for index, _ in records)
-    return TopicRefusedError(topic, partition, code, " ".join(filter(None, said)), numbers)
+    about = {index: message or "" for index, message in records}
+    return TopicRefusedError(topic, partition, code, next(iter(about.values()), "") or words or "", about, doubtful)
 
 
 def _put_back(transactions: Any, tp: TopicPartition, records: int) -> None:
