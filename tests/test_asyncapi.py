@@ -18,8 +18,8 @@ from tests.builders import make_record, make_trace, trace_bytes
 from tests.test_schemas import REGISTRY
 from worker import changelog
 from worker.config import load
-from worker.pipeline import PartitionScorer, dead_letter, scored_record
 from worker.fitting import TRUNCATED_HEADER, fit_dead_letter
+from worker.pipeline import PartitionScorer, dead_letter, scored_record
 from worker.topics import CHANGELOG_CONFIG
 from worker.trace import InvalidTrace, parse_trace
 from worker.version import __version__
