@@ -46,14 +46,12 @@ class OutputTopic:
     def __post_init__(self) -> None:
         self.batch_bytes = self.batch_bytes or self.max_bytes
 
-    def learn(self, max_bytes: int) -> bool:
-        """Take over the topic's limit as it is now; whether it is lower than it was known."""
-        lower = max_bytes < self.max_bytes
-        if lower:
+    def learn(self, max_bytes: int) -> None:
+        """Take over the topic's limit as it is now, where it is lower than it was known."""
+        if max_bytes < self.max_bytes:
             log.warning("topic %s takes at most %d bytes now (max.message.bytes)", self.name, max_bytes)
             self.max_bytes = max_bytes
             self.batch_bytes = min(self.batch_bytes, max_bytes)
-        return lower
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +82,15 @@ class Shipment:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A batch of `size` bytes with the rows [first, first + count) that its topic refused for good."""
+    """A batch with the rows [first, first + count) that its topic refused for good.
+
+    `size`: its bytes; `limit`: what the topic was thought to take when it was sent.
+    """
 
     first: int
     count: int
     size: int
+    limit: int
     error: TopicRefusedError
 
     def culprits(self) -> dict[int, TopicRefusedError] | None:

@@ -339,11 +339,12 @@ async def send_rows(
     tells each record's own offset, which nobody asks for here. A batch is never larger than the topic takes, unless a
     single record is.
     """
-    small = topic.batch_bytes < MAX_BATCH_BYTES  # otherwise the builder's own limit is the lower one
+    limit = topic.batch_bytes
+    small = limit < MAX_BATCH_BYTES  # otherwise the builder's own limit is the lower one
     sent: list[tuple[int, int, asyncio.Future[Any]]] = []  # first row, bytes, acknowledgement
     builder, first = producer.create_batch(), 0
     for number, (key, value, timestamp_ms, headers) in enumerate(rows):
-        full = small and number > first and builder.size() + encoded_size(key, value, headers) > topic.batch_bytes
+        full = small and number > first and builder.size() + encoded_size(key, value, headers) > limit
         if full or builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers) is None:
             sent.append((first, builder.size(), await _send(producer, builder, topic, partition)))
             builder, first = producer.create_batch(), number
@@ -354,7 +355,7 @@ async def send_rows(
     refused = []
     for (first, size, _), end, result in zip(sent, ends, results, strict=True):
         if isinstance(result, TopicRefusedError):
-            refused.append(Refused(first, end - first, size, result))
+            refused.append(Refused(first, end - first, size, limit, result))
         elif isinstance(result, BaseException):
             raise result
     return refused
@@ -378,9 +379,12 @@ async def find_culprits(
     """
     topic = shipment.topic
     too_large = [each for each in refused if each.error.code in TOO_LARGE]
-    if too_large:  # the topic's limit may have been lowered
+    if too_large:
         limit = await limit_of(topic.name)
-        if limit is not None and topic.learn(limit) and not any(each.error.doubtful for each in refused):
+        if limit is not None:
+            topic.learn(limit)
+        news = any(topic.batch_bytes < each.limit for each in too_large)  # found now, or by another lane in between
+        if news and not any(each.error.doubtful for each in refused):
             return {}, True  # the next round cuts batches, records and letters to it
     culprits: dict[int, TopicRefusedError] = {}
     waiting = list(refused)
