@@ -53,6 +53,14 @@ STEPS: Final = (
     "after_commit",  # committed, and the worker does not know
 )
 
+REFUSAL_STEPS: Final = (
+    "refused",  # a topic has refused a batch, its culprits are not looked for yet
+    "searching",  # a part of the refused batch is sent again
+    "found",  # the culprits are known, the transaction is still open
+    "aborted",  # and aborted; nothing is published again
+)
+"""Steps of a publication of which a topic refuses something; those of STEPS follow."""
+
 
 class CrashError(Exception):
     """The planned failure."""
@@ -64,7 +72,7 @@ class _Plan:
     def __init__(self, text: str) -> None:
         self.step, _, rest = text.partition(":")
         count, _, self.how = rest.partition(":")
-        if text and (self.step not in STEPS or self.how not in ("kill", "raise", "freeze")):
+        if text and (self.step not in STEPS + REFUSAL_STEPS or self.how not in ("kill", "raise", "freeze")):
             raise SystemExit(f"TEST_CRASH_AT={text!r} is wrong")
         self.left = int(count or 0)
 
@@ -153,6 +161,11 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
         await super().send_offsets_to_transaction(*args)
         PLAN.passing("after_offsets")
 
+    async def abort_transaction(self) -> None:
+        """Abort."""
+        await super().abort_transaction()
+        PLAN.passing("aborted")
+
     async def commit_transaction(self) -> None:
         """Commit."""
         if PLAN.is_next("committing"):
@@ -175,6 +188,8 @@ def install() -> None:
     publisher: Any = worker.publisher
     app.AIOKafkaProducer = publisher.AIOKafkaProducer = SteppedProducer
     app.restore = _slowly(app.restore)
+    publisher.find_culprits = _stepped(publisher.find_culprits)
+    publisher.send_rows = _searching(publisher.send_rows)
     commit_offset = KpConsumer.commit_offset
 
     async def stepped(self: KpConsumer, *args: Any) -> None:  # at least once: the offset is the commit
@@ -183,6 +198,34 @@ def install() -> None:
         PLAN.passing("after_commit")
 
     KpConsumer.commit_offset = stepped  # type: ignore[method-assign,assignment]
+
+
+_SEARCHES: list[bool] = []
+"""One for each search for culprits that is under way."""
+
+
+def _stepped(find_culprits: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def stepped(*args: Any, **kwargs: Any) -> Any:
+        PLAN.passing("refused")
+        _SEARCHES.append(True)
+        try:
+            found = await find_culprits(*args, **kwargs)
+        finally:
+            _SEARCHES.pop()
+        PLAN.passing("found")
+        return found
+
+    return stepped
+
+
+def _searching(send_rows: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def searching(*args: Any) -> Any:
+        result = await send_rows(*args)
+        if _SEARCHES:  # of this lane or another: all the same for a crash
+            PLAN.passing("searching")
+        return result
+
+    return searching
 
 
 def _slowly(restore: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -18,10 +18,17 @@ from tests.builders import make_record, make_trace, trace_bytes
 from tests.test_schemas import REGISTRY
 from worker import changelog
 from worker.config import load
+from worker.fitting import (
+    DROPPED_HEADER,
+    SOURCE_KEY_HEADER,
+    TRUNCATED_HEADER,
+    fit_dead_letter,
+    last_resort,
+    readdressed,
+)
 from worker.pipeline import PartitionScorer, dead_letter, scored_record
-from worker.publisher import TRUNCATED_HEADER, fit_dead_letter
 from worker.topics import CHANGELOG_CONFIG
-from worker.trace import InvalidTrace, parse_trace
+from worker.trace import InvalidTrace, Reason, parse_trace
 from worker.version import __version__
 
 SCHEMAS = Path(__file__).parent.parent / "schemas"
@@ -105,11 +112,20 @@ def test_dead_letters_of_the_code_name_the_same_headers() -> None:
     record = make_record(b'{"id":' + b"x" * 5000)
     with pytest.raises(InvalidTrace) as caught:
         parse_trace(record.value)
-    cut = fit_dead_letter(dead_letter(record, caught.value), 3000)
-    validator("deadLetter", "headers").validate(headers_of(cut))
-    base, more = resolved(MESSAGES["deadLetter"]["headers"])["allOf"]
-    assert set(more["properties"]) == {TRUNCATED_HEADER}
-    assert set(headers_of(cut)) == set(base["properties"]) | set(more["properties"])
+    letter = dead_letter(record, caught.value)
+    schema = resolved(MESSAGES["deadLetter"]["headers"])
+    optional = {TRUNCATED_HEADER, DROPPED_HEADER, SOURCE_KEY_HEADER}
+    assert set(schema["properties"]) >= set(schema["required"]) | optional
+    original = set(headers_of(letter)) - set(schema["required"])
+    for cut, names in (
+        (letter, set()),
+        (fit_dead_letter(letter, 3000), {TRUNCATED_HEADER}),
+        (last_resort(letter, 3000, b"traces/0/0"), {TRUNCATED_HEADER, DROPPED_HEADER}),
+        (readdressed(letter), {SOURCE_KEY_HEADER}),
+    ):
+        validator("deadLetter", "headers").validate(headers_of(cut))
+        assert set(headers_of(cut)) - original == set(schema["required"]) | names
+    assert set(schema["properties"]["kp-error-reason"]["enum"]) == set(map(str, Reason))
 
 
 def test_the_cache_entry_is_the_code_s() -> None:

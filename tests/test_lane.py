@@ -27,8 +27,9 @@ from worker.lane import Lane, Rules
 from worker.metrics import Metrics
 from worker.novelty import Vector
 from worker.pipeline import SourceRecord
-from worker.publisher import Batch
-from worker.trace import DEFAULT_LIMITS, Limits
+from worker.publication import Batch
+from worker.records import encoded_size
+from worker.trace import DEFAULT_LIMITS, InvalidTrace, Limits, Reason
 from worker.tracing import Tracing
 
 DIMENSIONS = 8
@@ -63,17 +64,19 @@ class ManualPublisher:
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None
+        self.replaced: dict[int, InvalidTrace] = {}  # of each batch
         self.stopped = False
 
     async def start(self) -> None:
         pass
 
-    async def publish(self, batch: Batch) -> None:
+    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         self.begun.append(batch)
         await self.gate.wait()
         if self.error is not None:
             raise self.error
         self.committed.append(batch)
+        return self.replaced
 
     async def stop(self) -> None:
         self.stopped = True
@@ -395,13 +398,37 @@ async def test_a_record_that_was_taken_already_is_dropped() -> None:
 
 async def test_a_record_is_too_large_with_its_key_and_headers() -> None:
     value = trace_bytes()
-    stage = Stage(embed=False, limits=Limits(max_bytes=len(value) + 10))
+    stage = Stage(embed=False, limits=Limits(max_bytes=encoded_size(b"12345", value, [("abc", b"de")])))
     stage.lane.take(make_record(value, 0, key=b"12345", headers=[("abc", b"de")]))
     stage.lane.take(make_record(value, 1, key=b"12345", headers=[("abc", b"def")]))
     stage.lane.take(make_record(value, 2, key=None, headers=[("abc", None)]))  # type: ignore[list-item]
     await stage.lane.drain()
     assert stage.publisher.outputs() == [("accepted", 0), ("dead_letter", 1), ("accepted", 2)]
     assert stage.count("kp_dead_letters_total", reason="too_large") == 1
+    await stage.lane.close()
+
+
+async def test_a_scored_trace_that_its_topic_does_not_take_counts_as_a_dead_letter() -> None:
+    stage = Stage()
+    seen: list[Any] = []
+    stage.lane._on_committed = lambda *what: seen.append(what)
+    stage.publisher.gate.clear()
+    stage.publisher.replaced = {1: InvalidTrace(Reason.REFUSED_BY_TOPIC, "", "refused for a test")}
+    stage.waiting = 10**6
+    stage.take(0, 1, 2)
+    for number in (2, 1, 0):  # all at once, so that they are one batch
+        stage.pool.finish(number)
+    await settle()
+    stage.publisher.gate.set()
+    await stage.lane.drain()
+    assert stage.publisher.sizes() == [3]
+    assert len(stage.publisher.committed[0].entries) == 3, "it was scored: its cache entry is committed"
+    assert [record.offset for record in stage.publisher.committed[0].records] == [0, 1, 2]
+    assert stage.count("kp_dead_letters_total", reason="refused_by_topic") == 1
+    assert stage.count("kp_traces_total", decision="accepted", profile="finance") == 2
+    assert stage.count("kp_score_count") == 2
+    assert [(record.offset, scored is None) for record, _, scored in seen] == [(0, False), (1, True), (2, False)]
+    assert ("kp-error-message", b"refused for a test") in seen[1][1].headers
     await stage.lane.close()
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,19 +11,17 @@ from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.structs import OffsetAndMetadata
 
 from worker import publisher as publisher_module
-from worker.pipeline import OutputRecord
+from worker.pipeline import OutputRecord, SourceRecord
+from worker.publication import Batch, OutputTopic, Publication
 from worker.publisher import (
-    TRUNCATED_HEADER,
     AtLeastOncePublisher,
-    Batch,
     ExactlyOncePublisher,
-    OutputTopic,
     PublishError,
-    fit_dead_letter,
     offset_metadata,
     send_all,
     stream_time_from,
 )
+from worker.trace import Reason
 
 SOURCE = TopicPartition("traces", 5)
 TOPICS = {
@@ -32,6 +29,7 @@ TOPICS = {
     "rejected": OutputTopic("traces.rejected", 8, 1000),
     "dead_letter": OutputTopic("traces.dead-letter", 1, 2000),
 }
+CACHE = OutputTopic("cache", 8, 100_000)
 
 
 def output(kind: str, value: bytes = b"v") -> OutputRecord:
@@ -52,6 +50,9 @@ class FakeBatch(list[Any]):
 
     def close(self) -> None:
         pass
+
+    def size(self) -> int:
+        return 61
 
 
 class FakeProducer:
@@ -129,7 +130,7 @@ OFFSET = {SOURCE: OffsetAndMetadata(42, "kp1:1234")}
 @pytest.fixture
 async def exactly_once(monkeypatch: pytest.MonkeyPatch) -> tuple[ExactlyOncePublisher, Any]:
     monkeypatch.setattr(publisher_module, "AIOKafkaProducer", FakeProducer)
-    publisher = ExactlyOncePublisher({"bootstrap_servers": "b:1"}, "group", SOURCE, TOPICS, "cache", 0.2)
+    publisher = ExactlyOncePublisher({"bootstrap_servers": "b:1"}, "group", SOURCE, TOPICS, CACHE, 0.2)
     return publisher, publisher._producer
 
 
@@ -183,7 +184,7 @@ async def test_a_failure_at_any_step_aborts_and_is_raised(exactly_once: Pair, st
     assert producer.steps()[-1] == "abort"
     assert "commit" not in producer.steps()
     if "." in step or step == "cache":
-        assert str(caught.value).startswith(f"topic {step}, partition 5: ")
+        assert str(caught.value).startswith(f"topic {step}, partition {'5' if step == 'cache' else '0'}: ")
         assert caught.value.__cause__ is producer.errors[step]
 
 
@@ -258,7 +259,7 @@ async def test_at_least_once_commits_the_offset_after_every_acknowledgement() ->
     async def commit(*arguments: Any) -> None:
         commits.append(arguments)
 
-    publisher = AtLeastOncePublisher(producer, SOURCE, TOPICS, "cache", commit, 30.0)
+    publisher = AtLeastOncePublisher(producer, SOURCE, TOPICS, CACHE, commit, 30.0)
     await publisher.start()
     publishing = asyncio.create_task(publisher.publish(BATCH))
     await settle()
@@ -281,14 +282,14 @@ async def test_at_least_once_commits_nothing_after_a_failure() -> None:
     async def commit(*arguments: Any) -> None:
         raise AssertionError("committed")
 
-    with pytest.raises(PublishError, match=r"topic traces.accepted, partition 5: .*too large"):
-        await AtLeastOncePublisher(producer, SOURCE, TOPICS, "cache", commit, 30.0).publish(BATCH)
+    with pytest.raises(PublishError, match=r"topic traces.accepted, partition 1: .*too large"):
+        await AtLeastOncePublisher(producer, SOURCE, TOPICS, CACHE, commit, 30.0).publish(BATCH)
 
 
 async def test_records_of_a_topic_keep_their_order_over_several_batches_and_topics_with_one_partition() -> None:
     producer: Any = FakeProducer()
     outputs = [output(kind, b"%d" % i) for i, kind in enumerate(["accepted", "dead_letter", "accepted"] * 3)]
-    await send_all(producer, 5, Batch(outputs, [], 1, None), TOPICS, "cache")
+    assert not await send_all(producer, Publication(Batch(outputs, [], 1, None), 5, TOPICS, CACHE).shipments())
     sent = {
         name: [[row[0] for row in call[3:]] for call in producer.calls if call[1] == name]
         for name in ("traces.accepted", "traces.dead-letter")
@@ -321,55 +322,22 @@ def test_odd_metadata_is_no_stream_time_either(metadata: str) -> None:
     assert stream_time_from(metadata) is None
 
 
-# -- dead letters that fit their topic
+# -- what does not fit its topic
 
 
-def test_a_dead_letter_that_fits_is_unchanged() -> None:
-    record = output("dead_letter", b"x" * 1000)
-    assert fit_dead_letter(record, 2000) is record
-
-
-def test_a_dead_letter_is_cut_to_the_topic_s_limit_and_says_so() -> None:
-    record = output("dead_letter", bytes(range(256)) * 40)
-    cut = fit_dead_letter(record, 2000)
-    assert cut.value is not None
-    assert record.value is not None
-    assert record.value.startswith(cut.value)
-    assert len(cut.value) > 1000
-    assert cut.headers == [*record.headers, (TRUNCATED_HEADER, b"%d of 10240 bytes kept" % len(cut.value))]
-    assert (cut.key, cut.kind, cut.timestamp_ms) == (record.key, record.kind, record.timestamp_ms)
-
-
-def wire_size(record: OutputRecord) -> int:
-    """Return an upper bound of the record's bytes in a batch of its own (61 of the batch, varints of at most 5)."""
-    headers = sum(len(name.encode()) + len(value) + 10 for name, value in record.headers)
-    return 61 + 30 + len(record.key or b"") + len(record.value or b"") + headers
-
-
-def test_whatever_is_cut_fits(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(500):
-        record = OutputRecord(
-            "dead_letter",
-            rng.choice([None, rng.randbytes(rng.randrange(200))]),
-            rng.choice([None, b"", rng.randbytes(rng.randrange(20_000))]),
-            [("h" * rng.randrange(9), rng.randbytes(rng.randrange(80))) for _ in range(rng.randrange(9))],
-            None,
-        )
-        limit = rng.randrange(2500, 20_000)
-        assert wire_size(fit_dead_letter(record, limit)) <= limit
-
-
-def test_a_header_may_have_no_value() -> None:
-    record = OutputRecord("dead_letter", None, b"x" * 5000, [("h", None)], None)  # type: ignore[list-item]
-    assert fit_dead_letter(record, 2000).headers[0] == ("h", None)
-
-
-async def test_only_dead_letters_are_cut(exactly_once: Pair) -> None:
+async def test_a_scored_output_that_its_topic_cannot_take_is_a_dead_letter_in_its_place(exactly_once: Pair) -> None:
     publisher, producer = exactly_once
     large = b"x" * 5000
-    await publisher.publish(Batch([output("accepted", large), output("dead_letter", large)], [], 1, None))
-    sent = {call[1]: call[3][0] for call in producer.calls if call[0] == "send"}
-    assert sent["traces.accepted"] == large
-    assert large.startswith(sent["traces.dead-letter"])
-    assert len(sent["traces.dead-letter"]) < 2000
+    outputs = [output("accepted"), output("accepted", large), output("dead_letter", large), output("accepted")]
+    records = [SourceRecord("traces", 5, n, 77, b"k", each.value, [("h", b"1")]) for n, each in enumerate(outputs)]
+    replaced = await publisher.publish(Batch(outputs, [(b"0", b"e0")], 1, None, records))
+    assert {position: error.reason for position, error in replaced.items()} == {1: Reason.TOO_LARGE}
+    assert "topic traces.accepted takes 1000" in replaced[1].message
+    sent: dict[str, list[Any]] = {}
+    for _, topic, _, *rows in (call for call in producer.calls if call[0] == "send"):
+        sent.setdefault(topic, []).extend(rows)
+    assert [row[0] for row in sent["traces.accepted"]] == [b"v", b"v"]
+    assert sent["cache"] == [(b"e0", b"0", None, [])], "it was scored"
+    letters = sent["traces.dead-letter"]
+    assert [dict(row[3]).get("kp-error-reason") for row in letters] == [b"too_large", None]
+    assert all(large.startswith(row[0]) and 1000 < len(row[0]) < 2000 for row in letters)

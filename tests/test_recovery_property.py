@@ -6,7 +6,7 @@ with the real filter of the restore. The judge is an undisturbed run over the sa
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -28,7 +28,8 @@ from worker.pipeline import (
     event_time_ms,
     scored_record,
 )
-from worker.publisher import Batch, offset_metadata, stream_time_from
+from worker.publication import Batch
+from worker.publisher import offset_metadata, stream_time_from
 from worker.store import Restored, _take
 from worker.trace import DEFAULT_LIMITS
 
@@ -306,7 +307,7 @@ class SimulatedPublisher:
     async def stop(self) -> None:
         pass
 
-    async def publish(self, batch: Batch) -> None:
+    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         fate = self.rng.random()
         await self._pause()
         if fate < self.failing:
@@ -323,6 +324,7 @@ class SimulatedPublisher:
         if fate > 1 - self.failing:
             raise CrashError  # the answer to the commit got lost
         await self._pause()
+        return {}
 
     async def _pause(self) -> None:
         for _ in range(self.rng.choice([0, 1, 5])):

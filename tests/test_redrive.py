@@ -17,8 +17,8 @@ from tests.builders import T0, trace_bytes
 from tests.commands import Desk, header
 from tests.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
 from worker.embedded_kafka import EmbeddedKafka
+from worker.fitting import fit_dead_letter
 from worker.pipeline import OutputRecord, SourceRecord, dead_letter
-from worker.publisher import fit_dead_letter
 from worker.redrive import parse_offsets, parse_time
 from worker.trace import InvalidTrace, Reason
 

@@ -42,9 +42,10 @@ from worker.publisher import (
     Publisher,
     producer_arguments,
 )
+from worker.refusals import survive_refusals
 from worker.status import Status
 from worker.store import Position, Restored, read_positions, restore
-from worker.topics import Layout, prepare_topics
+from worker.topics import Layout, current_limit, prepare_topics
 from worker.tracing import Tracing, start_tracing
 from worker.version import __version__
 
@@ -303,7 +304,7 @@ class Worker:
 
     def _publisher(self, partition: int) -> Publisher:
         source = TopicPartition(self._settings.source_topic, partition)
-        changelog = self._settings.changelog
+        changelog = self._layout.changelog
         if self._settings.delivery == "exactly_once":
             return ExactlyOncePublisher(
                 self._client,
@@ -312,6 +313,7 @@ class Worker:
                 self._layout.outputs,
                 changelog,
                 self._settings.transaction_timeout_seconds,
+                partial(current_limit, self._client),
             )
         if self._shared_producer is None:
             raise RuntimeError("this is a bug: at_least_once without its producer")
@@ -322,6 +324,7 @@ class Worker:
             changelog,
             self._consumer.commit_offset,
             self._settings.transaction_timeout_seconds,
+            partial(current_limit, self._client),
         )
 
     def _lane(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> Lane:
@@ -357,7 +360,9 @@ class Worker:
         """Join the group; returns when the first assignment is restored."""
         if self._settings.delivery == "at_least_once":
             timeout_ms = round(self._settings.transaction_timeout_seconds * 1000)
-            self._shared_producer = AIOKafkaProducer(**producer_arguments(self._client), request_timeout_ms=timeout_ms)
+            self._shared_producer = survive_refusals(
+                AIOKafkaProducer(**producer_arguments(self._client), request_timeout_ms=timeout_ms)
+            )
             await self._shared_producer.start()
         self.app.finalize()
         await self.app.start()

@@ -7,6 +7,8 @@ from typing import Final
 
 from aiokafka import errors as kafka
 
+from worker.refusals import TopicRefusedError
+
 BAD_CERTIFICATE: Final = {
     10: "it has expired: renew it on the broker",
     62: "KP_BOOTSTRAP_SERVERS (or what the broker advertises) must be a name that is in it",
@@ -68,6 +70,8 @@ def remedy(error: BaseException) -> str | None:
                 "another worker has taken over the partition (this one was paused or cut off for longer than "
                 "KP_SESSION_TIMEOUT_SECONDS), or two deployments share KP_GROUP_ID"
             )
+        if isinstance(cause, TopicRefusedError):
+            return f"topic {cause.topic}: {cause.advice}"
         if isinstance(cause, kafka.MessageSizeTooLargeError):
             return "an output is larger than its topic allows: raise max.message.bytes of that topic"
         if isinstance(cause, kafka.KafkaTimeoutError | kafka.RequestTimedOutError | TimeoutError):

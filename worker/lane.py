@@ -36,7 +36,9 @@ from worker.pipeline import (
     event_time_ms,
     scored_record,
 )
-from worker.publisher import Batch, Publisher
+from worker.publication import Batch
+from worker.publisher import Publisher
+from worker.records import encoded_size
 from worker.trace import InvalidTrace, Limits, Reason, ReasoningTrace, embedding_text, parse_trace
 
 if TYPE_CHECKING:
@@ -317,6 +319,13 @@ class Lane:
             )
         return _Done(record, output, entry, scored, None, pending.span)
 
+    def _not_taken(self, done: _Done, error: InvalidTrace) -> _Done:
+        """Return what became of a scored trace that its topic did not take: a dead letter."""
+        log.info("dead letter", extra={**_about(done.record, None), "reason": str(error.reason), "path": error.path})
+        if done.span is not None and self._rules.tracing is not None:
+            self._rules.tracing.refused(done.span, error.reason)
+        return _Done(done.record, dead_letter(done.record, error), done.entry, None, error.reason, done.span)
+
     def _finish(self, pending: _Pending) -> None:
         seconds = time.perf_counter() - pending.started
         self._metrics.evaluation.observe(seconds)
@@ -334,14 +343,17 @@ class Lane:
                 batch = self._gather()
                 self._publishing = len(batch)
                 self._begun = started = time.perf_counter()
-                await self.publisher.publish(
+                replaced = await self.publisher.publish(
                     Batch(
                         outputs=[done.output for done in batch],
                         entries=[done.entry for done in batch if done.entry is not None],
                         next_offset=batch[-1].record.offset + 1,
                         stream_time_ms=self._stream_time(batch),
+                        records=[done.record for done in batch],
                     )
                 )
+                for position, error in replaced.items():
+                    batch[position] = self._not_taken(batch[position], error)
                 self._publishing = 0
                 self._bytes -= sum(len(done.record.value or b"") for done in batch)
                 self.committed = batch[-1].record.offset + 1
@@ -421,10 +433,8 @@ def _about(record: SourceRecord, trace: ReasoningTrace | None) -> dict[str, obje
 
 
 def check_size(record: SourceRecord, limits: Limits) -> None:
-    """Raise InvalidTrace for a record that is too large with its key and headers (bytes)."""
-    size = len(record.value or b"") + len(record.key or b"")
-    for name, value in record.headers:
-        size += len(name) + len(value or b"")
+    """Raise InvalidTrace for a record that is too large with its key and headers, in bytes as a topic counts them."""
+    size = encoded_size(record.key, record.value, record.headers)
     if size > limits.max_bytes:
         raise InvalidTrace(
             Reason.TOO_LARGE,

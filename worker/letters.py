@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from aiokafka.structs import ConsumerRecord
 
-from worker.publisher import TRUNCATED_HEADER
+from worker.fitting import DROPPED_HEADER, SOURCE_KEY_HEADER, TRUNCATED_HEADER, split
 
 REDRIVEN_FROM: Final = "kp-redriven-from"
 REDRIVE_COUNT: Final = "kp-redrive-count"
@@ -35,6 +35,28 @@ class Letter:
     timestamp_ms: int | None
     redriven: int
     truncated: bool
+    dropped: frozenset[str] = frozenset()
+    null_key: bool = False
+
+    @property
+    def key(self) -> bytes | None:
+        """Return the source record's key, where it was not dropped."""
+        key: bytes | None = self.record.key
+        return None if self.null_key else key
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the source record held more than this letter does."""
+        return self.truncated or bool(self.dropped)
+
+    def is_of(self, source: ConsumerRecord) -> bool:
+        """Whether the record at the letter's place on the source topic is its own: by all that is left of it."""
+        return (
+            source.timestamp == self.timestamp_ms
+            and ("key" in self.dropped or source.key == self.key)
+            and ("headers" in self.dropped or originals(source.headers) == self.original_headers())
+            and (source.value or b"").startswith(self.record.value or b"")
+        )
 
     @property
     def place(self) -> str:
@@ -48,12 +70,18 @@ class Letter:
 
     def original_headers(self) -> list[tuple[str, bytes]]:
         """Return the headers of the source record, without any that the worker or a re-drive has added."""
-        return [(name, value) for name, value in self.record.headers if not name.startswith(WORKERS_OWN)]
+        return originals(self.record.headers)
+
+
+def originals(headers: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Return the headers that neither the worker nor a re-drive has added."""
+    return [(name, value) for name, value in headers if not name.startswith(WORKERS_OWN)]
 
 
 def read_letter(record: ConsumerRecord) -> Letter | None:
     """Read a record of the dead-letter topic; None where the worker did not write it."""
-    headers = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers}
+    ours = split(list(record.headers))[1]  # a producer may have sent headers of these names, too
+    headers = {name: (value or b"").decode("utf-8", "replace") for name, value in ours}
     try:
         timestamp = headers["kp-source-timestamp"]
         return Letter(
@@ -65,18 +93,20 @@ def read_letter(record: ConsumerRecord) -> Letter | None:
             source_partition=int(headers["kp-source-partition"]),
             source_offset=int(headers["kp-source-offset"]),
             timestamp_ms=int(timestamp) if timestamp else None,
-            redriven=_count(headers.get(REDRIVE_COUNT, "")),
+            redriven=_count(dict(record.headers).get(REDRIVE_COUNT, b"")),
             truncated=TRUNCATED_HEADER in headers,
+            dropped=frozenset(part.split(" ")[0] for part in headers.get(DROPPED_HEADER, "").split(", ") if part),
+            null_key=SOURCE_KEY_HEADER in headers,
         )
     except (KeyError, ValueError):
         return None
 
 
-def _count(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+def _count(text: bytes | None) -> int:
+    return int(text) if text is not None and text.isdigit() and len(text) < 10 else 0
 
 
-def as_json(letter: Letter, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> bytes:
+def as_json(letter: Letter, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> bytes:
     """Write a dead letter as one line of JSON, with what it held: `value`, or `value_base64` where it is no UTF-8."""
     document: dict[str, Any] = {
         "partition": letter.record.partition,
@@ -93,7 +123,7 @@ def as_json(letter: Letter, value: bytes | None, headers: Sequence[tuple[str, by
         "redriven": letter.redriven,
         "headers": [[name, (content or b"").decode("utf-8", "replace")] for name, content in headers],
     }
-    return msgspec.json.encode(document | _content("key", letter.record.key) | _content("value", value))
+    return msgspec.json.encode(document | _content("key", key) | _content("value", value))
 
 
 def _content(name: str, content: bytes | None) -> dict[str, str | None]:

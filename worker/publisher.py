@@ -9,20 +9,31 @@ and equal keys stay together where the counts agree.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol, TypeVar
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
+from aiokafka.errors import KafkaConnectionError, NodeNotReadyError, OutOfOrderSequenceNumber
+from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.errors import chain
-from worker.pipeline import DEAD_LETTER, OutputRecord
+from worker.publication import Batch, OutputTopic, Publication, Refused, Row, Shipment
+from worker.records import encoded_size
+from worker.refusals import TOO_LARGE, DoubtfulRefusalError, TopicRefusedError, survive_refusals
+from worker.trace import InvalidTrace
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+LimitOf = Callable[[str], Awaitable[int | None]]
+"""Tells a topic's max.message.bytes as it is now; None where nobody may know."""
 
 RETRY_BACKOFF_MS: Final = 20
 """Pause before a retry. The broker needs some ms to finish the last transaction before it takes the next; aiokafka's
@@ -37,33 +48,14 @@ MAX_REQUEST_BYTES: Final = 64 << 20
 ABORT_SECONDS: Final = 3.0
 """How long a failed worker tries to abort before it exits."""
 
-TRUNCATED_HEADER: Final = "kp-error-truncated"
-
-Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
-"""Key, value, timestamp (ms since 1970; None: now) and headers of a record to send."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Traces of one partition to commit together, in offset order.
-
-    `entries` are (key, value) for the changelog. `next_offset` is the source offset after the last of them, and
-    `stream_time_ms` the partition's stream time at that point (None where no trace was scored yet).
-    """
-
-    outputs: list[OutputRecord]
-    entries: list[tuple[bytes, bytes]]
-    next_offset: int
-    stream_time_ms: int | None
+MAX_ROUNDS: Final = 24
+"""Publications of one batch, each with another dead letter or a lower limit than the one before, until it goes
+through. Four are the most that one cause takes; a limit that the broker does not tell is halved."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputTopic:
-    """An output topic: name, number of partitions, largest record it takes (bytes)."""
-
-    name: str
-    partitions: int
-    max_bytes: int
+async def unknown_limit(topic: str) -> int | None:
+    """Tell no limit."""
+    return None
 
 
 class Publisher(Protocol):
@@ -73,8 +65,11 @@ class Publisher(Protocol):
         """Connect; exactly once, this fences whoever published for the partition before."""
         ...
 
-    async def publish(self, batch: Batch) -> None:
-        """Publish and commit. After any exception the batch's fate is unknown and the partition must be restored."""
+    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+        """Publish and commit; return which outputs came out as dead letters instead, by position, and why.
+
+        After any exception the batch's fate is unknown and the partition must be restored.
+        """
         ...
 
     async def stop(self) -> None:
@@ -114,7 +109,13 @@ class ExactlyOncePublisher:
         the broker has verified its partitions runs into retries, and with a new topic into a dead producer);
      3. send the source offset, with the stream time;
      4. commit. Only now do readers of committed records see any of it.
-    Any failure on the way aborts, and is never retried here.
+    Where a topic refuses records for good in step 2, the same producer (a new one would fence a successor, if the
+    partition is lost already) goes on so:
+     a. find the records that are refused, in the transaction that is lost anyway;
+     b. abort: nothing of it is ever seen;
+     c. put dead letters in their place and begin again at 1, with all of the batch. Its cache entries stay, so the
+        scores of all others do too, and a restart that replays the batch comes to the same.
+    Any other failure on the way aborts, and is never retried here.
     """
 
     def __init__(
@@ -123,21 +124,25 @@ class ExactlyOncePublisher:
         group: str,
         source: TopicPartition,
         topics: Mapping[str, OutputTopic],
-        changelog: str,
+        changelog: OutputTopic,
         timeout_seconds: float,
+        limit_of: LimitOf = unknown_limit,
     ) -> None:
+        self._limit_of = limit_of
         self._group = group
         self._source = source
         self._topics = topics
         self._changelog = changelog
         self._timeout_seconds = timeout_seconds
         timeout_ms = round(timeout_seconds * 1000)
-        self._producer = survive_lost_coordinator(
-            AIOKafkaProducer(
-                **producer_arguments(client),
-                transactional_id=f"{group}-{source.partition}",
-                transaction_timeout_ms=timeout_ms,
-                request_timeout_ms=timeout_ms,
+        self._producer = survive_refusals(
+            survive_lost_coordinator(
+                AIOKafkaProducer(
+                    **producer_arguments(client),
+                    transactional_id=f"{group}-{source.partition}",
+                    transaction_timeout_ms=timeout_ms,
+                    request_timeout_ms=timeout_ms,
+                )
             )
         )
 
@@ -145,25 +150,37 @@ class ExactlyOncePublisher:
         """Connect and fence the former owner."""
         await self._producer.start()
 
-    async def publish(self, batch: Batch) -> None:
-        """Publish one transaction."""
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                await while_sending(self._producer, self._transact(batch))
-        except Exception as error:
-            cause = self._transaction_error()
-            await self._abort()
-            if cause is None or cause in chain(error):
-                raise
-            raise PublishError(f"partition {self._source.partition}: {cause!r}") from cause
+    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+        """Publish one transaction, after a refusal another one in its place."""
+        publication = Publication(batch, self._source.partition, self._topics, self._changelog)
+        for _ in range(MAX_ROUNDS):
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    done = await while_sending(self._producer, self._transact(publication))
+            except Exception as error:
+                cause = self._transaction_error()
+                await self._abort()
+                if cause is None or cause in chain(error):
+                    raise
+                raise PublishError(f"partition {self._source.partition}: {cause!r}") from cause
+            if done:
+                return publication.replaced
+        raise _endless(self._source)
 
-    async def _transact(self, batch: Batch) -> None:
+    async def _transact(self, publication: Publication) -> bool:
+        """Run one transaction; whether it was committed."""
+        batch = publication.batch
         await self._producer.begin_transaction()  # 1
-        await send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)  # 2
+        refused = await send_all(self._producer, publication.shipments())  # 2
+        if refused:
+            await replace_refused(self._producer, publication, refused, self._limit_of, aborting=True)  # a, c
+            await self._producer.abort_transaction()  # b
+            return False
         await self._producer.send_offsets_to_transaction(  # 3
             {self._source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}, self._group
         )
         await self._producer.commit_transaction()  # 4
+        return True
 
     def _transaction_error(self) -> BaseException | None:
         """Return the error that aiokafka keeps for the end of the transaction; the sends then fail with others."""
@@ -186,7 +203,8 @@ class AtLeastOncePublisher:
     """The worker's one idempotent producer, as one source partition uses it, for clusters without transactions.
 
     The order of steps in `publish` carries the guarantee:
-     1. send cache entries and outputs, and await every acknowledgement;
+     1. send cache entries and outputs, and await every acknowledgement. Where a topic refuses records for good, find
+        them, put dead letters in their place and send all again: what was taken the first time is there twice;
      2. commit the source offset through the consumer (which refuses it after a rebalance).
     """
 
@@ -195,10 +213,12 @@ class AtLeastOncePublisher:
         producer: AIOKafkaProducer,
         source: TopicPartition,
         topics: Mapping[str, OutputTopic],
-        changelog: str,
+        changelog: OutputTopic,
         commit: Callable[[TopicPartition, int, str], Awaitable[None]],
         timeout_seconds: float,
+        limit_of: LimitOf = unknown_limit,
     ) -> None:
+        self._limit_of = limit_of
         self._timeout_seconds = timeout_seconds
         self._producer = producer
         self._source = source
@@ -209,12 +229,22 @@ class AtLeastOncePublisher:
     async def start(self) -> None:
         """Do nothing: the producer is the worker's and is started already."""
 
-    async def publish(self, batch: Batch) -> None:
-        """Publish, then commit."""
-        sending = send_all(self._producer, self._source.partition, batch, self._topics, self._changelog)
-        async with asyncio.timeout(self._timeout_seconds):
-            await while_sending(self._producer, sending)  # 1
-            await self._commit(self._source, batch.next_offset, offset_metadata(batch))  # 2
+    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+        """Publish, after a refusal again, then commit."""
+        publication = Publication(batch, self._source.partition, self._topics, self._changelog)
+        for _ in range(MAX_ROUNDS):
+            async with asyncio.timeout(self._timeout_seconds):
+                if await while_sending(self._producer, self._send(publication)):  # 1
+                    await self._commit(self._source, batch.next_offset, offset_metadata(batch))  # 2
+                    return publication.replaced
+        raise _endless(self._source)
+
+    async def _send(self, publication: Publication) -> bool:
+        """Send everything once; whether everything was taken."""
+        refused = await send_all(self._producer, publication.shipments())
+        if refused:
+            await replace_refused(self._producer, publication, refused, self._limit_of, aborting=False)
+        return not refused
 
     async def stop(self) -> None:
         """Do nothing: other partitions go on with the producer."""
@@ -239,7 +269,7 @@ def survive_lost_coordinator(producer: AIOKafkaProducer) -> AIOKafkaProducer:
     return producer
 
 
-async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, None]) -> None:
+async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, Result]) -> Result:
     """Await work that needs the producer's sender task, or raise the error that ended that task.
 
     aiokafka's sender ends when the producer is fenced, and what waits for acknowledgements then would wait for ever.
@@ -251,61 +281,144 @@ async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, No
         if not task.done():
             cause = None if sender.cancelled() else sender.exception()
             raise PublishError(f"the producer ended: {cause!r}") from cause
-        task.result()
+        return task.result()
     finally:
         task.cancel()
 
 
-async def send_all(
-    producer: AIOKafkaProducer, partition: int, batch: Batch, topics: Mapping[str, OutputTopic], changelog: str
+async def replace_refused(
+    producer: AIOKafkaProducer,
+    publication: Publication,
+    refused: Sequence[tuple[Shipment, list[Refused]]],
+    limit_of: LimitOf,
+    *,
+    aborting: bool,
 ) -> None:
-    """Send a batch and wait until every record is acknowledged. Raises the first error, naming the topic."""
-    rows: dict[tuple[str, int], list[Row]] = {}
-    if batch.entries:
-        rows[changelog, partition] = [(key, value, None, []) for key, value in batch.entries]
-    for record in batch.outputs:
-        topic = topics[record.kind]
-        output = fit_dead_letter(record, topic.max_bytes) if record.kind == DEAD_LETTER else record
-        row = output.key, output.value, output.timestamp_ms, output.headers
-        rows.setdefault((topic.name, partition % topic.partitions), []).append(row)
-    sends = (send_rows(producer, topic, number, of_topic) for (topic, number), of_topic in rows.items())
+    """Find the records that their topics refuse and put dead letters in their place.
+
+    Raises PublishError where no record is refused by itself and no limit is lower than it was known: sending all again
+    would end the same way.
+    """
+    news = False
+    for shipment, batches in refused:
+        culprits, lowered = await find_culprits(producer, shipment, batches, limit_of, aborting=aborting)
+        publication.replace(shipment, culprits)
+        news |= bool(culprits) or lowered
+        for words, count in Counter(map(str, culprits.values())).items():
+            log.warning("%s (%d records of partition %d)", words, count, shipment.partition)
+    if not news:
+        raise PublishError(f"no single record is refused, but together: {refused[0][1][0].error}")
+
+
+def _endless(source: TopicPartition) -> PublishError:
+    return PublishError(f"partition {source.partition}: refused again and again, {MAX_ROUNDS} times")
+
+
+async def send_all(producer: AIOKafkaProducer, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[Refused]]]:
+    """Send shipments, wait until every record is acknowledged, and return what was refused for good.
+
+    Raises the first other error, naming the topic.
+    """
+    sends = (send_rows(producer, each.topic, each.partition, each.rows) for each in shipments)
     results = await asyncio.gather(*sends, return_exceptions=True)
-    for (topic_name, _), result in zip(rows, results, strict=True):
+    found = []
+    for shipment, result in zip(shipments, results, strict=True):
         if isinstance(result, BaseException):
-            raise PublishError(f"topic {topic_name}, partition {partition}: {result!r}") from result
+            raise PublishError(f"topic {shipment.topic.name}, partition {shipment.partition}: {result!r}") from result
+        if result:
+            found.append((shipment, result))
+    return found
 
 
-async def send_rows(producer: AIOKafkaProducer, topic: str, partition: int, rows: list[Row]) -> None:
-    """Send rows to one partition, in order, and wait until all are acknowledged.
+async def send_rows(
+    producer: AIOKafkaProducer, topic: OutputTopic, partition: int, rows: Sequence[Row]
+) -> list[Refused]:
+    """Send rows to one partition, in order; wait until all are acknowledged, and return the batches that were refused.
 
     As batches, not record by record: aiokafka's `send` costs 20 us a record (measured), most of it for the future that
-    tells each record's own offset, which nobody asks for here.
+    tells each record's own offset, which nobody asks for here. A batch is never larger than the topic takes, unless a
+    single record is.
     """
-    acknowledged: list[asyncio.Future[Any]] = []
-    builder = producer.create_batch()
-    for key, value, timestamp_ms, headers in rows:
-        if builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers) is None:  # it is full
-            acknowledged.append(await producer.send_batch(builder, topic, partition=partition))
-            builder = producer.create_batch()
+    limit = topic.batch_bytes
+    small = limit < MAX_BATCH_BYTES  # otherwise the builder's own limit is the lower one
+    sent: list[tuple[int, int, asyncio.Future[Any]]] = []  # first row, bytes, acknowledgement
+    builder, first = producer.create_batch(), 0
+    for number, (key, value, timestamp_ms, headers) in enumerate(rows):
+        full = small and number > first and builder.size() + encoded_size(key, value, headers) > limit
+        if full or builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers) is None:
+            sent.append((first, builder.size(), await _send(producer, builder, topic, partition)))
+            builder, first = producer.create_batch(), number
             builder.append(timestamp=timestamp_ms, key=key, value=value, headers=headers)
+    sent.append((first, builder.size(), await _send(producer, builder, topic, partition)))
+    results = await asyncio.gather(*(future for *_, future in sent), return_exceptions=True)
+    ends = [*(first for first, *_ in sent[1:]), len(rows)]
+    refused = []
+    for (first, size, _), end, result in zip(sent, ends, results, strict=True):
+        if isinstance(result, TopicRefusedError):
+            refused.append(Refused(first, end - first, size, limit, result))
+        elif isinstance(result, BaseException):
+            raise result
+    return refused
+
+
+async def _send(
+    producer: AIOKafkaProducer, builder: BatchBuilder, topic: OutputTopic, partition: int
+) -> asyncio.Future[Any]:
     builder.close()  # nobody else's records may join
-    acknowledged.append(await producer.send_batch(builder, topic, partition=partition))
-    await asyncio.gather(*acknowledged)
+    acknowledged: asyncio.Future[Any] = await producer.send_batch(builder, topic.name, partition=partition)
+    return acknowledged
+
+
+async def find_culprits(
+    producer: AIOKafkaProducer, shipment: Shipment, refused: Sequence[Refused], limit_of: LimitOf, *, aborting: bool
+) -> tuple[dict[int, TopicRefusedError], bool]:
+    """Return the rows that are refused by themselves, and whether the topic was found to take less than was known.
+
+    Where the broker does not say which records it means, parts of the batch are sent again, down to single records.
+    `aborting`: in a transaction that will be aborted, so that what is sent here is never seen.
+    """
+    topic = shipment.topic
+    too_large = [each for each in refused if each.error.code in TOO_LARGE]
+    if too_large:
+        limit = await limit_of(topic.name)
+        if limit is not None:
+            topic.learn(limit)
+        news = any(topic.batch_bytes < each.limit for each in too_large)  # found now, or by another lane in between
+        if news and not any(each.error.doubtful for each in refused):
+            return {}, True  # the next round cuts batches, records and letters to it
+    culprits: dict[int, TopicRefusedError] = {}
+    waiting = list(refused)
+    while waiting:
+        each = waiting.pop()
+        if each.error.doubtful:
+            await settle_doubt(producer, shipment, each, aborting=aborting)
+        named = each.culprits()
+        if named is not None:
+            culprits |= named
+            continue
+        for part in each.suspects():
+            found = await send_rows(producer, topic, shipment.partition, shipment.rows[part.start : part.stop])
+            waiting += [replace(more, first=part.start + more.first) for more in found]
+    if too_large and not culprits:
+        topic.batch_bytes = min(topic.batch_bytes, *(each.size // 2 for each in too_large))
+        return {}, True
+    return culprits, False
+
+
+async def settle_doubt(producer: AIOKafkaProducer, shipment: Shipment, refused: Refused, *, aborting: bool) -> None:
+    """Make sure that a refused batch, sent more than once, was never appended. Raises DoubtfulRefusalError.
+
+    If it was, the broker is ahead of the producer's sequence number by it: the next batch would fail, or, being as many
+    records, be taken for its repetition and be lost. So a batch of another number of records goes first, of records
+    that any topic takes, which only an aborted transaction can hide.
+    """
+    if aborting:
+        rows: list[Row] = [(b"kp-worker", b"", None, [])] * (2 if refused.count == 1 else 1)
+        with contextlib.suppress(OutOfOrderSequenceNumber):
+            if not await send_rows(producer, shipment.topic, shipment.partition, rows):
+                return
+    raise DoubtfulRefusalError(f"{refused.error}; whether it was appended before is not known") from refused.error
 
 
 class PublishError(Exception):
     """A record was not acknowledged; the message names the topic."""
-
-
-def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
-    """Cut the value of a dead letter that its topic would refuse (`limit`, bytes), and say so in a header.
-
-    The whole record is still on the source topic, at the offset in the headers. Refusing it would stop the partition.
-    """
-    overhead = 512 + len(record.key or b"") + sum(len(name) + len(value or b"") + 12 for name, value in record.headers)
-    size = len(record.value or b"")
-    if size + overhead <= limit:
-        return record
-    kept = (record.value or b"")[: max(0, limit - overhead - 64)]
-    headers = [*record.headers, (TRUNCATED_HEADER, b"%d of %d bytes kept" % (len(kept), size))]
-    return OutputRecord(record.kind, record.key, kept, headers, record.timestamp_ms)

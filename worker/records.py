@@ -36,3 +36,24 @@ def encoded_size(key: bytes | None, value: bytes | None, headers: Headers) -> in
 def memory_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Return about how many bytes of memory the record takes once it is read."""
     return encoded_size(key, value, headers) + HEADER_OBJECTS * len(headers)
+
+
+def exact_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Return the bytes of an uncompressed batch that holds this record alone: what max.message.bytes is compared with.
+
+    Slower than `encoded_size`, and never more.
+    """
+    size = 3 + _nullable(key) + _nullable(value) + _varint(len(headers))  # attributes and two deltas of 0: a byte each
+    for name, content in headers:
+        length = len(name) if name.isascii() else len(name.encode())
+        size += _varint(length) + length + _nullable(content)
+    return BATCH_OVERHEAD + _varint(size) + size
+
+
+def _varint(number: int) -> int:
+    """Return the bytes of a zigzag varint, for a number that is not negative."""
+    return max(1, (number.bit_length() + 7) // 7)
+
+
+def _nullable(content: bytes | None) -> int:
+    return 1 if content is None else _varint(len(content)) + len(content)

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -38,17 +39,22 @@ from aiokafka.structs import ConsumerRecord
 
 from worker.config import ConfigError
 from worker.errors import chain
-from worker.letters import REDRIVE_COUNT, REDRIVEN_FROM, Letter, as_json, read_letter
+from worker.letters import REDRIVE_COUNT, REDRIVEN_FROM, Letter, as_json, originals, read_letter
+from worker.publication import OutputTopic, Row, Shipment
 from worker.publisher import (
     ABORT_SECONDS,
-    Row,
+    PublishError,
+    find_culprits,
     producer_arguments,
-    send_rows,
+    send_all,
     survive_lost_coordinator,
     while_sending,
 )
+from worker.records import exact_size
+from worker.refusals import TopicRefusedError, survive_refusals
 from worker.session import Session, SessionError, Topic, read_to
-from worker.topics import SETTLE_ATTEMPTS, TopicPlan, create
+from worker.topics import SETTLE_ATTEMPTS, TopicPlan, create, current_limit
+from worker.trace import Reason
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 8 << 20
@@ -61,6 +67,15 @@ MARKS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retentio
 
 SOURCE_SECONDS: Final = 10.0
 """How long one record that must be there may take to come from the source topic."""
+
+
+NOT_ONE_RECORD: Final[Mapping[str, str]] = {
+    Reason.BATCH_TOO_LARGE: "stands for a whole batch, from {source} on, of which it holds nothing: raise "
+    "KP_MAX_BATCH_BYTES and reset the group to that offset, or publish the records again from where they came from",
+    Reason.UNREADABLE: "holds nothing of {source}, which no client can read: publish the record again from where it "
+    "came from",
+}
+"""Reasons whose letters no record can be made of again, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +128,12 @@ class Report:
 
 
 class Whole(NamedTuple):
-    """A letter with the complete value of its source record."""
+    """A letter with key, value and headers of its source record, complete."""
 
     letter: Letter
+    key: bytes | None
     value: bytes | None
+    headers: list[tuple[str, bytes]]
 
 
 class RefusedError(Exception):
@@ -179,14 +196,10 @@ class Redrive:
         self._report.retention_ms = source.retention_ms
         async with self._clients() as (reader, lookup):
             await self._read_marks(reader, marks)
-            builder = AIOKafkaProducer(**producer_arguments(self._session.client))
-            try:
-                async for whole in self._todo(reader, lookup):
-                    with self._refusing(whole.letter):
-                        _row(whole, builder, source)
-                        self._report.count_done(whole.letter)
-            finally:
-                await builder.stop()
+            async for whole in self._todo(reader, lookup):
+                with self._refusing(whole.letter):
+                    _row(whole, source)
+                    self._report.count_done(whole.letter)
 
     async def to_file(self, path: Path) -> None:
         """Write the letters that match and were not re-driven as JSON Lines, also those that failed too often."""
@@ -199,9 +212,9 @@ class Redrive:
             await self._read_marks(reader, marks)
             async for letter in self._unmarked(reader):
                 with self._refusing(letter):
-                    value = await self._value(letter, lookup)
+                    whole = await self._whole(letter, lookup)
                     if output is not None:
-                        output.write(as_json(letter, value, letter.original_headers()) + b"\n")
+                        output.write(as_json(letter, whole.key, whole.value, whole.headers) + b"\n")
                     self._report.count_done(letter)
 
     async def to_source(self) -> None:
@@ -215,27 +228,30 @@ class Redrive:
         self._report.retention_ms = source.retention_ms
         settings = self._session.settings
         timeout_ms = round(settings.transaction_timeout_seconds * 1000)
-        producer = survive_lost_coordinator(
-            AIOKafkaProducer(
-                **producer_arguments(self._session.client),
-                transactional_id=f"{settings.group_id}-redrive",
-                transaction_timeout_ms=timeout_ms,
-                request_timeout_ms=timeout_ms,
+        producer = survive_refusals(
+            survive_lost_coordinator(
+                AIOKafkaProducer(
+                    **producer_arguments(self._session.client),
+                    transactional_id=f"{settings.group_id}-redrive",
+                    transaction_timeout_ms=timeout_ms,
+                    request_timeout_ms=timeout_ms,
+                )
             )
         )
+        to = _written(source), _written(marks)
         async with self._session.connected(producer), self._clients() as (reader, lookup):  # 1
             await self._read_marks(reader, marks)  # 2
             batch: list[tuple[Whole, int, Row]] = []
             size = 0
             async for whole in self._todo(reader, lookup):  # 3
                 with self._refusing(whole.letter):
-                    batch.append((whole, *_row(whole, producer, source)))
+                    batch.append((whole, *_row(whole, source)))
                     size += len(whole.value or b"")
                 if len(batch) >= MAX_RECORDS or size >= MAX_BYTES:
-                    await self._commit(producer, batch)
+                    await self._commit(producer, batch, *to)
                     batch, size = [], 0
             if batch:
-                await self._commit(producer, batch)
+                await self._commit(producer, batch, *to)
 
     # -- reading
 
@@ -320,21 +336,21 @@ class Redrive:
                         f"was re-driven {letter.redriven} times and failed each time: mend it (--to-file), or raise "
                         "--max-redrives"
                     )
-                yield Whole(letter, await self._value(letter, lookup))
+                yield await self._whole(letter, lookup)
 
-    async def _value(self, letter: Letter, lookup: AIOKafkaConsumer) -> bytes | None:
-        """Return the source record's whole value: the letter's own, unless that is cut."""
-        value: bytes | None = letter.record.value
-        if not letter.truncated:
-            return value
+    async def _whole(self, letter: Letter, lookup: AIOKafkaConsumer) -> Whole:
+        """Return the source record as it was: what the letter holds, unless that is not all. Raises RefusedError."""
+        if letter.reason in NOT_ONE_RECORD:
+            raise RefusedError(NOT_ONE_RECORD[letter.reason].format(source=letter.source))
+        if not letter.incomplete:
+            return Whole(letter, letter.key, letter.record.value, letter.original_headers())
         record = await self._source_record(letter, lookup)
-        same = record is not None and (record.key, record.timestamp) == (letter.record.key, letter.timestamp_ms)
-        if record is None or not same or not (record.value or b"").startswith(value or b""):
+        if record is None or not letter.is_of(record):
             raise RefusedError(
-                f"holds only the beginning of a large record, and {letter.source} is not on the source topic any more: "
+                f"holds only a part of its source record, and {letter.source} is not on the source topic any more: "
                 "publish it again from where it came from"
             )
-        return bytes(record.value)
+        return Whole(letter, record.key, record.value, originals(record.headers))
 
     async def _source_record(self, letter: Letter, lookup: AIOKafkaConsumer) -> ConsumerRecord | None:
         tp = TopicPartition(letter.source_topic, letter.source_partition)
@@ -360,33 +376,62 @@ class Redrive:
 
     # -- writing
 
-    async def _commit(self, producer: AIOKafkaProducer, batch: list[tuple[Whole, int, Row]]) -> None:
-        try:
-            async with asyncio.timeout(self._session.settings.transaction_timeout_seconds):
-                await while_sending(producer, self._transact(producer, batch))
-        except Exception as error:
-            with contextlib.suppress(Exception):  # the next run's start aborts too
-                await asyncio.wait_for(while_sending(producer, producer.abort_transaction()), ABORT_SECONDS)
-            if any(isinstance(cause, ProducerFenced | InvalidProducerEpoch) for cause in chain(error)):
-                raise SessionError(
-                    f"another redrive of group {self._session.settings.group_id} has taken over; this one stops"
-                ) from error
-            raise
-        for whole, _, _ in batch:
+    async def _commit(
+        self, producer: AIOKafkaProducer, batch: list[tuple[Whole, int, Row]], source: OutputTopic, marks: OutputTopic
+    ) -> None:
+        """Send letters and marks in one transaction; those that the source topic refuses are reported and left out."""
+        left = batch
+        while left:
+            try:
+                async with asyncio.timeout(self._session.settings.transaction_timeout_seconds):
+                    refused = await while_sending(producer, self._transact(producer, left, source, marks))
+            except Exception as error:
+                with contextlib.suppress(Exception):  # the next run's start aborts too
+                    await asyncio.wait_for(while_sending(producer, producer.abort_transaction()), ABORT_SECONDS)
+                if any(isinstance(cause, ProducerFenced | InvalidProducerEpoch) for cause in chain(error)):
+                    raise SessionError(
+                        f"another redrive of group {self._session.settings.group_id} has taken over; this one stops"
+                    ) from error
+                raise
+            if refused is None:
+                break
+            for position, why in refused.items():
+                with self._refusing(left[position][0].letter):
+                    raise RefusedError(f"topic {source.name} refuses it: {why.name} ({why.words}); {why.advice}")
+            left = [each for position, each in enumerate(left) if position not in refused]
+        for whole, _, _ in left:
             self._report.count_done(whole.letter)
         self._on_progress()
 
-    async def _transact(self, producer: AIOKafkaProducer, batch: list[tuple[Whole, int, Row]]) -> None:
-        rows: dict[tuple[str, int], list[Row]] = {
-            (self._marks_topic, 0): [
-                (_mark(whole.letter), whole.letter.place.encode(), None, []) for whole, _, _ in batch
-            ]
-        }
-        for _, partition, row in batch:
-            rows.setdefault((self._session.settings.source_topic, partition), []).append(row)
+    async def _transact(
+        self, producer: AIOKafkaProducer, batch: list[tuple[Whole, int, Row]], source: OutputTopic, marks: OutputTopic
+    ) -> dict[int, TopicRefusedError] | None:
+        """Run one transaction; None: it was committed, otherwise the letters that are refused (none: a lower limit)."""
+        mine: list[Row] = [(_mark(whole.letter), whole.letter.place.encode(), None, []) for whole, _, _ in batch]
+        by_partition: dict[int, Shipment] = {}
+        for position, (_, partition, row) in enumerate(batch):
+            shipment = by_partition.setdefault(partition, Shipment(source, partition))
+            shipment.rows.append(row)
+            shipment.positions.append(position)
         await producer.begin_transaction()  # a
-        await asyncio.gather(*(send_rows(producer, *target, of_target) for target, of_target in rows.items()))  # b
-        await producer.commit_transaction()  # c
+        refused = await send_all(producer, [Shipment(marks, 0, mine), *by_partition.values()])  # b
+        if not refused:
+            await producer.commit_transaction()  # c
+            return None
+        found: dict[int, TopicRefusedError] = {}
+        news = False
+        limit_of = partial(current_limit, self._session.client)
+        for shipment, batches in refused:
+            culprits, lowered = await find_culprits(producer, shipment, batches, limit_of, aborting=True)
+            news |= bool(culprits) or lowered
+            for number, error in culprits.items():
+                if not shipment.positions:
+                    raise PublishError(f"topic {marks.name} refuses a mark: {error.name}; {error.advice}") from error
+                found[shipment.positions[number]] = error
+        if not news:
+            raise PublishError(f"no single record is refused, but together: {refused[0][1][0].error}")
+        await producer.abort_transaction()
+        return found
 
 
 @contextlib.contextmanager
@@ -409,19 +454,22 @@ def _mark(letter: Letter) -> bytes:
     return f"{letter.source}@{letter.timestamp_ms}".encode()
 
 
-def _row(whole: Whole, producer: AIOKafkaProducer, source: Topic) -> tuple[int, Row]:
+def _written(topic: Topic) -> OutputTopic:
+    return OutputTopic(topic.name, topic.partitions, topic.max_bytes)
+
+
+def _row(whole: Whole, source: Topic) -> tuple[int, Row]:
     """Return partition and record for the source topic: as it was, plus two headers. Raises RefusedError."""
     letter = whole.letter
     headers = [
-        *letter.original_headers(),
+        *whole.headers,
         (REDRIVEN_FROM, letter.place.encode()),
         (REDRIVE_COUNT, b"%d" % (letter.redriven + 1)),
     ]
-    batch = producer.create_batch()
-    batch.append(timestamp=letter.timestamp_ms, key=letter.record.key, value=whole.value, headers=headers)
-    if batch.size() > source.max_bytes:
+    size = exact_size(whole.key, whole.value, headers)
+    if size > source.max_bytes:
         raise RefusedError(
             f"with its two new headers it is larger than topic {source.name} takes: raise its max.message.bytes to "
-            f"{batch.size()}"
+            f"{size}"
         )
-    return letter.source_partition % source.partitions, (letter.record.key, whole.value, letter.timestamp_ms, headers)
+    return letter.source_partition % source.partitions, (whole.key, whole.value, letter.timestamp_ms, headers)

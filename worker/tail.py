@@ -34,7 +34,7 @@ class Entry:
     def as_json(self) -> bytes:
         """Return one line of JSON: the output document as it is on the topic, or what the dead letter says."""
         if self.letter is not None:
-            return as_json(self.letter, self.record.value, self.record.headers)
+            return as_json(self.letter, self.letter.key, self.record.value, self.record.headers)
         return bytes(msgspec.json.format(self.record.value, indent=-1))  # a document keeps its producer's line breaks
 
 

@@ -29,7 +29,7 @@ from worker.config import ConfigError, Settings
 from worker.connection import why_not
 from worker.errors import explain, is_final
 from worker.pipeline import ACCEPTED, DEAD_LETTER, REJECTED
-from worker.publisher import OutputTopic
+from worker.publication import OutputTopic
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,9 @@ CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
 NO_LIMIT: Final = 2**63 - 1
 """What Kafka shows where a topic has no limit."""
 
+LIMIT_SECONDS: Final = 5.0
+"""How long the question for one topic's limit may take, in the middle of a transaction."""
+
 SETTLE_ATTEMPTS: Final = 50
 """How often, 0.2 s apart, a new topic is looked for on a broker that does not know it yet."""
 
@@ -97,10 +100,11 @@ class MissingTopicsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the worker found: the source's partitions, the outputs by kind, the largest trace that fits (bytes)."""
+    """What the worker found: the source's partitions, the topics it writes, the largest trace that fits (bytes)."""
 
     source_partitions: int
     outputs: Mapping[str, OutputTopic]
+    changelog: OutputTopic
     max_message_bytes: int
 
 
@@ -262,6 +266,21 @@ async def _configs(
                 unreadable[name] = message or for_code(code).__name__
             else:
                 configs[name] = {entry[0]: entry[1] for entry in entries}
+
+
+async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
+    """Return a topic's max.message.bytes as it is now; None where the broker does not tell."""
+    admin = AIOKafkaAdminClient(**client)
+    configs: dict[str, Mapping[str, str]] = {}
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await admin.start()
+            await _configs(admin, [name], configs, {})
+        return int(configs[name]["max.message.bytes"])
+    except (KafkaError, MissingTopicsError, TimeoutError, KeyError):
+        return None
+    finally:
+        await admin.close()
 
 
 def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Problem]:
@@ -493,9 +512,14 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: in
     }
     return Layout(
         found.topics[settings.source_topic].partitions,
-        {kind: OutputTopic(name, found.topics[name].partitions, found.max_bytes(name)) for kind, name in kinds.items()},
+        {kind: _written(found, name) for kind, name in kinds.items()},
+        _written(found, settings.changelog),
         min(settings.max_message_bytes, _fits(settings, found, extra_bytes)),
     )
+
+
+def _written(found: Observed, name: str) -> OutputTopic:
+    return OutputTopic(name, found.topics[name].partitions, found.max_bytes(name))
 
 
 # -- what should be there
