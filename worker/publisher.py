@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -20,6 +19,7 @@ from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.errors import chain
+from worker.passes import NO_PASS, Pass, committed_from
 from worker.pipeline import DEAD_LETTER, OutputRecord
 
 log = logging.getLogger(__name__)
@@ -47,14 +47,16 @@ Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
 class Batch:
     """Traces of one partition to commit together, in offset order.
 
-    `entries` are (key, value) for the changelog. `next_offset` is the source offset after the last of them, and
-    `stream_time_ms` the partition's stream time at that point (None where no trace was scored yet).
+    `entries` are (key, value) for the changelog; without a value they are tombstones. `next_offset` is the source
+    offset after the last of them, and `stream_time_ms` the partition's stream time at that point (None where no trace
+    was scored yet). `source_pass` is the pass over the source that they belong to.
     """
 
     outputs: list[OutputRecord]
-    entries: list[tuple[bytes, bytes]]
+    entries: list[tuple[bytes, bytes | None]]
     next_offset: int
     stream_time_ms: int | None
+    source_pass: Pass = NO_PASS
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +85,14 @@ class Publisher(Protocol):
 
 
 def offset_metadata(batch: Batch) -> str:
-    """Return the metadata committed beside the offset: the stream time, so that a restart knows it."""
-    return "" if batch.stream_time_ms is None else f"kp1:{batch.stream_time_ms}"
+    """Return the metadata committed beside the offset: stream time and pass, so that a restart knows them."""
+    return batch.source_pass.metadata(batch.stream_time_ms)
 
 
 def stream_time_from(metadata: str) -> int | None:
     """Read the stream time (ms) from committed metadata; None for metadata that is not ours."""
-    found = re.fullmatch(r"kp1:(-?[0-9]{1,18})", metadata)
-    return None if found is None else int(found[1])
+    committed = committed_from(metadata)
+    return None if committed is None else committed.stream_time_ms
 
 
 def producer_arguments(client: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class ExactlyOncePublisher:
      1. begin;
      2. send outputs and cache entries, and await every acknowledgement (a transaction that commits its offset before
         the broker has verified its partitions runs into retries, and with a new topic into a dead producer);
-     3. send the source offset, with the stream time;
+     3. send the source offset, with the stream time and the pass;
      4. commit. Only now do readers of committed records see any of it.
     Any failure on the way aborts, and is never retried here.
     """
