@@ -467,7 +467,7 @@ async def test_entries_and_commits_name_their_pass_and_the_first_commit_keeps_ho
     first, second = stage.publisher.committed
     assert {batch.source_pass for batch in (first, second)} == {source_pass}
     assert first.entries == [(b"dead", None), (b"passes", b"marker")]
-    (key, value), gone = second.entries
+    gone, (key, value) = second.entries
     assert key == slot_key(0, 5, 4)
     assert gone == (b"leaves", None)
     entry = decode(value)

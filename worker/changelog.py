@@ -159,28 +159,33 @@ class Housekeeping:
     def rows(self, entries: list[Row], newest: int | None, next_offset: int) -> list[Row]:
         """Return the rows of the next batch: its entries, and what belongs around them.
 
-        `newest`: the sequence of the last entry, None where there is none. `next_offset`: what is committed with them.
+        `entries`: with consecutive sequences; `newest`: the last one's, None where there is none. `next_offset`: what
+        is committed with them.
 
-        Safe without a transaction, too, wherever the process dies. Before the entries: what counts in no pass, and the
-        marker, which says nothing of a pass that nobody committed that the next restore would not say. Behind them:
-        what leaves is `slots` behind the newest entry, so out of every cache up to `slack` traces back.
+        The order makes it safe without a transaction, too, wherever the process dies:
+         1. what counts in no pass, and the marker: both follow from what is committed, so the next restore says the same
+            of them;
+         2. the entries, and just before each what leaves for it: that is `slots` behind, out of every cache of an
+            offset up to `slack` traces back, and the oldest there is, so that no gap opens;
+         3. what was ahead and did not come again.
         """
         first, self._first = self._first, []
         if not (first or self._leaving or self._ahead):
             return entries
-        gone: list[Row] = []
-        if newest is not None:
-            while self._leaving and self._leaving[0][0] <= newest:
-                gone.append((self._leaving.popleft()[1], None))
+        rows = first
+        for sequence, entry in enumerate(entries, 0 if newest is None else newest + 1 - len(entries)):
+            while self._leaving and self._leaving[0][0] <= sequence:
+                rows.append((self._leaving.popleft()[1], None))
+            rows.append(entry)
         if self._ahead:
             self._again.update(key for key, _ in entries)
             while self._ahead and self._ahead[0][0] < next_offset:
                 key = self._ahead.popleft()[1]
                 if key not in self._again:
-                    gone.append((key, None))
+                    rows.append((key, None))
             if not self._ahead:
                 self._again.clear()
-        return [*first, *entries, *gone]
+        return rows
 
 
 @dataclass(slots=True)
