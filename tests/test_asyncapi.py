@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 
 from tests.builders import make_record, make_trace, trace_bytes
 from tests.test_schemas import REGISTRY
-from worker import changelog
+from worker import changelog, passes
 from worker.config import load
 from worker.fitting import (
     DROPPED_HEADER,
@@ -135,7 +135,24 @@ def test_the_cache_entry_is_the_code_s() -> None:
     scored = PartitionScorer(dimensions=2).score(make_trace(), [1.0, 0.0], 0)
     assert scored.vector is not None
     raw = changelog.encode(
-        sequence=0, source_offset=0, stream_time_ms=0, trace_id=scored.trace_id, model="m", vector=scored.vector
+        sequence=0,
+        source_offset=0,
+        stream_time_ms=0,
+        trace_id=scored.trace_id,
+        model="m",
+        vector=scored.vector,
+        pass_number=1,
+        text_hash=changelog.text_hash("text"),
     )
     row = msgspec.msgpack.decode(raw)
-    validator("cacheEntry", "payload").validate([*row[:-1], base64.b64encode(row[-1]).decode()])
+    as_json = [base64.b64encode(value).decode() if isinstance(value, bytes) else value for value in row]
+    validator("cacheEntry", "payload").validate(as_json)
+
+
+def test_the_record_of_the_passes_is_the_code_s() -> None:
+    schema: Mapping[str, Any] = resolved(MESSAGES["passes"]["payload"])
+    assert tuple(item["title"] for item in schema["items"]) == passes.Marker.__struct_fields__
+    chain = (passes.Segment(1, 0, 0), passes.Segment(2, 1800, 2104))
+    raw = passes.encode_marker(passes.Marker(passes.MARKER_VERSION, "PYVotLT1SNm5KiIC15QXiA", chain))
+    validator("passes", "payload").validate(msgspec.msgpack.decode(raw))
+    assert msgspec.msgpack.decode(raw) == MESSAGES["passes"]["examples"][0]["payload"]

@@ -1,5 +1,6 @@
 """The bytes of a cache entry: they come back as they went, and nothing else is read."""
 
+import hashlib
 import random
 
 import msgspec
@@ -7,7 +8,16 @@ import numpy as np
 import pytest
 
 from worker import changelog
-from worker.changelog import SLACK, CorruptEntry, Entry, decode, encode, one_pass, slot_key
+from worker.changelog import (
+    SLACK,
+    CorruptEntry,
+    Entry,
+    decode,
+    encode,
+    one_pass,
+    slot_key,
+    text_hash,
+)
 
 VECTOR = np.array([0.6, -0.8, 1e-45, 0.0], dtype=np.float32)
 
@@ -47,13 +57,62 @@ def test_an_entry_comes_back_as_it_went(seed: int) -> None:
 
 
 def test_the_bytes_of_version_1() -> None:
-    """A change here is a change of the format: raise VERSION."""
-    raw = encode(sequence=5, source_offset=7, stream_time_ms=-3, trace_id="kp:trace:ü", model="m:1", vector=VECTOR)
-    assert raw == bytes.fromhex("9701 05 07 fd ab") + "kp:trace:ü".encode() + bytes.fromhex(
-        "a3 6d3a31 c410 9a99193f cdcc4cbf 01000000 00000000"
+    """A change here is a change of the format: raise VERSION. 0.1.0 wrote, and reads, the first seven fields."""
+    fields = (
+        bytes.fromhex("01 05 07 fd ab")
+        + "kp:trace:ü".encode()
+        + bytes.fromhex("a3 6d3a31 c410 9a99193f cdcc4cbf 01000000 00000000")
     )
+    assert entry_bytes() == b"\x97" + fields
+    old = decode(entry_bytes())
+    assert (old.pass_number, old.text_hash, old.agent_id) == (None, b"", "")
+    raw = encode(
+        sequence=5,
+        source_offset=7,
+        stream_time_ms=-3,
+        trace_id="kp:trace:ü",
+        model="m:1",
+        vector=VECTOR,
+        pass_number=3,
+        text_hash=b"0123456789abcdef",
+        agent_id="a",
+    )
+    assert raw == b"\x9a" + fields + bytes.fromhex("03 c410") + b"0123456789abcdef" + bytes.fromhex("a1 61")
+    new = decode(raw)
+    assert (new.pass_number, new.text_hash, new.agent_id) == (3, b"0123456789abcdef", "a")
     assert changelog.VERSION == 1
-    assert raw == entry_bytes()
+
+
+class EntryOf010(msgspec.Struct, frozen=True, array_like=True):
+    """What 0.1.0 decodes into."""
+
+    version: int
+    sequence: int
+    source_offset: int
+    stream_time_ms: int
+    trace_id: str
+    model: str
+    vector: bytes
+
+
+def test_0_1_0_reads_what_is_written_now() -> None:
+    raw = encode(
+        sequence=5,
+        source_offset=7,
+        stream_time_ms=-3,
+        trace_id="t",
+        model="m",
+        vector=VECTOR,
+        pass_number=3,
+        text_hash=text_hash("text"),
+        agent_id="agent",
+    )
+    assert msgspec.msgpack.decode(raw, type=EntryOf010) == EntryOf010(1, 5, 7, -3, "t", "m", VECTOR.tobytes())
+
+
+def test_the_hash_of_a_text() -> None:
+    assert text_hash("ü") == hashlib.blake2b("ü".encode(), digest_size=16).digest()
+    assert len(text_hash("\ud800")) == 16
 
 
 def test_any_layout_of_the_array_gives_the_same_bytes() -> None:
@@ -91,6 +150,10 @@ def test_another_version_is_refused_with_both_numbers(version: int) -> None:
         entry_bytes(vector="abcd"),
         entry_bytes(vector=np.array([1, np.nan], dtype=np.float32).tobytes()),
         entry_bytes(vector=np.array([np.inf], dtype=np.float32).tobytes()),
+        entry_bytes(pass_number=-1),
+        entry_bytes(pass_number="1"),
+        entry_bytes(pass_number=1, text_hash=b"short"),
+        entry_bytes(pass_number=1, text_hash=b"", agent_id=None),
     ],
     ids=lambda raw: repr(raw)[:30],
 )
@@ -130,12 +193,12 @@ def test_damaged_bytes_raise_corrupt_entry_and_nothing_else(seed: int) -> None:
     assert min(verdicts.values()) > 1000  # else the damage is too heavy, or too light, to prove much
 
 
-def test_the_key_is_the_slot_in_decimal_digits() -> None:
+def test_the_key_is_pass_slots_and_slot_in_decimal_digits() -> None:
     slots = 1000 + SLACK
-    assert slot_key(0, 1000) == b"0"
-    assert slot_key(slots - 1, 1000) == b"%d" % (slots - 1)
-    assert slot_key(slots, 1000) == b"0"
-    assert slot_key(10**12, 7) == b"%d" % (10**12 % (7 + SLACK))
+    assert slot_key(0, 1000) == b"0:2024:0"
+    assert slot_key(slots - 1, 1000, 3) == b"3:2024:%d" % (slots - 1)
+    assert slot_key(slots, 1000, 3) == b"3:2024:0"
+    assert slot_key(10**12, 7) == b"0:%d:%d" % (7 + SLACK, 10**12 % (7 + SLACK))
 
 
 def test_a_slot_is_free_again_after_capacity_and_slack() -> None:

@@ -17,8 +17,9 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from tests.crash_worker import HashEmbedder, hash_vector
 from tests.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
 from tests.test_worker import LINES, Stage, Workers, origin
-from worker.changelog import SLACK, decode, encode, slot_key
+from worker.changelog import SLACK, decode, encode, slot_key, text_hash
 from worker.embedded_kafka import EmbeddedKafka
+from worker.passes import MARKER_KEY
 from worker.topics import CHANGELOG_CONFIG
 from worker.trace import embedding_text, parse_trace
 
@@ -123,25 +124,38 @@ def test_the_cache_is_there_again_after_a_kill(kafka: EmbeddedKafka, hashing: Ca
 def test_at_least_once_replays_with_the_embeddings_of_the_changelog(
     kafka: EmbeddedKafka, hashing: Callable[..., WorkerProcess]
 ) -> None:
-    """Entries past the committed offset are ready embeddings: the replay asks the model for none of them."""
+    """Entries past the committed offset are ready embeddings, bound to their text: the model is asked for no such one.
+
+    Without a hash (0.1.0 wrote it), or with that of another text, an entry is none.
+    """
     stage = Stage(kafka, KP_DELIVERY="at_least_once", KP_TOPIC_PARTITIONS="1")
     changelog = f"{stage.name}-novelty-changelog"
     create_topics(stage.bootstrap, {stage.name: 1, changelog: (1, CHANGELOG_CONFIG)})
     stage.produce([(None, line, (), 0) for line in LINES[:20]])
     odd = np.zeros(384, dtype=np.float32)
     odd[7] = 1.0  # no text has this vector: where it turns up, it came from the changelog
-    ids = [json.loads(LINES[0])["id"], "of another topic that had this one's name"]
+    hashes = [text_hash(embedding_text(parse_trace(LINES[0]))), text_hash("what stood there before"), b""]
     entries = [
-        encode(sequence=i, source_offset=i, stream_time_ms=0, trace_id=ids[i], model=MODEL, vector=odd) for i in (0, 1)
+        encode(
+            sequence=i,
+            source_offset=i,
+            stream_time_ms=0,
+            trace_id=json.loads(LINES[i])["id"],
+            model=MODEL,
+            vector=odd,
+            text_hash=hashed,
+        )
+        for i, hashed in enumerate(hashes)
     ]
     produce(stage.bootstrap, changelog, [(slot_key(i, 1000), entry) for i, entry in enumerate(entries)])
     hashing(stage.env).wait_ready()
     stage.wait_committed(20)
-    written = [decode(record.value) for record in consume_all(stage.bootstrap, changelog)]
-    assert [entry.source_offset for entry in written] == [0, 1, *range(20)]
-    assert written[2].vector == odd.tobytes()
+    records = consume_all(stage.bootstrap, changelog)
+    written = [decode(record.value) for record in records if record.value is not None and record.key != MARKER_KEY]
+    assert [entry.source_offset for entry in written] == [0, 1, 2, *range(20)]
+    assert written[3].vector == odd.tobytes()
     for i in (1, 2):
-        assert written[2 + i].vector == hash_vector(embedding_text(parse_trace(LINES[i]))).tobytes()
+        assert written[3 + i].vector == hash_vector(embedding_text(parse_trace(LINES[i]))).tobytes()
 
 
 def test_the_changelog_stays_bounded(hashing: Callable[..., WorkerProcess]) -> None:

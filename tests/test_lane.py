@@ -21,15 +21,16 @@ from tests.builders import (
 from worker import PartitionScorer
 from worker import lane as lane_module
 from worker.breaker import Breaker, BreakerTrippedError
-from worker.changelog import Entry, decode, slot_key
+from worker.changelog import Entry, Housekeeping, decode, slot_key, text_hash
 from worker.embedder import Embedding, ModelError
 from worker.lane import Lane, Rules
 from worker.metrics import Metrics
 from worker.novelty import Vector
+from worker.passes import NO_PASS, Pass
 from worker.pipeline import SourceRecord
 from worker.publication import Batch
 from worker.records import encoded_size
-from worker.trace import DEFAULT_LIMITS, InvalidTrace, Limits, Reason
+from worker.trace import DEFAULT_LIMITS, InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.tracing import Tracing
 
 DIMENSIONS = 8
@@ -109,6 +110,8 @@ class Stage:
         limits: Limits = DEFAULT_LIMITS,
         commit_interval: float = 1000.0,
         tracing: Tracing | None = None,
+        source_pass: Pass = NO_PASS,
+        housekeeping: Housekeeping | None = None,
     ) -> None:
         self.pool = ManualPool()
         self.publisher = ManualPublisher()
@@ -130,6 +133,8 @@ class Stage:
             waiting=lambda: self.waiting,
             on_room=self._count_room,
             on_failure=self.failures.append,
+            source_pass=source_pass,
+            housekeeping=housekeeping,
         )
         self.lane.start()
 
@@ -435,8 +440,11 @@ async def test_a_scored_trace_that_its_topic_does_not_take_counts_as_a_dead_lett
 # -- the replay
 
 
-def ready_entry(offset: int, trace_id: str, vector: Vector) -> Entry:
-    return Entry(1, offset, offset, T0, trace_id, "model", vector.tobytes())
+def ready_entry(offset: int, trace_id: str, vector: Vector, hashed: bytes | None = None) -> Entry:
+    """An entry of the trace at an offset; `hashed` is its text's hash, by default that of what stands there."""
+    if hashed is None:
+        hashed = text_hash(embedding_text(parse_trace(record(offset).value)))
+    return Entry(1, offset, offset, T0, trace_id, "model", vector.tobytes(), 1, hashed)
 
 
 async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() -> None:
@@ -461,11 +469,36 @@ async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
     await stage.lane.close()
 
 
-async def test_an_entry_of_another_trace_is_no_ready_embedding() -> None:
-    """The source topic was deleted and made anew: other traces stand at the offsets of the changelog."""
-    stage = Stage(replay={0: ready_entry(0, "kp:trace:of-the-old-topic", text_vector("x", DIMENSIONS))})
+@pytest.mark.parametrize("hashed", [text_hash("another text"), b""], ids=["another text", "of 0.1.0"])
+async def test_an_entry_of_another_text_is_no_ready_embedding(hashed: bytes) -> None:
+    """The source topic was deleted and made anew: the same ids stand at the same offsets, with other texts."""
+    stage = Stage(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS), hashed)})
     assert stage.lane.take(record(0)) is not None
     assert len(stage.pool.submitted) == 1
+    await stage.lane.close()
+
+
+async def test_entries_and_commits_name_their_pass_and_the_first_commit_keeps_house() -> None:
+    """Also where the first commit holds nothing but a dead letter: the metadata beside the offset names the pass."""
+    source_pass = Pass("topic-id-of-22-letters", 4, 2)
+    stage = Stage(
+        next_offset=2,
+        source_pass=source_pass,
+        housekeeping=Housekeeping([(b"dead", None), (b"passes", b"marker")], [(0, b"leaves"), (1, b"stays")]),
+    )
+    stage.lane.take(make_record(b"", 2))
+    await stage.lane.drain()
+    stage.lane.take(make_record(trace_bytes("kp:trace:3", objective="ü"), 3))
+    stage.pool.finish(0)
+    await stage.lane.drain()
+    first, second = stage.publisher.committed
+    assert {batch.source_pass for batch in (first, second)} == {source_pass}
+    assert first.entries == [(b"dead", None), (b"passes", b"marker")]
+    gone, (key, value) = second.entries
+    assert key == slot_key(0, 5, 4)
+    assert gone == (b"leaves", None)
+    entry = decode(value)
+    assert (entry.pass_number, entry.text_hash) == (4, text_hash(stage.pool.submitted[0][0]))
     await stage.lane.close()
 
 

@@ -11,6 +11,7 @@ from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.structs import OffsetAndMetadata
 
 from worker import publisher as publisher_module
+from worker.passes import Pass
 from worker.pipeline import OutputRecord, SourceRecord
 from worker.publication import Batch, OutputTopic, Publication
 from worker.publisher import (
@@ -36,7 +37,14 @@ def output(kind: str, value: bytes = b"v") -> OutputRecord:
     return OutputRecord(kind, b"k", value, [("h", b"1")], 77)
 
 
-BATCH = Batch([output("accepted"), output("dead_letter"), output("rejected")], [(b"0", b"e0"), (b"1", b"e1")], 42, 1234)
+BATCH = Batch(
+    [output("accepted"), output("dead_letter"), output("rejected")],
+    [(b"0", b"e0"), (b"1", b"e1")],
+    42,
+    1234,
+    Pass("topic-id-of-22-letters", 3, 17),
+)
+METADATA = "kp2:1234:topic-id-of-22-letters:3:17"
 
 
 class FakeBatch(list[Any]):
@@ -124,7 +132,7 @@ SENDS = [
     ("send", "traces.dead-letter", 0, (b"v", b"k", 77, [("h", b"1")])),
     ("send", "traces.rejected", 5, (b"v", b"k", 77, [("h", b"1")])),
 ]
-OFFSET = {SOURCE: OffsetAndMetadata(42, "kp1:1234")}
+OFFSET = {SOURCE: OffsetAndMetadata(42, METADATA)}
 
 
 @pytest.fixture
@@ -270,7 +278,7 @@ async def test_at_least_once_commits_the_offset_after_every_acknowledgement() ->
     assert commits == []
     producer.waiting[0].set_result(None)
     await publishing
-    assert commits == [(SOURCE, 42, "kp1:1234")]
+    assert commits == [(SOURCE, 42, METADATA)]
     await publisher.stop()
     assert producer.calls == SENDS  # the producer is shared: neither started nor stopped here
 

@@ -9,16 +9,18 @@ import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.builders import T0, TextEmbedder, make_record, random_trace_bytes, text_vector
 from worker import InvalidTrace, PartitionScorer, changelog, embedding_text, lane, parse_trace
+from worker.changelog import Log, Restored
 from worker.embedder import Embedding
 from worker.lane import Lane, Rules
 from worker.metrics import Metrics
+from worker.passes import MARKER_KEY, Found, committed_from
 from worker.pipeline import (
     OutputRecord,
     SourceRecord,
@@ -30,8 +32,7 @@ from worker.pipeline import (
 )
 from worker.publication import Batch
 from worker.publisher import offset_metadata, stream_time_from
-from worker.store import Restored, _take
-from worker.trace import DEFAULT_LIMITS
+from worker.trace import DEFAULT_LIMITS, Limits
 
 DIMENSIONS = 6
 IDENTITY = TextEmbedder(DIMENSIONS).identity
@@ -74,14 +75,19 @@ def as_bytes(output: OutputRecord) -> tuple[object, ...]:
     return (output.kind, output.key, output.value, tuple(output.headers), output.timestamp_ms)
 
 
-class Topics:
-    """What Kafka holds for one partition: a compacted changelog, the outputs, and the group's offset."""
+Record = tuple[int, bytes, bytes | None]
+"""Offset on the changelog, key, value."""
 
-    def __init__(self) -> None:
-        self.changelog: dict[bytes, bytes] = {}
+
+class Topics:
+    """What Kafka holds for one partition: the changelog, the outputs, and the group's offset."""
+
+    def __init__(self, topic_id: str | None = "first-topic-0123456789") -> None:
+        self.topic_id = topic_id
+        self.log: list[Record] = []
         self.outputs: list[tuple[object, ...]] = []
         self.offset = 0
-        self.metadata = ""
+        self.metadata: str | None = None  # None: no offset is committed
 
     def commit(self, batch: Batch) -> None:
         """Make a whole transaction visible."""
@@ -91,27 +97,48 @@ class Topics:
     def write(self, batch: Batch, count: int | None = None) -> None:
         """Make the first `count` records of a batch visible, entries first, all without a count."""
         for key, value in batch.entries[:count]:
-            self.changelog.pop(key, None)  # compaction keeps the order of the latest writes
-            self.changelog[key] = value
+            self.append(key, value)
         left = None if count is None else max(0, count - len(batch.entries))
         self.outputs += [as_bytes(output) for output in batch.outputs[:left]]
+
+    def append(self, key: bytes, value: bytes | None) -> None:
+        self.log.append((self.log[-1][0] + 1 if self.log else 0, key, value))
 
     def commit_offset(self, batch: Batch) -> None:
         self.offset = batch.next_offset
         self.metadata = offset_metadata(batch)
 
-    def restored(self) -> Restored:
-        """Read the changelog as worker/store.py does."""
-        found = Restored()
-        records = [SimpleNamespace(value=value) for value in self.changelog.values()]
-        _take(found, records, self.offset, IDENTITY.key(), DIMENSIONS)
-        assert not found.skipped
-        return found
+    def compacted(self) -> list[Record]:
+        """Return the log as compaction leaves it: the last record of each key, no tombstones; never without its end."""
+        last = {key: position for position, key, _ in self.log}
+        end = self.log[-1][0] if self.log else 0
+        return [it for it in self.log if it[0] == end or (it[2] is not None and last[it[1]] == it[0])]
+
+    def entries(self) -> dict[bytes, bytes]:
+        """Return the live entries."""
+        return {key: value for _, key, value in self.compacted() if key != MARKER_KEY and value is not None}
+
+    def restored(self, capacity: int, model: str = IDENTITY.key()) -> Restored:
+        """Read the changelog as worker/store.py does; whether compaction has run makes no difference."""
+        committed = None if self.metadata is None else committed_from(self.metadata)
+        recreated = committed is not None and committed.topic_id not in (None, self.topic_id)
+        if recreated:
+            committed, self.offset = None, 0
+        found = Found(self.offset, self.metadata is not None, committed, self.topic_id, recreated)
+        whole, compact = (self._read(records, found, model, capacity) for records in (self.log, self.compacted()))
+        assert (whole.entries, whole.replay, whole.current) == (compact.entries, compact.replay, compact.current)
+        assert not whole.skipped["corrupt"]
+        return whole
+
+    def _read(self, records: Sequence[Record], found: Found, model: str, capacity: int) -> Restored:
+        log = Log()
+        for position, key, value in records:
+            log.apply(key, value, position)
+        return log.restore(found, model, DIMENSIONS, capacity)
 
     def scorer(self, plan: Plan, found: Restored) -> PartitionScorer:
         scorer = plan.scorer()
-        entries = found.cache()
-        scorer.restore(entries, stream_time_from(self.metadata))
+        scorer.restore(found.cache(), stream_time_from(self.metadata or ""))
         return scorer
 
 
@@ -121,52 +148,63 @@ class Topics:
 class CoreWorker:
     """One life of a worker without a lane: restore, then score records, and commit when it is told to."""
 
-    def __init__(self, plan: Plan, topics: Topics, embedder: TextEmbedder) -> None:
-        found = topics.restored()
+    def __init__(self, plan: Plan, topics: Topics, embedder: TextEmbedder, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.restored = found = topics.restored(plan.capacity)
         self.topics = topics
         self.scorer = topics.scorer(plan, found)
         self.replay = dict(found.replay)
         self.embedder = embedder
+        self.limits = limits
         self.capacity = plan.capacity
-        self.waiting: list[Batch] = []
+        self.waiting: list[tuple[Batch, int | None]] = []  # with the sequence
 
     def handle(self, record: SourceRecord) -> None:
-        entries: list[tuple[bytes, bytes]] = []
+        entries: list[tuple[bytes, bytes | None]] = []
+        sequence = None
+        number = self.restored.current.number
+        assert number is not None
         try:
-            trace = parse_trace(record.value)
+            trace = parse_trace(record.value, self.limits)
+            text = embedding_text(trace)
             entry = self.replay.pop(record.offset, None)
-            if entry is not None:
-                assert entry.trace_id == trace.id
+            if entry is not None and entry.text_hash == changelog.text_hash(text):
                 vector = entry.array()
             else:
                 try:
-                    vector = self.embedder.embed(embedding_text(trace)).vector
+                    vector = self.embedder.embed(text).vector
                 except RuntimeError as error:
                     raise embedding_failed(error) from error
             scored = self.scorer.score(trace, vector, event_time_ms(trace, record.timestamp_ms))
             output = scored_record(record, scored, IDENTITY)
-            assert scored.sequence is not None
+            sequence = scored.sequence
+            assert sequence is not None
             assert scored.vector is not None
             value = changelog.encode(
-                sequence=scored.sequence,
+                sequence=sequence,
                 source_offset=record.offset,
                 stream_time_ms=scored.stream_time_ms,
                 trace_id=cached_id(trace),
                 model=IDENTITY.key(),
                 vector=scored.vector,
+                pass_number=number,
+                text_hash=changelog.text_hash(text),
             )
-            entries.append((changelog.slot_key(scored.sequence, self.capacity), value))
+            entries.append((changelog.slot_key(sequence, self.capacity, number), value))
         except InvalidTrace as error:
             output = dead_letter(record, error)
-        self.waiting.append(Batch([output], entries, record.offset + 1, self.scorer.stream_time_ms))
+        self.waiting.append((Batch([output], entries, record.offset + 1, self.scorer.stream_time_ms), sequence))
 
     def next_batch(self, size: int) -> Batch:
         parts, self.waiting = self.waiting[:size], self.waiting[size:]
+        last = parts[-1][0]
+        newest = max((sequence for _, sequence in parts if sequence is not None), default=None)
+        entries = [entry for part, _ in parts for entry in part.entries]
         return Batch(
-            [output for part in parts for output in part.outputs],
-            [entry for part in parts for entry in part.entries],
-            parts[-1].next_offset,
-            parts[-1].stream_time_ms,
+            [output for part, _ in parts for output in part.outputs],
+            self.restored.housekeeping.rows(entries, newest, last.next_offset),
+            last.next_offset,
+            last.stream_time_ms,
+            self.restored.current,
         )
 
 
@@ -174,7 +212,7 @@ def undisturbed(plan: Plan, records: Sequence[SourceRecord]) -> list[tuple[objec
     worker = CoreWorker(plan, Topics(), TextEmbedder(DIMENSIONS))
     for record in records:
         worker.handle(record)
-    return [as_bytes(output) for batch in worker.waiting for output in batch.outputs]
+    return [as_bytes(output) for batch, _ in worker.waiting for output in batch.outputs]
 
 
 def live(
@@ -219,7 +257,7 @@ def test_crashes_change_no_byte(exactly_once: bool, seed: int, monkeypatch: pyte
         while live(rng, plan, topics, records, bound=plan.slack):
             lives += 1
         check_outputs(plan, topics, undisturbed(plan, records))
-        assert len(topics.changelog) <= plan.capacity + plan.slack
+        assert len(topics.entries()) <= plan.capacity + plan.slack
     assert lives > 150
 
 
@@ -262,7 +300,162 @@ def test_after_a_reset_to_an_older_offset_crashes_change_no_byte_either(
             calm.handle(record)
         while live(rng, plan, topics, again, plan.slack):
             pass
-        assert topics.outputs == [as_bytes(output) for batch in calm.waiting for output in batch.outputs]
+        assert topics.outputs == [as_bytes(output) for batch, _ in calm.waiting for output in batch.outputs]
+
+
+# -- passes, topics, capacities, releases
+
+
+@dataclass
+class Past:
+    """What an undisturbed worker would remember: the entries of the records that count, and how many must be there."""
+
+    entries: list[tuple[int, int, str, bytes]] = field(default_factory=list)  # offset, sequence, trace id, vector
+    may_be_gone: set[tuple[int, int, str, bytes]] = field(
+        default_factory=set
+    )  # once too old for a cache and a step back
+
+    def below(self, offset: int) -> "Past":
+        return Past([entry for entry in self.entries if entry[0] < offset], self.may_be_gone)
+
+    def check(self, found: Restored, capacity: int, gaps: bool) -> None:
+        """Nothing foreign, no gap, nothing missing that a changelog of `capacity + slack` entries can hold.
+
+        `gaps`: beyond what must be there, 0.1.0 leaves some, because it takes away no entry but by another.
+        """
+        restored = [(it.source_offset, it.sequence, it.trace_id, it.vector) for it in found.entries]
+        behind = self.entries[len(self.entries) - len(restored) :]
+        assert restored == behind or (gaps and restored == [entry for entry in self.entries if entry in restored])
+        must = [entry for entry in self.entries[-capacity:] if entry not in self.may_be_gone]
+        assert must == restored[len(restored) - len(must) :]
+
+    def written(self, found: Restored, batch: Batch, slots: int) -> None:
+        """Take note of what may go with these rows, committed or not: what is `slots` behind the newest."""
+        newest = [entry.sequence for entry in found.entries]
+        newest += [sequence for _, value in batch.entries if (sequence := _sequence(value)) is not None]
+        self.may_be_gone.update(entry for entry in self.entries if entry[1] <= max(newest, default=0) - slots)
+
+    def committed(self, batch: Batch) -> None:
+        for key, value in batch.entries:
+            if value is not None and key != MARKER_KEY:
+                entry = changelog.decode(value)
+                self.entries.append((entry.source_offset, entry.sequence, entry.trace_id, entry.vector))
+                self.may_be_gone.discard(self.entries[-1])
+
+
+def _sequence(value: bytes | None) -> int | None:
+    try:
+        return changelog.decode(value).sequence
+    except changelog.CorruptEntry:  # the marker, or a tombstone
+        return None
+
+
+class OldWorker(CoreWorker):
+    """As 0.1.0: its entries know no pass, its keys are bare slots, its metadata is kp1; it takes nothing away."""
+
+    def next_batch(self, size: int) -> Batch:
+        batch = super().next_batch(size)
+        slots = self.capacity + changelog.SLACK
+        rows: list[tuple[bytes, bytes | None]] = []
+        for key, value in batch.entries:
+            if value is not None and key != MARKER_KEY:
+                row = msgspec.msgpack.decode(value)[:7]
+                rows.append((b"%d" % (row[1] % slots), msgspec.msgpack.encode(row)))
+        return Batch(batch.outputs, rows, batch.next_offset, batch.stream_time_ms, batch.source_pass)
+
+
+class World:
+    """One group over a source topic that is reset, made anew, and read by workers of all kinds."""
+
+    def __init__(self, rng: random.Random, exactly_once: bool, old_workers: bool) -> None:
+        self.rng = rng
+        self.exactly_once = exactly_once
+        self.old_workers = old_workers
+        self.capacities = [rng.choice([2, 5, 9])] if old_workers else [1, 2, 5, 9]
+        self.limits = DEFAULT_LIMITS if old_workers else Limits(max_steps=3)
+        self.topics = Topics()
+        self.records = random_records(rng, 80)
+        self.past = Past()  # as of the last commit
+        self.touched = True  # from outside, since the last commit
+        self.lives = self.inherited = self.carried = 0
+
+    def disturb(self) -> None:
+        """Move the offset, make the source anew, or do nothing."""
+        rng, topics = self.rng, self.topics
+        event = rng.random()
+        end = self.records[-1].offset + 1
+        if event < 0.35:  # kafka-consumer-groups --reset-offsets
+            # Forward only where nothing is written past the committed offset: at least once it could not be told apart.
+            highest = end if self.exactly_once else topics.offset
+            lowest = max(0, topics.offset - rng.choice([2, 5, 100]))
+            topics.offset = rng.randint(lowest, max(lowest, highest))
+            topics.metadata = ""
+            self.touched = True
+        elif event < 0.45:  # deleted and made anew; the offsets go with it, or stay behind
+            topics.topic_id = f"topic-{rng.randrange(10**16):016}"
+            self.records = random_records(rng, 80)
+            if topics.metadata is None or rng.random() < 0.5:
+                topics.offset, topics.metadata = 0, None
+            elif not topics.metadata.startswith("kp2"):
+                topics.offset, topics.metadata = 0, ""
+            self.past = Past()
+            self.touched = True
+        elif event < 0.5 and topics.metadata is not None:  # the offsets expired
+            topics.offset, topics.metadata = 0, None
+            self.touched = True
+
+    def live(self) -> None:
+        """Live one life of a worker, from a restore that is right until it stops or crashes."""
+        rng, topics = self.rng, self.topics
+        self.lives += 1
+        capacity = rng.choice(self.capacities)
+        plan = Plan(capacity, None, changelog.SLACK, self.exactly_once)
+        limits = rng.choice([DEFAULT_LIMITS, self.limits])
+        # 0.1.0 believes what it finds, so it only follows where nothing was moved, and with the same limits.
+        kind = OldWorker if self.old_workers and not self.touched and rng.random() < 0.5 else CoreWorker
+        worker = kind(plan, topics, TextEmbedder(DIMENSIONS), limits)
+        past = self.past.below(topics.offset)
+        past.check(worker.restored, capacity, self.old_workers)
+        self.carried += len(worker.restored.entries)
+        slots = capacity + changelog.SLACK
+        todo = [record for record in self.records if record.offset >= topics.offset]
+        for _ in range(rng.randint(1, 60)):
+            if todo and len(worker.waiting) < plan.slack and rng.random() < 0.7:
+                worker.handle(todo.pop(0))
+            elif worker.waiting:
+                batch = worker.next_batch(rng.randint(1, len(worker.waiting)))
+                past.written(worker.restored, batch, slots)
+                if rng.random() < 0.1 and not self.exactly_once:
+                    topics.write(batch, rng.randint(0, len(batch.entries) + len(batch.outputs)))
+                    return
+                topics.commit(batch)
+                if kind is OldWorker:
+                    topics.metadata = "" if batch.stream_time_ms is None else f"kp1:{batch.stream_time_ms}"
+                    self.touched = batch.stream_time_ms is None
+                else:
+                    self.touched = False
+                    most = slots if self.exactly_once else 2 * slots
+                    assert len(topics.entries()) <= most
+                past.committed(batch)
+                self.past = past
+
+
+@pytest.mark.parametrize("old_workers", [False, True], ids=["new", "old_and_new"])
+@pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly_once", "at_least_once"])
+def test_a_restored_cache_is_the_undisturbed_one_whatever_was_done_to_the_offsets(
+    exactly_once: bool, old_workers: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    lives = carried = 0
+    for _ in range(40):
+        monkeypatch.setattr(changelog, "SLACK", rng.choice([1, 2, 5]))
+        world = World(rng, exactly_once, old_workers)
+        for _ in range(25):
+            world.live()
+            world.disturb()
+        lives += world.lives
+        carried += world.carried
+    assert carried > 2 * lives
 
 
 def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> None:
@@ -274,11 +467,14 @@ def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> Non
             trace_id="kp:trace:x",
             model=model,
             vector=text_vector("x", dimensions),
+            text_hash=changelog.text_hash("x"),
         )
 
-    found = Restored()
-    values = [value(0), value(1, model="other"), value(2, dimensions=7), b"rubbish", None, value(5), value(7, "other")]
-    _take(found, [SimpleNamespace(value=v, topic="c", partition=0, offset=0) for v in values], 5, IDENTITY.key(), 6)
+    log = Log()
+    values = [value(0), value(1, model="other"), value(2, dimensions=7), b"rubbish", b"", value(5), value(7, "other")]
+    for number, raw in enumerate(values):
+        log.apply(b"%d" % number, raw, number)
+    found = log.restore(Found(5), IDENTITY.key(), 6, 1000)
     assert [entry.sequence for entry in found.entries] == [0]
     assert list(found.replay) == [5]
     assert (found.skipped["other_model"], found.skipped["corrupt"]) == (3, 2)
@@ -359,7 +555,7 @@ async def live_in_a_lane(
     rng: random.Random, plan: Plan, topics: Topics, records: Sequence[SourceRecord], failing: float
 ) -> list[int]:
     """Live one life of a real lane, until it fails, is given up, or has committed everything; return batch sizes."""
-    found = topics.restored()
+    found = topics.restored(plan.capacity)
     pool = RandomPool(rng)
     publisher = SimulatedPublisher(topics, plan, rng, failing)
     failures: list[BaseException] = []
@@ -375,6 +571,8 @@ async def live_in_a_lane(
         waiting=lambda: 0,
         on_room=lambda: None,
         on_failure=failures.append,
+        source_pass=found.current,
+        housekeeping=found.housekeeping,
     )
     worker.start()
     todo = [record for record in records if record.offset >= topics.offset]

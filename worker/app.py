@@ -25,6 +25,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from worker import logs
 from worker.breaker import Breaker
+from worker.changelog import Restored
 from worker.config import ConfigError, Settings
 from worker.connection import client_arguments
 from worker.embedder import Embedder, EmbeddingPool, ModelError
@@ -35,6 +36,7 @@ from worker.intake import Intake
 from worker.lane import Lane, Rules
 from worker.metrics import Metrics, lag_seconds, process_registry
 from worker.models import load_configured, new_scorer
+from worker.passes import without_embedder
 from worker.pipeline import embedding_bytes
 from worker.publisher import (
     AtLeastOncePublisher,
@@ -44,7 +46,7 @@ from worker.publisher import (
 )
 from worker.refusals import survive_refusals
 from worker.status import Status
-from worker.store import Position, Restored, read_positions, restore
+from worker.store import Position, read_positions, restore
 from worker.topics import Layout, current_limit, prepare_topics
 from worker.tracing import Tracing, start_tracing
 from worker.version import __version__
@@ -252,7 +254,7 @@ class Worker:
             raise
         for partition in new:
             self._lanes[partition] = self._lane(
-                partition, publishers[partition], positions[partition], restored.get(partition, Restored())
+                partition, publishers[partition], positions[partition], restored[partition]
             )
             self._lanes[partition].start()
         if generation != self.app.consumer_generation_id:
@@ -290,11 +292,23 @@ class Worker:
         return positions
 
     async def _restore(self, positions: dict[int, Position]) -> dict[int, Restored]:
-        if self._pool is None or not positions:
-            return {}  # without an embedder there are no entries, and an embedder's must not be touched
+        if self._pool is None:  # without an embedder there are no entries, and an embedder's must not be touched
+            return {
+                partition: Restored(current=without_embedder(position.found()))
+                for partition, position in positions.items()
+            }
+        if not positions:
+            return {}
         started = time.perf_counter()
         identity = self._pool.identity
-        restored = await restore(self._client, self._settings.changelog, positions, identity.key(), identity.dimensions)
+        restored = await restore(
+            self._client,
+            self._settings.changelog,
+            positions,
+            identity.key(),
+            identity.dimensions,
+            self._settings.cache_max_elements,
+        )
         for result in restored.values():
             self._metrics.restored_entries.inc(len(result.entries))
             for cause in ("corrupt", "other_model"):
@@ -343,6 +357,8 @@ class Worker:
             on_room=self._room.set,
             on_failure=partial(self._lane_failed, partition),
             on_committed=None if self._status is None else self._status.committed,
+            source_pass=restored.current,
+            housekeeping=restored.housekeeping,
         )
 
     def _lane_failed(self, partition: int, error: BaseException) -> None:

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from worker.breaker import Breaker
-from worker.changelog import SLACK, Entry, encode, slot_key
+from worker.changelog import SLACK, Entry, Housekeeping, encode, slot_key, text_hash
 from worker.embedder import Embedding, EmbeddingPool, ModelError
 from worker.metrics import Metrics
+from worker.passes import NO_PASS, Pass
 from worker.pipeline import (
+    CACHED_ID_LENGTH,
     OutputRecord,
     PartitionScorer,
     ScoredTrace,
@@ -78,7 +80,7 @@ class Rules:
 class _Pending:
     """A record between admission and scoring."""
 
-    __slots__ = ("embedding", "error", "future", "record", "span", "started", "submitted", "trace")
+    __slots__ = ("embedding", "error", "future", "record", "span", "started", "submitted", "text_hash", "trace")
 
     def __init__(self, record: SourceRecord, started: float) -> None:
         self.record = record
@@ -89,6 +91,7 @@ class _Pending:
         self.embedding: Embedding | None = None
         self.future: asyncio.Future[Embedding] | None = None  # of an embedding that has to be waited for
         self.span: Span | None = None
+        self.text_hash = b""  # of what is embedded
 
     def ready(self) -> bool:
         return self.future is None or self.future.done()
@@ -130,6 +133,8 @@ class Lane:
         on_room: Callable[[], None],
         on_failure: Callable[[BaseException], None],
         on_committed: Callable[[SourceRecord, OutputRecord, ScoredTrace | None], None] | None = None,
+        source_pass: Pass = NO_PASS,
+        housekeeping: Housekeeping | None = None,
     ) -> None:
         self.partition = partition
         self.scorer = scorer
@@ -145,6 +150,8 @@ class Lane:
         self._on_room = on_room
         self._on_failure = on_failure
         self._on_committed = on_committed
+        self._pass = source_pass
+        self._housekeeping = housekeeping or Housekeeping()
         self._pending: deque[_Pending] = deque()
         self._done: deque[_Done] = deque()
         self._publishing = 0
@@ -200,7 +207,7 @@ class Lane:
         pending.submitted = time.perf_counter()
         self._metrics.stages["parse"].observe(pending.submitted - pending.started)
         if pending.trace is not None and self._pool is not None:
-            embedding = self._embed(record, pending.trace, self._pool)
+            embedding = self._embed(pending, pending.trace, self._pool)
             if isinstance(embedding, Embedding):
                 pending.embedding = embedding
             else:
@@ -255,12 +262,14 @@ class Lane:
             log.warning("partition %d: producer did not stop cleanly: %r", self.partition, error)
 
     def _embed(
-        self, record: SourceRecord, trace: ReasoningTrace, pool: EmbeddingPool
+        self, pending: _Pending, trace: ReasoningTrace, pool: EmbeddingPool
     ) -> concurrent.futures.Future[Embedding] | Embedding:
-        entry = self._replay.pop(record.offset, None)
-        if entry is not None and entry.trace_id == cached_id(trace):  # not where the source topic was made anew
+        text = embedding_text(trace)
+        pending.text_hash = text_hash(text)
+        entry = self._replay.pop(pending.record.offset, None)
+        if entry is not None and entry.text_hash == pending.text_hash:  # else another text stood at this offset
             return Embedding(entry.array(), False)
-        return pool.submit(embedding_text(trace))
+        return pool.submit(text)
 
     def _decide(self, pending: _Pending) -> _Done:
         record, trace, metrics = pending.record, pending.trace, self._metrics
@@ -307,7 +316,7 @@ class Lane:
         entry = None
         if scored.sequence is not None and scored.vector is not None and identity is not None:
             entry = (
-                slot_key(scored.sequence, self.scorer.cache.max_elements),
+                slot_key(scored.sequence, self.scorer.cache.max_elements, self._pass.number or 0),
                 encode(
                     sequence=scored.sequence,
                     source_offset=record.offset,
@@ -315,6 +324,9 @@ class Lane:
                     trace_id=cached_id(trace),
                     model=identity.key(),
                     vector=scored.vector,
+                    pass_number=self._pass.number,
+                    text_hash=pending.text_hash,
+                    agent_id=trace.metadata.agent_id[:CACHED_ID_LENGTH],
                 ),
             )
         return _Done(record, output, entry, scored, None, pending.span)
@@ -346,10 +358,11 @@ class Lane:
                 replaced = await self.publisher.publish(
                     Batch(
                         outputs=[done.output for done in batch],
-                        entries=[done.entry for done in batch if done.entry is not None],
+                        entries=self._entries(batch),
                         next_offset=batch[-1].record.offset + 1,
                         stream_time_ms=self._stream_time(batch),
                         records=[done.record for done in batch],
+                        source_pass=self._pass,
                     )
                 )
                 for position, error in replaced.items():
@@ -391,6 +404,16 @@ class Lane:
             self._work.clear()
         self._gathered = batch[0].record
         return batch
+
+    def _entries(self, batch: list[_Done]) -> list[tuple[bytes, bytes | None]]:
+        """Return the batch's rows for the changelog: its cache entries, and what belongs around them."""
+        rows: list[tuple[bytes, bytes | None]] = []
+        newest = None
+        for done in batch:
+            if done.entry is not None and done.scored is not None:
+                rows.append(done.entry)
+                newest = done.scored.sequence
+        return self._housekeeping.rows(rows, newest, batch[-1].record.offset + 1)
 
     def _stream_time(self, batch: list[_Done]) -> int | None:
         for done in reversed(batch):

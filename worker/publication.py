@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from worker.fitting import fit_dead_letter, fits, last_resort, place, readdressed
+from worker.passes import NO_PASS, Pass
 from worker.pipeline import DEAD_LETTER, OutputRecord, SourceRecord, dead_letter
 from worker.records import BATCH_OVERHEAD, encoded_size
 from worker.refusals import INVALID_TIMESTAMP, TOO_LARGE, TopicRefusedError
@@ -60,7 +61,8 @@ class Batch:
 
     `entries` are (key, value) for the changelog, value None deletes. `next_offset` is the source offset after the last
     of them, and `stream_time_ms` the partition's stream time at that point (None where no trace was scored yet).
-    `records` are the source records of `outputs`, position by position: dead letters are made of them.
+    `records` are the source records of `outputs`, position by position: dead letters are made of them. `source_pass` is
+    the pass over the source that they belong to.
     """
 
     outputs: list[OutputRecord]
@@ -68,6 +70,7 @@ class Batch:
     next_offset: int
     stream_time_ms: int | None
     records: Sequence[SourceRecord] = ()
+    source_pass: Pass = NO_PASS
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.errors import chain
+from worker.passes import committed_from
 from worker.publication import Batch, OutputTopic, Publication, Refused, Row, Shipment
 from worker.records import encoded_size
 from worker.refusals import TOO_LARGE, DoubtfulRefusalError, TopicRefusedError, survive_refusals
@@ -78,14 +78,14 @@ class Publisher(Protocol):
 
 
 def offset_metadata(batch: Batch) -> str:
-    """Return the metadata committed beside the offset: the stream time, so that a restart knows it."""
-    return "" if batch.stream_time_ms is None else f"kp1:{batch.stream_time_ms}"
+    """Return the metadata committed beside the offset: stream time and pass, so that a restart knows them."""
+    return batch.source_pass.metadata(batch.stream_time_ms)
 
 
 def stream_time_from(metadata: str) -> int | None:
     """Read the stream time (ms) from committed metadata; None for metadata that is not ours."""
-    found = re.fullmatch(r"kp1:(-?[0-9]{1,18})", metadata)
-    return None if found is None else int(found[1])
+    committed = committed_from(metadata)
+    return None if committed is None else committed.stream_time_ms
 
 
 def producer_arguments(client: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class ExactlyOncePublisher:
      1. begin;
      2. send outputs and cache entries, and await every acknowledgement (a transaction that commits its offset before
         the broker has verified its partitions runs into retries, and with a new topic into a dead producer);
-     3. send the source offset, with the stream time;
+     3. send the source offset, with the stream time and the pass;
      4. commit. Only now do readers of committed records see any of it.
     Where a topic refuses records for good in step 2, the same producer (a new one would fence a successor, if the
     partition is lost already) goes on so:

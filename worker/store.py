@@ -1,7 +1,7 @@
 """What a newly assigned partition goes on from: its committed offset, and its cache out of the changelog topic.
 
-Lives here: reading both. Must not live here: writing entries (publisher.py), their
-bytes (changelog.py), what the cache does with them (novelty.py).
+Lives here: reading both. Must not live here: writing entries (publisher.py), their bytes and which of them count
+(changelog.py, passes.py), what the cache does with them (novelty.py).
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -20,9 +19,9 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.structs import OffsetAndMetadata
 
-from worker.changelog import CorruptEntry, Entry, decode, one_pass
-from worker.novelty import Vector
-from worker.publisher import stream_time_from
+from worker.changelog import Log, Restored
+from worker.passes import Committed, Found, committed_from
+from worker.topic_id import topic_id
 
 log = logging.getLogger(__name__)
 
@@ -45,31 +44,22 @@ class OffsetsError(Exception):
 class Position:
     """Where a partition goes on: the next source offset, and the stream time that was committed with it.
 
-    `lost`: records between the committed offset and the oldest one that the topic still has.
+    `lost`: records between the committed offset and the oldest one that the topic still has. `committed_offset`: None
+    where there is none. `committed`: the metadata beside it, where it is ours. `topic_id`: of the source topic that is
+    there now, None where the broker knows none. `recreated`: the offset was committed for another topic of this name.
     """
 
     offset: int
     stream_time_ms: int | None
     lost: int = 0
+    committed_offset: int | None = None
+    committed: Committed | None = None
+    topic_id: str | None = None
+    recreated: bool = False
 
-
-@dataclass(slots=True)
-class Restored:
-    """What the changelog holds for one partition.
-
-    `entries`: of committed traces, for the cache. `replay`: by source offset, of traces past the committed offset
-    (after a crash at least once, or a reset of the offset): they come again, and their embedding is ready.
-    """
-
-    entries: list[Entry] = field(default_factory=list)
-    replay: dict[int, Entry] = field(default_factory=dict)
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def cache(self) -> list[tuple[int, int, str, Vector]]:
-        """Return the cache's entries as PartitionScorer.restore takes them."""
-        return [
-            (entry.sequence, entry.stream_time_ms, entry.trace_id, entry.array()) for entry in one_pass(self.entries)
-        ]
+    def found(self) -> Found:
+        """Return what the pass follows from."""
+        return Found(self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated)
 
 
 async def read_positions(
@@ -78,11 +68,12 @@ async def read_positions(
     """Return where each partition goes on. Raises OffsetsError, KafkaError, TimeoutError.
 
     A partition without a committed offset starts at the oldest record. One whose committed offset is older than that
-    goes on at the oldest record, and says how many were lost.
+    goes on at the oldest record, and says how many were lost. One whose offset was committed for another topic of the
+    same name starts at the oldest record, however long the new topic is: none of its records was scored.
     """
     tps = [TopicPartition(topic, partition) for partition in partitions]
     async with asyncio.timeout(timeout_seconds):
-        committed = await _committed(client, group, tps)
+        committed, now = await _committed(client, group, tps)
         consumer = AIOKafkaConsumer(**client, enable_auto_commit=False)
         await consumer.start()
         try:
@@ -92,8 +83,14 @@ async def read_positions(
     positions = {}
     for tp in tps:
         found = committed.get(tp)
+        metadata = None if found is None else committed_from(found.metadata)
+        before = None if metadata is None else metadata.topic_id
         if found is None:
-            positions[tp.partition] = Position(oldest[tp], None)
+            positions[tp.partition] = Position(oldest[tp], None, topic_id=now)
+        elif before is not None and now is not None and before != now:
+            positions[tp.partition] = Position(
+                oldest[tp], None, committed_offset=found.offset, topic_id=now, recreated=True
+            )
         elif found.offset > ends[tp]:
             raise OffsetsError(
                 f"{topic}/{tp.partition}: the group {group} has committed offset {found.offset}, the topic ends at "
@@ -102,14 +99,24 @@ async def read_positions(
             )
         else:
             lost = max(0, oldest[tp] - found.offset)
-            positions[tp.partition] = Position(found.offset + lost, stream_time_from(found.metadata), lost)
+            stream_time_ms = None if metadata is None else metadata.stream_time_ms
+            positions[tp.partition] = Position(
+                found.offset + lost, stream_time_ms, lost, found.offset, metadata, topic_id=now
+            )
+    moved = [partition for partition, position in positions.items() if position.recreated]
+    if moved:
+        log.warning(
+            "%s was deleted and made anew (topic id %s) since group %s committed partitions %s: they start at the "
+            "oldest record, with empty caches",
+            topic, now, group, moved,
+        )  # fmt: skip
     return positions
 
 
 async def _committed(
     client: Mapping[str, Any], group: str, tps: Sequence[TopicPartition]
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Ask the group's coordinator for committed offsets, again until it answers without an error.
+) -> tuple[dict[TopicPartition, OffsetAndMetadata], str | None]:
+    """Ask the group's coordinator for committed offsets, and a broker for the topic's id, until they answer.
 
     Not by aiokafka's own methods: they overlook an error of the whole response (while the coordinator moves or loads)
     and then report that nothing is committed, on which a worker would start from the oldest record.
@@ -126,32 +133,38 @@ async def _committed(
                 for code in codes:
                     if code:
                         raise for_code(code)(f"offsets of group {group}")
+                now = await topic_id(admin, tps[0].topic)
             except KafkaError as error:
                 if not error.retriable:
                     raise
-                log.info("the coordinator of group %s is not ready: %r", group, error)
+                log.info("the offsets of group %s are not known yet: %r", group, error)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            return {
+            offsets = {
                 TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata or "")
                 for topic, rows in response.topics
                 for partition, offset, metadata, _ in rows
                 if offset >= 0
             }
+            return offsets, now
     finally:
         await admin.close()
 
 
 async def restore(
-    client: Mapping[str, Any], changelog: str, positions: Mapping[int, Position], model: str, dimensions: int
+    client: Mapping[str, Any],
+    changelog: str,
+    positions: Mapping[int, Position],
+    model: str,
+    dimensions: int,
+    capacity: int,
 ) -> dict[int, Restored]:
-    """Read the changelog of the given source partitions to its end.
+    """Read the changelog of the given source partitions to its end, and decide which pass goes on (changelog.Log).
 
     Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
-    committed then. Entries with a source offset below the committed one belong to the cache, later ones do not.
-    Another model's entries are left out, with one warning; corrupt ones are skipped and counted.
+    committed then. Another model's entries are left out, with one warning; corrupt ones are skipped and counted.
     """
-    result = {partition: Restored() for partition in positions}
+    logs = {partition: Log() for partition in positions}
     consumer = AIOKafkaConsumer(
         **client,
         enable_auto_commit=False,
@@ -176,42 +189,33 @@ async def restore(
                 )
                 told = time.monotonic()
             for tp, records in (await consumer.getmany(*todo, timeout_ms=500)).items():
-                _take(result[tp.partition], records, positions[tp.partition].offset, model, dimensions)
+                for record in records:
+                    logs[tp.partition].apply(record.key, record.value, record.offset)
             todo = [tp for tp in todo if await consumer.position(tp) < ends[tp]]
     finally:
         await consumer.stop()
-    for partition, restored in result.items():
-        if restored.skipped:
+    result = {}
+    for partition, read in logs.items():
+        restored = read.restore(positions[partition].found(), model, dimensions, capacity)
+        result[partition] = restored
+        if restored.problem:
+            log.warning("changelog %s/%d %s; the entry is skipped", changelog, partition, restored.problem)
+        if restored.skipped["other_model"]:
             _warn(partition, restored, model)
+        if restored.begins is not None:
+            log.info(
+                "partition %d: pass %d over the source begins at offset %d (%s), with %d cache entries from before; "
+                "%d of other passes are left out",
+                partition, restored.current.number, restored.current.start, restored.begins, len(restored.entries),
+                restored.overridden,
+            )  # fmt: skip
     return result
-
-
-def _take(restored: Restored, records: Sequence[Any], committed: int, model: str, dimensions: int) -> None:
-    for record in records:
-        try:
-            entry = decode(record.value)
-        except CorruptEntry as error:
-            if not restored.skipped["corrupt"]:
-                log.warning(
-                    "changelog %s/%d offset %d: %s; the entry is skipped",
-                    record.topic, record.partition, record.offset, error,
-                )  # fmt: skip
-            restored.skipped["corrupt"] += 1
-            continue
-        if entry.model != model or len(entry.vector) != 4 * dimensions:
-            restored.skipped["other_model"] += 1
-            restored.skipped[f"model {entry.model}"] += 1
-        elif entry.source_offset < committed:
-            restored.entries.append(entry)
-        else:
-            restored.replay[entry.source_offset] = entry
 
 
 def _warn(partition: int, restored: Restored, model: str) -> None:
     others = sorted(name.removeprefix("model ") for name in restored.skipped if name.startswith("model "))
-    if others:
-        log.warning(
-            "partition %d: %d changelog entries were made by another model (%s), this worker runs %s; they are left "
-            "out, so the first traces find fewer neighbours",
-            partition, restored.skipped["other_model"], ", ".join(others), model,
-        )  # fmt: skip
+    log.warning(
+        "partition %d: %d changelog entries were made by another model (%s), this worker runs %s; they are left "
+        "out, so the first traces find fewer neighbours",
+        partition, restored.skipped["other_model"], ", ".join(others), model,
+    )  # fmt: skip

@@ -14,9 +14,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from worker.changelog import encode, slot_key
+from worker.changelog import encode, slot_key, text_hash
 from worker.novelty import Vector
 from worker.pipeline import (
+    CACHED_ID_LENGTH,
     EmbedderIdentity,
     OutputRecord,
     PartitionScorer,
@@ -99,7 +100,8 @@ class Job:
         if scorer is None:
             scorer = self._scorers[record.partition] = PartitionScorer(dimensions=DIMENSIONS)
         embedder = self._embedder
-        vector = None if embedder is None else embedder.embed(embedding_text(trace))
+        text = "" if embedder is None else embedding_text(trace)
+        vector = None if embedder is None else embedder.embed(text)
         scored = scorer.score(trace, vector, event_time_ms(trace, record.timestamp_ms))
         output = scored_record(record, scored, None if embedder is None else embedder.identity)
         if embedder is None or scored.sequence is None or scored.vector is None:
@@ -111,5 +113,8 @@ class Job:
             trace_id=cached_id(trace),
             model=embedder.identity.key(),
             vector=scored.vector,
+            pass_number=1,
+            text_hash=text_hash(text),
+            agent_id=trace.metadata.agent_id[:CACHED_ID_LENGTH],
         )
-        return Result(output, (slot_key(scored.sequence, scorer.cache.max_elements), value))
+        return Result(output, (slot_key(scored.sequence, scorer.cache.max_elements, 1), value))

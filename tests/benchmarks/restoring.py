@@ -63,9 +63,11 @@ async def _prepare(bootstrap: str, topics: Topics, source: str, partitions: int)
 
 
 async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
-    positions = {partition: Position(ENTRIES, None) for partition in range(partitions)}
+    positions = {partition: Position(ENTRIES, None, committed_offset=ENTRIES) for partition in range(partitions)}
     began = time.perf_counter()
-    found = await restore({"bootstrap_servers": bootstrap}, topics.changelog, positions, TABLE.key(), DIMENSIONS)
+    found = await restore(
+        {"bootstrap_servers": bootstrap}, topics.changelog, positions, TABLE.key(), DIMENSIONS, ENTRIES
+    )
     seconds = time.perf_counter() - began
     if any(len(restored.entries) != ENTRIES for restored in found.values()) or len(found) != partitions:
         raise BenchmarkError("the restore did not find every entry")
