@@ -37,6 +37,7 @@ from worker.pipeline import (
     scored_record,
 )
 from worker.publisher import Batch, Publisher
+from worker.records import encoded_size
 from worker.trace import InvalidTrace, Limits, Reason, ReasoningTrace, embedding_text, parse_trace
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ MAX_COMMIT_BYTES: Final = 8 << 20
 """Most output bytes of one transaction, so that large documents do not add up."""
 
 MAX_LANE_BYTES: Final = 16 << 20
-"""Source bytes of one partition that may be on the way: bounds memory when every document is as large as allowed."""
+"""Source bytes of one partition (SourceRecord.size) that may be on the way: one partition's part of the worker's memory.
+budget.py bounds all of them together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ class Lane:
     `waiting` tells how many records wait to be taken; whoever knows that calls `hurry` when the last one was.
     `on_room` is called when the lane can take records again, `on_failure` once with the error that ended it: its
     state is then ahead of what is committed and must not be used again. `on_committed` is called with each
-    record that is committed, its output and its score (None: a dead letter).
+    record that is committed, its output and its score (None: a dead letter). `give_back` is called with the bytes
+    (SourceRecord.size) of records that the lane no longer holds.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Lane:
         on_room: Callable[[], None],
         on_failure: Callable[[BaseException], None],
         on_committed: Callable[[SourceRecord, OutputRecord, ScoredTrace | None], None] | None = None,
+        give_back: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.partition = partition
         self.scorer = scorer
@@ -143,6 +147,7 @@ class Lane:
         self._on_room = on_room
         self._on_failure = on_failure
         self._on_committed = on_committed
+        self._give_back = give_back
         self._pending: deque[_Pending] = deque()
         self._done: deque[_Done] = deque()
         self._publishing = 0
@@ -183,14 +188,17 @@ class Lane:
         The clock of the evaluation starts here.
         """
         if record.offset <= self._taken:
+            self._give_back(record.size)
             return None  # fetched twice around a rebalance
         self._taken = record.offset
-        self._bytes += len(record.value or b"")
+        self._bytes += record.size
         self._idle.clear()
         pending = _Pending(record, time.perf_counter())
         if self._rules.tracing is not None:
             pending.span = self._rules.tracing.begin(record)
         try:
+            if record.fault is not None:
+                raise InvalidTrace(record.fault.reason, "", record.fault.message)
             check_size(record, self._rules.limits)
             pending.trace = parse_trace(record.value, self._rules.limits)
         except InvalidTrace as error:
@@ -247,6 +255,8 @@ class Lane:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._give_back(self._bytes)
+        self._bytes = 0
         try:
             await asyncio.wait_for(self.publisher.stop(), 5)
         except Exception as error:  # the partition is lost to us anyway; its next owner fences this producer
@@ -343,7 +353,9 @@ class Lane:
                     )
                 )
                 self._publishing = 0
-                self._bytes -= sum(len(done.record.value or b"") for done in batch)
+                size = sum(done.record.size for done in batch)
+                self._bytes -= size
+                self._give_back(size)
                 self.committed = batch[-1].record.offset + 1
                 self._count(batch, time.perf_counter() - started)
                 if self._rules.tracing is not None:
@@ -373,7 +385,7 @@ class Lane:
         size = 0
         while self._done and len(batch) < MAX_COMMIT_RECORDS and size < MAX_COMMIT_BYTES:
             done = self._done.popleft()
-            size += len(done.output.value or b"")
+            size += encoded_size(done.output.key, done.output.value, done.output.headers)
             batch.append(done)
         if not self._done:
             self._work.clear()
