@@ -35,7 +35,7 @@ from aiokafka.structs import ConsumerRecord
 
 from worker.budget import Budget, NoRoom
 from worker.pipeline import Fault
-from worker.records import memory_size
+from worker.records import RECORD_OVERHEAD, memory_size
 from worker.trace import Reason
 from worker.unpack import NAMES, CorruptError, TooLargeError, unpack
 
@@ -263,6 +263,7 @@ class Batches:
         inner = DefaultRecordBatch(data)
         head = Head._make(_HEADER.unpack_from(data))
         batch = _Batch(owner, head, inner, data)
+        batch.slow = head.count > head.last_delta + 1  # more records than offsets; a broker should have refused it
         if not inner.validate_crc():
             if self._again(owner, head.base_offset):
                 return None
@@ -594,8 +595,23 @@ class _Records(fetcher.PartitionRecords):  # type: ignore[misc]
         self._expected = offset + 1
         fault = record.checksum
         if isinstance(fault, Fault) and not self.batches.reading.tolerant:
-            raise UnreadableError(f"{_place(tp, record.offset, fault.first_offset)}: {fault.reason}: {fault.message}")
-        return super()._consumer_record(tp, record)
+            raise UnreadableError(f"{_place(tp, offset, fault.first_offset)}: {fault.reason}: {fault.message}")
+        if self._key_deserializer or self._value_deserializer:
+            return super()._consumer_record(tp, record)
+        key, value, headers = record.key, record.value, record.headers
+        return ConsumerRecord(
+            tp.topic,
+            tp.partition,
+            offset,
+            record.timestamp,
+            record.timestamp_type,
+            key,
+            value,
+            fault,
+            -1 if key is None else len(key),
+            -1 if value is None else len(value),
+            tuple(headers) if headers else (),
+        )
 
     def restart(self) -> None:
         """Go on from the position, at the begin of the batch that is there now."""
@@ -652,9 +668,9 @@ class _Result(fetcher.FetchResult):  # type: ignore[misc]
         size = 0
         for record in records:
             found.append(record)
-            size += record.serialized_value_size + 32
-            if record.headers or record.serialized_key_size > 0:
-                size += memory_size(record.key, None, record.headers)
+            size += record.serialized_value_size + record.serialized_key_size + RECORD_OVERHEAD
+            if record.headers:
+                size += memory_size(None, None, record.headers)
             if size >= reading.fetch_bytes or (max_records is not None and len(found) >= max_records):
                 self._update_position()
                 if records.batches.make_room():
