@@ -66,9 +66,7 @@ async def read(data: bytes, position: int = 0, **how: Any) -> list[ConsumerRecor
 
 
 def theirs(data: bytes, position: int = 0, aborted: Sequence[tuple[int, int]] = ()) -> list[ConsumerRecord]:
-    return list(
-        THEIRS(TP, MemoryRecords(data), list(aborted), position, None, None, True, fetcher.READ_COMMITTED)
-    )
+    return list(THEIRS(TP, MemoryRecords(data), list(aborted), position, None, None, True, fetcher.READ_COMMITTED))
 
 
 def records(count: int, size: int = 20, **more: Any) -> list[RawRecord]:
@@ -124,7 +122,8 @@ async def test_a_header_name_that_is_not_utf8_is_escaped_and_its_neighbours_are_
         assert faults(found) == {7: (Reason.BAD_HEADER, None)}
         assert (found[2].key, found[2].value, found[2].timestamp) == (b"k", b"v", T0)
         assert found[2].headers == (("ok", b"1"), ("caf\\xe9", b"2"), ("n", None))
-        assert "header 2 of 3" in found[2].checksum.message and r"caf\\xe9" in found[2].checksum.message
+        assert "header 2 of 3" in found[2].checksum.message
+        assert r"caf\\xe9" in found[2].checksum.message
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
@@ -133,7 +132,9 @@ async def test_a_batch_that_unpacks_to_too_much_is_one_record_with_its_last_offs
     before = at(0, encode_batch(records(2)))
     data = before + at(2, big) + at(4, encode_batch(records(2), codec))
     for position, first in ((0, 2), (2, 2), (3, 3)):  # a broker's response begins with the batch of the position
-        found = await read(data[0 if position < 2 else len(before) :], position, reading=Reading(1 << 20, tolerant=True))
+        found = await read(
+            data[0 if position < 2 else len(before) :], position, reading=Reading(1 << 20, tolerant=True)
+        )
         assert [r.offset for r in found] == [*range(position, 2), 3, 4, 5]
         assert faults(found) == {3: (Reason.BATCH_TOO_LARGE, first)}
         letter = next(r for r in found if r.checksum)
@@ -182,7 +183,9 @@ async def test_a_strict_reader_gets_an_error_that_says_where() -> None:
 async def test_aborted_transactions_and_markers_are_left_out() -> None:
     def of(producer: int, batch: bytes, control: bool = False) -> bytes:
         attributes = struct.unpack_from(">h", batch, 21)[0] | 0x10 | (0x20 if control else 0)
-        return sealed(batch[:21] + struct.pack(">h", attributes) + batch[23:43] + struct.pack(">q", producer) + batch[51:])
+        return sealed(
+            batch[:21] + struct.pack(">h", attributes) + batch[23:43] + struct.pack(">q", producer) + batch[51:]
+        )
 
     abort = encode_batch([RawRecord(b"\0\0\0\0\0\0", b"\0\0\0\0")])
     data = at(0, of(1, encode_batch(records(2), "zstd"))) + at(2, of(2, encode_batch(records(2), "gzip")))
@@ -229,8 +232,7 @@ async def test_batches_wait_for_room_take_turns_and_all_come() -> None:
         for tp, result in results.items():
             try:
                 found[tp] += result.getall(512)
-            except NoRoom as error:
-                assert error.key == tp
+            except NoRoom:
                 refused += 1
             peak = max(peak, budget.batches.held)
         assert sum(map(len, found.values())) > before, "somebody always gets on"
@@ -286,6 +288,6 @@ async def test_no_mutation_escapes_loops_or_takes_an_offset_twice(seed: int) -> 
                 first = r.checksum.first_offset if isinstance(r.checksum, Fault) else None
                 covered |= set(range(r.offset if first is None else first, r.offset + 1))
             assert all(max(position, 10) <= offset <= head.last_offset for offset in covered)
-            if head.count == head.last_delta + 1:
+            if head.records == head.last_delta + 1:
                 assert covered == set(range(max(position, 10), head.last_offset + 1)), (batch, found)
             assert offsets[-2:] == [1000, 1001]

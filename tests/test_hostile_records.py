@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
-from tests.kafka_fixtures import consume_all, create_topics, produce
+from tests.kafka_fixtures import create_topics
 from tests.raw_batches import RawRecord, batch_of, blank_bomb, encode_batch, encode_record, produce_batch, varint
 from tests.test_worker import LINES, Stage, Workers, header, origin
 from worker.embedded_kafka import EmbeddedKafka
@@ -73,7 +72,10 @@ def broken_inside(codec: str) -> tuple[bytes, dict[int, str]]:
 KINDS: dict[str, Callable[[], tuple[bytes, dict[int, str]]]] = {
     **{f"latin1-{codec}": (lambda codec=codec: latin1(codec)) for codec in ("none", "gzip", "snappy", "lz4", "zstd")},
     **{f"too_large-{codec}": (lambda codec=codec: too_large(codec)) for codec in ("gzip", "snappy", "lz4", "zstd")},
-    **{f"good-{codec}": (lambda codec=codec: two_documents(codec)) for codec in ("none", "gzip", "snappy", "lz4", "zstd")},
+    **{
+        f"good-{codec}": (lambda codec=codec: two_documents(codec))
+        for codec in ("none", "gzip", "snappy", "lz4", "zstd")
+    },
     "bomb": lambda: bomb(""),
     "many_headers": lambda: many_headers(""),
     "wrong_offsets": lambda: wrong_offsets(""),
@@ -86,7 +88,7 @@ def send(stage: Stage, kinds: Sequence[str], partition: int) -> dict[int, str | 
     """Send the kinds between good records; return what each offset must become: a reason, or None for scored."""
     expected: dict[int, str | None] = {}
     for number, kind in enumerate(kinds):
-        (_, offset), = stage.produce([(b"k", LINES[20 + number], (), partition)])
+        ((_, offset),) = stage.produce([(b"k", LINES[20 + number], (), partition)])
         expected[offset] = None
         batch, reasons = KINDS[kind]()
         count = int.from_bytes(batch[57:61], "big")
@@ -95,7 +97,7 @@ def send(stage: Stage, kinds: Sequence[str], partition: int) -> dict[int, str | 
         for delta in range(count):
             if not whole or delta == count - 1:
                 expected[first + delta] = reasons.get(delta)
-    (_, offset), = stage.produce([(b"k", LINES[99], (), partition)])
+    ((_, offset),) = stage.produce([(b"k", LINES[99], (), partition)])
     expected[offset] = None
     return expected
 

@@ -114,7 +114,7 @@ async def test_room_ends_with_too_many_records_and_comes_back() -> None:
 
 async def test_room_ends_with_too_many_bytes_and_comes_back() -> None:
     intake = intake_of(p0=0)
-    intake.add(0, records(0, 1, size=LOW_WATER_BYTES - 1))
+    intake.add(0, records(0, 1, size=LOW_WATER_BYTES - 100))
     assert await has_room(intake, 0)
     intake.add(0, [make_record(None, 1), make_record(b"x", 2)])
     assert not await has_room(intake, 0)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -65,13 +65,13 @@ _SHOWN: Final = 60
 _ABORT: Final = b"\0\0\0\0"
 
 
-class UnreadableError(KafkaError):
+class UnreadableError(KafkaError):  # type: ignore[misc]
     """A record or batch that cannot be read, for a reader that has no place for it; the message says where and why."""
 
 
 @dataclass(eq=False, slots=True)
 class Reading:
-    """How one consumer reads. `budget` None: unbounded over partitions. Its counts are used in the consumer's thread."""
+    """How one consumer reads. `budget` None: partitions are not bounded together. For the consumer's thread alone."""
 
     max_batch_bytes: int = MAX_BATCH_BYTES
     tolerant: bool = False
@@ -141,7 +141,7 @@ class Head(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    records: int
 
     @property
     def last_offset(self) -> int:
@@ -223,8 +223,12 @@ class Batches:
         budget = self._reading.budget
         if not self._held or budget is None or not len(budget.batches):
             return False
-        self.let_go()
-        self._position = self._begin
+        owner, batch = self._owner, self._current
+        if owner is not None and batch is not None and owner.next_fetch_offset >= batch.next_offset:
+            self.let_go()  # it has been read to its end
+        else:
+            self.let_go()
+            self._position = self._begin
         return True
 
     def read_slowly(self) -> bool:
@@ -263,7 +267,7 @@ class Batches:
         inner = DefaultRecordBatch(data)
         head = Head._make(_HEADER.unpack_from(data))
         batch = _Batch(owner, head, inner, data)
-        batch.slow = head.count > head.last_delta + 1  # more records than offsets; a broker should have refused it
+        batch.slow = head.records > head.last_delta + 1  # more records than offsets; a broker should have refused it
         if not inner.validate_crc():
             if self._again(owner, head.base_offset):
                 return None
@@ -387,7 +391,7 @@ class _Batch:
         return True
 
     def __next__(self) -> Any:
-        """Return a control batch's record. A broken one is taken for the end of an aborted transaction: it is an end."""
+        """Return a control batch's record. A broken one is taken for an abort: it ends a transaction, in any case."""
         try:
             record = next(self.inner)
             if len(record.key) >= len(_ABORT):
@@ -412,7 +416,7 @@ class _Batch:
         """Yield the records, each after a look at how many headers it has. Raises ValueError for too many."""
         data, position = self.data, _HEADER.size
         inner = iter(self.inner)
-        for _ in range(self.head.count):
+        for _ in range(self.head.records):
             length, start = varint(data, position)
             if length > WALKED_BYTES and _count_headers(data, start, start + length) > MAX_HEADERS:
                 raise ValueError("too many headers")
@@ -468,8 +472,8 @@ def parse(head: Head, data: memoryview, position: int = 0) -> Iterator[Parsed]:
     Linear in the size; a record's content is copied once.
     """
     at, done = _HEADER.size, head.base_offset - 1
-    complete = head.count == head.last_delta + 1  # compaction has removed nothing: the place tells the offset
-    for index in range(head.count):
+    complete = head.records == head.last_delta + 1  # compaction has removed nothing: the place tells the offset
+    for index in range(head.records):
         try:
             length, start = varint(data, at)
             if length < 0 or start + length > len(data):
@@ -555,6 +559,7 @@ class _Records(fetcher.PartitionRecords):  # type: ignore[misc]
         super().__init__(tp, records, *rest)
         self.tp = tp
         self.batches = records
+        self._records_iterator: Generator[ConsumerRecord, None, None] = self._unpack_records()
         self._expected = self._end = 0
         self._complete = False
         records.belong_to(self)
@@ -576,7 +581,7 @@ class _Records(fetcher.PartitionRecords):  # type: ignore[misc]
     def expect(self, batch: _Batch) -> None:
         """Prepare for the batch's offsets: broken ones would make others be passed over."""
         self._end = batch.next_offset
-        self._complete = not batch.slow and batch.head.count == batch.head.last_delta + 1
+        self._complete = not batch.slow and batch.head.records == batch.head.last_delta + 1
         self._expected = max(batch.base_offset, self.next_fetch_offset)
 
     def missed(self) -> bool:
@@ -628,9 +633,11 @@ class _Records(fetcher.PartitionRecords):  # type: ignore[misc]
 class _Result(fetcher.FetchResult):  # type: ignore[misc]
     """What was fetched of one partition, taken in portions that are bounded in bytes too."""
 
-    def __init__(self, tp: TopicPartition, **rest: Any) -> None:
-        super().__init__(tp, **rest)
-        self._reading: Reading = self._partition_records.batches.reading
+    _partition_records: _Records | None
+
+    def __init__(self, tp: TopicPartition, *, partition_records: _Records, **rest: Any) -> None:
+        super().__init__(tp, partition_records=partition_records, **rest)
+        self._reading = partition_records.batches.reading
         if (former := self._reading.open.get(tp)) is not None:
             former.drop()
         self._reading.open[tp] = self
@@ -640,6 +647,8 @@ class _Result(fetcher.FetchResult):  # type: ignore[misc]
         records, self._partition_records = self._partition_records, None
         if records is not None:
             records.close()
+        if self._reading.budget is not None:
+            self._reading.budget.batches.leave(self._topic_partition)
         if self._reading.open.get(self._topic_partition) is self:
             del self._reading.open[self._topic_partition]
 
@@ -659,9 +668,9 @@ class _Result(fetcher.FetchResult):  # type: ignore[misc]
 
     def getall(self, max_records: int | None = None) -> list[ConsumerRecord]:
         """Return the next records, up to the number or about as many bytes as allowed. Raises NoRoom."""
-        if not self.check_assignment(self._topic_partition):
-            return []
         reading, records = self._reading, self._partition_records
+        if records is None or not self.check_assignment(self._topic_partition):
+            return []
         if reading.budget is not None:
             reading.budget.records.room(self._topic_partition)
         found: list[ConsumerRecord] = []

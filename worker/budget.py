@@ -20,7 +20,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 
-class NoRoom(Exception):  # noqa: N818 it is a signal between this worker's own parts, not a fault
+class NoRoom(Exception):
     """There is no room now; the share that must have some first. Wait for `share.turn(key)`, then ask again."""
 
     def __init__(self, share: Share, key: Hashable) -> None:
@@ -52,12 +52,12 @@ class Share:
     def room(self, key: Hashable, need: int = 1) -> int | None:
         """Return how many bytes `key` may take, None: as many as it likes. Raises NoRoom and queues it.
 
-        It must then call `take`. `need`: the least that is of any use.
+        It then calls `take` with what it took. `need`: the least that is of any use.
         """
         with self._lock:
             first = next(iter(self._queue), key)
             if first == key and self._fits(need):
-                self._queue.pop(key, None)
+                self.leave(key)  # the next may come too: this one may find that it needs nothing here after all
                 return self.limit - self.held if self.held else None
             self._wait(key, need)
         raise NoRoom(self, key)
@@ -80,6 +80,12 @@ class Share:
         with self._lock:
             self.held -= size
             self._wake_first()
+
+    def leave(self, key: Hashable) -> None:
+        """Take `key` out of the queue; the next one is first then."""
+        with self._lock:
+            if self._queue.pop(key, None) is not None:
+                self._wake_first()
 
     def forget_waiting(self) -> None:
         """Empty the queue: the partitions are others now. Whoever still waits asks again."""

@@ -58,8 +58,7 @@ MAX_COMMIT_BYTES: Final = 8 << 20
 """Most output bytes of one transaction, so that large documents do not add up."""
 
 MAX_LANE_BYTES: Final = 16 << 20
-"""Source bytes of one partition (SourceRecord.size) that may be on the way: one partition's part of the worker's memory.
-budget.py bounds all of them together."""
+"""Source bytes of one partition (SourceRecord.size) that may be on the way; all partitions together: budget.py."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from aiokafka.structs import ConsumerRecord
 
+from worker.pipeline import FIRST_OFFSET
 from worker.publisher import TRUNCATED_HEADER
 
 REDRIVEN_FROM: Final = "kp-redriven-from"
@@ -23,7 +24,10 @@ WORKERS_OWN: Final = ("kp-error-", "kp-source-", "kp-worker-version", REDRIVEN_F
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter. `timestamp_ms` is the source record's (None: it has none); `redriven`: how often it was."""
+    """A dead letter. `timestamp_ms` is the source record's (None: it has none); `redriven`: how often it was.
+
+    `first_offset`: of several source records that it stands for; `source_offset` is their last.
+    """
 
     record: ConsumerRecord
     reason: str
@@ -35,6 +39,7 @@ class Letter:
     timestamp_ms: int | None
     redriven: int
     truncated: bool
+    first_offset: int | None = None
 
     @property
     def place(self) -> str:
@@ -45,6 +50,13 @@ class Letter:
     def source(self) -> str:
         """Return topic/partition/offset of the source record."""
         return f"{self.source_topic}/{self.source_partition}/{self.source_offset}"
+
+    @property
+    def source_range(self) -> str:
+        """Return the source record, or all those that the letter stands for, in words."""
+        if self.first_offset in (None, self.source_offset):
+            return f"offset {self.source_offset} of partition {self.source_partition}"
+        return f"the offsets {self.first_offset} to {self.source_offset} of partition {self.source_partition}"
 
     def original_headers(self) -> list[tuple[str, bytes]]:
         """Return the headers of the source record, without any that the worker or a re-drive has added."""
@@ -67,6 +79,7 @@ def read_letter(record: ConsumerRecord) -> Letter | None:
             timestamp_ms=int(timestamp) if timestamp else None,
             redriven=_count(headers.get(REDRIVE_COUNT, "")),
             truncated=TRUNCATED_HEADER in headers,
+            first_offset=int(headers[FIRST_OFFSET]) if FIRST_OFFSET in headers else None,
         )
     except (KeyError, ValueError):
         return None

@@ -37,6 +37,9 @@ ACCEPTED: Final = "accepted"
 REJECTED: Final = "rejected"
 DEAD_LETTER: Final = "dead_letter"
 
+FIRST_OFFSET: Final = "kp-source-first-offset"
+LAST_OFFSET: Final = "kp-source-last-offset"
+
 CACHED_ID_LENGTH: Final = 256
 """Characters of a trace id that the cache keeps for `nearest`. An id may be as long as a message; 1000 of those in
 memory, and one in every output, would be a way to exhaust the worker."""
@@ -354,6 +357,6 @@ def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:
     ):
         headers.append((name, value.encode("utf-8", "backslashreplace")))
     if record.fault is not None and record.fault.first_offset is not None:
-        headers.append(("kp-source-first-offset", b"%d" % record.fault.first_offset))
-        headers.append(("kp-source-last-offset", b"%d" % record.offset))
+        headers.append((FIRST_OFFSET, b"%d" % record.fault.first_offset))
+        headers.append((LAST_OFFSET, b"%d" % record.offset))
     return OutputRecord(DEAD_LETTER, record.key, record.value, headers, record.timestamp_ms)

@@ -49,6 +49,7 @@ from worker.publisher import (
 )
 from worker.session import Session, SessionError, Topic, read_to
 from worker.topics import SETTLE_ATTEMPTS, TopicPlan, create
+from worker.trace import Reason
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 8 << 20
@@ -58,6 +59,13 @@ EXAMPLES: Final = 2
 """Letters of each reason that the report keeps to show."""
 
 MARKS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
+
+NO_VALUE: Final[Mapping[str, str]] = {
+    Reason.BATCH_TOO_LARGE: "publish those records again from where they came from, in smaller batches "
+    "(docs/publishing.md), or raise the worker's KP_MAX_BATCH_BYTES and score them again (docs/operations.md)",
+    Reason.UNREADABLE: "no client can read them there; publish them again from where they came from",
+}
+"""What to do with letters that have no value, by reason."""
 
 SOURCE_SECONDS: Final = 10.0
 """How long one record that must be there may take to come from the source topic."""
@@ -244,7 +252,7 @@ class Redrive:
         """Connect a reader of marks and letters, and one that looks single source records up."""
         async with (
             self._session.connected(self._session.reader()) as reader,
-            self._session.connected(self._session.reader()) as lookup,
+            self._session.connected(self._session.reader(), tolerant=True) as lookup,
         ):
             yield reader, lookup
 
@@ -324,6 +332,8 @@ class Redrive:
 
     async def _value(self, letter: Letter, lookup: AIOKafkaConsumer) -> bytes | None:
         """Return the source record's whole value: the letter's own, unless that is cut."""
+        if letter.reason in NO_VALUE:
+            raise RefusedError(f"holds nothing of {letter.source_range} on the source topic: {NO_VALUE[letter.reason]}")
         value: bytes | None = letter.record.value
         if not letter.truncated:
             return value

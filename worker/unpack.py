@@ -51,7 +51,7 @@ def unpack(payload: memoryview, codec: int, limit: int, head: bytes = b"") -> me
     if len(payload) <= _SMALL_PAYLOAD and limit >= _SMALL_BYTES:
         with contextlib.suppress(TooLargeError):
             return _unpack_small(payload, into, head)
-    memory = mmap.mmap(-1, len(head) + limit)
+    memory = mmap.mmap(-1, max(1, len(head) + limit))
     memory[: len(head)] = head
     view = memoryview(memory)
     room = view[len(head) :]
@@ -106,7 +106,7 @@ def _gzip(payload: memoryview, room: memoryview) -> int:
 
 def _snappy(payload: memoryview, room: memoryview) -> int:
     """Unpack xerial's framing (Java's producers) or one raw block. A block tells its size, which is checked first."""
-    if payload[: len(_XERIAL)] != _XERIAL:
+    if bytes(payload[: len(_XERIAL)]) != _XERIAL:
         return _snappy_block(payload, room)
     position, written = _XERIAL_HEAD, 0
     while position < len(payload):
