@@ -18,10 +18,10 @@ from tests.builders import make_record, make_trace, trace_bytes
 from tests.test_schemas import REGISTRY
 from worker import changelog
 from worker.config import load
-from worker.pipeline import PartitionScorer, dead_letter, scored_record
+from worker.pipeline import Fault, PartitionScorer, dead_letter, scored_record
 from worker.publisher import TRUNCATED_HEADER, fit_dead_letter
 from worker.topics import CHANGELOG_CONFIG
-from worker.trace import InvalidTrace, parse_trace
+from worker.trace import InvalidTrace, Reason, parse_trace
 from worker.version import __version__
 
 SCHEMAS = Path(__file__).parent.parent / "schemas"
@@ -102,7 +102,7 @@ def test_the_pattern_of_the_score_refuses(score: str) -> None:
 
 
 def test_dead_letters_of_the_code_name_the_same_headers() -> None:
-    record = make_record(b'{"id":' + b"x" * 5000)
+    record = make_record(b'{"id":' + b"x" * 5000)._replace(fault=Fault(Reason.UNREADABLE, "broken", 0))
     with pytest.raises(InvalidTrace) as caught:
         parse_trace(record.value)
     cut = fit_dead_letter(dead_letter(record, caught.value), 3000)

@@ -26,9 +26,10 @@ from worker.embedder import Embedding, ModelError
 from worker.lane import Lane, Rules
 from worker.metrics import Metrics
 from worker.novelty import Vector
-from worker.pipeline import SourceRecord
+from worker.pipeline import Fault, SourceRecord
 from worker.publisher import Batch
-from worker.trace import DEFAULT_LIMITS, Limits
+from worker.records import encoded_size
+from worker.trace import DEFAULT_LIMITS, Limits, Reason
 from worker.tracing import Tracing
 
 DIMENSIONS = 8
@@ -115,6 +116,7 @@ class Stage:
         self.room = 0
         self.waiting = 0
         self.failures: list[BaseException] = []
+        self.given_back = 0
         self.lane = Lane(
             0,
             self.scorer,
@@ -127,8 +129,12 @@ class Stage:
             waiting=lambda: self.waiting,
             on_room=self._count_room,
             on_failure=self.failures.append,
+            give_back=self._give_back,
         )
         self.lane.start()
+
+    def _give_back(self, size: int) -> None:
+        self.given_back += size
 
     def _count_room(self) -> None:
         self.room += 1
@@ -297,7 +303,8 @@ async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.Monke
     await stage.lane.drain()
     assert stage.publisher.sizes() == [3, 3, 1]
 
-    size = len(stage.publisher.committed[0].outputs[0].value or b"")
+    first = stage.publisher.committed[0].outputs[0]
+    size = encoded_size(first.key, first.value, first.headers)
     monkeypatch.setattr(lane_module, "MAX_COMMIT_BYTES", size + 1)
     stage.take(*range(7, 12))
     await stage.lane.drain()
@@ -629,3 +636,25 @@ async def test_records_without_a_timestamp_have_no_latency() -> None:
     await stage.lane.drain()
     assert stage.count("kp_end_to_end_latency_seconds_count") == 1
     await stage.lane.close()
+
+
+async def test_a_fault_becomes_a_dead_letter_in_its_place_and_its_bytes_are_given_back() -> None:
+    stage = Stage(embed=False)
+    fault = Fault(Reason.BATCH_TOO_LARGE, "the batch is too large", 3)
+    stage.take(0, 1)
+    stage.lane.take(make_record(None, 7)._replace(fault=fault))
+    stage.take(8)
+    await stage.lane.drain()
+    outputs = [output for batch in stage.publisher.committed for output in batch.outputs]
+    assert [dict(output.headers).get("kp-error-reason") for output in outputs] == [None, None, b"batch_too_large", None]
+    assert stage.publisher.committed[-1].next_offset == 9
+    size = sum(record(offset).size for offset in (0, 1, 8)) + make_record(None).size
+    assert stage.given_back == size
+    stage.lane.take(record(8))  # fetched twice
+    assert stage.given_back == (size := size + record(8).size)
+    stage.publisher.gate.clear()
+    stage.take(9)
+    await settle()
+    assert stage.given_back == size
+    await stage.lane.close()
+    assert stage.given_back == size + record(9).size
