@@ -3,14 +3,21 @@ record notices. What the worker cannot publish is tests/test_refused_records.py.
 
 from __future__ import annotations
 
+import gzip
+import json
+import random
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.kafka_fixtures import create_topics
+from tests.commands import Desk
+from tests.kafka_fixtures import WorkerProcess, consume_all, create_topics
 from tests.raw_batches import RawRecord, batch_of, blank_bomb, encode_batch, encode_record, produce_batch, varint
-from tests.test_worker import LINES, Stage, Workers, header, origin
+from tests.test_worker import LINES, OUTPUTS, Stage, Workers, header, origin
+from worker import batches
 from worker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.kafka

@@ -219,16 +219,15 @@ class Batches:
         self._position = len(self._data)
 
     def make_room(self) -> bool:
-        """Drop what the batch is unpacked to if another partition waits for the room; it comes again from its begin."""
-        budget = self._reading.budget
+        """Drop the batch if it is read to its end, or if another partition waits for its room: then it comes again."""
+        budget, batch = self._reading.budget, self._current
+        if batch is not None and self._owner is not None and self._owner.next_fetch_offset >= batch.next_offset:
+            self.let_go()
+            return True
         if not self._held or budget is None or not len(budget.batches):
             return False
-        owner, batch = self._owner, self._current
-        if owner is not None and batch is not None and owner.next_fetch_offset >= batch.next_offset:
-            self.let_go()  # it has been read to its end
-        else:
-            self.let_go()
-            self._position = self._begin
+        self.let_go()
+        self._position = self._begin
         return True
 
     def read_slowly(self) -> bool:

@@ -359,6 +359,8 @@ class Lane:
                 self._count(batch, time.perf_counter() - started)
                 if self._rules.tracing is not None:
                     self._rules.tracing.end(done.span for done in batch)
+                del batch  # not kept while the next one gathers
+                self._gathered = None
                 if not self:
                     self._idle.set()
                 self._on_room()
