@@ -77,7 +77,7 @@ def trace(size: int = 0) -> bytes:
 
 ATTACKS: dict[str, tuple[int, Callable[[], Send]]] = {
     "bomb of 900 MiB": (1, lambda: repeated(1, 1, blank_bomb(900 * MIB))),
-    "48 x 100 kB gzip, one value, above": (48, lambda: repeated(48, 1, blank_bomb(98 * MIB))),
+    "48 x 100 kB gzip, above": (48, lambda: repeated(48, 1, blank_bomb(98 * MIB))),
     "48 x gzip, one value, below": (48, lambda: repeated(48, 1, blank_bomb(60 * MIB))),
     "48 x gzip, 120 traces of 500 kB, below": (
         48, lambda: repeated(48, 1, encode_batch([RawRecord(trace(500_000))] * 120, "gzip")),

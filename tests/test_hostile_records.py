@@ -60,7 +60,7 @@ def many_headers(_: str) -> tuple[bytes, dict[int, str]]:
 
 def wrong_offsets(_: str) -> tuple[bytes, dict[int, str]]:
     now = int(time.time() * 1000)
-    parts = [encode_record(good(n), delta, 0) for n, delta in ((1, 0), (2, 0), (3, 700))]
+    parts = [encode_record(good(n), delta, 0) for n, delta in ((1, 0), (2, 1), (3, 700))]
     return batch_of(b"".join(parts), 3, "none", now, now), {2: "unreadable"}
 
 

@@ -195,7 +195,7 @@ class Batches:
             try:
                 self._next = self._open(self._owner)
             except NoRoom as error:
-                self.no_room = error
+                self.no_room = error.with_traceback(None)
         return self._next is not None
 
     def next_batch(self) -> _Batch | None:
@@ -306,12 +306,14 @@ class Batches:
             return unpack(payload, codec, limit, bytes(head))
         room = budget.batches.room(tp, len(payload))
         bound = limit if room is None else min(limit, room)
+        unpacked: memoryview | None = None
         try:
             unpacked = unpack(payload, codec, bound, bytes(head))
         except TooLargeError:
             if bound == limit:
                 raise
-            raise budget.batches.refuse(tp, min(limit, 2 * bound)) from None
+        if unpacked is None:  # raised out here, because an error's context keeps what was unpacked
+            raise budget.batches.refuse(tp, min(limit, 2 * bound))
         self._held = len(unpacked)
         budget.batches.take(self._held)
         return unpacked
@@ -689,7 +691,7 @@ class _Result(fetcher.FetchResult):  # type: ignore[misc]
         if no_room is None:
             self.drop()
         elif not found:
-            raise no_room
+            raise NoRoom(no_room.share, no_room.key)
         return found
 
 

@@ -269,7 +269,7 @@ class KpConsumer(driver.Consumer):
                     await self.callback(_wake_up(tp, records[0].offset, generation))
             if lease is not None:
                 lease.end()
-            del records, lease  # not kept while the next fetch waits
+            del records, lease, future  # not kept while the next fetch waits
 
     async def _stop_fetches(self) -> None:
         fetches, self._fetches = self._fetches, set()

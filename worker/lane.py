@@ -201,7 +201,7 @@ class Lane:
             check_size(record, self._rules.limits)
             pending.trace = parse_trace(record.value, self._rules.limits)
         except InvalidTrace as error:
-            pending.error = error
+            pending.error = error.with_traceback(None)  # it leads to this frame: a circle that would keep the record
         pending.submitted = time.perf_counter()
         self._metrics.stages["parse"].observe(pending.submitted - pending.started)
         if pending.trace is not None and self._pool is not None:

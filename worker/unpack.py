@@ -55,11 +55,15 @@ def unpack(payload: memoryview, codec: int, limit: int, head: bytes = b"") -> me
     memory[: len(head)] = head
     view = memoryview(memory)
     room = view[len(head) :]
+    size = 0
     try:
         size = len(head) + into(payload, room)
     finally:
         room.release()
         view.release()
+        if not size:
+            with contextlib.suppress(BufferError):  # a frame of the error may still look at it
+                memory.close()  # now, and not when the error is forgotten
     with contextlib.suppress(SystemError):  # where maps cannot be made smaller, only address space is wasted
         memory.resize(max(1, size))
     return memoryview(memory)[:size]
