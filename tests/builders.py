@@ -12,6 +12,7 @@ import numpy as np
 from worker.embedder import Embedding
 from worker.novelty import Vector
 from worker.pipeline import EmbedderIdentity, SourceRecord
+from worker.records import memory_size
 from worker.trace import CONTEXT, ReasoningTrace, parse_trace
 
 DATA = Path(__file__).parent / "data"
@@ -88,7 +89,8 @@ def make_record(
     topic: str = "traces",
     partition: int = 0,
 ) -> SourceRecord:
-    return SourceRecord(topic, partition, offset, timestamp_ms, key, value, headers)
+    size = memory_size(key, value, headers)
+    return SourceRecord(topic, partition, offset, timestamp_ms, key, value, headers, size)
 
 
 def random_trace_bytes(rng: random.Random, number: int, created_at: int) -> bytes:

@@ -26,7 +26,7 @@ from worker.fitting import (
     last_resort,
     readdressed,
 )
-from worker.pipeline import PartitionScorer, dead_letter, scored_record
+from worker.pipeline import Fault, PartitionScorer, dead_letter, scored_record
 from worker.topics import CHANGELOG_CONFIG
 from worker.trace import InvalidTrace, Reason, parse_trace
 from worker.version import __version__
@@ -109,7 +109,7 @@ def test_the_pattern_of_the_score_refuses(score: str) -> None:
 
 
 def test_dead_letters_of_the_code_name_the_same_headers() -> None:
-    record = make_record(b'{"id":' + b"x" * 5000)
+    record = make_record(b'{"id":' + b"x" * 5000)._replace(fault=Fault(Reason.UNREADABLE, "broken", 0))
     with pytest.raises(InvalidTrace) as caught:
         parse_trace(record.value)
     letter = dead_letter(record, caught.value)

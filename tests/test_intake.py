@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 from tests.builders import make_record
+from worker.budget import Share
 from worker.intake import LOW_WATER_BYTES, LOW_WATER_RECORDS, Intake
 from worker.pipeline import SourceRecord
 
@@ -14,7 +15,7 @@ def records(partition: int, count: int, size: int = 1, first: int = 0) -> list[S
 
 def intake_of(**counts: int) -> Intake:
     """Return an intake with so many records waiting: intake_of(p0=3, p1=1)."""
-    intake = Intake()
+    intake = Intake(Share(1 << 40))
     intake.assign([int(name[1:]) for name in counts])
     for name, count in counts.items():
         intake.add(int(name[1:]), records(int(name[1:]), count))
@@ -113,7 +114,7 @@ async def test_room_ends_with_too_many_records_and_comes_back() -> None:
 
 async def test_room_ends_with_too_many_bytes_and_comes_back() -> None:
     intake = intake_of(p0=0)
-    intake.add(0, records(0, 1, size=LOW_WATER_BYTES - 1))
+    intake.add(0, records(0, 1, size=LOW_WATER_BYTES - 100))
     assert await has_room(intake, 0)
     intake.add(0, [make_record(None, 1), make_record(b"x", 2)])
     assert not await has_room(intake, 0)

@@ -27,7 +27,7 @@ from worker.lane import Lane, Rules
 from worker.metrics import Metrics
 from worker.novelty import Vector
 from worker.passes import NO_PASS, Pass
-from worker.pipeline import SourceRecord
+from worker.pipeline import Fault, SourceRecord
 from worker.publication import Batch
 from worker.records import encoded_size
 from worker.trace import DEFAULT_LIMITS, InvalidTrace, Limits, Reason, embedding_text, parse_trace
@@ -121,6 +121,7 @@ class Stage:
         self.room = 0
         self.waiting = 0
         self.failures: list[BaseException] = []
+        self.given_back = 0
         self.lane = Lane(
             0,
             self.scorer,
@@ -135,8 +136,12 @@ class Stage:
             on_failure=self.failures.append,
             source_pass=source_pass,
             housekeeping=housekeeping,
+            give_back=self._give_back,
         )
         self.lane.start()
+
+    def _give_back(self, size: int) -> None:
+        self.given_back += size
 
     def _count_room(self) -> None:
         self.room += 1
@@ -305,7 +310,8 @@ async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.Monke
     await stage.lane.drain()
     assert stage.publisher.sizes() == [3, 3, 1]
 
-    size = len(stage.publisher.committed[0].outputs[0].value or b"")
+    first = stage.publisher.committed[0].outputs[0]
+    size = encoded_size(first.key, first.value, first.headers)
     monkeypatch.setattr(lane_module, "MAX_COMMIT_BYTES", size + 1)
     stage.take(*range(7, 12))
     await stage.lane.drain()
@@ -689,3 +695,25 @@ async def test_records_without_a_timestamp_have_no_latency() -> None:
     await stage.lane.drain()
     assert stage.count("kp_end_to_end_latency_seconds_count") == 1
     await stage.lane.close()
+
+
+async def test_a_fault_becomes_a_dead_letter_in_its_place_and_its_bytes_are_given_back() -> None:
+    stage = Stage(embed=False)
+    fault = Fault(Reason.BATCH_TOO_LARGE, "the batch is too large", 3)
+    stage.take(0, 1)
+    stage.lane.take(make_record(None, 7)._replace(fault=fault))
+    stage.take(8)
+    await stage.lane.drain()
+    outputs = [output for batch in stage.publisher.committed for output in batch.outputs]
+    assert [dict(output.headers).get("kp-error-reason") for output in outputs] == [None, None, b"batch_too_large", None]
+    assert stage.publisher.committed[-1].next_offset == 9
+    size = sum(record(offset).size for offset in (0, 1, 8)) + make_record(None).size
+    assert stage.given_back == size
+    stage.lane.take(record(8))  # fetched twice
+    assert stage.given_back == (size := size + record(8).size)
+    stage.publisher.gate.clear()
+    stage.take(9)
+    await settle()
+    assert stage.given_back == size
+    await stage.lane.close()
+    assert stage.given_back == size + record(9).size

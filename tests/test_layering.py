@@ -23,6 +23,7 @@ MAY_IMPORT = {
     # package: modules of worker/ that may import it
     "aiokafka": {
         "app",
+        "batches",
         "connection",
         "errors",
         "faust_io",
@@ -44,6 +45,7 @@ MAY_IMPORT = {
     },
     "faust": {"app", "faust_io"},
     "mode": {"app", "faust_io"},
+    "cramjam": {"unpack"},
     "aiohttp": {"http"},
     "prometheus_client": {"demo", "http", "metrics"},
     "pydantic": {"config"},

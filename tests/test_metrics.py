@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from tests.builders import trace_bytes
 from tests.kafka_fixtures import WorkerProcess, create_topics, produce, unique
 from tests.test_lane import Stage, record, settle
+from worker.budget import Share
 from worker.embedded_kafka import EmbeddedKafka
 from worker.intake import Intake
 from worker.metrics import Metrics, lag_seconds
@@ -91,7 +92,7 @@ async def test_the_oldest_record_of_a_lane_is_the_first_past_the_committed_offse
 
 
 def test_the_oldest_record_of_the_intake() -> None:
-    intake = Intake()
+    intake = Intake(Share(1 << 20))
     intake.assign([0, 1])
     assert intake.oldest(0) is None
     assert intake.oldest(7) is None

@@ -28,6 +28,7 @@ from worker.novelty import Neighbour
 from worker.pipeline import (
     CACHED_ID_LENGTH,
     EmbedderIdentity,
+    Fault,
     SourceRecord,
     cached_id,
     dead_letter,
@@ -432,3 +433,14 @@ def test_two_identities_are_comparable_unless_only_the_runtime_differs() -> None
 
 def test_a_source_record_needs_no_headers() -> None:
     assert SourceRecord("t", 0, 0, None, None, None).headers == ()
+
+
+def test_a_dead_letter_for_several_records_says_which() -> None:
+    record = make_record(None, 9)._replace(fault=Fault(Reason.BATCH_TOO_LARGE, "too large", 4))
+    headers = dict(dead_letter(record, InvalidTrace(Reason.BATCH_TOO_LARGE, "", "too large")).headers)
+    assert (headers["kp-source-offset"], headers["kp-source-first-offset"], headers["kp-source-last-offset"]) == (
+        b"9", b"4", b"9",
+    )  # fmt: skip
+    alone = make_record(None, 9)._replace(fault=Fault(Reason.BAD_HEADER, "bad"))
+    headers = dict(dead_letter(alone, InvalidTrace(Reason.BAD_HEADER, "", "bad")).headers)
+    assert "kp-source-first-offset" not in headers

@@ -429,6 +429,6 @@ def test_no_secret_is_in_a_repr(secure: SecureKafka, monkeypatch: pytest.MonkeyP
     client = client_arguments(settings)
     assert client["sasl_plain_password"] == PASSWORD
     nothing: Any = None
-    hooks = Hooks(settings, client, nothing, nothing, nothing, nothing)
+    hooks = Hooks(settings, client, nothing, nothing, nothing, nothing, nothing)
     for text in (repr(settings), str(settings), repr(hooks), settings.model_dump_json()):
         assert_no_secret(text)

@@ -25,6 +25,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from worker import logs
 from worker.breaker import Breaker
+from worker.budget import Budget
 from worker.changelog import Restored
 from worker.config import ConfigError, Settings
 from worker.connection import client_arguments
@@ -87,7 +88,8 @@ class Worker:
         self._pool = None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered)
         self._slots = asyncio.Semaphore(settings.embed_in_flight)
         self._freed = asyncio.Event()
-        self._intake = Intake()
+        self._budget = Budget(settings.memory_budget_bytes)
+        self._intake = Intake(self._budget.records)
         self._lanes: dict[int, Lane] = {}
         self._room = asyncio.Event()
         self._shared_producer: AIOKafkaProducer | None = None
@@ -105,7 +107,8 @@ class Worker:
             tracing,
             settings.output_embedding,
         )
-        self.app = create_app(Hooks(settings, client, self._intake, self._drain, self._next_offsets, self._fail))
+        hooks = Hooks(settings, client, self._intake, self._budget, self._drain, self._next_offsets, self._fail)
+        self.app = create_app(hooks)
         topic = self.app.topic(settings.source_topic, key_serializer="raw", value_serializer="raw")
         self.app.agent(topic, name="score")(self._agent)
         connect(self.app.on_rebalance_complete, self._on_assigned)
@@ -359,6 +362,7 @@ class Worker:
             on_committed=None if self._status is None else self._status.committed,
             source_pass=restored.current,
             housekeeping=restored.housekeeping,
+            give_back=self._budget.records.give_back,
         )
 
     def _lane_failed(self, partition: int, error: BaseException) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from worker.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.scoring import DEFAULT_PROFILE, PROFILES, Profile, Weights
 from worker.trace import Limits
 
@@ -166,6 +167,17 @@ class Settings(BaseSettings):
     )
 
     max_message_bytes: int = Field(1_048_576, ge=1024, description="larger messages are dead letters")
+    max_batch_bytes: int = Field(
+        67_108_864,
+        ge=1_048_576,
+        description="what one compressed batch may unpack to; a larger one is one dead letter (docs/publishing.md)",
+    )
+    memory_budget_bytes: int = Field(
+        100_663_296,
+        ge=16_777_216,
+        description="bytes of records read and not committed, and of unpacked batches, over all partitions "
+        "(docs/operations.md)",
+    )
     max_steps: int = Field(10_000, ge=1, description="traces with more steps are dead letters")
     max_depth: int = Field(64, ge=8, le=256, description="documents nested deeper are dead letters")
     strict_context: bool = Field(False, description="refuse the older @context https://knowledgepulse.dev/schema/v1")
@@ -218,6 +230,11 @@ class Settings(BaseSettings):
         if len(set(topics)) != len(topics):
             raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
         self._check_security()
+        if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
+            raise ValueError(
+                f"KP_MAX_BATCH_BYTES={self.max_batch_bytes} is less than a message of KP_MAX_MESSAGE_BYTES="
+                f"{self.max_message_bytes} takes; raise it"
+            )
         if self.output_embedding and self.embedder == "none":
             raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder, and KP_EMBEDDER=none has none")
         if self.group_instance_id and self.delivery != "exactly_once":

@@ -18,6 +18,7 @@ from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator, collect_hosts,
 from aiokafka.errors import KafkaConnectionError, KafkaError, SaslAuthenticationFailed
 from aiokafka.protocol.metadata import MetadataRequest
 
+from worker import batches
 from worker.config import PREFIX, ConfigError, Settings
 from worker.errors import HungUpError, is_final
 
@@ -43,8 +44,9 @@ SENT_IN_THE_CLEAR: Final = {
 def client_arguments(settings: Settings) -> dict[str, Any]:
     """Return the aiokafka arguments that all clients share. Raises ConfigError for a file that cannot be used.
 
-    They hold secrets: never log them.
+    They hold secrets: never log them. From here on, every consumer of the process reads batches by batches.py.
     """
+    batches.use(settings.max_batch_bytes)
     arguments: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.group_id,

@@ -36,15 +36,24 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types.tuples import TP, ConsumerMessage
 from mode import CrashingSupervisor, Service
 
+from worker import batches
+from worker.budget import Budget, Lease, NoRoom
 from worker.config import Settings
 from worker.intake import Intake
-from worker.pipeline import SourceRecord
+from worker.pipeline import Fault, SourceRecord
+from worker.records import memory_size
 
 faust_log = logging.getLogger("faust")
 """Faust names a service's logger after the module of its class; these are Faust's messages and not ours."""
 
 FETCH_RECORDS: Final = 512
 """Most records of one fetch of one partition. More gains nothing and delays the others."""
+
+FETCH_BYTES: Final = 1 << 20
+"""About as many bytes of one fetch of one partition: 512 records of 100 kB out of one compressed batch are 50 MB."""
+
+RESPONSE_BYTES: Final = 16 << 20
+"""Bytes of one response over all partitions of a broker; aiokafka's default is 50 MiB."""
 
 FETCH_WAIT_MS: Final = 500
 """How long a fetch waits for the first record; an idle worker asks twice a second for each partition."""
@@ -70,6 +79,7 @@ class Hooks:
     settings: Settings
     client: Mapping[str, Any] = field(repr=False)  # holds secrets
     intake: Intake
+    budget: Budget
     drain: Callable[[], Awaitable[None]]
     positions: Callable[[], Mapping[TopicPartition, int]]
     fail: Callable[[BaseException], None]
@@ -78,12 +88,15 @@ class Hooks:
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
     logger = faust_log
     hooks: Hooks
+    reading: batches.Reading
     read_to: dict[TopicPartition, int]
     """Where the last fetch that brought nothing ended: past the markers and aborted records of transactions."""
 
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
         settings = self.hooks.settings
         session_ms = round(settings.session_timeout_seconds * 1000)
+        self.reading = batches.Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget)
+        batches.read_as(self.reading)
         return AIOKafkaConsumer(
             **self.hooks.client,
             group_id=settings.group_id,
@@ -98,16 +111,21 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             max_poll_interval_ms=round(MAX_POLL_INTERVAL_SECONDS * 1000),
             fetch_max_wait_ms=FETCH_WAIT_MS,
             max_poll_records=FETCH_RECORDS,
+            fetch_max_bytes=RESPONSE_BYTES,
         )
 
-    async def fetch(self, tp: TopicPartition) -> list[SourceRecord]:
-        """Fetch the next records of one partition; runs in the consumer's thread."""
+    async def fetch(self, tp: TopicPartition) -> tuple[list[SourceRecord], Lease | None]:
+        """Fetch the next records of one partition; runs in the consumer's thread. Raises NoRoom.
+
+        The lease holds their bytes until someone else counts them.
+        """
         consumer = self._ensure_consumer()
         fetched = await consumer.getmany(tp, timeout_ms=FETCH_WAIT_MS, max_records=FETCH_RECORDS)
         if not fetched:
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile
                 self.read_to[tp] = await consumer.position(tp)
-        return [
+            return [], None
+        result = [
             SourceRecord(
                 record.topic,
                 record.partition,
@@ -116,14 +134,18 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
                 record.key,
                 record.value,
                 record.headers,
+                memory_size(record.key, record.value, record.headers),
+                record.checksum if isinstance(record.checksum, Fault) else None,
             )
             for records in fetched.values()
             for record in records
         ]
+        return result, Lease(self.hooks.budget.records, sum([record.size for record in result]))
 
     async def seek_all(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Set the next offset of each partition that is still assigned."""
+        """Set the next offset of each partition that is still assigned, and drop what was fetched before."""
         consumer = self._ensure_consumer()
+        self.reading.forget()
         for tp in consumer.assignment() & positions.keys():
             consumer.seek(tp, positions[tp])
 
@@ -235,12 +257,19 @@ class KpConsumer(driver.Consumer):
         while True:
             await self.hooks.intake.room(tp.partition)
             future = asyncio.run_coroutine_threadsafe(self._thread.fetch(source), self._thread.thread_loop)
-            records = await asyncio.wrap_future(future)
+            try:
+                records, lease = await asyncio.wrap_future(future)
+            except NoRoom as error:
+                await error.share.turn(error.key)
+                continue
             if records and self.flow_active and self.app.consumer_generation_id == generation:
                 idle = not self.hooks.intake
                 self.hooks.intake.add(tp.partition, records)
                 if idle:  # otherwise the agent is at work and sees them by itself
                     await self.callback(_wake_up(tp, records[0].offset, generation))
+            if lease is not None:
+                lease.end()
+            del records, lease, future  # not kept while the next fetch waits
 
     async def _stop_fetches(self) -> None:
         fetches, self._fetches = self._fetches, set()
@@ -291,6 +320,7 @@ class KpConsumer(driver.Consumer):
         self.stop_flow()
         await self._stop_fetches()
         self.hooks.intake.clear()
+        self.hooks.budget.forget_waiting()
 
     async def perform_seek(self) -> None:
         """Read on where the lanes are (Faust calls this before it lets records flow).

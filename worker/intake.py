@@ -3,15 +3,17 @@
 Lives here: the queues between fetching and scoring and their bounds. Must not live here: Kafka clients, scoring.
 
 The bounds hold memory: a partition is fetched again only when its queue has fallen below them, so that a full topic
-of large documents costs a few MiB a partition.
+of large documents costs a few MiB a partition. All partitions together are bounded by the share of the memory budget
+that the records are counted in, from here until their commit.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from worker.budget import Share
 from worker.pipeline import SourceRecord
 
 LOW_WATER_RECORDS = 256
@@ -36,9 +38,10 @@ class _Queue:
 
 
 class Intake:
-    """The waiting records of all assigned partitions."""
+    """The waiting records of all assigned partitions, counted in the `share`; whoever takes them gives it back."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: Share) -> None:
+        self._share = share
         self._queues: dict[int, _Queue] = {}
         self._turns: deque[int] = deque()  # the partitions with waiting records
         self._last: int | None = None
@@ -61,22 +64,24 @@ class Intake:
         former, self._queues = self._queues, {partition: _Queue() for partition in partitions}
         self._turns = deque()
         for queue in former.values():
+            self._share.give_back(queue.bytes)
             queue.room.set()  # whoever waits for room looks again, at the new queue
 
     def clear(self) -> None:
         """Drop whatever waits, keep the partitions."""
         self.assign(self._queues)
 
-    def add(self, partition: int, records: Iterable[SourceRecord]) -> None:
+    def add(self, partition: int, records: Sequence[SourceRecord]) -> None:
         """Queue fetched records; those of a partition that is not assigned are dropped."""
         queue = self._queues.get(partition)
         if queue is None:
             return
         if not queue.records:
             self._turns.append(partition)
-        for record in records:
-            queue.records.append(record)
-            queue.bytes += len(record.value or b"")
+        size = sum(record.size for record in records)
+        queue.records.extend(records)
+        queue.bytes += size
+        self._share.take(size)
         if not queue.records:
             self._turns.remove(partition)
         queue.update()
@@ -95,7 +100,7 @@ class Intake:
                 continue
             queue = self._queues[partition]
             record = queue.records.popleft()
-            queue.bytes -= len(record.value or b"")
+            queue.bytes -= record.size
             queue.update()
             if queue.records:
                 self._turns.append(partition)

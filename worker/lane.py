@@ -61,7 +61,7 @@ MAX_COMMIT_BYTES: Final = 8 << 20
 """Most output bytes of one transaction, so that large documents do not add up."""
 
 MAX_LANE_BYTES: Final = 16 << 20
-"""Source bytes of one partition that may be on the way: bounds memory when every document is as large as allowed."""
+"""Source bytes of one partition (SourceRecord.size) that may be on the way; all partitions together: budget.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,8 @@ class Lane:
     `waiting` tells how many records wait to be taken; whoever knows that calls `hurry` when the last one was.
     `on_room` is called when the lane can take records again, `on_failure` once with the error that ended it: its
     state is then ahead of what is committed and must not be used again. `on_committed` is called with each
-    record that is committed, its output and its score (None: a dead letter).
+    record that is committed, its output and its score (None: a dead letter). `give_back` is called with the bytes
+    (SourceRecord.size) of records that the lane no longer holds.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Lane:
         on_committed: Callable[[SourceRecord, OutputRecord, ScoredTrace | None], None] | None = None,
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
+        give_back: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.partition = partition
         self.scorer = scorer
@@ -152,6 +154,7 @@ class Lane:
         self._on_committed = on_committed
         self._pass = source_pass
         self._housekeeping = housekeeping or Housekeeping()
+        self._give_back = give_back
         self._pending: deque[_Pending] = deque()
         self._done: deque[_Done] = deque()
         self._publishing = 0
@@ -192,18 +195,21 @@ class Lane:
         The clock of the evaluation starts here.
         """
         if record.offset <= self._taken:
+            self._give_back(record.size)
             return None  # fetched twice around a rebalance
         self._taken = record.offset
-        self._bytes += len(record.value or b"")
+        self._bytes += record.size
         self._idle.clear()
         pending = _Pending(record, time.perf_counter())
         if self._rules.tracing is not None:
             pending.span = self._rules.tracing.begin(record)
         try:
+            if record.fault is not None:
+                raise InvalidTrace(record.fault.reason, "", record.fault.message)
             check_size(record, self._rules.limits)
             pending.trace = parse_trace(record.value, self._rules.limits)
         except InvalidTrace as error:
-            pending.error = error
+            pending.error = error.with_traceback(None)  # it leads to this frame: a circle that would keep the record
         pending.submitted = time.perf_counter()
         self._metrics.stages["parse"].observe(pending.submitted - pending.started)
         if pending.trace is not None and self._pool is not None:
@@ -256,6 +262,8 @@ class Lane:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._give_back(self._bytes)
+        self._bytes = 0
         try:
             await asyncio.wait_for(self.publisher.stop(), 5)
         except Exception as error:  # the partition is lost to us anyway; its next owner fences this producer
@@ -368,11 +376,15 @@ class Lane:
                 for position, error in replaced.items():
                     batch[position] = self._not_taken(batch[position], error)
                 self._publishing = 0
-                self._bytes -= sum(len(done.record.value or b"") for done in batch)
+                size = sum(done.record.size for done in batch)
+                self._bytes -= size
+                self._give_back(size)
                 self.committed = batch[-1].record.offset + 1
                 self._count(batch, time.perf_counter() - started)
                 if self._rules.tracing is not None:
                     self._rules.tracing.end(done.span for done in batch)
+                del batch  # not kept while the next one gathers
+                self._gathered = None
                 if not self:
                     self._idle.set()
                 self._on_room()
@@ -398,7 +410,7 @@ class Lane:
         size = 0
         while self._done and len(batch) < MAX_COMMIT_RECORDS and size < MAX_COMMIT_BYTES:
             done = self._done.popleft()
-            size += len(done.output.value or b"")
+            size += encoded_size(done.output.key, done.output.value, done.output.headers)
             batch.append(done)
         if not self._done:
             self._work.clear()

@@ -14,6 +14,7 @@ import msgspec
 from aiokafka.structs import ConsumerRecord
 
 from worker.fitting import DROPPED_HEADER, SOURCE_KEY_HEADER, TRUNCATED_HEADER, split
+from worker.pipeline import FIRST_OFFSET
 
 REDRIVEN_FROM: Final = "kp-redriven-from"
 REDRIVE_COUNT: Final = "kp-redrive-count"
@@ -23,7 +24,10 @@ WORKERS_OWN: Final = ("kp-error-", "kp-source-", "kp-worker-version", REDRIVEN_F
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter. `timestamp_ms` is the source record's (None: it has none); `redriven`: how often it was."""
+    """A dead letter. `timestamp_ms` is the source record's (None: it has none); `redriven`: how often it was.
+
+    `first_offset`: of several source records that it stands for; `source_offset` is their last.
+    """
 
     record: ConsumerRecord
     reason: str
@@ -37,6 +41,7 @@ class Letter:
     truncated: bool
     dropped: frozenset[str] = frozenset()
     null_key: bool = False
+    first_offset: int | None = None
 
     @property
     def key(self) -> bytes | None:
@@ -68,6 +73,13 @@ class Letter:
         """Return topic/partition/offset of the source record."""
         return f"{self.source_topic}/{self.source_partition}/{self.source_offset}"
 
+    @property
+    def source_range(self) -> str:
+        """Return the source record, or all those that the letter stands for, in words."""
+        if self.first_offset in (None, self.source_offset):
+            return f"offset {self.source_offset} of partition {self.source_partition}"
+        return f"the offsets {self.first_offset} to {self.source_offset} of partition {self.source_partition}"
+
     def original_headers(self) -> list[tuple[str, bytes]]:
         """Return the headers of the source record, without any that the worker or a re-drive has added."""
         return originals(self.record.headers)
@@ -97,6 +109,7 @@ def read_letter(record: ConsumerRecord) -> Letter | None:
             truncated=TRUNCATED_HEADER in headers,
             dropped=frozenset(part.split(" ")[0] for part in headers.get(DROPPED_HEADER, "").split(", ") if part),
             null_key=SOURCE_KEY_HEADER in headers,
+            first_offset=int(headers[FIRST_OFFSET]) if FIRST_OFFSET in headers else None,
         )
     except (KeyError, ValueError):
         return None

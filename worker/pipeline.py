@@ -37,6 +37,9 @@ ACCEPTED: Final = "accepted"
 REJECTED: Final = "rejected"
 DEAD_LETTER: Final = "dead_letter"
 
+FIRST_OFFSET: Final = "kp-source-first-offset"
+LAST_OFFSET: Final = "kp-source-last-offset"
+
 CACHED_ID_LENGTH: Final = 256
 """Characters of a trace id that the cache keeps for `nearest`. An id may be as long as a message; 1000 of those in
 memory, and one in every output, would be a way to exhaust the worker."""
@@ -44,10 +47,21 @@ memory, and one in every output, would be a way to exhaust the worker."""
 Headers = Sequence[tuple[str, bytes]]
 
 
-class SourceRecord(NamedTuple):
-    """A record as it was read; `timestamp_ms` is None where it has none.
+class Fault(NamedTuple):
+    """Why a record, or all that is left of a batch, cannot be taken as it is (found while it was read).
 
-    A tuple, because one is made for every message.
+    `first_offset`: of the records that this one stands for; its own offset is their last. None: it stands for itself.
+    """
+
+    reason: Reason
+    message: str
+    first_offset: int | None = None
+
+
+class SourceRecord(NamedTuple):
+    """A record as it was read; `timestamp_ms` is None where it has none, `size` is its records.memory_size.
+
+    A tuple, because one is made for every message. With a `fault` it becomes a dead letter, whatever it holds.
     """
 
     topic: str
@@ -57,6 +71,8 @@ class SourceRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
+    size: int = 0
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +349,10 @@ def embedding_failed(error: BaseException) -> InvalidTrace:
 
 
 def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:
-    """Build the dead letter: the original bytes, key and headers unchanged, plus headers that say what is wrong."""
+    """Build the dead letter: the original bytes, key and headers unchanged, plus headers that say what is wrong.
+
+    One that stands for several records says which, first and last.
+    """
     headers = [*record.headers]
     for name, value in (
         ("kp-error-reason", str(error.reason)),
@@ -346,4 +365,7 @@ def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:
         ("kp-worker-version", __version__),
     ):
         headers.append((name, value.encode("utf-8", "backslashreplace")))
+    if record.fault is not None and record.fault.first_offset is not None:
+        headers.append((FIRST_OFFSET, b"%d" % record.fault.first_offset))
+        headers.append((LAST_OFFSET, b"%d" % record.offset))
     return OutputRecord(DEAD_LETTER, record.key, record.value, headers, record.timestamp_ms)

@@ -65,17 +65,15 @@ EXAMPLES: Final = 2
 
 MARKS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
 
+NO_VALUE: Final[Mapping[str, str]] = {
+    Reason.BATCH_TOO_LARGE: "publish those records again from where they came from, in smaller batches "
+    "(docs/publishing.md), or raise the worker's KP_MAX_BATCH_BYTES and score them again (docs/operations.md)",
+    Reason.UNREADABLE: "no client can read them there; publish them again from where they came from",
+}
+"""What to do with letters that have no value, by reason."""
+
 SOURCE_SECONDS: Final = 10.0
 """How long one record that must be there may take to come from the source topic."""
-
-
-NOT_ONE_RECORD: Final[Mapping[str, str]] = {
-    Reason.BATCH_TOO_LARGE: "stands for a whole batch, from {source} on, of which it holds nothing: raise "
-    "KP_MAX_BATCH_BYTES and reset the group to that offset, or publish the records again from where they came from",
-    Reason.UNREADABLE: "holds nothing of {source}, which no client can read: publish the record again from where it "
-    "came from",
-}
-"""Reasons whose letters no record can be made of again, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +258,7 @@ class Redrive:
         """Connect a reader of marks and letters, and one that looks single source records up."""
         async with (
             self._session.connected(self._session.reader()) as reader,
-            self._session.connected(self._session.reader()) as lookup,
+            self._session.connected(self._session.reader(), tolerant=True) as lookup,
         ):
             yield reader, lookup
 
@@ -340,8 +338,8 @@ class Redrive:
 
     async def _whole(self, letter: Letter, lookup: AIOKafkaConsumer) -> Whole:
         """Return the source record as it was: what the letter holds, unless that is not all. Raises RefusedError."""
-        if letter.reason in NOT_ONE_RECORD:
-            raise RefusedError(NOT_ONE_RECORD[letter.reason].format(source=letter.source))
+        if letter.reason in NO_VALUE:
+            raise RefusedError(f"holds nothing of {letter.source_range} on the source topic: {NO_VALUE[letter.reason]}")
         if not letter.incomplete:
             return Whole(letter, letter.key, letter.record.value, letter.original_headers())
         record = await self._source_record(letter, lookup)

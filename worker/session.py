@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -18,6 +18,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, for_code
 from aiokafka.structs import ConsumerRecord
 
+from worker import batches
 from worker.config import ConfigError, Settings
 from worker.connection import client_arguments, why_not
 from worker.errors import explain
@@ -73,10 +74,14 @@ class Session:
         self.client = client_arguments(settings)
 
     @asynccontextmanager
-    async def connected(self, client: Client) -> AsyncIterator[Client]:
-        """Start a consumer or producer, stop it at the end. Raises ConfigError where no broker lets it in."""
+    async def connected(self, client: Client, *, tolerant: bool = False) -> AsyncIterator[Client]:
+        """Start a consumer or producer, stop it at the end. Raises ConfigError where no broker lets it in.
+
+        `tolerant`: records that cannot be read come as faults (batches.py); otherwise they are an error.
+        """
         try:
-            await client.start()
+            with batches.tolerant(self.settings.max_batch_bytes) if tolerant else nullcontext():
+                await client.start()
         except KafkaError as error:
             await client.stop()
             raise await self._refusal(error) from error

@@ -1,0 +1,156 @@
+"""The worker's memory budget over all partitions: what was read and is not committed, and batches that are unpacked.
+
+Lives here: counting bytes, who may take more, and whose turn it is. Must not live here: what a record costs
+(records.py), Kafka clients, batches.
+
+Two shares, half of the budget each. What is in `records` is given back by commits, which need nothing of either share;
+what is in `batches` is given back when the records have been taken out, which needs room in `records` alone. So
+neither can wait for the other in a circle. Whoever finds no room stands in a queue: first come, first served, so that
+no partition starves. A share with nothing in it takes anything, however large.
+
+Records are fetched in the consumer's thread and committed in the main one; a lock guards the numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+
+class NoRoom(Exception):
+    """There is no room now; the share that must have some first. Wait for `share.turn(key)`, then ask again."""
+
+    def __init__(self, share: Share, key: Hashable) -> None:
+        super().__init__(key)
+        self.share = share
+        self.key = key
+
+
+@dataclass(slots=True)
+class _Waiter:
+    need: int
+    loop: asyncio.AbstractEventLoop | None = None
+    event: asyncio.Event | None = None
+
+
+class Share:
+    """Bytes that may be held at once, and the queue of those who wait for some."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self._queue: OrderedDict[Hashable, _Waiter] = OrderedDict()
+        self._lock = threading.RLock()  # a lease may end, by the garbage collector, wherever memory is asked for
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self._queue)
+
+    def room(self, key: Hashable, need: int = 1) -> int | None:
+        """Return how many bytes `key` may take, None: as many as it likes. Raises NoRoom and queues it.
+
+        It then calls `take` with what it took. `need`: the least that is of any use.
+        """
+        with self._lock:
+            first = next(iter(self._queue), key)
+            if first == key and self._fits(need):
+                self.leave(key)  # the next may come too: this one may find that it needs nothing here after all
+                return self.limit - self.held if self.held else None
+            self._wait(key, need)
+        raise NoRoom(self, key)
+
+    def refuse(self, key: Hashable, need: int) -> NoRoom:
+        """Return the error for one that had room, but less than it found to need: it keeps its place in the queue."""
+        with self._lock:
+            self._wait(key, need)
+            self._queue.move_to_end(key, last=False)
+        return NoRoom(self, key)
+
+    def take(self, size: int) -> None:
+        """Hold so many bytes more, whether they fit or not."""
+        with self._lock:
+            self.held += size
+            self._wake_first()
+
+    def give_back(self, size: int) -> None:
+        """Hold so many bytes less; wake the first who waits if they are enough for it."""
+        with self._lock:
+            self.held -= size
+            self._wake_first()
+
+    def leave(self, key: Hashable) -> None:
+        """Take `key` out of the queue; the next one is first then."""
+        with self._lock:
+            if self._queue.pop(key, None) is not None:
+                self._wake_first()
+
+    def forget_waiting(self) -> None:
+        """Empty the queue: the partitions are others now. Whoever still waits asks again."""
+        with self._lock:
+            waiters = list(self._queue.values())
+            self._queue.clear()
+        for waiter in waiters:
+            _wake(waiter)
+
+    async def turn(self, key: Hashable) -> None:
+        """Wait until the queued `key` may ask again."""
+        while True:
+            with self._lock:
+                waiter = self._queue.get(key)
+                if waiter is None or (next(iter(self._queue)) == key and self._fits(waiter.need)):
+                    return
+                waiter.loop, waiter.event = asyncio.get_running_loop(), asyncio.Event()
+                event = waiter.event
+            await event.wait()
+
+    def _fits(self, need: int) -> bool:
+        return not self.held or self.held + need <= self.limit
+
+    def _wait(self, key: Hashable, need: int) -> None:
+        waiter = self._queue.setdefault(key, _Waiter(need))
+        waiter.need = need
+
+    def _wake_first(self) -> None:
+        for waiter in self._queue.values():
+            if self._fits(waiter.need):
+                _wake(waiter)
+            return
+
+
+def _wake(waiter: _Waiter) -> None:
+    if waiter.loop is not None and waiter.event is not None and not waiter.loop.is_closed():
+        waiter.loop.call_soon_threadsafe(waiter.event.set)
+
+
+class Lease:
+    """Bytes of a share, given back by `end` or, where the holder is just dropped (a fetch is cancelled), with it."""
+
+    def __init__(self, share: Share, size: int) -> None:
+        share.take(size)
+        self._share = share
+        self._size = size
+
+    def end(self) -> None:
+        """Give them back; a second call does nothing."""
+        size, self._size = self._size, 0
+        if size:
+            self._share.give_back(size)
+
+    def __del__(self) -> None:
+        self.end()
+
+
+class Budget:
+    """The two shares of a worker."""
+
+    def __init__(self, limit: int) -> None:
+        self.records = Share(limit // 2)
+        self.batches = Share(limit // 2)
+
+    def forget_waiting(self) -> None:
+        """Empty both queues, at a rebalance."""
+        self.records.forget_waiting()
+        self.batches.forget_waiting()
