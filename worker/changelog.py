@@ -163,8 +163,8 @@ class Housekeeping:
         is committed with them.
 
         The order makes it safe without a transaction, too, wherever the process dies:
-         1. what counts in no pass, and the marker: both follow from what is committed, so the next restore says the same
-            of them;
+         1. what counts in no pass, and the marker: both follow from what is committed, so the next restore says the
+            same of them;
          2. the entries, and just before each what leaves for it: that is `slots` behind, out of every cache of an
             offset up to `slack` traces back, and the oldest there is, so that no gap opens;
          3. what was ahead and did not come again.
