@@ -17,7 +17,7 @@ from tests.builders import T0, trace_bytes
 from tests.commands import Desk, header
 from tests.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
 from worker.embedded_kafka import EmbeddedKafka
-from worker.fitting import fit_dead_letter
+from worker.fitting import fit_dead_letter, last_resort, readdressed
 from worker.pipeline import OutputRecord, SourceRecord, dead_letter
 from worker.redrive import parse_offsets, parse_time
 from worker.trace import InvalidTrace, Reason
@@ -187,6 +187,80 @@ def test_a_cut_letter_is_taken_from_the_source_topic_or_refused(kafka: EmbeddedK
     assert second.value == first.value == value
     assert second.headers[:1] == (("a", b"b"),)
     assert header(second, "kp-redrive-count") == "1"
+
+
+def test_a_letter_without_its_headers_or_key_is_taken_whole_from_the_source_topic_or_refused(
+    kafka: EmbeddedKafka,
+) -> None:
+    desk = Desk(kafka)
+    sources: list[tuple[bytes, bytes, list[tuple[str, bytes]]]] = [
+        (b"k", b"value", [("h", b"x" * 5000), ("n", b"0")]),
+        (b"k" * 5000, b"value", [("n", b"1")]),
+        (b"k" * 5000, b"v" * 5000, [("h", b"x" * 5000), ("n", b"2")]),
+    ]
+    places = produce(desk.bootstrap, desk.name, [(key, value, headers, 1, T0) for key, value, headers in sources])
+    for (partition, offset), (key, value, headers) in zip(places, sources, strict=True):
+        for where, other in ((offset, value), (offset, b"another")):  # the second is not what is on the source topic
+            source = SourceRecord(desk.name, partition, where, T0, key, other, headers)
+            letter = dead_letter(source, InvalidTrace(Reason.NOT_JSON, "", "bad"))
+            fitted = fit_dead_letter(letter, 3000)
+            assert (fitted.key != key) or (fitted.value != other) or len(fitted.headers) < len(letter.headers)
+            if other == b"another":
+                fitted = last_resort(letter, 3000, None)
+                fitted = OutputRecord(fitted.kind, None, b"another", fitted.headers, T0)
+                desk_partition = 0
+            else:
+                desk_partition = 1
+            produce(
+                desk.bootstrap,
+                desk.topics["dead-letter"],
+                [(fitted.key, fitted.value, fitted.headers, desk_partition, T0)],
+            )
+    refused = desk.run("redrive", "--execute", "--partition", "0")
+    assert refused.returncode == 1
+    assert refused.stderr.count("is not on the source topic any more") == 3
+    done = desk.run("redrive", "--execute", "--partition", "1")
+    assert done.returncode == 0, done.stderr
+    again = desk.read()[3:]
+    assert [(record.key, record.value) for record in again] == [(key, value) for key, value, _ in sources]
+    assert [list(record.headers)[:-2] for record in again] == [headers for *_, headers in sources]
+
+
+def test_a_key_that_the_letter_was_given_does_not_go_back(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    source = SourceRecord(desk.name, 1, 7, T0, None, BAD, [])
+    letter = readdressed(dead_letter(source, InvalidTrace(Reason.NOT_JSON, "", "bad")))
+    produce(desk.bootstrap, desk.topics["dead-letter"], [(letter.key, letter.value, letter.headers, 1, T0)])
+    assert desk.run("redrive", "--execute").returncode == 0
+    (record,) = desk.read()
+    assert (record.key, record.value, record.timestamp) == (None, BAD, T0)
+
+
+def test_a_letter_that_stands_for_more_or_less_than_a_record_is_refused_with_words(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    desk.letters([(Reason.BATCH_TOO_LARGE, b""), (Reason.UNREADABLE, b""), (Reason.BAD_HEADER, BAD)])
+    done = desk.run("redrive", "--execute")
+    assert done.returncode == 1
+    assert "stands for a whole batch" in done.stderr
+    assert "which no client can read" in done.stderr
+    assert numbers(desk) == [2]
+
+
+def test_letters_whose_time_the_source_topic_refuses_do_not_stop_the_others(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    create_topics(desk.bootstrap, {f"{desk.name}.young": (2, {"message.timestamp.before.max.ms": "3600000"})})
+    desk.settings["KP_SOURCE_TOPIC"] = desk.name = f"{desk.name}.young"
+    desk.letters([(Reason.NOT_JSON, BAD)] * 3)
+    now = int(time.time() * 1000)
+    fresh = dead_letter(
+        SourceRecord(desk.name, 0, 9, now, b"k", BAD, [("n", b"9")]), InvalidTrace(Reason.NOT_JSON, "", "x")
+    )
+    produce(desk.bootstrap, desk.topics["dead-letter"], [(fresh.key, fresh.value, fresh.headers, 0, now)])
+    done = desk.run("redrive", "--execute")
+    assert done.returncode == 1
+    assert done.stderr.count(f"topic {desk.name} refuses it: INVALID_TIMESTAMP") == 3
+    assert "1 dead letter re-driven" in done.stdout
+    assert numbers(desk) == [9]
 
 
 def test_what_the_source_topic_refuses_does_not_stop_the_others_and_what_it_may_delete_is_told(
