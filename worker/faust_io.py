@@ -89,7 +89,7 @@ class Hooks:
 class _Portion:
     """What one fetch brought; the lease holds its bytes until someone else counts them.
 
-    Not a future's result: futures between threads are in circles, which keep a result until the garbage collector comes.
+    Not a future's result: futures between threads are in circles, which keep it until the garbage collector comes.
     """
 
     records: list[SourceRecord] = field(default_factory=list)
