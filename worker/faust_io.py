@@ -85,6 +85,17 @@ class Hooks:
     fail: Callable[[BaseException], None]
 
 
+@dataclass(slots=True)
+class _Portion:
+    """What one fetch brought; the lease holds its bytes until someone else counts them.
+
+    Not a future's result: futures between threads are in circles, which keep it until the garbage collector comes.
+    """
+
+    records: list[SourceRecord] = field(default_factory=list)
+    lease: Lease | None = None
+
+
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
     logger = faust_log
     hooks: Hooks
@@ -114,18 +125,15 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             fetch_max_bytes=RESPONSE_BYTES,
         )
 
-    async def fetch(self, tp: TopicPartition) -> tuple[list[SourceRecord], Lease | None]:
-        """Fetch the next records of one partition; runs in the consumer's thread. Raises NoRoom.
-
-        The lease holds their bytes until someone else counts them.
-        """
+    async def fetch(self, tp: TopicPartition, portion: _Portion) -> None:
+        """Fetch the next records of one partition; runs in the consumer's thread. Raises NoRoom."""
         consumer = self._ensure_consumer()
         fetched = await consumer.getmany(tp, timeout_ms=FETCH_WAIT_MS, max_records=FETCH_RECORDS)
         if not fetched:
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile
                 self.read_to[tp] = await consumer.position(tp)
-            return [], None
-        result = [
+            return
+        portion.records = [
             SourceRecord(
                 record.topic,
                 record.partition,
@@ -140,7 +148,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             for records in fetched.values()
             for record in records
         ]
-        return result, Lease(self.hooks.budget.records, sum([record.size for record in result]))
+        portion.lease = Lease(self.hooks.budget.records, sum([record.size for record in portion.records]))
 
     async def seek_all(self, positions: Mapping[TopicPartition, int]) -> None:
         """Set the next offset of each partition that is still assigned, and drop what was fetched before."""
@@ -256,20 +264,22 @@ class KpConsumer(driver.Consumer):
         source = TopicPartition(tp.topic, tp.partition)
         while True:
             await self.hooks.intake.room(tp.partition)
-            future = asyncio.run_coroutine_threadsafe(self._thread.fetch(source), self._thread.thread_loop)
+            portion = _Portion()
+            fetch = self._thread.fetch(source, portion)
             try:
-                records, lease = await asyncio.wrap_future(future)
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(fetch, self._thread.thread_loop))
             except NoRoom as error:
                 await error.share.turn(error.key)
                 continue
+            records = portion.records
             if records and self.flow_active and self.app.consumer_generation_id == generation:
                 idle = not self.hooks.intake
                 self.hooks.intake.add(tp.partition, records)
                 if idle:  # otherwise the agent is at work and sees them by itself
                     await self.callback(_wake_up(tp, records[0].offset, generation))
-            if lease is not None:
-                lease.end()
-            del records, lease, future  # not kept while the next fetch waits
+            if portion.lease is not None:
+                portion.lease.end()
+            del records, portion, fetch  # not kept while the next fetch waits
 
     async def _stop_fetches(self) -> None:
         fetches, self._fetches = self._fetches, set()
