@@ -42,7 +42,7 @@ BATCH = Batch(
     [(b"0", b"e0"), (b"1", b"e1")],
     42,
     1234,
-    Pass("topic-id-of-22-letters", 3, 17),
+    source_pass=Pass("topic-id-of-22-letters", 3, 17),
 )
 METADATA = "kp2:1234:topic-id-of-22-letters:3:17"
 

@@ -204,7 +204,7 @@ class CoreWorker:
             self.restored.housekeeping.rows(entries, newest, last.next_offset),
             last.next_offset,
             last.stream_time_ms,
-            self.restored.current,
+            source_pass=self.restored.current,
         )
 
 
@@ -361,7 +361,7 @@ class OldWorker(CoreWorker):
             if value is not None and key != MARKER_KEY:
                 row = msgspec.msgpack.decode(value)[:7]
                 rows.append((b"%d" % (row[1] % slots), msgspec.msgpack.encode(row)))
-        return Batch(batch.outputs, rows, batch.next_offset, batch.stream_time_ms, batch.source_pass)
+        return Batch(batch.outputs, rows, batch.next_offset, batch.stream_time_ms, source_pass=batch.source_pass)
 
 
 class World:

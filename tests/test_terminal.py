@@ -139,8 +139,7 @@ def redrive() -> str:
     from worker.letters import read_letter
 
     letter = evil_letter()
-    headers = [(name, value) for name, value in letter.headers if name != "kp-error-reason"]
-    headers.append(("kp-error-reason", EVIL.encode()))
+    headers = [(name, EVIL.encode() if name == "kp-error-reason" else value) for name, value in letter.headers]
     record = ConsumerRecord("t", 0, 0, T0, 0, letter.key, letter.value, 0, 0, 0, headers)
     read = read_letter(record)
     assert read is not None
