@@ -105,7 +105,7 @@ def measure(
 ) -> tuple[float, float, int, int, float]:
     """Return the peak (MiB) before and after, records committed and sent, seconds. Raises AssertionError on exit."""
     name = unique("attack")
-    create_topics(kafka.bootstrap_servers, {name: (partitions, {"max.message.bytes": "8000000"})})
+    create_topics(kafka.bootstrap_servers, {name: partitions})
     sent = send(kafka.bootstrap_servers, name)
     env = {
         "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
