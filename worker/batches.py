@@ -230,6 +230,10 @@ class Batches:
         self._position = self._begin
         return True
 
+    def at_end(self) -> bool:
+        """Whether no batch is left."""
+        return self._next is None and self._current is None and self._end() is None
+
     def read_slowly(self) -> bool:
         """Put the batch that the parser failed on in place again, for `parse`; False where that has been done."""
         batch = self._current
@@ -684,7 +688,10 @@ class _Result(fetcher.FetchResult):  # type: ignore[misc]
             if size >= reading.fetch_bytes or (max_records is not None and len(found) >= max_records):
                 self._update_position()
                 if records.batches.make_room():
-                    records.restart()
+                    if records.batches.at_end():
+                        self.drop()  # now, so that the response is not kept and the next one is fetched
+                    else:
+                        records.restart()
                 return found
         self._update_position()
         no_room = records.batches.no_room
