@@ -213,10 +213,14 @@ class Batches:
             self._reading.budget.batches.give_back(held)
 
     def close(self) -> None:
-        """Drop everything; nothing comes any more."""
-        self._next = None
+        """Drop everything; nothing comes any more.
+
+        The response too: who reads and what is read hold each other, and would keep it until the garbage collector
+        comes, which counts objects and not bytes.
+        """
+        self._next = self._owner = None
         self.let_go()
-        self._position = len(self._data)
+        self._data, self._position = memoryview(b""), 0
 
     def make_room(self) -> bool:
         """Drop the batch if it is read to its end, or if another partition waits for its room: then it comes again."""

@@ -167,12 +167,18 @@ def _put_back(transactions: Any, tp: TopicPartition, records: int) -> None:
 
 
 def survive_refusals(producer: AIOKafkaProducer) -> AIOKafkaProducer:
-    """Let batches that are refused for good fail with TopicRefusedError, and the producer go on behind them."""
+    """Let batches that are refused for good fail with TopicRefusedError, and the producer go on behind them.
+
+    A batch's bytes are dropped once they are acknowledged or refused.
+    """
     sender = producer._sender
     doubtful: WeakSet[Any] = WeakSet()
 
     async def send_produce_req(node_id: int, batches: Mapping[TopicPartition, MessageBatch]) -> None:
         await _Handler(sender, batches, doubtful).do(node_id)
+        for batch in batches.values():
+            if batch.future.done():  # aiokafka's sender keeps its last batches: 8 MiB for each partition's producer
+                batch._builder._buffer = b""
         sender._in_flight.remove(node_id)
         sender._muted_partitions.difference_update(batches)
 
