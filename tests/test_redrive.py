@@ -241,8 +241,8 @@ def test_a_letter_that_stands_for_more_or_less_than_a_record_is_refused_with_wor
     desk.letters([(Reason.BATCH_TOO_LARGE, b""), (Reason.UNREADABLE, b""), (Reason.BAD_HEADER, BAD)])
     done = desk.run("redrive", "--execute")
     assert done.returncode == 1
-    assert "stands for a whole batch" in done.stderr
-    assert "which no client can read" in done.stderr
+    assert "raise the worker's KP_MAX_BATCH_BYTES and score them again" in done.stderr
+    assert "no client can read them there" in done.stderr
     assert numbers(desk) == [2]
 
 
