@@ -38,7 +38,7 @@ check: $(READY) ## Format, lint, types, layering
 	$(BIN)/ruff format --check worker tests deploy
 	$(BIN)/ruff check worker tests deploy
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_layering.py
+	$(BIN)/python -m pytest tests/unit/test_layering.py
 
 deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engine (fetches its tools, names what it lacks)
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/image.sh

@@ -25,9 +25,9 @@ from typing import Any
 
 import pytest
 
-from tests.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
-from tests.kafka_fixtures import WorkerProcess, create_topics, produce, unique
-from tests.monitoring import RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
+from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, unique
+from tests.support.monitoring import RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
 from worker.embedded_kafka import EmbeddedKafka
 
 LOAD_SECONDS = 20.0

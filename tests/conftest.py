@@ -1,6 +1,6 @@
 """Fixtures of all tests: real Kafka, random seeds that can be repeated, and an environment without KP_ variables.
 
-Builders of traces and records are plain functions, in tests/builders.py.
+Builders of traces and records are plain functions, in tests/support/builders.py.
 """
 
 import os
@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.kafka_fixtures import cluster, kafka, workers
+from tests.support.kafka_fixtures import cluster, kafka, workers
 
 __all__ = ["cluster", "kafka", "workers"]
 
