@@ -9,9 +9,9 @@ import signal
 
 import pytest
 
-from tests.support.kafka_fixtures import cluster, kafka, workers
+from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
 
-__all__ = ["cluster", "kafka", "workers"]
+__all__ = ["cluster", "hashing", "kafka", "workers"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from tests.docs.test_schemas import REGISTRY
 from tests.support.builders import make_record, make_trace, trace_bytes
+from tests.support.schemas import REGISTRY
 from worker import changelog
 from worker.config import load
 from worker.pipeline import PartitionScorer, dead_letter, scored_record

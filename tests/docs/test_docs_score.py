@@ -6,28 +6,15 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support.score_page import EARLIER, HALF, SIMILARITY, TEXT, TRACE, only, scored
 from worker.config import load
-from worker.pipeline import PartitionScorer, ScoredTrace
+from worker.pipeline import PartitionScorer
 from worker.scoring import PROFILES, Components
-from worker.trace import created_at_ms, embedding_text, parse_trace
-
-TEXT = (Path(__file__).parents[2] / "docs/how-a-score-comes-about.md").read_text("utf-8")
-EARLIER, TRACE = (parse_trace(block) for block in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL))
-HALF = 5e-5
-"""The document gives four places: half of the last one, and a little for sums of rounded numbers."""
-
-
-def only(pattern: str) -> str:
-    (found,) = re.findall(pattern, TEXT)
-    return str(found)
-
-
-SIMILARITY = float(only(r"cosine similarity of ([0-9.]+) between"))
+from worker.trace import embedding_text, parse_trace
 
 
 def tables(first_cell: str) -> list[list[list[str]]]:
@@ -39,14 +26,6 @@ def tables(first_cell: str) -> list[list[list[str]]]:
 def calculate(expression: str) -> float:
     assert re.fullmatch(r"[-+*/(), 0-9.]*(min\([-+*/, 0-9.]+\))?", expression), expression
     return float(eval(expression, {"__builtins__": {}, "min": min}))  # digits and operators only
-
-
-def scored() -> list[ScoredTrace]:
-    """Both traces by the core, with vectors that are as similar as the document says."""
-    scorer = PartitionScorer(dimensions=2)
-    vectors = [[1.0, 0.0], [SIMILARITY, float(np.sqrt(1 - SIMILARITY**2))]]
-    traces = (EARLIER, TRACE)
-    return [scorer.score(trace, vector, created_at_ms(trace)) for trace, vector in zip(traces, vectors, strict=True)]
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["the trace", "the earlier trace"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import worker
-from tests.unit.test_layering import MODEL_RUNTIMES, loaded_after
+from tests.support.imports import MODEL_RUNTIMES, loaded_after
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "python.md").read_text("utf-8")

@@ -1,30 +1,15 @@
 """The JSON Schemas agree with the code on every parity document, and the examples with the schemas."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
 
 from tests.fuzz import read_lines
+from tests.support.schemas import ALL, NAMES, VALIDATORS, load
 from worker import scoring
 from worker.trace import CREATED_AT_PATTERN, MAX_MESSAGE, InvalidTrace, Limits, Reason, parse_trace, splice
-
-SCHEMAS = Path(__file__).parents[2] / "schemas"
-NAMES = ("reasoning-trace", "scored-trace", "dead-letter-headers")
-
-
-def load(path: str) -> Any:
-    return json.loads((SCHEMAS / path).read_text("utf-8"))
-
-
-ALL = {name: load(f"{name}.schema.json") for name in NAMES}
-REGISTRY: Registry[Any] = Registry().with_resources(
-    (schema["$id"], Resource.from_contents(schema)) for schema in ALL.values()
-)
-VALIDATORS = {name: Draft202012Validator(schema, registry=REGISTRY) for name, schema in ALL.items()}
 
 
 def code_accepts(raw: str) -> bool:

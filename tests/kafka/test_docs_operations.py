@@ -6,16 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.kafka.test_durability import documents, hashing
-from tests.kafka.test_worker import LINES, Stage
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.stage import LINES, Stage, documents
 from worker.embedded_kafka import EmbeddedKafka
 from worker.novelty import Vector
 from worker.pipeline import PartitionScorer, cached_id
 from worker.trace import created_at_ms, embedding_text, parse_trace
-
-__all__ = ["hashing"]
 
 pytestmark = pytest.mark.kafka
 

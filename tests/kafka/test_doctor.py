@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from tests.kafka.test_topics import Stage
-from tests.support.kafka_fixtures import ROOT, committed, create_topics, produce, unique
+from tests.support.commands import Diagnosis
+from tests.support.kafka_fixtures import committed, create_topics, produce, unique
 from tests.support.secure_kafka import Acl, secure_kafka
+from tests.support.stage import untouched
 from worker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.kafka
-
-
-class Diagnosis:
-    """What the doctor said, and its exit code."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
-        self.process = subprocess.run(
-            [sys.executable, "-m", "worker", "doctor"],
-            check=False,
-            env={**inherited, "KP_EMBEDDER": "none", "KP_HTTP_PORT": "0", **env},
-            cwd=ROOT, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert self.process.stderr == ""
-        self.findings: list[dict[str, Any]] = [json.loads(line) for line in self.process.stdout.splitlines()]
-
-    def of(self, check: str) -> list[tuple[str, str]]:
-        return [(it["level"], it["message"]) for it in self.findings if it["check"].startswith(check)]
-
-    def failed(self) -> list[str]:
-        failed = [f"{it['check']}: {it['message']}" for it in self.findings if it["level"] == "fail"]
-        assert self.process.returncode == (1 if failed else 0)
-        return failed
 
 
 def topics(kafka: EmbeddedKafka) -> list[str]:
@@ -62,7 +35,7 @@ def topics(kafka: EmbeddedKafka) -> list[str]:
 
 
 def test_a_healthy_set_up_and_its_lag(kafka: EmbeddedKafka) -> None:
-    stage = Stage(kafka, KP_TOPIC_PARTITIONS="2")
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="2")
     assert stage.topics("--create").exit_code == 0
     produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), number % 2) for number in range(7)])
     committed(kafka.bootstrap_servers, stage.name, stage.name)  # from now on there are coordinators
@@ -76,7 +49,7 @@ def test_a_healthy_set_up_and_its_lag(kafka: EmbeddedKafka) -> None:
 
 
 def test_it_changes_nothing_and_names_what_is_missing(kafka: EmbeddedKafka) -> None:
-    stage = Stage(kafka)
+    stage = untouched(kafka)
     before = topics(kafka)
     diagnosis = Diagnosis(stage.env)
     assert topics(kafka) == before
@@ -86,7 +59,7 @@ def test_it_changes_nothing_and_names_what_is_missing(kafka: EmbeddedKafka) -> N
 
 
 def test_topics_that_stop_or_hinder_the_worker(kafka: EmbeddedKafka) -> None:
-    stage = Stage(kafka)
+    stage = untouched(kafka)
     names = list(stage.settings().topics.values())
     create_topics(
         kafka.bootstrap_servers,

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
+from aiokafka.admin import NewPartitions, RecordsToDelete
 from aiokafka.protocol.admin import CreateAclsRequest
 
-from tests.kafka.test_worker import LINES, Stage, Workers, origin
 from tests.support.crash_worker import HashEmbedder, hash_vector
-from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
+from tests.support.kafka_fixtures import WorkerProcess, admin, consume_all, create_topics, produce
+from tests.support.stage import LINES, Stage, Workers, documents, origin
 from worker.changelog import SLACK, decode, encode, slot_key
 from worker.embedded_kafka import EmbeddedKafka
 from worker.topics import CHANGELOG_CONFIG
@@ -25,39 +25,6 @@ from worker.trace import embedding_text, parse_trace
 pytestmark = pytest.mark.kafka
 
 MODEL = HashEmbedder.identity.key()
-
-
-@pytest.fixture
-def hashing(tmp_path: Path) -> Iterator[Callable[[Mapping[str, str]], WorkerProcess]]:
-    """Start real workers with the stand-in embedder of tests/support/crash_worker.py."""
-    started: list[WorkerProcess] = []
-
-    def start(env: Mapping[str, str]) -> WorkerProcess:
-        log = tmp_path / f"hashing-{len(started)}.log"
-        started.append(WorkerProcess(env, (), log_path=log, module="tests.support.crash_worker"))
-        return started[-1]
-
-    yield start
-    for worker in started:
-        worker.close()
-
-
-def admin(bootstrap: str, action: Callable[[AIOKafkaAdminClient], object]) -> None:
-    async def run() -> None:
-        client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-        await client.start()
-        try:
-            await action(client)  # type: ignore[misc]
-        finally:
-            await client.close()
-
-    asyncio.run(run())
-
-
-def documents(stage: Stage) -> list[dict[str, object]]:
-    outputs = stage.outputs()
-    found = [record for kind in ("accepted", "rejected") for record in outputs[kind]]
-    return [json.loads(record.value) for record in sorted(found, key=origin)]
 
 
 def test_entries_of_another_model_and_rubbish_are_left_out(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.kafka.test_worker import LINES, Stage
 from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.stage import LINES, Stage
 from worker.embedded_kafka import EmbeddedKafka
 from worker.http import CONNECTION_SECONDS, MAX_CONNECTIONS
 

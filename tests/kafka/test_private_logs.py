@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.kafka.test_worker import Stage
 from tests.support.builders import trace_document
 from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.stage import Stage
 from worker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.kafka

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from aiokafka.admin import NewPartitions
 
-from tests.kafka.test_durability import admin
-from tests.kafka.test_worker import LINES, Stage, Workers, origin
-from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.kafka_fixtures import WorkerProcess, admin
+from tests.support.stage import LINES, Stage, Workers, origin
 from worker.config import ConfigError, load
 from worker.embedded_kafka import EmbeddedKafka
 

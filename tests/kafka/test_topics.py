@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
-from click.testing import CliRunner, Result
 
-from tests.support.kafka_fixtures import create_topics, unique
-from worker.cli import cli
-from worker.config import Settings, load
+from tests.support.kafka_fixtures import create_topics
+from tests.support.stage import untouched
 from worker.connection import client_arguments
 from worker.embedded_kafka import EmbeddedKafka
 from worker.topics import CHANGELOG_CONFIG, connect, create_missing, look, plan, prepare_topics
@@ -21,33 +18,8 @@ from worker.topics import CHANGELOG_CONFIG, connect, create_missing, look, plan,
 pytestmark = pytest.mark.kafka
 
 
-class Stage:
-    """Settings with names of their own."""
-
-    def __init__(self, kafka: EmbeddedKafka, **more: str) -> None:
-        self.name = unique("topics")
-        self.env = {
-            "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-            "KP_GROUP_ID": self.name,
-            "KP_SOURCE_TOPIC": self.name,
-            "KP_ACCEPTED_TOPIC": f"{self.name}.accepted",
-            "KP_REJECTED_TOPIC": f"{self.name}.rejected",
-            "KP_DEAD_LETTER_TOPIC": f"{self.name}.dead-letter",
-            **more,
-        }
-
-    def settings(self) -> Settings:
-        return load(**{name.removeprefix("KP_").lower(): value for name, value in self.env.items()})
-
-    def topics(self, *options: str) -> Result:
-        return CliRunner().invoke(cli, ["topics", *options], env=self.env, catch_exceptions=False)
-
-    def lines(self, *options: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.topics("--json", *options).output.splitlines()]
-
-
 def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka) -> None:
-    stage = Stage(kafka, KP_TOPIC_PARTITIONS="3")
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="3")
     for _ in range(2):
         before = stage.topics("--json")
         assert before.exit_code == 1
@@ -62,7 +34,7 @@ def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka)
 
 def test_the_commands_to_run_by_hand_say_what_the_worker_would_create(kafka: EmbeddedKafka) -> None:
     """Reads the commands as kafka-topics.sh does, creates by them, and finds nothing left to do."""
-    stage = Stage(kafka, KP_TOPIC_PARTITIONS="2")
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="2")
     commands = [command for row in stage.lines()[:5] for command in row["commands"]]
     wanted = {}
     for command in commands:
@@ -76,7 +48,7 @@ def test_the_commands_to_run_by_hand_say_what_the_worker_would_create(kafka: Emb
 
 
 def test_what_is_wrong_is_told_with_its_remedy_and_fails(kafka: EmbeddedKafka) -> None:
-    stage = Stage(kafka)
+    stage = untouched(kafka)
     names = list(stage.settings().topics.values())
     create_topics(kafka.bootstrap_servers, {names[0]: 3, names[1]: 1, names[2]: 1, names[3]: 1, names[4]: 2})
     result = stage.topics("--text")
@@ -90,7 +62,7 @@ def test_what_is_wrong_is_told_with_its_remedy_and_fails(kafka: EmbeddedKafka) -
 
 
 def test_workers_that_see_new_source_partitions_at_once_all_go_on(kafka: EmbeddedKafka) -> None:
-    stage = Stage(kafka, KP_TOPIC_PARTITIONS="1", KP_CREATE_TOPICS="true")
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="1", KP_CREATE_TOPICS="true")
     settings = stage.settings()
     client = client_arguments(settings)
 
@@ -112,7 +84,7 @@ def test_workers_that_see_new_source_partitions_at_once_all_go_on(kafka: Embedde
 
 
 def test_workers_that_create_topics_at_once_all_go_on(kafka: EmbeddedKafka) -> None:
-    settings = Stage(kafka, KP_TOPIC_PARTITIONS="2", KP_CREATE_TOPICS="true").settings()
+    settings = untouched(kafka, KP_TOPIC_PARTITIONS="2", KP_CREATE_TOPICS="true").settings()
 
     async def scenario() -> list[int]:
         client = client_arguments(settings)
@@ -123,7 +95,7 @@ def test_workers_that_create_topics_at_once_all_go_on(kafka: EmbeddedKafka) -> N
 
 
 def test_a_dead_letter_topic_is_planned_for_the_largest_record_of_the_source(kafka: EmbeddedKafka) -> None:
-    stage = Stage(kafka)
+    stage = untouched(kafka)
     settings = stage.settings()
     create_topics(kafka.bootstrap_servers, {stage.name: (1, {"max.message.bytes": "5000000"})})
 
@@ -142,6 +114,6 @@ def test_a_dead_letter_topic_is_planned_for_the_largest_record_of_the_source(kaf
 
 
 def test_no_broker_is_exit_code_2(kafka: EmbeddedKafka) -> None:
-    result = Stage(kafka, KP_BOOTSTRAP_SERVERS="127.0.0.1:1").topics()
+    result = untouched(kafka, KP_BOOTSTRAP_SERVERS="127.0.0.1:1").topics()
     assert result.exit_code == 2
     assert "no Kafka broker answers at KP_BOOTSTRAP_SERVERS=127.0.0.1:1" in result.output

@@ -4,67 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.kafka_fixtures import WorkerProcess, committed, consume_all, create_topics, produce, unique
+from tests.support.commands import header
+from tests.support.kafka_fixtures import create_topics
+from tests.support.stage import DATA, LINES, Stage, Workers, origin
 from worker.embedded_kafka import EmbeddedKafka
 from worker.trace import InvalidTrace, Limits, parse_trace
 
 pytestmark = pytest.mark.kafka
-
-DATA = Path(__file__).parents[1] / "data"
-LINES = (DATA / "traces.jsonl").read_bytes().splitlines()
-OUTPUTS = ("accepted", "rejected", "dead-letter")
-
-Workers = Callable[..., WorkerProcess]
-
-
-class Stage:
-    """A set of topics of one test, and what is on them."""
-
-    def __init__(self, kafka: EmbeddedKafka, **settings: str) -> None:
-        self.bootstrap = kafka.bootstrap_servers
-        self.name = unique("traces")
-        self.env = {
-            "KP_BOOTSTRAP_SERVERS": self.bootstrap,
-            "KP_GROUP_ID": self.name,
-            "KP_SOURCE_TOPIC": self.name,
-            "KP_ACCEPTED_TOPIC": f"{self.name}.accepted",
-            "KP_REJECTED_TOPIC": f"{self.name}.rejected",
-            "KP_DEAD_LETTER_TOPIC": f"{self.name}.dead-letter",
-            "KP_CREATE_TOPICS": "true",
-            "KP_EMBEDDER": "none",
-            "KP_SESSION_TIMEOUT_SECONDS": "6",
-            **settings,
-        }
-
-    def produce(self, records: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
-        return produce(self.bootstrap, self.name, records)
-
-    def outputs(self) -> dict[str, list[Any]]:
-        return {kind: consume_all(self.bootstrap, f"{self.name}.{kind}") for kind in OUTPUTS}
-
-    def wait_committed(self, count: int, timeout: float = 90.0) -> None:
-        deadline = time.monotonic() + timeout
-        while sum(committed(self.bootstrap, self.name, self.name).values()) < count:
-            assert time.monotonic() < deadline, f"not committed: {committed(self.bootstrap, self.name, self.name)}"
-            time.sleep(0.2)
-
-
-def header(record: Any, name: str) -> str:
-    return dict(record.headers)[name].decode()
-
-
-def origin(record: Any) -> tuple[int, int]:
-    """Source partition and offset of an output record, of whatever topic."""
-    if any(name == "kp-source-offset" for name, _ in record.headers):
-        return int(header(record, "kp-source-partition")), int(header(record, "kp-source-offset"))
-    source = json.loads(record.value)["scoring"]["source"]
-    return source["partition"], source["offset"]
 
 
 def test_each_record_comes_out_once_with_its_key_headers_and_time(kafka: EmbeddedKafka, workers: Workers) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.kafka.test_worker import DATA, LINES, Stage, origin
 from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.stage import DATA, LINES, Stage, origin
 from worker.embedded_kafka import EmbeddedKafka
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]

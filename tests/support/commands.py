@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,26 @@ class Desk:
 def header(record: Any, name: str) -> str:
     """Return the last header of that name as text."""
     return dict(record.headers)[name].decode()
+
+
+class Diagnosis:
+    """What the doctor said, and its exit code."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
+        self.process = subprocess.run(
+            [sys.executable, "-m", "worker", "doctor"],
+            check=False,
+            env={**inherited, "KP_EMBEDDER": "none", "KP_HTTP_PORT": "0", **env},
+            cwd=ROOT, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert self.process.stderr == ""
+        self.findings: list[dict[str, Any]] = [json.loads(line) for line in self.process.stdout.splitlines()]
+
+    def of(self, check: str) -> list[tuple[str, str]]:
+        return [(it["level"], it["message"]) for it in self.findings if it["check"].startswith(check)]
+
+    def failed(self) -> list[str]:
+        failed = [f"{it['check']}: {it['message']}" for it in self.findings if it["level"] == "fail"]
+        assert self.process.returncode == (1 if failed else 0)
+        return failed

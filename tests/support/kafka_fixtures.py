@@ -348,3 +348,30 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     yield start
     for worker in started:
         worker.close()
+
+
+@pytest.fixture
+def hashing(tmp_path: Path) -> Iterator[Callable[[Mapping[str, str]], WorkerProcess]]:
+    """Start real workers with the stand-in embedder of tests/support/crash_worker.py."""
+    started: list[WorkerProcess] = []
+
+    def start(env: Mapping[str, str]) -> WorkerProcess:
+        log = tmp_path / f"hashing-{len(started)}.log"
+        started.append(WorkerProcess(env, (), log_path=log, module="tests.support.crash_worker"))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.close()
+
+
+def admin(bootstrap: str, action: Callable[[AIOKafkaAdminClient], object]) -> None:
+    async def run() -> None:
+        client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await client.start()
+        try:
+            await action(client)  # type: ignore[misc]
+        finally:
+            await client.close()
+
+    asyncio.run(run())

@@ -3,161 +3,30 @@
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
-from concurrent.futures import Future
-from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from tests.support.builders import (
     NEVER_ACCEPTED,
     T0,
-    TextEmbedder,
     make_record,
     text_vector,
     trace_bytes,
 )
-from worker import PartitionScorer
+from tests.support.lane import DIMENSIONS, LaneHarness, record, settle
 from worker import lane as lane_module
 from worker.breaker import Breaker, BreakerTrippedError
 from worker.changelog import Entry, decode, slot_key
-from worker.embedder import Embedding, ModelError
-from worker.lane import Lane, Rules
-from worker.metrics import Metrics
+from worker.embedder import ModelError
 from worker.novelty import Vector
-from worker.pipeline import SourceRecord
-from worker.publisher import Batch
-from worker.trace import DEFAULT_LIMITS, Limits
-from worker.tracing import Tracing
-
-DIMENSIONS = 8
-
-
-class ManualPool:
-    """The embedding pool, with embeddings that are ready when the test says so."""
-
-    def __init__(self) -> None:
-        self.identity = TextEmbedder(DIMENSIONS).identity
-        self.submitted: list[tuple[str, Future[Embedding]]] = []
-
-    def submit(self, text: str) -> Future[Embedding]:
-        future: Future[Embedding] = Future()
-        self.submitted.append((text, future))
-        return future
-
-    def finish(self, number: int, error: BaseException | None = None) -> None:
-        text, future = self.submitted[number]
-        if error is None:
-            future.set_result(Embedding(text_vector(text, DIMENSIONS), "long" in text))
-        else:
-            future.set_exception(error)
-
-
-class ManualPublisher:
-    """Records the batches; holds each commit while `gate` is closed, fails with `error`."""
-
-    def __init__(self) -> None:
-        self.begun: list[Batch] = []
-        self.committed: list[Batch] = []
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.error: Exception | None = None
-        self.stopped = False
-
-    async def start(self) -> None:
-        pass
-
-    async def publish(self, batch: Batch) -> None:
-        self.begun.append(batch)
-        await self.gate.wait()
-        if self.error is not None:
-            raise self.error
-        self.committed.append(batch)
-
-    async def stop(self) -> None:
-        self.stopped = True
-
-    def outputs(self) -> list[tuple[str, int]]:
-        """Return (kind, source offset) of every committed output."""
-        return [(o.kind, source_offset(o)) for batch in self.committed for o in batch.outputs]
-
-    def sizes(self) -> list[int]:
-        return [len(batch.outputs) for batch in self.committed]
-
-
-def source_offset(output: Any) -> int:
-    if output.kind == "dead_letter":
-        return int(dict(output.headers)["kp-source-offset"])
-    return int(json.loads(output.value)["scoring"]["source"]["offset"])
-
-
-class Stage:
-    """A lane and everything around it."""
-
-    def __init__(
-        self,
-        *,
-        embed: bool = True,
-        replay: Mapping[int, Entry] | None = None,
-        next_offset: int = 0,
-        stream_time_ms: int | None = None,
-        breaker: Breaker | None = None,
-        limits: Limits = DEFAULT_LIMITS,
-        commit_interval: float = 1000.0,
-        tracing: Tracing | None = None,
-    ) -> None:
-        self.pool = ManualPool()
-        self.publisher = ManualPublisher()
-        self.metrics = Metrics(CollectorRegistry())
-        self.scorer = PartitionScorer(5, 60_000, DIMENSIONS)
-        self.scorer.restore([], stream_time_ms)
-        self.room = 0
-        self.waiting = 0
-        self.failures: list[BaseException] = []
-        self.lane = Lane(
-            0,
-            self.scorer,
-            self.publisher,
-            self.pool if embed else None,  # type: ignore[arg-type]
-            Rules(limits, "created_at", 0.1, commit_interval, breaker, tracing),
-            self.metrics,
-            replay=replay or {},
-            next_offset=next_offset,
-            waiting=lambda: self.waiting,
-            on_room=self._count_room,
-            on_failure=self.failures.append,
-        )
-        self.lane.start()
-
-    def _count_room(self) -> None:
-        self.room += 1
-
-    def take(self, *offsets: int, **fields: Any) -> None:
-        for offset in offsets:
-            self.lane.take(record(offset, **fields))
-
-    def count(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(name, labels) or 0.0
-
-
-def record(offset: int, **fields: Any) -> SourceRecord:
-    fields.setdefault("objective", f"task {offset}")
-    return make_record(trace_bytes(f"kp:trace:{offset}", **fields), offset)
-
-
-async def settle() -> None:
-    """Let every task run until it waits for something that only the test can do."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
+from worker.trace import Limits
 
 # -- order and overlap
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]], ids=str)
 async def test_outputs_come_in_offset_order_whatever_embedding_is_ready_first(order: list[int]) -> None:
-    stage = Stage()
+    stage = LaneHarness()
     stage.take(0, 1, 2, 3)
     for number in order:
         stage.pool.finish(number)
@@ -170,7 +39,7 @@ async def test_outputs_come_in_offset_order_whatever_embedding_is_ready_first(or
 
 
 async def test_a_dead_letter_waits_for_the_traces_before_it() -> None:
-    stage = Stage()
+    stage = LaneHarness()
     stage.take(0)
     stage.lane.take(make_record(b"no trace", 1))
     stage.take(2)
@@ -184,7 +53,7 @@ async def test_a_dead_letter_waits_for_the_traces_before_it() -> None:
 
 
 async def test_scoring_goes_on_during_a_commit_and_the_next_one_takes_all_that_gathered() -> None:
-    stage = Stage(embed=False)
+    stage = LaneHarness(embed=False)
     stage.publisher.gate.clear()
     stage.take(0)
     await settle()
@@ -202,7 +71,7 @@ async def test_scoring_goes_on_during_a_commit_and_the_next_one_takes_all_that_g
 
 
 async def test_an_idle_lane_publishes_each_trace_at_once() -> None:
-    stage = Stage(embed=False)
+    stage = LaneHarness(embed=False)
     for offset in range(3):
         stage.take(offset)
         await settle()
@@ -211,7 +80,7 @@ async def test_an_idle_lane_publishes_each_trace_at_once() -> None:
 
 
 async def test_behind_a_backlog_traces_gather_until_the_last_one_is_taken() -> None:
-    stage = Stage(embed=False)
+    stage = LaneHarness(embed=False)
     stage.take(0)
     await settle()
     stage.waiting = 10**6
@@ -227,7 +96,7 @@ async def test_behind_a_backlog_traces_gather_until_the_last_one_is_taken() -> N
 
 
 async def test_gathering_ends_with_its_time() -> None:
-    stage = Stage(embed=False, commit_interval=0.05)
+    stage = LaneHarness(embed=False, commit_interval=0.05)
     stage.waiting = 10**6
     stage.take(0, 1)
     await settle()
@@ -241,7 +110,7 @@ async def test_gathering_ends_with_its_time() -> None:
 
 
 async def test_no_output_is_held_back_longer_than_those_that_wait_will_take() -> None:
-    stage = Stage(embed=False)
+    stage = LaneHarness(embed=False)
     stage.take(0)
     await settle()
     stage.waiting = 2  # 20 ms, not the interval
@@ -256,7 +125,7 @@ async def test_no_output_is_held_back_longer_than_those_that_wait_will_take() ->
 @pytest.mark.parametrize("bound", ["MAX_COMMIT_RECORDS", "SLACK"])
 async def test_gathering_ends_with_a_full_transaction_or_lane(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     monkeypatch.setattr(lane_module, bound, 4)
-    stage = Stage(embed=False)
+    stage = LaneHarness(embed=False)
     stage.take(0)
     await settle()
     stage.waiting = 10**6
@@ -270,7 +139,7 @@ async def test_gathering_ends_with_a_full_transaction_or_lane(monkeypatch: pytes
 
 
 async def test_a_drain_does_not_wait_for_more_and_gathering_goes_on_after_it() -> None:
-    stage = Stage()
+    stage = LaneHarness()
     stage.waiting = 10**6
     stage.take(0, 1, 2)
     stage.pool.finish(0)
@@ -292,7 +161,7 @@ async def test_a_drain_does_not_wait_for_more_and_gathering_goes_on_after_it() -
 
 async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "MAX_COMMIT_RECORDS", 3)
-    stage = Stage(embed=False)
+    stage = LaneHarness(embed=False)
     stage.take(*range(7))
     await stage.lane.drain()
     assert stage.publisher.sizes() == [3, 3, 1]
@@ -307,7 +176,7 @@ async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.Monke
 
 
 async def test_what_a_batch_carries() -> None:
-    stage = Stage(stream_time_ms=T0 - 1)
+    stage = LaneHarness(stream_time_ms=T0 - 1)
     stage.lane.take(make_record(b"", 4))
     stage.take(5, created_at=T0 - 50_000)
     stage.take(6, created_at=T0)
@@ -330,7 +199,7 @@ async def test_what_a_batch_carries() -> None:
 
 
 async def test_a_batch_of_dead_letters_carries_the_stream_time_of_before() -> None:
-    stage = Stage(embed=False)
+    stage = LaneHarness(embed=False)
     stage.lane.take(make_record(b"", 0))
     await stage.lane.drain()
     stage.take(1, created_at=T0 - 7)
@@ -342,7 +211,7 @@ async def test_a_batch_of_dead_letters_carries_the_stream_time_of_before() -> No
 
 
 async def test_without_an_embedder_there_are_no_entries_and_novelty_is_one_half() -> None:
-    stage = Stage(embed=False)
+    stage = LaneHarness(embed=False)
     stage.take(0, 1)
     await stage.lane.drain()
     for batch in stage.publisher.committed:
@@ -358,7 +227,7 @@ async def test_without_an_embedder_there_are_no_entries_and_novelty_is_one_half(
 
 async def test_no_more_than_the_slack_is_taken_past_the_committed_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "SLACK", 4)
-    stage = Stage()
+    stage = LaneHarness()
     stage.publisher.gate.clear()
     for offset in range(4):
         assert stage.lane.has_room()
@@ -383,7 +252,7 @@ def test_a_transaction_cannot_exceed_the_slack() -> None:
 
 
 async def test_a_record_that_was_taken_already_is_dropped() -> None:
-    stage = Stage(embed=False, next_offset=10)
+    stage = LaneHarness(embed=False, next_offset=10)
     for offset in (9, 10, 10, 11, 10, 0, 11, 12):
         stage.take(offset)
     await stage.lane.drain()
@@ -395,7 +264,7 @@ async def test_a_record_that_was_taken_already_is_dropped() -> None:
 
 async def test_a_record_is_too_large_with_its_key_and_headers() -> None:
     value = trace_bytes()
-    stage = Stage(embed=False, limits=Limits(max_bytes=len(value) + 10))
+    stage = LaneHarness(embed=False, limits=Limits(max_bytes=len(value) + 10))
     stage.lane.take(make_record(value, 0, key=b"12345", headers=[("abc", b"de")]))
     stage.lane.take(make_record(value, 1, key=b"12345", headers=[("abc", b"def")]))
     stage.lane.take(make_record(value, 2, key=None, headers=[("abc", None)]))  # type: ignore[list-item]
@@ -414,7 +283,7 @@ def ready_entry(offset: int, trace_id: str, vector: Vector) -> Entry:
 
 async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() -> None:
     ready = text_vector("from the changelog", DIMENSIONS)
-    stage = Stage(replay={1: ready_entry(1, "kp:trace:1", ready)})
+    stage = LaneHarness(replay={1: ready_entry(1, "kp:trace:1", ready)})
     stage.take(0, 1, 2)
     assert [text.strip() for text, _ in stage.pool.submitted] == ["task 0", "task 2"]
     stage.pool.finish(0)
@@ -427,7 +296,7 @@ async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() ->
 
 
 async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
-    stage = Stage(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS))})
+    stage = LaneHarness(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS))})
     assert stage.lane.take(record(0)) is None
     await stage.lane.drain()
     assert stage.publisher.sizes() == [1]
@@ -436,7 +305,7 @@ async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
 
 async def test_an_entry_of_another_trace_is_no_ready_embedding() -> None:
     """The source topic was deleted and made anew: other traces stand at the offsets of the changelog."""
-    stage = Stage(replay={0: ready_entry(0, "kp:trace:of-the-old-topic", text_vector("x", DIMENSIONS))})
+    stage = LaneHarness(replay={0: ready_entry(0, "kp:trace:of-the-old-topic", text_vector("x", DIMENSIONS))})
     assert stage.lane.take(record(0)) is not None
     assert len(stage.pool.submitted) == 1
     await stage.lane.close()
@@ -448,7 +317,7 @@ async def test_an_entry_of_another_trace_is_no_ready_embedding() -> None:
 async def test_a_text_that_breaks_the_model_is_a_dead_letter_and_the_others_are_scored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stage = Stage()
+    stage = LaneHarness()
     stage.take(0, 1, 2)
     stage.pool.finish(0)
     with caplog.at_level(logging.WARNING):
@@ -472,7 +341,7 @@ async def test_a_text_that_breaks_the_model_is_a_dead_letter_and_the_others_are_
 
 @pytest.mark.parametrize("error", [ModelError("the model fails on every text"), MemoryError()], ids=repr)
 async def test_a_model_that_is_broken_fails_the_lane_once_and_loses_nothing(error: Exception) -> None:
-    stage = Stage()
+    stage = LaneHarness()
     stage.take(0, 1, 2)
     stage.pool.finish(0)
     await settle()
@@ -490,7 +359,7 @@ async def test_a_model_that_is_broken_fails_the_lane_once_and_loses_nothing(erro
 
 
 async def test_a_commit_that_fails_ends_the_lane_and_counts_nothing() -> None:
-    stage = Stage(embed=False)
+    stage = LaneHarness(embed=False)
     stage.publisher.error = OSError("broker away")
     stage.take(0, 1)
     await asyncio.wait_for(stage.lane.drain(), 1)
@@ -506,7 +375,7 @@ async def test_a_commit_that_fails_ends_the_lane_and_counts_nothing() -> None:
 
 
 async def test_close_during_a_commit_is_no_failure_and_stops_the_publisher() -> None:
-    stage = Stage()
+    stage = LaneHarness()
     stage.publisher.gate.clear()
     stage.take(0, 1)
     stage.pool.finish(0)
@@ -524,7 +393,7 @@ async def test_close_during_a_commit_is_no_failure_and_stops_the_publisher() -> 
 
 
 async def test_close_survives_a_publisher_that_does_not_stop(caplog: pytest.LogCaptureFixture) -> None:
-    stage = Stage()
+    stage = LaneHarness()
 
     async def stop() -> None:
         raise OSError("no broker")
@@ -535,7 +404,7 @@ async def test_close_survives_a_publisher_that_does_not_stop(caplog: pytest.LogC
 
 
 async def test_drain_waits_for_what_is_pending_scored_and_publishing() -> None:
-    stage = Stage()
+    stage = LaneHarness()
     await asyncio.wait_for(stage.lane.drain(), 1)  # an idle lane is drained
     stage.publisher.gate.clear()
     stage.take(0)
@@ -552,7 +421,7 @@ async def test_drain_waits_for_what_is_pending_scored_and_publishing() -> None:
 
 
 async def test_the_breaker_fails_the_lane_before_the_last_dead_letter_is_published() -> None:
-    stage = Stage(embed=False, breaker=Breaker(0.5, 4))
+    stage = LaneHarness(embed=False, breaker=Breaker(0.5, 4))
     stage.take(0, 1)
     for offset in (2, 3, 4):
         stage.lane.take(make_record(b"", offset))
@@ -567,7 +436,7 @@ async def test_the_breaker_fails_the_lane_before_the_last_dead_letter_is_publish
 
 
 async def test_counters_agree_with_what_is_committed_and_with_nothing_else() -> None:
-    stage = Stage()
+    stage = LaneHarness()
     stage.take(0)
     stage.take(1, steps=NEVER_ACCEPTED, domain="gardening")
     stage.take(2, objective="a long text")
@@ -605,7 +474,7 @@ async def test_counters_agree_with_what_is_committed_and_with_nothing_else() -> 
 async def test_an_evaluation_is_timed_from_taken_to_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(lane_module.time, "perf_counter", lambda: now)
-    stage = Stage()
+    stage = LaneHarness()
     stage.publisher.gate.clear()
     stage.take(0, 1)
     now += 0.0625
@@ -623,7 +492,7 @@ async def test_an_evaluation_is_timed_from_taken_to_scored(monkeypatch: pytest.M
 
 
 async def test_records_without_a_timestamp_have_no_latency() -> None:
-    stage = Stage(embed=False)
+    stage = LaneHarness(embed=False)
     for offset, timestamp in enumerate((None, -1, T0)):
         stage.lane.take(make_record(trace_bytes(), offset, timestamp_ms=timestamp))
     await stage.lane.drain()

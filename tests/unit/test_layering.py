@@ -1,14 +1,13 @@
 """Who may import what: the core knows no runtime, and each runtime has one home."""
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.imports import MODEL_RUNTIMES, ROOT, loaded_after
+
 MODULES = {path.stem: ast.parse(path.read_text("utf-8")) for path in (ROOT / "worker").glob("*.py")}
 
 CORE = {"trace", "records", "scoring", "pace", "novelty", "changelog", "pipeline", "version"}
@@ -54,11 +53,6 @@ MAY_IMPORT = {
     "matplotlib": {"report_charts"},
     "opentelemetry": {"tracing", "lane"},  # lane: the type alone
 }
-MODEL_RUNTIMES = {
-    "huggingface_hub", "onnx", "onnxruntime", "openvino",
-    "sentence_transformers", "tokenizers", "torch", "transformers",
-}  # fmt: skip
-"""Only in modules whose name has "embedder" or "export" in it."""
 
 ONLY_FROM_THE_COMMAND_LINE = {"demo", "demo_view", "embedded_kafka", "kafka_jars"}
 CLOCK_READERS = {"now", "utcnow", "today", "time", "time_ns", "monotonic", "perf_counter"}
@@ -162,15 +156,6 @@ def test_nothing_imports_in_a_circle() -> None:
 
     for module in MODULES.keys() - {"__init__"}:
         visit(module, ())
-
-
-def loaded_after(code: str) -> set[str]:
-    """Return the top-level packages that a fresh interpreter has loaded after the code."""
-    script = f"import sys\n{code}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
-    )
-    return set(result.stdout.split())
 
 
 def test_a_fresh_core_loads_no_runtime() -> None:

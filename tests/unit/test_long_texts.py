@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kafka.test_worker import LINES
+from tests.support.stage import LINES
 from worker import config, embedding_text, parse_trace
 from worker.embedder import (
     CHARS_A_TOKEN,

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, unique
-from tests.unit.test_lane import Stage, record, settle
+from tests.support.lane import LaneHarness, record, settle
 from worker.embedded_kafka import EmbeddedKafka
 from worker.intake import Intake
 from worker.metrics import Metrics, lag_seconds
@@ -66,7 +66,7 @@ def test_lag_in_seconds_is_the_age_of_what_waits(lag: int, timestamp_ms: int | N
 
 
 async def test_the_oldest_record_of_a_lane_is_the_first_past_the_committed_offset() -> None:
-    stage = Stage()
+    stage = LaneHarness()
 
     def oldest() -> int | None:
         found = stage.lane.oldest()

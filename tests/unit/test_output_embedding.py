@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import time
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.docs.test_schemas import VALIDATORS
-from tests.kafka.test_worker import LINES, Stage, header, origin
 from tests.support.builders import TextEmbedder, make_record, make_trace, text_vector, trace_bytes
+from tests.support.commands import header
 from tests.support.crash_worker import DIMENSIONS, hash_vector
 from tests.support.kafka_fixtures import WorkerProcess, create_topics
+from tests.support.output_embedding import decode, score_file
+from tests.support.schemas import VALIDATORS
+from tests.support.stage import LINES, Stage, origin
 from worker import PartitionScorer, config, embedding_text, parse_trace
 from worker.embedded_kafka import EmbeddedKafka
-from worker.embedder import Embedder
 from worker.models import load_embedder
-from worker.novelty import Vector
 from worker.pipeline import embedding_bytes, scored_record
-from worker.score_file import score_lines
 from worker.topics import OUTPUT_OVERHEAD
 
 Workers = Callable[..., WorkerProcess]
-
-
-def decode(document: dict[str, Any]) -> Vector:
-    """Read the vector as a consumer does."""
-    embedding = document["scoring"]["embedding"]
-    assert embedding.keys() == {"dtype", "dimensions", "data"}
-    vector = np.frombuffer(base64.b64decode(embedding["data"], validate=True), dtype="<f4")
-    assert (embedding["dtype"], embedding["dimensions"]) == ("float32", len(vector))
-    return vector
-
-
-def score_file(lines: list[bytes], embedder: Embedder | None, **settings: Any) -> list[dict[str, Any]]:
-    output = io.BytesIO()
-    score_lines(io.BytesIO(b"\n".join(lines)), output, None, config.load(**settings), embedder)
-    return [json.loads(line) for line in output.getvalue().splitlines()]
 
 
 def test_a_file_s_documents_hold_the_vector_where_it_is_asked_for() -> None:

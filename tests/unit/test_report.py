@@ -1,14 +1,14 @@
 """The numbers of a report, against a brute-force oracle on random documents."""
 
 import itertools
-import json
 import random
 import statistics
 from typing import Any
 
 import pytest
 
-from tests.support.builders import T0, rfc3339, trace_document
+from tests.support.builders import T0, trace_document
+from tests.support.reports import dump, random_documents, scored_document, summary_of
 from worker.report import (
     COMPONENTS,
     CURVE,
@@ -17,82 +17,10 @@ from worker.report import (
     TEXT_LENGTH,
     THRESHOLDS,
     EmptyReport,
-    Summary,
     Traces,
     clean,
     summarize,
 )
-
-WEIGHTS = {"finance": (0.2, 0.25, 0.1, 0.45), "default": (0.25, 0.35, 0.15, 0.25)}
-
-
-def scored_document(
-    number: int = 0,
-    *,
-    domain: str = "finance",
-    score: float = 0.5,
-    threshold: float = 0.75,
-    components: tuple[float, ...] = (0.5, 0.5, 0.5, 0.5),
-    overrides: tuple[str, ...] = (),
-    nearest: tuple[str, float] | None = None,
-    time_ms: int = T0,
-    partition: int = 0,
-    latencies: tuple[float, ...] = (0,),
-    **fields: Any,
-) -> dict[str, Any]:
-    steps = [{"type": "thought", "latency_ms": latency} for latency in latencies]
-    document = trace_document(fields.pop("trace_id", f"kp:trace:{number}"), domain=domain, steps=steps, **fields)
-    profile = domain if domain in WEIGHTS else "default"
-    document["scoring"] = {
-        "score": score,
-        "decision": "accepted" if score >= threshold else "rejected",
-        "threshold": threshold,
-        "profile": profile,
-        "weights": dict(zip(COMPONENTS, WEIGHTS[profile], strict=True)),
-        "components": dict(zip(COMPONENTS, components, strict=True)),
-        "overrides": list(overrides),
-        "nearest": None if nearest is None else {"id": nearest[0], "similarity": nearest[1]},
-        "stream_time": rfc3339(time_ms),
-        "embedder": None,
-        "source": {"topic": "traces", "partition": partition, "offset": number},
-        "worker_version": "0.1.0",
-    }
-    return document
-
-
-def dump(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, ensure_ascii=False).encode()
-
-
-def summary_of(documents: list[dict[str, Any]], **options: Any) -> Summary:
-    traces = Traces()
-    for number, document in enumerate(documents):
-        traces.add(dump(document), f"line {number + 1}")
-    assert not traces.bad
-    return summarize(traces, **options)
-
-
-def random_documents(rng: random.Random, count: int) -> list[dict[str, Any]]:
-    documents: list[dict[str, Any]] = []
-    for number in range(count):
-        earlier = rng.choice(documents)["id"] if documents and rng.random() < 0.9 else None
-        documents.append(
-            scored_document(
-                number,
-                # Now and then an id comes again, or a neighbour is not among the documents.
-                trace_id=f"kp:trace:{rng.choice([number, number, number, max(0, number - 3)])}",
-                domain=rng.choice(["finance", "finance", "law", "art"]),
-                score=rng.choice([rng.random(), 0.75, 0.6]),
-                threshold=0.75,
-                components=tuple(rng.random() for _ in COMPONENTS),
-                overrides=tuple(rng.sample(["single_thought", "error_recovery_bonus"], rng.randrange(3))),
-                nearest=None if earlier is None else (rng.choice([earlier, "kp:trace:gone"]), rng.random()),
-                time_ms=T0 + 1000 * (number // 3),
-                partition=number % 2,
-                latencies=tuple(float(rng.randrange(3)) for _ in range(rng.randint(1, 5))),
-            )
-        )
-    return documents
 
 
 def brute_clusters(documents: list[dict[str, Any]], limit: float) -> list[set[int]]:

@@ -8,16 +8,13 @@ import random
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from tests.support.builders import DATA, T0, read_jsonl
 from tests.support.kafka_fixtures import create_topics, produce, unique
-from tests.unit.test_report import dump, random_documents, scored_document, summary_of
-from worker.cli import cli
+from tests.support.reports import dump, parsed, random_documents, run, scored_document, summary_of, words
 from worker.config import Settings
 from worker.embedded_kafka import EmbeddedKafka
 from worker.report import EmptyReport, Traces, summarize
@@ -26,20 +23,6 @@ from worker.report_page import duration, percent, render
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
-
-
-def parsed(page: str) -> ET.Element:
-    """Return the page as XML: stricter than any browser on tags, nesting and escapes."""
-    assert page.lstrip().startswith("<!DOCTYPE html>")
-    return ET.fromstring(page[page.index("<html") :])
-
-
-def words(page: str) -> str:
-    return " ".join(" ".join(parsed(page).itertext()).split())
-
-
-def run(*arguments: str, data: bytes | None = None) -> Result:
-    return CliRunner().invoke(cli, ["report", *arguments], input=data)
 
 
 def test_random_pages_are_well_formed_and_equal_for_equal_input(seed: int) -> None:

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.kafka.test_worker import LINES, Stage
 from tests.support.builders import NEVER_ACCEPTED, make_record, trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess
-from tests.unit.test_lane import ManualPublisher, settle
+from tests.support.lane import ManualPublisher, settle
+from tests.support.stage import LINES, Stage
 from worker import PartitionScorer
 from worker.config import Settings
 from worker.embedded_kafka import EmbeddedKafka

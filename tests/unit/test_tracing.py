@@ -17,11 +17,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
-from tests.kafka.test_worker import LINES, Stage, header, origin
 from tests.support.builders import make_record, trace_bytes
+from tests.support.commands import header
 from tests.support.kafka_fixtures import WorkerProcess
-from tests.unit.test_lane import Stage as LaneStage
-from tests.unit.test_lane import settle
+from tests.support.lane import LaneHarness, settle
+from tests.support.stage import LINES, Stage, origin
 from worker import config
 from worker.embedded_kafka import EmbeddedKafka
 from worker.tracing import Tracing, start_tracing
@@ -40,7 +40,7 @@ class Traced:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.stage = LaneStage(tracing=Tracing(provider, "kp-group"))
+        self.stage = LaneHarness(tracing=Tracing(provider, "kp-group"))
 
     async def run(self, value: bytes | None, *headers: tuple[str, bytes]) -> tuple[Any, Any]:
         """Return the span and the output of one record."""
