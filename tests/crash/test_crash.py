@@ -21,7 +21,7 @@ from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import create_topics, create_topics_async, produce_async
 from worker.embedded_kafka import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 PATIENCE_S = 300.0
 

@@ -18,7 +18,7 @@ from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce
 from worker.embedded_kafka import EmbeddedKafka
 from worker.trace import Reason
 
-pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_killed_while_it_creates_its_topics(

@@ -15,7 +15,7 @@ from tests.support.crash_worker import STEPS, hash_vector
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce
 from worker.embedded_kafka import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 PARTITIONS = 2
 LEG = 160

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -77,17 +75,3 @@ def test_the_profiles_are_the_code_s_and_the_example_of_own_ones_is_taken() -> N
     assert profiles["legal"].threshold == 0.7
     assert profiles["medical"].threshold == 0.85
     assert profiles["medical"].weights == PROFILES["medical"].weights
-
-
-@pytest.mark.model
-def test_the_model_finds_that_similarity() -> None:
-    blocks = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
-    lines = "".join(json.dumps(json.loads(block)) + "\n" for block in blocks)
-    command = [sys.executable, "-m", "worker", "score", "-"]
-    done = subprocess.run(command, input=lines.encode(), capture_output=True, check=True)
-    first, second = (json.loads(line)["scoring"] for line in done.stdout.splitlines())
-    assert first["nearest"] is None
-    assert second["nearest"]["id"] == EARLIER.id
-    assert second["nearest"]["similarity"] == pytest.approx(SIMILARITY, abs=HALF)
-    results = scored()
-    assert [first["score"], second["score"]] == pytest.approx([it.score for it in results], abs=HALF)

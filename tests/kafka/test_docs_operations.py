@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import LINES, Stage, documents
@@ -13,8 +11,6 @@ from worker.embedded_kafka import EmbeddedKafka
 from worker.novelty import Vector
 from worker.pipeline import PartitionScorer, cached_id
 from worker.trace import created_at_ms, embedding_text, parse_trace
-
-pytestmark = pytest.mark.kafka
 
 EACH = 30
 CAPACITIES = (20, 5, 60)

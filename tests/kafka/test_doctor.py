@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.support.commands import Diagnosis
@@ -16,8 +15,6 @@ from tests.support.kafka_fixtures import committed, create_topics, produce, uniq
 from tests.support.secure_kafka import Acl, secure_kafka
 from tests.support.stage import untouched
 from worker.embedded_kafka import EmbeddedKafka
-
-pytestmark = pytest.mark.kafka
 
 
 def topics(kafka: EmbeddedKafka) -> list[str]:
@@ -113,14 +110,6 @@ def test_wrong_settings_a_missing_model_and_a_taken_port(tmp_path: Path) -> None
         )  # fmt: skip
     assert f"model: {tmp_path} is no exported model" in failed
     assert f"cannot listen on 127.0.0.1:{port}" in failed
-
-
-@pytest.mark.model
-def test_the_model_is_loaded_and_timed() -> None:
-    diagnosis = Diagnosis({"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KP_EMBEDDER": "auto"})
-    assert diagnosis.of("model")[0][1].startswith("all-MiniLM-L6-v2 (")
-    assert "a text of 256 tokens takes" in diagnosis.of("embedding")[0][1]
-    assert "fp32" in diagnosis.of("precision")[0][1]
 
 
 def test_what_a_login_may_not_do(tmp_path: Path) -> None:

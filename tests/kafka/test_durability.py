@@ -22,8 +22,6 @@ from worker.embedded_kafka import EmbeddedKafka
 from worker.topics import CHANGELOG_CONFIG
 from worker.trace import embedding_text, parse_trace
 
-pytestmark = pytest.mark.kafka
-
 MODEL = HashEmbedder.identity.key()
 
 

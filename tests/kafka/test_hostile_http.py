@@ -8,14 +8,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-import pytest
-
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import LINES, Stage
 from worker.embedded_kafka import EmbeddedKafka
 from worker.http import CONNECTION_SECONDS, MAX_CONNECTIONS
-
-pytestmark = pytest.mark.kafka
 
 Workers = Callable[..., WorkerProcess]
 HOSTILE = 500

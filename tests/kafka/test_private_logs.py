@@ -6,14 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tests.support.builders import trace_document
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import Stage
 from worker.embedded_kafka import EmbeddedKafka
-
-pytestmark = pytest.mark.kafka
 
 MARKER = "marmalade"
 

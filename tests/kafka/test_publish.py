@@ -9,16 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.support.builders import trace_bytes, trace_document
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, create_topics
 from worker.embedded_kafka import EmbeddedKafka
 from worker.publish import SAMPLES, key_of
 from worker.trace import parse_trace
-
-pytestmark = pytest.mark.kafka
 
 
 def by_agent(agent: str, number: int) -> bytes:

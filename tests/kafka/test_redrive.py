@@ -22,8 +22,6 @@ from worker.publisher import fit_dead_letter
 from worker.redrive import parse_offsets, parse_time
 from worker.trace import InvalidTrace, Reason
 
-pytestmark = pytest.mark.kafka
-
 BAD = b"not a trace"
 STEPS = ("started", "before_begin", "after_begin", "mid_sends", "committing", "after_commit")
 

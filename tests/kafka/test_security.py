@@ -29,8 +29,6 @@ from worker.config import load
 from worker.connection import client_arguments
 from worker.faust_io import Hooks
 
-pytestmark = pytest.mark.kafka
-
 ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "tests" / "data" / "traces.jsonl").read_bytes().splitlines()
 OUTPUTS = ("accepted", "rejected", "dead-letter")

@@ -49,7 +49,6 @@ def generation(member: WorkerProcess) -> str:
     return re.findall(r"\(generation (\d+)\)", member.log())[-1]
 
 
-@pytest.mark.kafka
 def test_a_restart_causes_no_rebalance(kafka: EmbeddedKafka, workers: Workers) -> None:
     pair = Pair(kafka, workers)
     before = generation(pair.members[1])
@@ -67,7 +66,6 @@ def test_a_restart_causes_no_rebalance(kafka: EmbeddedKafka, workers: Workers) -
     pair.check_outputs()
 
 
-@pytest.mark.kafka
 def test_partitions_that_came_while_the_leader_was_away_are_found(kafka: EmbeddedKafka, workers: Workers) -> None:
     pair = Pair(kafka, workers)
     pair.members[0].kill()
@@ -78,7 +76,6 @@ def test_partitions_that_came_while_the_leader_was_away_are_found(kafka: Embedde
     pair.check_outputs()
 
 
-@pytest.mark.kafka
 def test_of_two_workers_under_one_name_only_one_publishes(kafka: EmbeddedKafka, workers: Workers) -> None:
     pair = Pair(kafka, workers)
     frozen = pair.members[0]

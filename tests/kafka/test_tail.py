@@ -12,16 +12,12 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.commands import ROOT, Desk
 from tests.support.kafka_fixtures import produce
 from worker.embedded_kafka import EmbeddedKafka
 from worker.pipeline import PartitionScorer, scored_record
 from worker.trace import Reason, parse_trace
-
-pytestmark = pytest.mark.kafka
 
 DOMAINS = ("finance", "code", "customer_service")
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 
-import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from tests.support.kafka_fixtures import create_topics
@@ -14,8 +13,6 @@ from tests.support.stage import untouched
 from worker.connection import client_arguments
 from worker.embedded_kafka import EmbeddedKafka
 from worker.topics import CHANGELOG_CONFIG, connect, create_missing, look, plan, prepare_topics
-
-pytestmark = pytest.mark.kafka
 
 
 def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka) -> None:

@@ -13,8 +13,6 @@ from tests.support.stage import DATA, LINES, Stage, Workers, origin
 from worker.embedded_kafka import EmbeddedKafka
 from worker.trace import InvalidTrace, Limits, parse_trace
 
-pytestmark = pytest.mark.kafka
-
 
 def test_each_record_comes_out_once_with_its_key_headers_and_time(kafka: EmbeddedKafka, workers: Workers) -> None:
     stage = Stage(kafka)

@@ -15,7 +15,7 @@ from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import DATA, LINES, Stage, origin
 from worker.embedded_kafka import EmbeddedKafka
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 EXPECTED = [json.loads(line) for line in (DATA / "traces_scores.jsonl").read_text("utf-8").splitlines()]
 
@@ -57,7 +57,6 @@ def test_a_file_gets_the_expected_scores_at_512_tokens(tmp_path: Path) -> None:
     assert worst(score_file(tmp_path, KP_MAX_TOKENS="512"), "score_seq512") <= 1e-4
 
 
-@pytest.mark.kafka
 def test_a_topic_gets_the_same_documents_as_a_file(
     kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess], by_file: list[dict[str, Any]]
 ) -> None:
