@@ -1,4 +1,4 @@
-"""Fixtures of all tests: real Kafka, random seeds that can be repeated, and an environment without KP_ variables.
+"""Fixtures of all tests, the tiers, random seeds that can be repeated, and an environment without KP_ variables.
 
 Builders of traces and records are plain functions, in tests/support/builders.py.
 """
@@ -6,12 +6,18 @@ Builders of traces and records are plain functions, in tests/support/builders.py
 import os
 import random
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
 
 __all__ = ["cluster", "hashing", "kafka", "workers"]
+
+TIERS = ("crash", "kafka", "model", "unit", "docs")
+"""The folders, in the order of their tests: when all run side by side, the longest begin first."""
+
+ON_KAFKA = {"cluster", "hashing", "kafka", "workers"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +28,37 @@ def pytest_configure() -> None:
     # A job in the background of a shell has SIGINT ignored, and so would the commands whose Ctrl-C is tested.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def tier(path: Path) -> str:
+    """Return the folder below tests/ that says what a test needs; "" for the runs of their own make targets."""
+    return next((parent.name for parent in path.parents if parent.name in TIERS and parent.parent.name == "tests"), "")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = tier(item.path)
+        if folder in ("crash", "kafka") or ON_KAFKA & fixtures(item):
+            item.add_marker("kafka")
+        if folder in ("crash", "model"):
+            item.add_marker(folder)
+    items.sort(key=lambda item: TIERS.index(tier(item.path) or TIERS[-1]))
+
+
+def fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail before a broker starts."""
+    dear = ON_KAFKA & fixtures(item)
+    if dear and tier(item.path) in ("unit", "docs"):
+        pytest.fail(
+            f"tests/{tier(item.path)} runs without Kafka, and this test asks for {', '.join(sorted(dear))}: "
+            "move it to tests/kafka",
+            pytrace=False,
+        )
 
 
 @pytest.fixture

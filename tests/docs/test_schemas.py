@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.fuzz import read_lines
+from tests.support.builders import read_lines
 from tests.support.schemas import ALL, NAMES, VALIDATORS, load
 from worker import scoring
 from worker.trace import CREATED_AT_PATTERN, MAX_MESSAGE, InvalidTrace, Limits, Reason, parse_trace, splice

@@ -23,6 +23,11 @@ NEVER_ACCEPTED = ("thought",)
 WELL_ROUNDED = ("thought", "tool_call:search", "error_recovery", "tool_call:sheet", "observation")
 
 
+def read_lines(name: str) -> list[str]:
+    """Return the lines of a JSON Lines file; str.splitlines would also split at U+2028 inside of a string."""
+    return (DATA / name).read_text("utf-8").rstrip("\n").split("\n")
+
+
 def read_jsonl(name: str) -> list[Any]:
     return [json.loads(line) for line in (DATA / name).read_bytes().split(b"\n") if line]
 

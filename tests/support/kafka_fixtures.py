@@ -1,4 +1,4 @@
-"""Fixtures and helpers for tests against a real Kafka. In tests/conftest.py: `from kafka_fixtures import *`.
+"""Fixtures and helpers for tests against a real Kafka; tests/conftest.py imports the fixtures.
 
 Belongs here: the shared brokers, plain-value access to topics and groups, and the worker as a process. Does not
 belong here: knowledge of traces, scores or the worker's topics. Each helper exists as `name(...)` for sync tests
@@ -351,18 +351,9 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
 
 
 @pytest.fixture
-def hashing(tmp_path: Path) -> Iterator[Callable[[Mapping[str, str]], WorkerProcess]]:
-    """Start real workers with the stand-in embedder of tests/support/crash_worker.py."""
-    started: list[WorkerProcess] = []
-
-    def start(env: Mapping[str, str]) -> WorkerProcess:
-        log = tmp_path / f"hashing-{len(started)}.log"
-        started.append(WorkerProcess(env, (), log_path=log, module="tests.support.crash_worker"))
-        return started[-1]
-
-    yield start
-    for worker in started:
-        worker.close()
+def hashing(workers: Callable[..., WorkerProcess]) -> Callable[[Mapping[str, str]], WorkerProcess]:
+    """Start real workers with the stand-in embedder of crash_worker.py."""
+    return lambda env: workers(env, (), "tests.support.crash_worker")
 
 
 def admin(bootstrap: str, action: Callable[[AIOKafkaAdminClient], object]) -> None:

@@ -16,12 +16,8 @@ HALF = 5e-5
 """The document gives four places: half of the last one, and a little for sums of rounded numbers."""
 
 
-def only(pattern: str) -> str:
-    (found,) = re.findall(pattern, TEXT)
-    return str(found)
-
-
-SIMILARITY = float(only(r"cosine similarity of ([0-9.]+) between"))
+SIMILARITY = 0.4941
+"""Of the texts of the two traces; the real model finds it, and the tables calculate with it."""
 
 
 def scored() -> list[ScoredTrace]:

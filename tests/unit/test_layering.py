@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import TIERS
 from tests.support.imports import MODEL_RUNTIMES, ROOT, loaded_after
 
 MODULES = {path.stem: ast.parse(path.read_text("utf-8")) for path in (ROOT / "worker").glob("*.py")}
@@ -168,3 +169,12 @@ def test_the_command_line_starts_without_numpy() -> None:
     """`main` sets the number of BLAS threads; numpy reads it once, when it is imported."""
     loaded = loaded_after("import worker, worker.cli")
     assert not loaded & {"numpy", "msgspec", "rich", "pydantic", *MODEL_RUNTIMES}
+
+
+def test_no_test_imports_another_one() -> None:
+    """What tests share lies in tests/support. A test in no tier's folder would run in no tier."""
+    tests = ROOT / "tests"
+    for path in tests.rglob("*.py"):
+        shared = [name for name in imports(ast.parse(path.read_text("utf-8"))) if ".test_" in name]
+        assert not shared, f"{path.relative_to(ROOT)} imports {shared}: move what it needs to tests/support"
+    assert {path.relative_to(tests).parts[0] for path in tests.rglob("test_*.py")} == set(TIERS)
