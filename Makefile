@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# ARGS=-n0: one test after the other. A test that waits for Kafka leaves its core to another one.
-SIDE_BY_SIDE := -n auto --dist loadgroup
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
 .PHONY: help setup demo test test-fast browser-test check deploy-check image image-test fuzz soak bench lock clean
@@ -29,11 +27,11 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around)
 	$(BIN)/kp-worker demo $(ARGS)
 
-test: $(READY) ## All tests, on real Kafka and the real model (10 minutes on two cores)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+test: $(READY) ## All tests, on real Kafka and the real model (10 minutes on two cores; ARGS=-n0: one after the other)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(READY) ## The tests that need neither Kafka nor the model (half a minute on two cores)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit tests/docs $(ARGS)
+	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit tests/docs $(ARGS)
 
 browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/chromium where it is not found)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --editable '.[browser]'

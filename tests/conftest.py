@@ -15,7 +15,7 @@ from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
 __all__ = ["cluster", "hashing", "kafka", "workers"]
 
 TIERS = ("crash", "kafka", "model", "unit", "docs")
-"""The folders, in the order of their tests: when all run side by side, the longest begin first."""
+"""The folders, in the order in which their tests run: side by side, the longest must not begin last."""
 
 ON_KAFKA = {"cluster", "hashing", "kafka", "workers"}
 
@@ -28,6 +28,13 @@ def pytest_configure() -> None:
     # A job in the background of a shell has SIGINT ignored, and so would the commands whose Ctrl-C is tested.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Half as many again as there are cores for `-n auto`: what waits for Kafka leaves its core to another test."""
+    cores = len(os.sched_getaffinity(0))
+    return cores + cores // 2 if config.option.numprocesses == "auto" else cores
 
 
 def tier(path: Path) -> str:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class Query(NamedTuple):
     expr: str
 
 
+@cache
 def rules() -> list[dict[str, Any]]:
     """Return all rules, recording ones and alerts, in the order of the file."""
     groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
@@ -78,6 +80,7 @@ def rule_queries() -> list[Query]:
     return [Query(f"rule {rule.get('alert') or rule['record']}", rule["expr"]) for rule in rules()]
 
 
+@cache
 def exported_names() -> set[str]:
     """Return the names of all series that a worker exports."""
     names = set()

@@ -57,6 +57,13 @@ def dump(document: dict[str, Any]) -> bytes:
     return json.dumps(document, ensure_ascii=False).encode()
 
 
+def render(summary: Summary, source: str) -> str:
+    """Render the page. The import loads matplotlib, for seconds: not in every process that only collects tests."""
+    from worker.report_page import render as render_page
+
+    return render_page(summary, source)
+
+
 def summary_of(documents: list[dict[str, Any]], **options: Any) -> Summary:
     traces = Traces()
     for number, document in enumerate(documents):

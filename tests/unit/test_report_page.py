@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.reports import dump, parsed, random_documents, run, scored_document, summary_of, words
+from tests.support.reports import dump, parsed, random_documents, render, run, scored_document, summary_of, words
 from worker.report import Traces, summarize
-from worker.report_page import duration, percent, render
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
@@ -85,6 +84,8 @@ def test_one_trace_without_neighbour_or_latency_makes_a_page() -> None:
 
 
 def test_numbers_are_written_so_that_they_do_not_lie() -> None:
+    from worker.report_page import duration, percent
+
     assert [percent(value) for value in (0, 0.0004, 0.0123, 0.9996, 1)] == ["0%", "<0.1%", "1.2%", ">99.9%", "100%"]
     assert [duration(value) for value in (5, 1500, 90_000, 7_200_000, 864e6)] == [
         "5 ms", "1.5 s", "1.5 min", "2.0 h", "10 d",

@@ -1,11 +1,12 @@
 """The folder of a test says what it may use, and what marks it has."""
 
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.conftest import tier
 from tests.support.imports import ROOT
 
 TEST = """
@@ -19,29 +20,23 @@ def test_chance(seed):
 """
 
 
-def run(tests: Path, *options: str) -> str:
-    for folder in ("unit", "kafka", "crash", "model"):
-        (tests / folder).mkdir(parents=True)
-        (tests / folder / f"test_{folder}.py").write_text(TEST)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+def test_a_unit_test_that_asks_for_kafka_fails_with_words_and_a_seed_is_repeated(tmp_path: Path) -> None:
+    sample = tmp_path / "tests" / "unit" / "test_sample.py"
+    sample.parent.mkdir(parents=True)
+    sample.write_text(TEST)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
-        [*command, f"--rootdir={tests}", "-c", str(ROOT / "pyproject.toml"), *options],
-        cwd=tests, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=120,
+        [*command, f"--rootdir={tmp_path}", "-c", str(ROOT / "pyproject.toml"), "--seed", "4711", str(sample)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
-    return done.stdout + done.stderr
+    assert "tests/unit runs without Kafka, and this test asks for kafka: move it to tests/kafka" in done.stdout
+    assert "repeat with --seed 4711" in done.stdout
+    assert "1 failed, 1 error" in done.stdout, done.stderr
 
 
-def test_a_unit_test_that_asks_for_kafka_fails_with_words_and_a_seed_is_repeated_side_by_side(tmp_path: Path) -> None:
-    text = run(tmp_path / "tests", "-n1", "--seed", "4711", "unit")
-    assert "tests/unit runs without Kafka, and this test asks for kafka: move it to tests/kafka" in text
-    assert "repeat with --seed 4711" in text
-    assert "1 failed, 1 error" in text
-
-
-def test_the_folder_gives_the_marks(tmp_path: Path) -> None:
-    text = run(tmp_path / "tests", "--collect-only", "-m", "kafka and not crash and not model", ".")
-    assert re.findall(r"^\w+/test_(\w+)\.py::(\w+)$", text, re.MULTILINE) == [
-        ("kafka", "test_it"),
-        ("kafka", "test_chance"),
-        ("unit", "test_it"),
-    ]
+def test_the_folder_gives_the_marks(request: pytest.FixtureRequest) -> None:
+    wanted = {"unit": set(), "docs": set(), "kafka": {"kafka"}, "crash": {"kafka", "crash"}, "model": {"model"}}
+    for item in request.session.items:
+        marks = {mark.name for mark in item.iter_markers()} & {"kafka", "crash", "model"}
+        folder = tier(item.path)
+        assert marks == wanted[folder] or (folder == "model" and marks == {"kafka", "model"}), item.nodeid
