@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Half as many again as there are cores for `-n auto`: what waits for Kafka leaves its core to another test."""
     cores = len(os.sched_getaffinity(0))
     return cores + cores // 2 if config.option.numprocesses == "auto" else cores
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadfile`: a file stays together, as its fixtures may be dear, but a crash test takes minutes."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if nodeid.startswith("tests/crash/") else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
 def tier(path: Path) -> str:
