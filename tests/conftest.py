@@ -15,7 +15,7 @@ from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
 
 __all__ = ["cluster", "hashing", "kafka", "workers"]
 
-TIERS = ("crash", "kafka", "model", "unit", "docs")
+TIERS = ("crash", "model", "kafka", "unit", "docs")
 """The folders, in the order in which their tests run: side by side, the longest must not begin last."""
 
 ON_KAFKA = {"cluster", "hashing", "kafka", "workers"}

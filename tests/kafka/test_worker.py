@@ -218,12 +218,13 @@ def test_a_changelog_that_deletes_is_refused(kafka: EmbeddedKafka, workers: Work
 def test_an_unknown_broker_a_wrong_setting_and_a_missing_model_end_with_code_2(
     kafka: EmbeddedKafka, workers: Workers
 ) -> None:
-    for change, text in (
+    cases = (
         ({"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1"}, "KP_BOOTSTRAP_SERVERS=127.0.0.1:1"),
         ({"KP_THRESHOLD": "7"}, "KP_THRESHOLD='7'"),
         ({"KP_EMBEDDER": "sentence-transformers", "KP_MODEL": "/nowhere/model"}, "/nowhere/model"),
-    ):
-        worker = workers({**Stage(kafka).env, **change})
+    )
+    started = [(workers({**Stage(kafka).env, **change}), text) for change, text in cases]
+    for worker, text in started:
         assert worker.wait(90) in (1, 2), worker.log()
         assert text in worker.log()
         assert "Traceback" not in worker.log(), worker.log()
