@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Error, Page, async_playwright, expect
 
-from tests.builders import trace_bytes
-from tests.kafka_fixtures import WorkerProcess, produce_async, unique
-from tests.test_worker import LINES, Stage
+from tests.support.builders import trace_bytes
+from tests.support.kafka_fixtures import WorkerProcess, produce_async, unique
+from tests.support.stage import LINES, Stage
 from worker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.kafka

@@ -25,9 +25,9 @@ from typing import Any
 
 import pytest
 
-from tests.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
-from tests.kafka_fixtures import WorkerProcess, create_topics, produce, unique
-from tests.monitoring import RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
+from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, unique
+from tests.support.monitoring import RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
 from worker.embedded_kafka import EmbeddedKafka
 
 LOAD_SECONDS = 20.0
@@ -97,7 +97,9 @@ class Prometheus:
         self.process.wait(20)
 
 
-class Stage:
+class Scraped:
+    """A worker and the Prometheus that scrapes it."""
+
     def __init__(self, prometheus: Prometheus, worker: WorkerProcess) -> None:
         self.prometheus = prometheus
         self.worker = worker
@@ -120,7 +122,7 @@ def load(bootstrap: str, topic: str, stop: threading.Event) -> None:
 
 
 @pytest.fixture(scope="module")
-def stage(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     directory = tmp_path_factory.mktemp("prometheus")
     topic, port = unique("traces"), free_port()
     create_topics(kafka.bootstrap_servers, {topic: 2})
@@ -144,7 +146,7 @@ def stage(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Ite
             worker.wait_ready(120)
             sender.start()
             time.sleep(LOAD_SECONDS)
-            yield Stage(prometheus, worker)
+            yield Scraped(prometheus, worker)
     finally:
         stop.set()
         if sender.ident is not None:
@@ -165,43 +167,43 @@ def test_filters_are_taken_out_of_queries() -> None:
 
 
 @pytest.mark.parametrize("query", rule_queries() + dashboard_queries(), ids=lambda query: query.where)
-def test_the_query_finds_data(stage: Stage, query: Query) -> None:
+def test_the_query_finds_data(scraped: Scraped, query: Query) -> None:
     expr = without_filters(query.expr)
     for variable, value in GRAFANA.items():
         expr = expr.replace(variable, value)
-    found = stage.prometheus.get("query", query=expr)["result"]
+    found = scraped.prometheus.get("query", query=expr)["result"]
     values = [float(series["value"][1]) for series in found]
     assert any(not math.isnan(value) for value in values), f"{expr}\nfound {found}"
 
 
-def test_the_dashboard_s_variables_find_the_group_and_its_worker(stage: Stage) -> None:
+def test_the_dashboard_s_variables_find_the_group_and_its_worker(scraped: Scraped) -> None:
     group, instance = (variable["query"]["query"] for variable in dashboard()["templating"]["list"][1:])
     assert (group, instance) == (
         "label_values(kp_build_info, group)",
         'label_values(kp_build_info{group=~"$group"}, instance)',
     )
-    found = stage.prometheus.get("query", query="kp_build_info")["result"]
+    found = scraped.prometheus.get("query", query="kp_build_info")["result"]
     assert [(s["metric"]["group"].startswith("traces-"), s["metric"]["instance"]) for s in found] == [
-        (True, f"127.0.0.1:{stage.worker.http_port}")
+        (True, f"127.0.0.1:{scraped.worker.http_port}")
     ]
 
 
-def test_prometheus_evaluates_every_rule_without_an_error(stage: Stage) -> None:
-    groups = stage.prometheus.get("rules")["groups"]
+def test_prometheus_evaluates_every_rule_without_an_error(scraped: Scraped) -> None:
+    groups = scraped.prometheus.get("rules")["groups"]
     found = {rule["name"]: (rule["health"], rule.get("lastError")) for group in groups for rule in group["rules"]}
     assert alerts().keys() <= found.keys()
     assert set(found.values()) == {("ok", None)}
 
 
-def test_dead_letters_fire_their_alert_and_a_healthy_worker_no_other(stage: Stage) -> None:
-    fired = {a["labels"]["alertname"]: a for a in stage.prometheus.get("alerts")["alerts"] if a["state"] == "firing"}
+def test_dead_letters_fire_their_alert_and_a_healthy_worker_no_other(scraped: Scraped) -> None:
+    fired = {a["labels"]["alertname"]: a for a in scraped.prometheus.get("alerts")["alerts"] if a["state"] == "firing"}
     assert fired.keys() - SLOW_MACHINE == {"KpDeadLetters"}
     texts = fired["KpDeadLetters"]["annotations"]
     assert re.fullmatch(r"kp-worker: (9|1[01])(\.\d+)?% of the records are dead letters", texts["summary"])
 
 
-def test_promtool_finds_nothing_to_say_about_the_metrics(stage: Stage) -> None:
-    status, body = stage.worker.get("/metrics")
+def test_promtool_finds_nothing_to_say_about_the_metrics(scraped: Scraped) -> None:
+    status, body = scraped.worker.get("/metrics")
     assert status == 200
     result = subprocess.run(
         ["promtool", "check", "metrics"], input=body, capture_output=True, text=True, timeout=30, check=False

@@ -1,17 +1,24 @@
-"""Fixtures of all tests: real Kafka, random seeds that can be repeated, and an environment without KP_ variables.
+"""Fixtures of all tests, the tiers, random seeds that can be repeated, and an environment without KP_ variables.
 
-Builders of traces and records are plain functions, in tests/builders.py.
+Builders of traces and records are plain functions, in tests/support/builders.py.
 """
 
 import os
 import random
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.kafka_fixtures import cluster, kafka, workers
+from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
 
-__all__ = ["cluster", "kafka", "workers"]
+__all__ = ["cluster", "hashing", "kafka", "workers"]
+
+TIERS = ("crash", "model", "kafka", "unit", "docs")
+"""The folders, in the order in which their tests run: side by side, the longest must not begin last."""
+
+ON_KAFKA = {"cluster", "hashing", "kafka", "workers"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +29,56 @@ def pytest_configure() -> None:
     # A job in the background of a shell has SIGINT ignored, and so would the commands whose Ctrl-C is tested.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Half as many again as there are cores for `-n auto`: what waits for Kafka leaves its core to another test."""
+    cores = len(os.sched_getaffinity(0))
+    return cores + cores // 2 if config.option.numprocesses == "auto" else cores
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadfile`: a file stays together, as its fixtures may be dear, but a crash test takes minutes."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if nodeid.startswith("tests/crash/") else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.option.dist == "loadfile" else None
+
+
+def tier(path: Path) -> str:
+    """Return the folder below tests/ that says what a test needs; "" for the runs of their own make targets."""
+    return next((parent.name for parent in path.parents if parent.name in TIERS and parent.parent.name == "tests"), "")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = tier(item.path)
+        if folder in ("crash", "kafka") or ON_KAFKA & fixtures(item):
+            item.add_marker("kafka")
+        if folder in ("crash", "model"):
+            item.add_marker(folder)
+    items.sort(key=lambda item: TIERS.index(tier(item.path) or TIERS[-1]))
+
+
+def fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail before a broker starts."""
+    dear = ON_KAFKA & fixtures(item)
+    if dear and tier(item.path) in ("unit", "docs"):
+        pytest.fail(
+            f"tests/{tier(item.path)} runs without Kafka, and this test asks for {', '.join(sorted(dear))}: "
+            "move it to tests/kafka",
+            pytrace=False,
+        )
 
 
 @pytest.fixture

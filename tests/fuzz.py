@@ -11,12 +11,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+from tests.support.builders import read_lines
 from worker.trace import MAX_MESSAGE, InvalidTrace, ReasoningTrace, created_at_ms, parse_trace, splice
-
-DATA = Path(__file__).parent / "data"
 
 # CPU time for one document. Typical are 20 microseconds; this must catch what is not linear, but not the
 # garbage collector at work in a big process.
@@ -101,11 +99,6 @@ def read_seeds() -> list[str]:
     """Return the texts to mutate: real traces, and the parity cases: valid, invalid, no JSON."""
     traces = read_lines("traces.jsonl")
     return traces[::5] + [json.loads(case)["raw"] for case in read_lines("validation_cases.jsonl")] * 2
-
-
-def read_lines(name: str) -> list[str]:
-    """Return the lines of a JSON Lines file; str.splitlines would also split at U+2028 inside of a string."""
-    return (DATA / name).read_text("utf-8").rstrip("\n").split("\n")
 
 
 def documents(seed: int, seeds: list[str]) -> Iterator[bytes]:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from aiokafka.errors import NotLeaderForPartitionError
 
-from tests.builders import trace_bytes
-from tests.kafka_fixtures import WorkerProcess, committed, create_topics, unique
-from tests.raw_batches import RawRecord, batch_of, blank_bomb, encode_batch, produce_batch_async, varint
+from tests.support.builders import trace_bytes
+from tests.support.kafka_fixtures import WorkerProcess, committed, create_topics, unique
+from tests.support.raw_batches import RawRecord, batch_of, blank_bomb, encode_batch, produce_batch_async, varint
 from worker.embedded_kafka import EmbeddedKafka
 
 Send = Callable[[str, str], int]

@@ -21,11 +21,11 @@ from typing import Final, NamedTuple
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
-from tests import chaos, hostile, oracle
-from tests.chaos import Chaos, Fleet, Load, settings, shuffled, traces, wait_settled, wait_until
-from tests.crash_worker import hash_vector
-from tests.kafka_fixtures import consume_all, create_topics
-from tests.raw_reader import end_offsets
+from tests.support import chaos, hostile, oracle
+from tests.support.chaos import Chaos, Fleet, Load, settings, shuffled, traces, wait_settled, wait_until
+from tests.support.crash_worker import hash_vector
+from tests.support.kafka_fixtures import consume_all, create_topics
+from tests.support.raw_reader import end_offsets
 from worker.embedded_kafka import EmbeddedKafka
 
 TRACES: Final = 10_000

@@ -1,7 +1,7 @@
 """Reading record batches out of a fetch response: bounded in memory, and past whatever cannot be read.
 
 Lives here: what aiokafka's consumers use in place of its own `MemoryRecords`, `PartitionRecords` and `FetchResult`, and
-the one module that leans on those names (`use` puts them in; tests/test_batches.py fails when one changes). Must not
+the one module that leans on those names (`use` puts them in; test_batches.py fails when one changes). Must not
 live here: decompression (unpack.py), counting of memory (budget.py), what becomes of a record that cannot be read.
 
 aiokafka keeps what it does well: transactions, and its parser in C for each record. What differs:

@@ -12,7 +12,7 @@ What is changed, and why (measured on faust-streaming 0.15.3):
 
 Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
 ._ensure_consumer, ._consumer, App._create_directories, App.rebalancing_count; of aiokafka AIOKafkaConsumer._coordinator
-and the group coordinator's check_errors and _send_req. tests/test_faust_io.py fails when one changes.
+and the group coordinator's check_errors and _send_req. tests/unit/test_faust_io.py fails when one changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a topic refuses for good, and a producer that goes on behind it.
 
 Lives here: which of Kafka's answers are about the records themselves, and the producer's sequence numbers after one of
-them. The only place of the private names of aiokafka that this needs (tests/test_refusals.py guards them). Must not
+them. The only place of the private names of aiokafka that this needs (test_refusals.py guards them). Must not
 live here: what is published instead (publication.py), transactions (publisher.py).
 
 aiokafka counts a batch's records into the partition's sequence number when it takes the batch off its queue, and leaves

@@ -31,7 +31,7 @@ _kept = threading.local()
 _XERIAL: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEAD: Final = 16
 _FULL: Final = "failed to write whole buffer"
-"""What cramjam says when the output buffer is full; it has no error of its own for that (tests/test_unpack.py)."""
+"""What cramjam says when the output buffer is full; it has no error of its own for that (tests/unit/test_unpack.py)."""
 
 
 class TooLargeError(Exception):

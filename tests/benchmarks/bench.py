@@ -19,7 +19,7 @@ from tests.benchmarks.results import Results
 from tests.benchmarks.warm import warm
 from tests.benchmarks.watch import Outputs, Timeline, follow, read_outputs
 from tests.benchmarks.workload import PARTITIONS, Source, Topics, produce
-from tests.kafka_fixtures import LoggedProcess, WorkerProcess
+from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess
 from worker.embedded_kafka import EmbeddedKafka
 
 ROOT: Final = Path(__file__).resolve().parents[2]

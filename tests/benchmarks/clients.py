@@ -24,7 +24,7 @@ from tests.benchmarks.workload import (
     fill,
     fresh_topics,
 )
-from tests.kafka_fixtures import WorkerProcess
+from tests.support.kafka_fixtures import WorkerProcess
 
 AT_LEAST: Final = "at least once"
 EXACTLY: Final = "exactly once"

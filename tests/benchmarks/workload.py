@@ -22,7 +22,7 @@ from aiokafka import AIOKafkaProducer
 
 from tests.benchmarks.job import Embedder, Job
 from tests.benchmarks.watch import BenchmarkError, Outputs
-from tests.kafka_fixtures import create_topics_async
+from tests.support.kafka_fixtures import create_topics_async
 from worker.pipeline import ACCEPTED, DEAD_LETTER, REJECTED, SourceRecord
 from worker.topics import CHANGELOG_CONFIG
 

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.builders import read_jsonl
-from tests.chaos import LINES, wait_until
 from tests.image.engines import Engine, EngineError, find_engine
-from tests.kafka_fixtures import WorkerProcess, _free_port, consume_all, create_topics, produce
+from tests.support.builders import read_jsonl
+from tests.support.chaos import LINES, wait_until
+from tests.support.kafka_fixtures import WorkerProcess, _free_port, consume_all, create_topics, produce
 from worker.embedded_kafka import BrokerError, EmbeddedKafka
 
 TRACES: Final = 60

@@ -1,0 +1,224 @@
+"""Workers and brokers die at random moments under load; an independent oracle judges what came out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+
+from tests.support import chaos, oracle
+from tests.support.chaos import Chaos, Fleet, Load, settings, shuffled, traces, wait_settled, wait_until
+from tests.support.crash_worker import hash_vector
+from tests.support.kafka_fixtures import create_topics, create_topics_async, produce_async
+from worker.embedded_kafka import EmbeddedKafka
+
+pytestmark = pytest.mark.timeout(900)
+
+PATIENCE_S = 300.0
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    chaos.quiet_clients()
+
+
+def finish(kafka: EmbeddedKafka, fleet: Fleet, load: Load) -> oracle.Report:
+    """Let the fleet work off the rest, stop it, and judge."""
+    ends = load.finish(PATIENCE_S)
+    assert wait_settled(kafka.bootstrap_servers, fleet.env, ends, PATIENCE_S), f"not settled\n{fleet.tails()}"
+    assert set(fleet.stop_all()) <= {0}, fleet.tails()
+    print(chaos.log_report(fleet.logs))
+    print(f"exits that nobody asked for: {fleet.unexpected()}")
+    report = oracle.check(kafka.bootstrap_servers, fleet.env, hash_vector)
+    print(report)
+    assert report.source == sum(ends.values())
+    return report
+
+
+def test_exactly_once_through_kills_zombies_rebalances_and_a_broker_restart(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int
+) -> None:
+    env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="12")
+    create_topics(kafka.bootstrap_servers, chaos.topics(env))
+    plan = shuffled(seed, sigkill=6, sigterm=2, zombie=1, join=3, leave=3, restart_broker=1)
+    with Fleet(env, tmp_path) as fleet:
+        fleet.add()
+        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), 3500, 50)
+        load.start()
+        violence = Chaos(kafka, fleet, seed)
+        violence.run(plan)
+        report = finish(kafka, fleet, load)
+    assert violence.done >= Counter(plan)
+    assert not report.problems()
+    assert min(report.accepted, report.rejected, report.dead_letters) > 50
+
+
+def test_at_least_once_loses_nothing_and_repeats_byte_for_byte(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    env = settings(kafka.bootstrap_servers, KP_DELIVERY="at_least_once", TEST_EMBED_MS="3")
+    create_topics(kafka.bootstrap_servers, {env["KP_SOURCE_TOPIC"]: 4})
+    with Fleet(env, tmp_path) as fleet:
+        fleet.add()
+        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), 5000, 250)
+        load.start()
+        Chaos(kafka, fleet, seed).run(shuffled(seed, sigkill=5, join=1, zombie=1))
+        report = finish(kafka, fleet, load)
+    assert not report.problems(at_least_once=True)
+
+
+def test_three_brokers_lose_one_after_the_other(cluster: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    env = settings(cluster.bootstrap_servers, TEST_EMBED_MS="10")
+    create_topics(cluster.bootstrap_servers, {env["KP_SOURCE_TOPIC"]: 4})
+    rng = random.Random(seed)
+    with Fleet(env, tmp_path) as fleet:
+        fleet.add()
+        fleet.add()
+        load = Load(cluster.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), 2500, 60)
+        load.start()
+        violence = Chaos(cluster, fleet, seed)
+        for role in ("the transaction coordinator", "a leader of the source", "the group's coordinator"):
+            assert wait_until(lambda: all(map(chaos.ready, fleet.running())), 90), fleet.tails()
+            node = asyncio.run(holder(cluster.bootstrap_servers, env, role))
+            time.sleep(rng.uniform(0.5, 3))
+            violence.say(f"SIGKILL broker {node}, {role}")
+            cluster.kill_node(node)
+            time.sleep(rng.uniform(1, 6))
+            if rng.random() < 0.5:
+                violence.sigkill()
+            cluster.start_node(node)
+            violence.say(f"broker {node} is back")
+            assert wait_until(lambda: asyncio.run(in_sync(cluster.bootstrap_servers, env)), 90), "replicas lag"
+        report = finish(cluster, fleet, load)
+    assert not report.problems()
+
+
+async def holder(bootstrap: str, env: dict[str, str], role: str) -> int:
+    """Return the node that plays a role for the group."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        if role == "a leader of the source":
+            (topic,) = await admin.describe_topics([env["KP_SOURCE_TOPIC"]])
+            return int(topic["partitions"][0]["leader"])
+        if role == "the group's coordinator":
+            return int(await admin.find_coordinator(env["KP_GROUP_ID"]))
+        return int(await admin.find_coordinator(f"{env['KP_GROUP_ID']}-0", 1))
+    finally:
+        await admin.close()
+
+
+async def in_sync(bootstrap: str, env: dict[str, str]) -> bool:
+    """Whether all replicas of all topics that matter are in sync."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        topics = [value for name, value in env.items() if name.endswith("_TOPIC")]
+        topics += [f"{env['KP_GROUP_ID']}-novelty-changelog", "__consumer_offsets", "__transaction_state"]
+        found = await admin.describe_topics(topics)
+        return all(len(p["isr"]) == 3 for topic in found for p in topic["partitions"])
+    finally:
+        await admin.close()
+
+
+def test_aborted_transactions_upstream_are_not_scored(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="10")
+    create_topics(kafka.bootstrap_servers, {env["KP_SOURCE_TOPIC"]: 2})
+    ends, sent = asyncio.run(produce_transactions(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], seed))
+    with Fleet(env, tmp_path) as fleet:
+        slot = fleet.add()
+        assert wait_until(lambda: chaos.ready(slot), 90), fleet.tails()
+        time.sleep(0.5)
+        fleet.kill(slot)
+        assert wait_settled(kafka.bootstrap_servers, env, ends, PATIENCE_S), fleet.tails()
+        assert fleet.stop_all() == [0], fleet.tails()
+    report = oracle.check(kafka.bootstrap_servers, env, hash_vector)
+    assert not report.problems()
+    assert report.source == sent["committed"]
+    assert sent["aborted"] > 50
+
+
+async def produce_transactions(bootstrap: str, topic: str, seed: int) -> tuple[dict[int, int], Counter[str]]:
+    """Produce 60 transactions, every third aborted; return where each partition's committed records end, and counts."""
+    records, ends, sent = traces(seed, 2), {}, Counter[str]()
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", transactional_id=topic)
+    async with producer:
+        for number in range(60):
+            await producer.begin_transaction()
+            size = 1 + number % 7
+            futures = [
+                await producer.send(topic, record.value, record.key, record.partition, record.timestamp_ms)
+                for record in (next(records) for _ in range(size))
+            ]
+            placed = await asyncio.gather(*futures)
+            if number % 3 == 1 or number == 59:
+                await producer.abort_transaction()
+                sent["aborted"] += size
+                continue
+            await producer.commit_transaction()
+            sent["committed"] += size
+            for metadata in placed:
+                ends[metadata.partition] = metadata.offset + 1
+    return ends, sent
+
+
+class Slow(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Takes its time to give partitions up, so that everybody waits for the next assignment."""
+
+    async def on_partitions_revoked(self, revoked: object) -> None:
+        await asyncio.sleep(6)
+
+    async def on_partitions_assigned(self, assigned: object) -> None:
+        pass
+
+
+async def test_a_rebalance_that_begins_during_a_restore_does_not_stop_the_flow(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int
+) -> None:
+    """The restore ends between the revocation and the next assignment, when records must not flow yet, but soon."""
+    bootstrap = kafka.bootstrap_servers
+    env = settings(bootstrap, TEST_RESTORE_MS="3000")
+    await create_topics_async(bootstrap, chaos.topics(env))
+    placed = await produce_async(bootstrap, env["KP_SOURCE_TOPIC"], islice(traces(seed, 4), 400))
+    slow, third = member(env, Slow()), member(env, None)
+    async with slow:
+        await eventually(slow.assignment)  # all four
+        with Fleet(env, tmp_path) as fleet:
+            worker = fleet.add()
+            await eventually(lambda: len(slow.assignment()) == 2)  # the worker has two and restores them
+            async with third:
+                await eventually(third.assignment)
+                await eventually(lambda: chaos.ready(worker))
+                assert worker.process.metric("kp_assigned_partitions") > 0
+                # The other members score nothing: what is the worker's, and only that, must come out.
+                await eventually(lambda: "generation 3" in worker.process.log())
+                mine = {0, 1, 2, 3} - {tp.partition for tp in slow.assignment() | third.assignment()}
+                ends = {p: 1 + max(offset for q, offset in placed if q == p) for p in mine}
+                settled = await asyncio.to_thread(wait_settled, bootstrap, env, ends, 60)
+                assert settled, f"ready, and nothing flows:\n{fleet.tails()}"
+
+
+def member(env: dict[str, str], listener: ConsumerRebalanceListener | None) -> AIOKafkaConsumer:
+    """Return a member of the workers' group that scores nothing."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=env["KP_BOOTSTRAP_SERVERS"],
+        group_id=env["KP_GROUP_ID"],
+        enable_auto_commit=False,
+        heartbeat_interval_ms=500,
+        rebalance_timeout_ms=60_000,
+        partition_assignment_strategy=[StickyPartitionAssignor],
+    )
+    consumer.subscribe([env["KP_SOURCE_TOPIC"]], listener=listener)
+    return consumer
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Return when the condition is true; raise AssertionError when that takes too long."""
+    assert await asyncio.to_thread(wait_until, lambda: bool(condition()), 90), "did not come true"

@@ -1,0 +1,121 @@
+"""A crash at each step between "taken" and "committed", one worker after the other on the same topics."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.support import chaos, oracle
+from tests.support.chaos import Fleet, settings, traces, wait_settled, wait_until
+from tests.support.crash_worker import STEPS, hash_vector
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce
+from worker.embedded_kafka import EmbeddedKafka
+
+pytestmark = pytest.mark.timeout(900)
+
+PARTITIONS = 2
+LEG = 160
+"""Records produced before each worker starts: enough for several transactions on each partition."""
+
+TRANSACTIONAL = ("before_begin", "after_begin", "after_offsets", "committing")
+MOST = {"starting": 1, "started": 1, "restored": 1, "embed": LEG}
+"""How often a worker certainly passes a step in one leg; 6 for the steps of a publication."""
+
+
+def step_settings(kafka: EmbeddedKafka, delivery: str) -> dict[str, str]:
+    """Return settings with which a leg makes many transactions: traces do not gather, and take some time each."""
+    return settings(
+        kafka.bootstrap_servers,
+        KP_DELIVERY=delivery,
+        KP_SESSION_TIMEOUT_SECONDS="2",
+        KP_COMMIT_INTERVAL_SECONDS="0",
+        TEST_EMBED_MS="1",
+    )
+
+
+def relay(kafka: EmbeddedKafka, logs: Path, seed: int, steps: Sequence[str], how: str, delivery: str) -> oracle.Report:
+    """Let each worker crash at its step and the next one go on; judge after each, and return the last report."""
+    rng = random.Random(seed)
+    once = delivery == "exactly_once"
+    env = step_settings(kafka, delivery)
+    create_topics(kafka.bootstrap_servers, chaos.topics(env, PARTITIONS))
+    records = traces(seed, PARTITIONS)
+    ends: dict[int, int] = {}
+    for step in [*steps, ""]:
+        for partition, offset in produce(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], islice(records, LEG)):
+            ends[partition] = max(offset + 1, ends.get(partition, 0))
+        plan = f"{step}:{rng.randint(1, MOST.get(step, 6))}:{how}" if step else ""
+        log = logs / f"{step or 'last'}.log"
+        with WorkerProcess({**env, "TEST_CRASH_AT": plan}, log_path=log, module="tests.support.crash_worker") as worker:
+            if step:
+                code = worker.wait(90)
+                assert f"TEST crash at {step} by {how}" in worker.log(), f"{plan}: ended by itself:\n{worker.log()}"
+                assert code == (-9 if how == "kill" else 1), f"{plan}: {worker.log()}"
+            else:
+                assert wait_settled(kafka.bootstrap_servers, env, ends, 120), worker.log()
+                worker.terminate()
+                assert worker.wait() == 0, worker.log()
+        report = oracle.check(kafka.bootstrap_servers, env, hash_vector)
+        print(f"{plan or 'at the end'}: {report}")
+        if step:
+            report.missing = 0  # the next worker's
+        assert not report.problems(at_least_once=not once), plan
+    return report
+
+
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_exactly_once_survives_a_crash_at_each_step(kafka: EmbeddedKafka, tmp_path: Path, seed: int, how: str) -> None:
+    steps = [step for step in STEPS if how == "kill" or step != "embed"]
+    report = relay(kafka, tmp_path, seed, steps, how, "exactly_once")
+    assert report.source == LEG * (len(steps) + 1)
+
+
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_at_least_once_survives_a_crash_at_each_step(kafka: EmbeddedKafka, tmp_path: Path, seed: int, how: str) -> None:
+    steps = [step for step in STEPS if step not in TRANSACTIONAL and (how == "kill" or step != "embed")]
+    report = relay(kafka, tmp_path, seed, steps, how, "at_least_once")
+    assert report.source == LEG * (len(steps) + 1)
+    assert report.duplicates > 0, "no crash hit between the outputs and the offset"
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_a_worker_that_was_frozen_at_each_step_does_no_harm_when_it_wakes(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, delivery: str
+) -> None:
+    once = delivery == "exactly_once"
+    steps = [step for step in STEPS if once or step not in TRANSACTIONAL]
+    env = step_settings(kafka, delivery)
+    create_topics(kafka.bootstrap_servers, chaos.topics(env, PARTITIONS))
+    rng = random.Random(seed)
+    records = traces(seed, PARTITIONS)
+    ends: dict[int, int] = {}
+
+    def leg() -> None:
+        for partition, offset in produce(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], islice(records, LEG)):
+            ends[partition] = max(offset + 1, ends.get(partition, 0))
+
+    for step in steps:
+        plan = f"{step}:{rng.randint(1, MOST.get(step, 6))}:freeze"
+        logs = tmp_path / step
+        logs.mkdir()
+        leg()
+        with Fleet(env, logs) as fleet:
+            zombie = fleet.add(TEST_CRASH_AT=plan)
+            process = zombie.process
+            assert wait_until(lambda: f"crash at {step}" in process.log(), 90), plan  # noqa: B023 called at once
+            leg()
+            fleet.add()
+            assert wait_settled(kafka.bootstrap_servers, env, ends, 120), f"{plan}\n{fleet.tails()}"
+            process.cont()
+            leg()
+            assert wait_settled(kafka.bootstrap_servers, env, ends, 120), f"{plan}\n{fleet.tails()}"
+            wait_until(lambda: all(map(chaos.ready, fleet.running())), 60)
+            assert set(fleet.stop_all()) == {0}, f"{plan}\n{fleet.tails()}"
+            print(f"{plan}: the others' ends: {[event for event in fleet.exits if event.code]}")
+        report = oracle.check(kafka.bootstrap_servers, env, hash_vector)
+        print(report)
+        assert not report.problems(at_least_once=not once), f"{plan}\n{fleet.tails()}"

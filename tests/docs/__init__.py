@@ -1,0 +1,1 @@
+"""Documents, schemas, deployment files, rules and dashboard against the code; neither Kafka nor the model."""

@@ -1,0 +1,158 @@
+"""schemas/asyncapi.yaml: topics, headers and examples are the code's. AsyncAPI's own parser runs in deploy-check."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from tests.support.builders import make_record, make_trace, trace_bytes
+from tests.support.schemas import REGISTRY
+from worker import changelog, passes
+from worker.config import load
+from worker.fitting import (
+    DROPPED_HEADER,
+    SOURCE_KEY_HEADER,
+    TRUNCATED_HEADER,
+    fit_dead_letter,
+    last_resort,
+    readdressed,
+)
+from worker.pipeline import Fault, PartitionScorer, dead_letter, scored_record
+from worker.topics import CHANGELOG_CONFIG
+from worker.trace import InvalidTrace, Reason, parse_trace
+from worker.version import __version__
+
+SCHEMAS = Path(__file__).parents[2] / "schemas"
+DOCUMENT: Final[dict[str, Any]] = yaml.safe_load((SCHEMAS / "asyncapi.yaml").read_text("utf-8"))
+MESSAGES = DOCUMENT["components"]["messages"]
+
+
+def resolved(value: Any, base: Any = DOCUMENT) -> Any:
+    """Return the value with every reference replaced by what it points to, as AsyncAPI's tools do."""
+    if isinstance(value, list):
+        return [resolved(item, base) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" not in value:
+        return {name: resolved(item, base) for name, item in value.items()}
+    if value["$ref"].startswith("urn:"):
+        return value
+    file, _, pointer = value["$ref"].partition("#")
+    base = json.loads((SCHEMAS / file).read_text("utf-8")) if file else base
+    target = base
+    for name in pointer.split("/")[1:]:
+        target = target[name]
+    return resolved(copy.deepcopy(target), base)
+
+
+def validator(name: str, part: str) -> Draft202012Validator:
+    schema = resolved(MESSAGES[name].get(part, {}))
+    # AsyncAPI's schemas are those of draft 7, where a list of items is what 2020-12 calls prefixItems.
+    if isinstance(schema.get("items"), list):
+        schema["prefixItems"] = schema.pop("items")
+    return Draft202012Validator(schema, registry=REGISTRY)
+
+
+def headers_of(record: Any) -> dict[str, str]:
+    return {name: value.decode() for name, value in record.headers}
+
+
+def test_its_topics_are_the_default_settings_and_its_version_the_worker_s() -> None:
+    assert [channel["address"] for channel in DOCUMENT["channels"].values()] == list(load().topics.values())
+    assert DOCUMENT["info"]["version"] == __version__
+    named = DOCUMENT["channels"]["changelog"]["bindings"]["kafka"]["topicConfiguration"]
+    flat = {name: ",".join(value) if isinstance(value, list) else str(value) for name, value in named.items()}
+    assert flat.items() <= CHANGELOG_CONFIG.items()
+
+
+def test_every_reference_is_there() -> None:
+    assert resolved(DOCUMENT)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_examples_satisfy_their_schemas(name: str) -> None:
+    assert MESSAGES[name]["examples"]
+    for example in resolved(MESSAGES[name]["examples"]):
+        validator(name, "payload").validate(example["payload"])
+        validator(name, "headers").validate(example.get("headers", {}))
+
+
+def test_scored_records_of_the_code_satisfy_the_schemas_and_name_the_same_headers() -> None:
+    scorer = PartitionScorer(dimensions=2)
+    for number, raw in enumerate((trace_bytes(), trace_bytes(steps=["thought"]), trace_bytes(confidence=1.0))):
+        scored = scorer.score(parse_trace(raw), [1.0, 0.0], 0)
+        record = scored_record(make_record(raw, number), scored, None)
+        assert record.value is not None
+        validator(record.kind, "payload").validate(json.loads(record.value))
+        validator(record.kind, "headers").validate(headers_of(record))
+        assert set(headers_of(record)) == set(resolved(MESSAGES[record.kind]["headers"])["properties"])
+
+
+@pytest.mark.parametrize("score", ["0", "1.0", "0.1", "1e-7", "5.5e-17", "0.7804000000000001"])
+def test_the_pattern_of_the_score_takes_what_the_encoder_writes(score: str) -> None:
+    written = msgspec.json.encode(float(score)).decode()
+    validator("accepted", "headers").validate({"kp-score": written, "kp-decision": "accepted"})
+
+
+@pytest.mark.parametrize("score", ["1.1", "-0.1", "nan", ".5", ""])
+def test_the_pattern_of_the_score_refuses(score: str) -> None:
+    assert not validator("accepted", "headers").is_valid({"kp-score": score, "kp-decision": "accepted"})
+
+
+def test_dead_letters_of_the_code_name_the_same_headers() -> None:
+    record = make_record(b'{"id":' + b"x" * 5000)._replace(fault=Fault(Reason.UNREADABLE, "broken", 0))
+    with pytest.raises(InvalidTrace) as caught:
+        parse_trace(record.value)
+    letter = dead_letter(record, caught.value)
+    schema = resolved(MESSAGES["deadLetter"]["headers"])
+    optional = {TRUNCATED_HEADER, DROPPED_HEADER, SOURCE_KEY_HEADER}
+    assert set(schema["properties"]) >= set(schema["required"]) | optional
+    original = set(headers_of(letter)) - set(schema["required"])
+    for cut, names in (
+        (letter, set()),
+        (fit_dead_letter(letter, 3000), {TRUNCATED_HEADER}),
+        (last_resort(letter, 3000, b"traces/0/0"), {TRUNCATED_HEADER, DROPPED_HEADER}),
+        (readdressed(letter), {SOURCE_KEY_HEADER}),
+    ):
+        validator("deadLetter", "headers").validate(headers_of(cut))
+        assert set(headers_of(cut)) - original == set(schema["required"]) | names
+    assert set(schema["properties"]["kp-error-reason"]["enum"]) == set(map(str, Reason))
+
+
+def test_the_cache_entry_is_the_code_s() -> None:
+    schema: Mapping[str, Any] = resolved(MESSAGES["cacheEntry"]["payload"])
+    assert tuple(item["title"] for item in schema["items"]) == changelog.Entry.__struct_fields__
+    assert schema["items"][0]["const"] == changelog.VERSION
+    scored = PartitionScorer(dimensions=2).score(make_trace(), [1.0, 0.0], 0)
+    assert scored.vector is not None
+    raw = changelog.encode(
+        sequence=0,
+        source_offset=0,
+        stream_time_ms=0,
+        trace_id=scored.trace_id,
+        model="m",
+        vector=scored.vector,
+        pass_number=1,
+        text_hash=changelog.text_hash("text"),
+    )
+    row = msgspec.msgpack.decode(raw)
+    as_json = [base64.b64encode(value).decode() if isinstance(value, bytes) else value for value in row]
+    validator("cacheEntry", "payload").validate(as_json)
+
+
+def test_the_record_of_the_passes_is_the_code_s() -> None:
+    schema: Mapping[str, Any] = resolved(MESSAGES["passes"]["payload"])
+    assert tuple(item["title"] for item in schema["items"]) == passes.Marker.__struct_fields__
+    chain = (passes.Segment(1, 0, 0), passes.Segment(2, 1800, 2104))
+    raw = passes.encode_marker(passes.Marker(passes.MARKER_VERSION, "PYVotLT1SNm5KiIC15QXiA", chain))
+    validator("passes", "payload").validate(msgspec.msgpack.decode(raw))
+    assert msgspec.msgpack.decode(raw) == MESSAGES["passes"]["examples"][0]["payload"]

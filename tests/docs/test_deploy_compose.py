@@ -1,0 +1,93 @@
+"""docker-compose.yml against the code: names, versions, topic settings. deploy/checks/compose.sh checks its syntax."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from worker import topics
+from worker.config import Settings, describe
+from worker.kafka_jars import KAFKA_VERSION
+from worker.version import __version__
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+WORKERS = ("worker", "samples")
+
+
+def test_versions_are_pinned_and_ours() -> None:
+    assert all(re.search(r":v?\d+\.\d+\.\d+$", service["image"]) for service in SERVICES.values())
+    assert SERVICES["kafka"]["image"] == SERVICES["topics"]["image"] == f"apache/kafka:{KAFKA_VERSION}"
+    assert {SERVICES[name]["image"] for name in WORKERS} == {f"kp-worker:{__version__}"}
+
+
+def test_topics_are_those_that_the_worker_would_create() -> None:
+    (script,) = SERVICES["topics"]["command"]
+    found = {}
+    for line in re.sub(r"\\\n", " ", script).splitlines():
+        if line.startswith("create "):
+            name = line.split()[1]
+            found[name] = dict(option.split("=") for option in re.findall(r"--config (\S+)", line))
+    settings = Settings()
+    output = {"max.message.bytes": str(settings.max_message_bytes + topics.OUTPUT_OVERHEAD)}
+    assert found == {
+        settings.source_topic: {topics.AFTER: str(topics.SOURCE_AFTER_MS)},
+        settings.accepted_topic: output,
+        settings.rejected_topic: output,
+        settings.dead_letter_topic: {"max.message.bytes": str(topics.DEFAULT_MAX_BYTES + topics.DEAD_LETTER_OVERHEAD)},
+        settings.changelog: dict(topics.CHANGELOG_CONFIG),
+    }
+    assert f"--partitions {settings.topic_partitions} " in script
+
+
+def test_workers_are_hardened_and_can_be_scaled() -> None:
+    known = {name for name, _, _ in describe()}
+    for name in WORKERS:
+        service = SERVICES[name]
+        assert service["read_only"] is True
+        assert service["tmpfs"] == ["/tmp"]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["pull_policy"] == "build"
+        assert set(service["environment"]) <= known
+        assert not {"ports", "container_name"} & service.keys()
+    assert float(SERVICES["worker"]["stop_grace_period"].removesuffix("s")) > Settings().shutdown_timeout_seconds
+
+
+def test_start_order_waits_for_something_that_happens() -> None:
+    for service in SERVICES.values():
+        for name, dependency in service.get("depends_on", {}).items():
+            if dependency["condition"] == "service_healthy":
+                assert "test" in SERVICES[name]["healthcheck"]
+            else:
+                assert dependency["condition"] == "service_completed_successfully"
+                assert "restart" not in SERVICES[name]
+
+
+def test_only_this_machine_reaches_the_ports() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_no_secrets() -> None:
+    names = [name for service in SERVICES.values() for name in service.get("environment", {})]
+    assert not [name for name in names if re.search("PASSWORD|SECRET|TOKEN|JAAS", name)]
+
+
+def test_mounts_exist() -> None:
+    mounts = [mount.split(":") for service in SERVICES.values() for mount in service.get("volumes", [])]
+    for source, *_ in mounts:
+        assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], source
+
+
+def test_prometheus_finds_every_worker() -> None:
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text())
+    (job,) = config["scrape_configs"]
+    (discovery,) = job["dns_sd_configs"]
+    assert discovery["names"] == ["worker"]
+    assert discovery["names"][0] in SERVICES
+    assert (discovery["type"], discovery["port"]) == ("A", Settings().http_port)
+    assert "KP_HTTP_PORT" not in SERVICES["worker"]["environment"]

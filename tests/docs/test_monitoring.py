@@ -1,0 +1,113 @@
+"""Rules, runbooks and dashboard agree with each other and with the metrics that the worker exports.
+
+What needs Prometheus itself (syntax, unit tests of the alerts, every query on live data) is `make deploy-check`.
+"""
+
+import re
+
+import pytest
+import yaml
+
+from tests.support.monitoring import (
+    BY_PROMETHEUS,
+    RULES_TEST,
+    RUNBOOKS,
+    Query,
+    alerts,
+    dashboard,
+    dashboard_queries,
+    exported_names,
+    metric_names,
+    panels,
+    recorded,
+    rule_queries,
+)
+from worker.config import Settings
+
+QUERIES = rule_queries() + dashboard_queries()
+
+
+def test_names_are_found_in_a_query() -> None:
+    expr = 'sum by (le, a) (rate(kp_x_bucket{le="0.1", b=~"$i"}[5m] offset 1d)) / job:kp_y:sum > 0.5 * max by (p) (up)'
+    expr += " or absent(z)"
+    assert metric_names(expr) == {"kp_x_bucket", "job:kp_y:sum", "up", "z"}
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.where)
+def test_a_query_asks_only_for_what_exists(query: Query) -> None:
+    names = metric_names(query.expr)
+    assert names, "asks for nothing"
+    assert names <= exported_names() | recorded() | BY_PROMETHEUS
+
+
+def test_every_recording_is_used() -> None:
+    used = {name for query in QUERIES for name in metric_names(query.expr)}
+    assert recorded() <= used
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_an_alert_says_how_bad_what_and_where_to_read_on(name: str) -> None:
+    alert = alerts()[name]
+    assert alert["labels"] in ({"severity": "page"}, {"severity": "ticket"})
+    assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert alert["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+
+
+def test_each_alert_has_its_section_in_the_runbooks_and_no_section_is_left_over() -> None:
+    text = RUNBOOKS.read_text("utf-8")
+    assert re.findall(r"^### (\w+)$", text, re.MULTILINE) == list(alerts())
+    for section in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
+        parts = re.findall(r"^\*\*([^*]+)\*\*", section, re.MULTILINE)
+        assert parts == ["Means.", "Users see.", "Look at.", "Causes.", "Do.", "Do not."], section.split("\n")[0]
+
+
+def test_runbooks_name_only_what_exists() -> None:
+    text = RUNBOOKS.read_text("utf-8")
+    assert set(re.findall(r"\bkp_[a-z_]+", text)) <= exported_names()
+    settings = {f"KP_{name.upper()}" for name in Settings.model_fields}
+    assert {name.rstrip("_") for name in re.findall(r"\bKP_[A-Z_]+", text)} <= settings
+
+
+def test_each_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    fires: set[str] = set()
+    silent: set[str] = set()
+    for test in yaml.safe_load(RULES_TEST.read_text("utf-8"))["tests"]:
+        checks = [
+            {match for sample in check["exp_samples"] for match in re.findall(r'alertname="(\w+)"', sample["labels"])}
+            for check in test.get("promql_expr_test", ())
+        ]
+        fired = set().union(*checks)
+        fires |= fired
+        silent |= {name for name in fired if any(name not in check for check in checks)}
+    assert fires == silent == set(alerts())
+
+
+def test_panels_have_an_id_a_description_a_unit_and_the_chosen_data_source() -> None:
+    document = dashboard()
+    found = list(panels(document))
+    assert len({panel["id"] for panel in found}) == len(found)
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    for panel in found:
+        if panel["type"] == "row":
+            continue
+        assert panel["description"], panel["title"]
+        assert panel["fieldConfig"]["defaults"].get("unit") or panel["type"] == "heatmap", panel["title"]
+        assert panel["datasource"] == source
+        assert panel["targets"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        for target in panel["targets"]:
+            assert target["datasource"] == source
+            assert "$instance" in target["expr"], target["expr"]
+
+
+def test_panels_do_not_overlap() -> None:
+    document = dashboard()
+    for level in (document["panels"], *(panel["panels"] for panel in document["panels"] if panel.get("panels"))):
+        cells = [
+            (x, y)
+            for at in (panel["gridPos"] for panel in level)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        ]
+        assert len(set(cells)) == len(cells)
+        assert all(x < 24 for x, _ in cells)

@@ -1,0 +1,1 @@
+"""On a real Kafka, with the stand-in embedder or none."""

@@ -1,0 +1,101 @@
+"""`kp-worker demo` and `broker` from start to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from worker import demo
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES = demo.SAMPLES.read_bytes().splitlines()
+DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
+
+
+def run_demo(code: str, tmp_path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-W",
+            "error::ResourceWarning",
+            "-c",
+            f"import sys; from worker.demo import *; sys.exit({code})",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "KP_EMBEDDER": "none", "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def read_to(process: subprocess.Popen[str], words: str) -> str:
+    """Return what it printed up to the line with these words."""
+    text = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        text += line
+        if words in line:
+            return text
+    raise AssertionError(f"no line with {words!r} in:\n{text}")
+
+
+def test_demo_end_to_end(tmp_path: Path) -> None:
+    process = run_demo("demo()", tmp_path)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, text
+    found = re.search(r"published (\d+) +accepted (\d+) +rejected (\d+) +dead letters (\d+)", text)
+    assert found, text
+    published, accepted, rejected, dead = map(int, found.groups())
+    assert published == len(LINES) + 7 == accepted + rejected + dead
+    assert dead == 7
+    assert all(document["id"][9:17] in text for document in DOCUMENTS)
+    assert "\x1b" not in text
+    assert "Traceback" not in text
+    assert "WARNING" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_keeps_running_until_asked(tmp_path: Path) -> None:
+    with run_demo("demo(True)", tmp_path) as process:
+        text = read_to(process, "stop     Ctrl-C")
+        assert "kcat -Ceq -b 127.0.0.1:" in text
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    assert "worker ended with exit code 0" in rest
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_cleans_up_when_interrupted_or_when_the_worker_fails(tmp_path: Path) -> None:
+    with run_demo("demo()", tmp_path) as process:
+        read_to(process, "ok  kafka")
+        process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, text
+    assert list(tmp_path.iterdir()) == []
+
+    process = run_demo("demo(http_port=65536)", tmp_path)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Error: the worker ended with exit code" in text
+    assert "KP_HTTP_PORT='65536' is wrong" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_broker_runs_until_asked_and_keeps_its_data(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with run_demo(f"broker(data_dir=Path({str(data)!r}))", tmp_path) as process:
+        text = read_to(process, "stop     Ctrl-C")
+        assert re.search(r"KP_BOOTSTRAP_SERVERS=127\.0\.0\.1:\d+ KP_CREATE_TOPICS=true kp-worker run", text)
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    assert "broker stopped" in rest
+    assert list(tmp_path.iterdir()) == [data]

@@ -1,0 +1,144 @@
+"""`kp-worker doctor` as a process: healthy, without a broker, with wrong settings, and with what a login may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+
+from tests.support.commands import Diagnosis
+from tests.support.kafka_fixtures import committed, create_topics, produce, unique
+from tests.support.secure_kafka import Acl, secure_kafka
+from tests.support.stage import untouched
+from worker.embedded_kafka import EmbeddedKafka
+
+
+def topics(kafka: EmbeddedKafka) -> list[str]:
+    """All topics of the broker, as a fresh client sees them."""
+
+    async def names() -> Any:
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+        await admin.start()
+        try:
+            return sorted(await admin.list_topics())
+        finally:
+            await admin.close()
+
+    return list(asyncio.run(names()))
+
+
+def test_a_healthy_set_up_and_its_lag(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="2")
+    assert stage.topics("--create").exit_code == 0
+    produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), number % 2) for number in range(7)])
+    committed(kafka.bootstrap_servers, stage.name, stage.name)  # from now on there are coordinators
+    diagnosis = Diagnosis(stage.env)
+    assert diagnosis.failed() == []
+    assert diagnosis.of("permissions") == [("ok", "Read and Write on 5 topics as needed")]
+    assert [level for level, _ in diagnosis.of("topic ")] == ["warn"] * 5  # one replica
+    assert all("one replica" in message for _, message in diagnosis.of("topic "))
+    assert diagnosis.of("group") == [("ok", "does not exist yet")]
+    assert diagnosis.of("lag") == [("ok", "7 records in 2 partitions wait")]
+
+
+def test_it_changes_nothing_and_names_what_is_missing(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka)
+    before = topics(kafka)
+    diagnosis = Diagnosis(stage.env)
+    assert topics(kafka) == before
+    assert len(diagnosis.failed()) == 1
+    assert f"{stage.name}.dead-letter (KP_DEAD_LETTER_TOPIC)" in diagnosis.failed()[0]
+    assert Diagnosis({**stage.env, "KP_CREATE_TOPICS": "true"}).failed() == []
+
+
+def test_topics_that_stop_or_hinder_the_worker(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka)
+    names = list(stage.settings().topics.values())
+    create_topics(
+        kafka.bootstrap_servers,
+        {
+            names[0]: 2,
+            names[1]: (1, {"min.insync.replicas": "2"}),
+            names[2]: (1, {"cleanup.policy": "compact"}),
+            names[3]: 1,
+            names[4]: (1, {"cleanup.policy": "compact"}),
+        },
+    )
+    diagnosis = Diagnosis(stage.env)
+    failed = "\n".join(diagnosis.failed())
+    assert f"{names[4]} has 1 partitions" in failed
+    assert "min.insync.replicas=2 with 1 replicas: no write is ever acknowledged" in failed
+    warned = "\n".join(message for level, message in diagnosis.of("topic") if level == "warn")
+    assert "records without a key are refused" in warned
+    assert "dead letters of the largest records are cut" in warned
+    assert "segment.ms=604800000 (not 600000)" in warned
+
+
+def test_without_a_broker_the_other_checks_run_and_time_is_bounded() -> None:
+    with socket.socket() as silent:  # takes connections and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        for port in (silent.getsockname()[1], 1):
+            started = time.monotonic()
+            diagnosis = Diagnosis(
+                {"KP_BOOTSTRAP_SERVERS": f"127.0.0.1:{port}", "KP_TRESHOLD": "1", "KP_HTTP_HOST": "127.0.0.1"}
+            )
+            assert time.monotonic() - started < 60
+            assert len(diagnosis.failed()) == 1
+            assert diagnosis.failed()[0].startswith(f"broker: 127.0.0.1:{port}")
+            assert ("warn", "KP_TRESHOLD is not a setting; did you mean KP_THRESHOLD?") in diagnosis.of("settings")
+            assert {it["check"] for it in diagnosis.findings} >= {"model", "model cache", "temporary files", "port"}
+
+
+def test_wrong_settings_a_missing_model_and_a_taken_port(tmp_path: Path) -> None:
+    assert "KP_THRESHOLD='7' is wrong" in Diagnosis({"KP_THRESHOLD": "7"}).failed()[0]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        failed = "\n".join(
+            Diagnosis(
+                {
+                    "KP_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KP_EMBEDDER": "openvino", "KP_MODEL": str(tmp_path),
+                    "KP_HTTP_HOST": "127.0.0.1", "KP_HTTP_PORT": port,
+                }
+            ).failed()
+        )  # fmt: skip
+    assert f"model: {tmp_path} is no exported model" in failed
+    assert f"cannot listen on 127.0.0.1:{port}" in failed
+
+
+def test_what_a_login_may_not_do(tmp_path: Path) -> None:
+    name = unique("acl")
+    with secure_kafka(tmp_path) as secure:
+        kafka_topics = {name: 1, **{f"{name}.{kind}": 1 for kind in ("accepted", "rejected", "dead-letter")}}
+        create_topics(secure.admin, {**kafka_topics, f"{name}-novelty-changelog": (1, {"cleanup.policy": "compact"})})
+        read = [Acl("Read", "topic", name), Acl("Read", "topic", f"{name}-novelty-changelog")]
+        secure.allow("case1", [*read, Acl("Write", "topic", f"{name}.", True)])
+        env = {
+            "KP_BOOTSTRAP_SERVERS": secure.at("CLEAR"), "KP_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+            "KP_SASL_MECHANISM": "PLAIN", "KP_SASL_USERNAME": "case1", "KP_SASL_PASSWORD": "case1",
+            "KP_GROUP_ID": name, "KP_SOURCE_TOPIC": name, "KP_ACCEPTED_TOPIC": f"{name}.accepted",
+            "KP_REJECTED_TOPIC": f"{name}.rejected", "KP_DEAD_LETTER_TOPIC": f"{name}.dead-letter",
+        }  # fmt: skip
+        diagnosis = Diagnosis(env)
+        failed = "\n".join(diagnosis.failed())
+        assert f"permissions: Write denied on topic {name}-novelty-changelog" in failed
+        assert f"transactions: transactional id {name}-0 is denied" in failed
+        assert f"group {name}: GroupAuthorizationFailedError" in failed
+        assert any("cannot read the settings" in message for _, message in diagnosis.of("topics"))
+        assert any("unencrypted" in message for _, message in diagnosis.of("broker"))
+        secure.allow(
+            "case1",
+            [
+                Acl("Write", "topic", f"{name}-novelty-changelog"),
+                Acl("Read", "group", name),
+                Acl("Write", "transactional-id", f"{name}-", True),
+            ],
+        )
+        assert Diagnosis(env).failed() == []
+        assert "refuses the login" in Diagnosis({**env, "KP_SASL_PASSWORD": "wrong"}).failed()[0]

@@ -1,0 +1,294 @@
+"""What a worker finds when it comes back: other models' entries, rubbish, lost records, grown topics, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import NewPartitions, RecordsToDelete
+from aiokafka.protocol.admin import CreateAclsRequest
+
+from tests.support.crash_worker import HashEmbedder, hash_vector
+from tests.support.kafka_fixtures import WorkerProcess, admin, consume_all, create_topics, produce
+from tests.support.stage import LINES, Stage, Workers, documents, origin
+from worker.changelog import SLACK, decode, encode, slot_key, text_hash
+from worker.embedded_kafka import EmbeddedKafka
+from worker.passes import MARKER_KEY
+from worker.topics import CHANGELOG_CONFIG
+from worker.trace import embedding_text, parse_trace
+
+MODEL = HashEmbedder.identity.key()
+
+
+def test_entries_of_another_model_and_rubbish_are_left_out(
+    kafka: EmbeddedKafka, hashing: Callable[..., WorkerProcess]
+) -> None:
+    stage = Stage(kafka)
+    changelog = f"{stage.name}-novelty-changelog"
+    create_topics(stage.bootstrap, {stage.name: 1, changelog: (1, CHANGELOG_CONFIG)})
+    stage.produce([(None, line, (), 0) for line in LINES[:3]])
+    vector = hash_vector("any")
+
+    def entry(sequence: int, offset: int, model: str) -> tuple[bytes, bytes]:
+        value = encode(
+            sequence=sequence,
+            source_offset=offset,
+            stream_time_ms=0,
+            trace_id="kp:trace:old",
+            model=model,
+            vector=vector,
+        )
+        return slot_key(sequence, 1000), value
+
+    produce(
+        stage.bootstrap,
+        changelog,
+        [
+            entry(0, -0, "another-model:00:384:256:fp32"),
+            (b"1", b"\x00rubbish"),
+            (b"2", b""),
+            (b"3", entry(3, 0, MODEL)[1][:-3]),
+            entry(4, 0, MODEL.replace(":256:", ":512:")),
+        ],
+    )
+    worker = hashing(stage.env).wait_ready()
+    stage.wait_committed(3)
+    assert worker.metric("kp_changelog_entries_skipped_total", cause="other_model") == 2
+    assert worker.metric("kp_changelog_entries_skipped_total", cause="corrupt") == 3
+    assert worker.metric("kp_restored_entries_total") == 0
+    assert worker.log().count("were made by another model") == 1
+    assert worker.log().count("the entry is skipped") == 1
+    first = documents(stage)[0]
+    assert first["scoring"]["nearest"] is None  # type: ignore[index]
+
+
+def test_the_cache_is_there_again_after_a_kill(kafka: EmbeddedKafka, hashing: Callable[..., WorkerProcess]) -> None:
+    stage = Stage(kafka, KP_TOPIC_PARTITIONS="1")
+    first = hashing(stage.env).wait_ready()
+    stage.produce([(None, line, (), 0) for line in LINES[:200]])
+    stage.wait_committed(200)
+    first.kill()
+    second = hashing(stage.env).wait_ready()
+    stage.produce([(None, LINES[150], (), 0)])
+    stage.wait_committed(201)
+    assert second.metric("kp_restored_entries_total") == 200
+    assert second.metric("kp_restore_duration_seconds_count") == 1
+    last = documents(stage)[-1]
+    assert last["scoring"]["nearest"] == {  # type: ignore[index]
+        "id": json.loads(LINES[150])["id"],
+        "similarity": pytest.approx(1.0, abs=1e-6),
+    }
+
+
+def test_at_least_once_replays_with_the_embeddings_of_the_changelog(
+    kafka: EmbeddedKafka, hashing: Callable[..., WorkerProcess]
+) -> None:
+    """Entries past the committed offset are ready embeddings, bound to their text: the model is asked for no such one.
+
+    Without a hash (0.1.0 wrote it), or with that of another text, an entry is none.
+    """
+    stage = Stage(kafka, KP_DELIVERY="at_least_once", KP_TOPIC_PARTITIONS="1")
+    changelog = f"{stage.name}-novelty-changelog"
+    create_topics(stage.bootstrap, {stage.name: 1, changelog: (1, CHANGELOG_CONFIG)})
+    stage.produce([(None, line, (), 0) for line in LINES[:20]])
+    odd = np.zeros(384, dtype=np.float32)
+    odd[7] = 1.0  # no text has this vector: where it turns up, it came from the changelog
+    hashes = [text_hash(embedding_text(parse_trace(LINES[0]))), text_hash("what stood there before"), b""]
+    entries = [
+        encode(
+            sequence=i,
+            source_offset=i,
+            stream_time_ms=0,
+            trace_id=json.loads(LINES[i])["id"],
+            model=MODEL,
+            vector=odd,
+            text_hash=hashed,
+        )
+        for i, hashed in enumerate(hashes)
+    ]
+    produce(stage.bootstrap, changelog, [(slot_key(i, 1000), entry) for i, entry in enumerate(entries)])
+    hashing(stage.env).wait_ready()
+    stage.wait_committed(20)
+    records = consume_all(stage.bootstrap, changelog)
+    written = [decode(record.value) for record in records if record.value is not None and record.key != MARKER_KEY]
+    assert [entry.source_offset for entry in written] == [0, 1, 2, *range(20)]
+    assert written[3].vector == odd.tobytes()
+    for i in (1, 2):
+        assert written[3 + i].vector == hash_vector(embedding_text(parse_trace(LINES[i]))).tobytes()
+
+
+def test_the_changelog_stays_bounded(hashing: Callable[..., WorkerProcess]) -> None:
+    """After 20 times the slots the broker's cleaner has kept the topic near one entry a slot."""
+    with EmbeddedKafka(config={"log.cleaner.backoff.ms": "200"}) as broker:
+        stage = Stage(broker, KP_CACHE_MAX_ELEMENTS="10")
+        changelog = f"{stage.name}-novelty-changelog"
+        config = {**CHANGELOG_CONFIG, "segment.ms": "300", "min.cleanable.dirty.ratio": "0.01"}
+        create_topics(stage.bootstrap, {stage.name: 1, changelog: (1, config)})
+        hashing(stage.env).wait_ready()
+        slots = 10 + SLACK
+        total = 20 * slots
+        for start in range(0, total, 4 * slots):
+            stage.produce([(None, LINES[i % 1000], (), 0) for i in range(start, min(total, start + 4 * slots))])
+            stage.wait_committed(min(total, start + 4 * slots))
+        stage.produce([(None, LINES[0], (), 0)])  # rolls the last segment
+        deadline = time.monotonic() + 60
+        while (kept := len(consume_all(stage.bootstrap, changelog))) > 3 * slots:
+            assert time.monotonic() < deadline, f"{kept} entries of {total} for {slots} slots"
+            time.sleep(1)
+            stage.produce([(None, LINES[0], (), 0)])
+        assert kept >= slots
+
+
+def test_a_source_topic_that_gains_partitions_is_followed(
+    kafka: EmbeddedKafka, hashing: Callable[..., WorkerProcess]
+) -> None:
+    stage = Stage(kafka, KP_TOPIC_PARTITIONS="1")
+    worker = hashing(stage.env).wait_ready()
+    stage.produce([(None, line, (), 0) for line in LINES[:10]])
+    stage.wait_committed(10)
+    admin(stage.bootstrap, lambda client: client.create_partitions({stage.name: NewPartitions(3)}))
+    deadline = time.monotonic() + 90
+    while worker.metrics().get("kp_assigned_partitions") != 3 or worker.get("/readyz")[0] != 200:
+        assert time.monotonic() < deadline, worker.log()
+        time.sleep(0.5)
+    stage.produce([(None, line, (), i % 3) for i, line in enumerate(LINES[10:40])])
+    stage.wait_committed(40)
+    assert len(documents(stage)) == 40
+    assert {record.partition for record in consume_all(stage.bootstrap, f"{stage.name}-novelty-changelog")} == {0, 1, 2}
+
+
+def test_records_that_retention_has_deleted_are_counted_as_lost(
+    kafka: EmbeddedKafka, hashing: Callable[..., WorkerProcess]
+) -> None:
+    stage = Stage(kafka, KP_TOPIC_PARTITIONS="1")
+    worker = hashing(stage.env).wait_ready()
+    stage.produce([(None, line, (), 0) for line in LINES[:10]])
+    stage.wait_committed(10)
+    worker.terminate()
+    assert worker.wait() == 0
+    stage.produce([(None, line, (), 0) for line in LINES[10:30]])
+    tp = TopicPartition(stage.name, 0)
+    admin(stage.bootstrap, lambda client: client.delete_records({tp: RecordsToDelete(17)}))
+    worker = hashing(stage.env).wait_ready()
+    stage.wait_committed(30)
+    assert worker.metric("kp_source_records_lost_total") == 7
+    assert "7 records that were not scored yet are gone" in worker.log()
+    assert len(documents(stage)) == 23
+
+
+def test_a_topic_that_was_recreated_is_not_read_from_a_wrong_place(
+    kafka: EmbeddedKafka, hashing: Callable[..., WorkerProcess]
+) -> None:
+    stage = Stage(kafka, KP_TOPIC_PARTITIONS="1")
+    worker = hashing(stage.env).wait_ready()
+    stage.produce([(None, line, (), 0) for line in LINES[:10]])
+    stage.wait_committed(10)
+    worker.terminate()
+    assert worker.wait() == 0
+    # The offsets of a deleted topic are deleted with it; an operator's reset too far shows the same.
+    group = stage.name
+    admin(stage.bootstrap, lambda client: client.delete_records({TopicPartition(group, 0): RecordsToDelete(10)}))
+    stage.produce([(None, LINES[0], (), 0)])
+
+    async def reset() -> None:
+        from aiokafka import AIOKafkaConsumer
+
+        consumer = AIOKafkaConsumer(bootstrap_servers=stage.bootstrap, group_id=group, enable_auto_commit=False)
+        await consumer.start()
+        try:
+            consumer.assign([TopicPartition(group, 0)])
+            await consumer.commit({TopicPartition(group, 0): 99})
+        finally:
+            await consumer.stop()
+
+    asyncio.run(reset())
+    worker = hashing(stage.env)
+    assert worker.wait() == 1
+    assert "committed offset 99, the topic ends at 11" in worker.log()
+    assert "--reset-offsets" in worker.log()
+
+
+def test_a_denied_output_topic_is_named_with_its_acl(hashing: Callable[..., WorkerProcess]) -> None:
+    authorizer = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with EmbeddedKafka(config=authorizer) as broker:
+        stage = Stage(broker)
+        worker = hashing(stage.env).wait_ready()
+        rejected = stage.env["KP_REJECTED_TOPIC"]
+        topic, literal, everywhere, write, deny = 2, 3, "*", 4, 2  # the protocol's numbers
+        acl = CreateAclsRequest(topic, rejected, literal, "User:ANONYMOUS", everywhere, write, deny)
+        admin(stage.bootstrap, lambda client: client._send_request(acl))
+        stage.produce([(None, line, (), 0) for line in LINES[:20]])
+        assert worker.wait() == 1
+        assert "grant the ACL Write" in worker.log()
+        assert rejected in worker.log().split("stopping:")[-1]
+        assert not consume_all(stage.bootstrap, stage.env["KP_ACCEPTED_TOPIC"])  # all of the transaction or nothing
+
+
+def test_the_breaker_stops_a_flood_of_dead_letters(kafka: EmbeddedKafka, workers: Workers) -> None:
+    stage = Stage(kafka, KP_DEAD_LETTER_BREAKER_SHARE="0.5", KP_DEAD_LETTER_BREAKER_WINDOW="100")
+    worker = workers(stage.env).wait_ready()
+    stage.produce([(None, line, (), 0) for line in LINES[:100]])
+    stage.produce([(None, b'{"deploy": "broken"}', (), 0) for _ in range(2000)])
+    assert worker.wait() == 1
+    assert "KP_DEAD_LETTER_BREAKER_SHARE" in worker.log()
+    assert len(stage.outputs()["dead-letter"]) <= 51
+
+
+def test_a_model_that_hangs_turns_liveness_false(kafka: EmbeddedKafka, hashing: Callable[..., WorkerProcess]) -> None:
+    stage = Stage(kafka, KP_STUCK_SECONDS="1")
+    worker = hashing({**stage.env, "TEST_EMBED_MS": "600000"}).wait_ready()
+    assert worker.get("/healthz")[0] == 200
+    stage.produce([(None, LINES[0], (), 0)])
+    deadline = time.monotonic() + 30
+    while (answer := worker.get("/healthz"))[0] == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert answer[0] == 503
+    assert "KP_STUCK_SECONDS" in answer[1]
+
+
+def test_a_trace_of_ten_thousand_steps_is_scored(kafka: EmbeddedKafka, hashing: Callable[..., WorkerProcess]) -> None:
+    stage = Stage(kafka)
+    hashing(stage.env).wait_ready()
+    trace = json.loads(LINES[0])
+    kinds = ("thought", "tool_call", "observation", "error_recovery")
+    trace["steps"] = [{"step_id": i, "type": kinds[i % 4], "content": "step"} for i in range(10_000)]
+    longer = {**trace, "steps": [*trace["steps"], {"step_id": 1, "type": "thought"}]}
+    stage.produce([(None, json.dumps(doc).encode(), (), 0) for doc in (trace, longer, trace)])
+    stage.wait_committed(3)
+    outputs = stage.outputs()
+    assert len(documents(stage)) == 2
+    assert [dict(record.headers)["kp-error-reason"] for record in outputs["dead-letter"]] == [b"too_many_steps"]
+
+
+def test_a_60_second_outage_ends_the_worker_with_a_reason_and_loses_nothing(
+    tmp_path: Path, hashing: Callable[..., WorkerProcess]
+) -> None:
+    """Shorter outages are survived (test_crash.py); here the transaction's timeout is made shorter instead."""
+    with EmbeddedKafka(data_dir=tmp_path) as broker:
+        stage = Stage(broker, KP_TRANSACTION_TIMEOUT_SECONDS="5")
+        worker = hashing(stage.env).wait_ready()
+        stage.produce([(None, line, (), i % 4) for i, line in enumerate(LINES * 5)])
+        broker.stop_node(0)
+        assert worker.wait(60) == 1
+        assert "KP_TRANSACTION_TIMEOUT_SECONDS" in worker.log() or "producer ended" in worker.log()
+        assert len(worker.log().splitlines()) < 400, "log lines during an outage are rate-limited"
+        successor = hashing(stage.env)
+        deadline = time.monotonic() + 60
+        while "no Kafka broker answers" not in successor.log():
+            assert time.monotonic() < deadline, successor.log()
+            time.sleep(0.1)
+        assert successor.returncode is None, "a worker waits for its broker at start"
+        broker.start_node(0)
+        stage.wait_committed(5000)
+        found = sorted(origin(record) for records in stage.outputs().values() for record in records)
+        assert found == [(p, o) for p in range(4) for o in range(1250)]

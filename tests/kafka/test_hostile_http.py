@@ -1,0 +1,100 @@
+"""The HTTP port under clients that mean no good: a real worker goes on scoring and answers its probes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from tests.support.http import random_accept
+from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.stage import LINES, Stage
+from worker.embedded_kafka import EmbeddedKafka
+from worker.http import CONNECTION_SECONDS, MAX_CONNECTIONS
+
+Workers = Callable[..., WorkerProcess]
+HOSTILE = 500
+OPENINGS = (
+    b"",  # connects and says nothing
+    b"GET /metrics HT",  # slow
+    b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * 4000,  # headers without end
+    b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000000\r\n\r\n" + b"x" * 1000,  # body without end
+    b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n" + b"x" * 1000,
+    b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20,  # never reads the answers
+)
+
+
+@contextlib.contextmanager
+def hostile(port: int) -> Iterator[list[socket.socket]]:
+    """Hold HOSTILE connections open, each with one of the openings."""
+    with contextlib.ExitStack() as stack:
+        held = []
+        for i in range(HOSTILE):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            with contextlib.suppress(ConnectionError):  # pushed out already
+                connection.sendall(OPENINGS[i % len(OPENINGS)])
+            held.append(connection)
+        yield held
+
+
+def exchange(port: int, request: bytes) -> bytes:
+    """Send bytes, return all that comes until the worker closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=CONNECTION_SECONDS + 5) as connection:
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(request)
+            while part := connection.recv(65536):
+                answer += part
+        return answer
+
+
+def open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_scoring_and_probes_go_on_while_500_hostile_connections_hang(
+    kafka: EmbeddedKafka, workers: Workers, seed: int
+) -> None:
+    stage = Stage(kafka, KP_HTTP_HOST="127.0.0.1")
+    worker = workers(stage.env).wait_ready()
+    before = open_files(worker.pid)
+    with hostile(worker.http_port):
+        stage.produce([(None, line, (), i % 4) for i, line in enumerate(LINES[:400])])
+        for _ in range(20):
+            began = time.monotonic()
+            assert worker.get("/healthz") == (200, "ok\n")
+            assert worker.get("/readyz") == (200, "ok\n")
+            assert time.monotonic() - began < 2
+        stage.wait_committed(400)
+        assert worker.metric("kp_records_consumed_total") == 400
+        assert open_files(worker.pid) <= before + MAX_CONNECTIONS + 5
+        garbage = [
+            (os.urandom(2000), b""),
+            (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), b"400"),  # TLS
+            (b"GET / HTTP/9.9\r\n\r\n", b"400"),
+            (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * 100_000 + b"\r\n\r\n", b"400"),
+            (b"GET /healthz HTTP/1.1\r\n" + b"A: b\r\n" * 10_000 + b"\r\n", b"400"),
+            (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", b"400"),
+            (b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", b"405"),
+            (b"DELETE /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"405"),
+            (b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
+            (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 3, b"200"),
+        ]
+        rng = random.Random(seed)
+        accepts = ["application/openmetrics-text; version=abc"] * 20 + [random_accept(rng) for _ in range(60)]
+        garbage += [
+            (f"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n".encode(), b"200") for accept in accepts
+        ]
+        for request, status in garbage:
+            answer = exchange(worker.http_port, request)
+            assert answer.split(b" ")[1:2] == ([status] if status else answer.split(b" ")[1:2])
+            assert b"aiohttp" not in answer
+            assert b"Python" not in answer.split(b"\r\n\r\n")[0]
+            assert answer.count(b"HTTP/1.1 ") <= 1, "one answer a connection"
+    worker.terminate()
+    assert worker.wait() == 0
+    assert "Traceback" not in worker.log()
+    assert len(worker.log().splitlines()) < 30, "the log is not the attacker's to fill"

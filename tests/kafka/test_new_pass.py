@@ -1,0 +1,300 @@
+"""A group that reads its source again, another source, or with other settings: which cache entries it believes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from aiokafka.structs import OffsetAndMetadata
+
+from tests.support.crash_worker import HashEmbedder, hash_vector
+from tests.support.kafka_fixtures import WorkerProcess, admin, committed, consume_all, create_topics, produce
+from tests.support.stage import LINES, Stage, Workers, documents
+from worker.changelog import SLACK, decode
+from worker.embedded_kafka import EmbeddedKafka
+from worker.passes import MARKER_KEY
+from worker.pipeline import PartitionScorer, cached_id
+from worker.topics import CHANGELOG_CONFIG
+from worker.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
+
+Start = Callable[..., WorkerProcess]
+BROKEN = b'{"not": "a trace"}'
+
+
+def rows(lines: Sequence[bytes]) -> list[tuple[Any, ...]]:
+    return [(None, line, (), 0) for line in lines]
+
+
+def run(start: Start, stage: Stage, total: int, **settings: str) -> WorkerProcess:
+    """Let a worker score until `total` records are committed, and stop it."""
+    worker = start({**stage.env, **settings}).wait_ready()
+    stage.wait_committed(total)
+    worker.terminate()
+    assert worker.wait() == 0, worker.log()
+    return worker
+
+
+def run_after(stage: Stage, start: Start, lines: Sequence[bytes], **settings: str) -> WorkerProcess:
+    """Let a first worker create the topics and score what is produced then."""
+    worker = start({**stage.env, **settings}).wait_ready()
+    stage.produce(rows(lines))
+    stage.wait_committed(len(lines))
+    worker.terminate()
+    assert worker.wait() == 0, worker.log()
+    return worker
+
+
+def expected(lines: Sequence[bytes], max_steps: int = 10_000) -> list[tuple[str, float] | None]:
+    """The nearest neighbour of each trace, by the core in one undisturbed run."""
+    scorer = PartitionScorer()
+    result: list[tuple[str, float] | None] = []
+    for line in lines:
+        try:
+            trace = parse_trace(line, Limits(max_steps=max_steps))
+        except InvalidTrace:
+            continue
+        scored = scorer.score(trace, hash_vector(embedding_text(trace)), created_at_ms(trace))
+        result.append(None if scored.nearest is None else (scored.nearest.trace_id, scored.nearest.similarity))
+    return result
+
+
+def nearest(found: Sequence[dict[str, Any]]) -> list[tuple[str, float] | None]:
+    pairs = [document["scoring"]["nearest"] for document in found]
+    return [None if it is None else (it["id"], it["similarity"]) for it in pairs]
+
+
+def scored_since(stage: Stage, before: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the documents that came after `before`, in source order."""
+    counts = {kind: sum(1 for it, _ in before if it == kind) for kind in ("accepted", "rejected")}
+    outputs = stage.outputs()
+    found = [json.loads(record.value) for kind in counts for record in outputs[kind][counts[kind] :]]
+    return sorted(found, key=lambda document: document["scoring"]["source"]["offset"])
+
+
+def so_far(stage: Stage) -> list[tuple[str, Any]]:
+    outputs = stage.outputs()
+    return [(kind, record) for kind in ("accepted", "rejected") for record in outputs[kind]]
+
+
+def commit(stage: Stage, offset: int, metadata: str = "") -> None:
+    """Move the group's offset, as kafka-consumer-groups.sh --reset-offsets does: without metadata."""
+
+    async def move() -> None:
+        consumer = AIOKafkaConsumer(bootstrap_servers=stage.bootstrap, group_id=stage.name, enable_auto_commit=False)
+        await consumer.start()
+        try:
+            tp = TopicPartition(stage.name, 0)
+            consumer.assign([tp])
+            await consumer.commit({tp: OffsetAndMetadata(offset, metadata)})
+        finally:
+            await consumer.stop()
+
+    asyncio.run(move())
+
+
+def metadata_of(stage: Stage) -> str:
+    found: list[str] = []
+
+    async def read(client: AIOKafkaAdminClient) -> None:
+        offsets = await client.list_consumer_group_offsets(stage.name)
+        found.extend(it.metadata for it in offsets.values())
+
+    admin(stage.bootstrap, read)
+    return found[0]
+
+
+def recreate(stage: Stage) -> None:
+    """Delete the source topic, and with it the group's offsets, and make it anew under the same name."""
+    admin(stage.bootstrap, lambda client: client.delete_topics([stage.name]))
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            create_topics(stage.bootstrap, {stage.name: 1})
+            break
+        except KafkaError:  # the deletion is not done yet
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    while committed(stage.bootstrap, stage.name, stage.name):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def live(stage: Stage) -> dict[bytes, bytes]:
+    """Return what compaction would leave of the changelog, without the marker."""
+    found: dict[bytes, bytes] = {}
+    for record in consume_all(stage.bootstrap, f"{stage.name}-novelty-changelog"):
+        found.pop(record.key, None)
+        if record.value is not None:
+            found[record.key] = record.value
+    found.pop(MARKER_KEY, None)
+    return found
+
+
+def other_texts(lines: Sequence[bytes], texts: Sequence[bytes]) -> list[bytes]:
+    """Return traces with the ids of some and the rest of others."""
+    result = []
+    for line, text in zip(lines, texts, strict=True):
+        document = json.loads(text)
+        document["id"] = json.loads(line)["id"]
+        result.append(json.dumps(document).encode())
+    return result
+
+
+@pytest.fixture
+def stage(kafka: EmbeddedKafka) -> Stage:
+    return Stage(kafka, KP_TOPIC_PARTITIONS="1", KP_CACHE_TTL_SECONDS="none")
+
+
+# -- the three that scored wrong, silently
+
+
+def test_a_source_made_anew_with_the_same_ids_and_other_texts(stage: Stage, hashing: Start) -> None:
+    run_after(stage, hashing, LINES[:30])
+    recreate(stage)
+    lines = other_texts(LINES[:30], LINES[30:60])
+    before = so_far(stage)
+    stage.produce(rows(lines))
+    worker = run(hashing, stage, 30)
+    assert nearest(scored_since(stage, before)) == expected(lines)
+    assert "the source topic was made anew" in worker.log()
+
+
+def test_a_source_made_anew_whose_last_record_is_a_dead_letter_before_a_restart(stage: Stage, hashing: Start) -> None:
+    run_after(stage, hashing, LINES[:30])
+    recreate(stage)
+    before = so_far(stage)
+    stage.produce(rows([*LINES[100:110], BROKEN]))
+    run(hashing, stage, 11)
+    stage.produce(rows(LINES[110:130]))
+    run(hashing, stage, 31)
+    assert nearest(scored_since(stage, before)) == expected(LINES[100:130])
+
+
+def test_score_again_with_a_smaller_limit_and_a_restart(stage: Stage, hashing: Start) -> None:
+    lines = [*LINES[:30], *sorted(LINES[30:60], key=lambda line: len(json.loads(line)["steps"]))]
+    most = 3
+    assert len(json.loads(lines[-1])["steps"]) > most
+    run_after(stage, hashing, lines)
+    before = so_far(stage)
+    commit(stage, 0)
+    run(hashing, stage, 60, KP_MAX_STEPS=str(most))
+    more = [line for line in LINES[60:200] if len(json.loads(line)["steps"]) <= most][:20]
+    stage.produce(rows(more))
+    run(hashing, stage, 80, KP_MAX_STEPS=str(most))
+    assert nearest(scored_since(stage, before)) == expected([*lines, *more], most)
+
+
+# -- another topic behind the committed offset
+
+
+@pytest.mark.parametrize("stale", [10, 99], ids=["already longer", "still shorter"])
+def test_a_committed_offset_of_a_topic_that_was_made_anew(stage: Stage, hashing: Start, stale: int) -> None:
+    run_after(stage, hashing, LINES[:10])
+    metadata = metadata_of(stage)
+    recreate(stage)
+    before = so_far(stage)
+    stage.produce(rows(LINES[10:40]))
+    commit(stage, stale, metadata)
+    worker = hashing(stage.env).wait_ready()
+    deadline = time.monotonic() + 60
+    while committed(stage.bootstrap, stage.name, stage.name) != {0: 30}:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    worker.terminate()
+    assert worker.wait() == 0
+    assert worker.log().count("was deleted and made anew") == 1
+    assert nearest(scored_since(stage, before)) == expected(LINES[10:40])
+
+
+# -- what must go on as before
+
+
+def test_a_step_back_keeps_its_cache_and_so_does_a_restart_after_it(stage: Stage, hashing: Start) -> None:
+    run_after(stage, hashing, LINES[:40])
+    first = documents(stage)
+    before = so_far(stage)
+    commit(stage, 20)
+    worker = run(hashing, stage, 40)
+    assert "pass 2 over the source begins at offset 20 (the offset was moved), with 20 cache entries" in worker.log()
+    assert scored_since(stage, before) == first[20:]
+    stage.produce(rows(LINES[40:50]))
+    run(hashing, stage, 50)
+    assert nearest(scored_since(stage, before)) == expected(LINES[:50])[20:]
+    live_offsets = sorted(decode(value).source_offset for value in live(stage).values())
+    assert live_offsets == list(range(50))
+
+
+@pytest.mark.parametrize("step", ["mid_sends", "after_sends"])
+def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage, hashing: Start, step: str) -> None:
+    stage.env["KP_DELIVERY"] = "at_least_once"
+    run_after(stage, hashing, LINES[:40])
+    before = so_far(stage)
+    commit(stage, 20)
+    crashed = hashing({**stage.env, "TEST_CRASH_AT": f"{step}:1:kill"})
+    assert crashed.wait() == -9, crashed.log()
+    run(hashing, stage, 40)
+    stage.produce(rows(LINES[40:50]))
+    run(hashing, stage, 50)
+    by_offset = {document["scoring"]["source"]["offset"]: document for document in scored_since(stage, before)}
+    assert nearest([by_offset[offset] for offset in range(20, 50)]) == expected(LINES[:50])[20:]
+    assert sorted(decode(value).source_offset for value in live(stage).values()) == list(range(50))
+
+
+def test_the_state_of_0_1_0_goes_on(stage: Stage, hashing: Start) -> None:
+    """Entries without a pass at bare slots, `kp1:` beside the offset: as 0.1.0 leaves them."""
+    changelog = f"{stage.name}-novelty-changelog"
+    create_topics(stage.bootstrap, {stage.name: 1, changelog: (1, CHANGELOG_CONFIG)})
+    stage.produce(rows(LINES[:50]))
+    entries = []
+    time_ms = 0
+    for offset, line in enumerate(LINES[:30]):
+        trace = parse_trace(line)
+        time_ms = max(time_ms, created_at_ms(trace))
+        vector = PartitionScorer().score(trace, hash_vector(embedding_text(trace)), 0).vector
+        assert vector is not None
+        row = [1, offset, offset, time_ms, cached_id(trace), HashEmbedder.identity.key(), vector.tobytes()]
+        entries.append((b"%d" % (offset % (1000 + SLACK)), msgspec.msgpack.encode(row)))
+    produce(stage.bootstrap, changelog, entries)
+    commit(stage, 30, f"kp1:{time_ms}")
+    worker = run(hashing, stage, 50)
+    assert nearest(documents(stage)) == expected(LINES[:50])[30:]
+    assert "begins at offset" not in worker.log()
+    assert metadata_of(stage).endswith(":0:0")
+    assert len(live(stage)) == 50
+
+
+def test_an_embedder_that_comes_back_believes_what_is_below_the_time_without(
+    stage: Stage, hashing: Start, workers: Workers
+) -> None:
+    run_after(stage, hashing, LINES[:20])
+    commit(stage, 10)
+    run(workers, stage, 20)  # KP_EMBEDDER=none
+    run(workers, stage, 20)
+    before = so_far(stage)
+    stage.produce(rows(LINES[20:30]))
+    run(hashing, stage, 30)
+    assert nearest(scored_since(stage, before)) == expected([*LINES[:10], *LINES[20:30]])[10:]
+
+
+def test_a_capacity_that_changes_both_ways_leaves_no_gap(stage: Stage, hashing: Start) -> None:
+    """With restarts between, and fewer traces than slots, so that entries of all capacities are needed at once."""
+    total = 0
+    for capacity, count in ((50, 1200), (20, 700), (20, 100), (200, 300), (200, 10), (30, 100), (30, 10)):
+        lines = [LINES[i % len(LINES)] for i in range(total, total + count)]
+        if total:
+            stage.produce(rows(lines))
+            run(hashing, stage, total + count, KP_CACHE_MAX_ELEMENTS=str(capacity))
+        else:
+            run_after(stage, hashing, lines, KP_CACHE_MAX_ELEMENTS=str(capacity))
+        total += count
+        sequences = sorted(decode(value).sequence for value in live(stage).values())
+        assert sequences == list(range(total - len(sequences), total)), f"a gap, or something left, at {capacity}"
+        assert capacity <= len(sequences) <= capacity + SLACK

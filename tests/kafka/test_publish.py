@@ -1,0 +1,140 @@
+"""`kp-worker publish`: what arrives on the topic, what is refused and how that is said."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.builders import trace_bytes, trace_document
+from tests.support.commands import Desk
+from tests.support.kafka_fixtures import WorkerProcess, create_topics
+from worker.embedded_kafka import EmbeddedKafka
+from worker.publish import SAMPLES, key_of
+from worker.trace import parse_trace
+
+
+def by_agent(agent: str, number: int) -> bytes:
+    document = trace_document(f"kp:trace:{number}")
+    document["metadata"]["agent_id"] = agent
+    return json.dumps(document).encode()
+
+
+def test_published_scored_and_shown(
+    kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    desk = Desk(kafka)
+    workers(desk.settings).wait_ready()
+    good = SAMPLES.read_bytes().splitlines()
+    bad = {5: b"{", 20: trace_bytes(confidence=90), 21: b'{"id": "\xff"}'}
+    lines = [*good[:4], bad[5], *good[4:18], bad[20], bad[21], b"", *good[18:]]
+    assert all(lines[number - 1] == line for number, line in bad.items())
+    file = tmp_path / "traces.jsonl"
+    file.write_bytes(b"\r\n".join(lines))
+    done = desk.run("publish", str(file))
+    assert done.returncode == 1
+    assert f"{len(good)} traces published to topic {desk.name}, 3 refused" in done.stderr
+    assert f"{file}:5: not_json: " in done.stderr
+    assert f"{file}:20: invalid_value: outcome.confidence: 90 is not allowed; give a number from 0 to 1" in done.stderr
+    assert f"{file}:21: not_utf8: " in done.stderr
+    records = desk.read()
+    assert sorted(record.value for record in records) == sorted(good)
+    assert all(record.key == parse_trace(record.value).metadata.agent_id.encode() for record in records)
+    for partition in range(2):  # an agent's traces stay in order
+        values = [record.value for record in records if record.partition == partition]
+        assert values == [line for line in good if line in values]
+
+    unchecked = desk.run("publish", "-", "--no-validate", stdin=b"\n".join(bad.values()))
+    assert unchecked.returncode == 0
+    assert "3 traces published" in unchecked.stderr
+    deadline = time.monotonic() + 60
+    while len(desk.read("dead-letter")) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    shown = desk.run("tail", "--from-beginning", "--no-follow")
+    documents = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert {document["id"] for document in documents} == {json.loads(line)["id"] for line in good}
+    assert all(0 <= document["scoring"]["score"] <= 1 for document in documents)
+    letters = [json.loads(line) for line in desk.run("tail", "--dead-letters", "--no-follow").stdout.splitlines()]
+    assert sorted(letter["reason"] for letter in letters) == ["invalid_value", "not_json", "not_utf8"]
+
+
+def test_the_samples_are_published_whole(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    done = desk.run("publish", "samples", "--key", "id")
+    assert done.returncode == 0
+    assert sorted(record.value for record in desk.read()) == sorted(SAMPLES.read_bytes().splitlines())
+    assert all(record.key == json.loads(record.value)["id"].encode() for record in desk.read())
+
+
+def test_keys() -> None:
+    line = by_agent("kp:agent:1", 7)
+    assert key_of(line, "agent") == b"kp:agent:1"
+    assert key_of(line, "id") == b"kp:trace:7"
+    assert key_of(line, "domain") == b"finance"
+    assert key_of(line, "none") is None
+    assert key_of(trace_bytes(), "agent") is None  # the field is optional
+    for anything in (b"{", b"\xff", b"[]", b"{}", b'{"metadata":{}}', b'{"metadata":{"agent_id":3}}', b"[" * 100_000):
+        assert key_of(anything, "agent") is None
+
+
+def test_a_slow_pipe_is_sent_as_it_comes_and_ctrl_c_ends_it(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    with desk.start("publish", "-", stdin=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        try:
+            assert command.stdin is not None
+            command.stdin.write(by_agent("a", 1) + b"\n")
+            command.stdin.flush()
+            deadline = time.monotonic() + 60
+            while not desk.read():
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            command.send_signal(signal.SIGINT)
+            assert command.wait(20) == 130
+            assert command.stderr is not None
+            said = command.stderr.read().decode().strip()
+        finally:
+            command.kill()
+    assert said == f"1 trace published to topic {desk.name}, 0 refused, then interrupted"
+
+
+def test_the_rate_holds(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    lines = b"\n".join(by_agent("a", number) for number in range(31))
+    assert desk.run("publish", "-", "--rate", "50", stdin=lines).returncode == 0
+    times = [record.timestamp for record in desk.read()]
+    assert len(times) == 31
+    assert 0.59 <= (times[-1] - times[0]) / 1000 < 3
+    assert max(later - earlier for earlier, later in zip(times, times[3:], strict=False)) < 1000
+
+
+def test_what_the_topic_refuses_is_named_and_does_not_stop_the_rest(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    small = f"{desk.name}.small"
+    create_topics(desk.bootstrap, {small: (1, {"max.message.bytes": "3000"})})
+    large = trace_bytes(objective="x" * 5000)
+    lines = b"\n".join([by_agent("a", 1), large, by_agent("a", 2)])
+    done = desk.run("publish", "-", "--topic", small, stdin=lines)
+    assert done.returncode == 1
+    assert "-:2: too_large: " in done.stderr
+    assert "max.message.bytes is 3000" in done.stderr
+    assert f"2 traces published to topic {small}, 1 refused" in done.stderr
+
+
+def test_what_is_wrong_from_the_start_ends_with_code_2(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    for args, text in (
+        (("samples", "--topic", "nowhere"), "topic nowhere"),
+        (("/nowhere.jsonl",), "/nowhere.jsonl: No such file"),
+        (("samples", "--rate", "0"), "--rate"),
+        (("samples", "--key", "colour"), "--key"),
+    ):
+        done = desk.run("publish", *args)
+        assert done.returncode == 2
+        assert text in done.stderr
+    away = desk.run("publish", "samples", KP_BOOTSTRAP_SERVERS="127.0.0.1:1")
+    assert away.returncode == 2
+    assert "no Kafka broker answers at KP_BOOTSTRAP_SERVERS=127.0.0.1:1" in away.stderr

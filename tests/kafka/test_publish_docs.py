@@ -1,0 +1,42 @@
+"""The Python of docs/publishing.md does what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.builders import read_jsonl
+from tests.support.kafka_fixtures import consume_all_async, create_topics_async, unique
+from worker.embedded_kafka import EmbeddedKafka
+from worker.trace import parse_trace
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text("utf-8")
+
+
+async def test_the_aiokafka_example_publishes_traces(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = re.search(r"## Python, aiokafka\n.*?```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(compile(found[1], "docs/publishing.md", "exec"), names)
+    publish: Callable[..., Awaitable[list[tuple[int, int]]]] = names["publish"]
+    topic = unique("docs")
+    await create_topics_async(kafka.bootstrap_servers, {topic: 3})
+    monkeypatch.setenv("KP_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
+    monkeypatch.setenv("KP_SOURCE_TOPIC", topic)
+    traces = [trace for trace in read_jsonl("traces.jsonl") if "agent_id" in trace["metadata"]][:20]
+    places = await publish(traces, "00-1-2-01")
+    records = {
+        (record.partition, record.offset): record for record in await consume_all_async(kafka.bootstrap_servers, topic)
+    }
+    assert len(records) == len(traces) == 20
+    for place, trace in zip(places, traces, strict=True):
+        record = records[place]
+        assert record.key == trace["metadata"]["agent_id"].encode()
+        assert record.headers == (("traceparent", b"00-1-2-01"),)
+        assert json.loads(record.value) == trace
+        parse_trace(record.value)

@@ -1,0 +1,339 @@
+"""Dead letters back to the source topic, each exactly once, whatever kills the command in between."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.builders import T0, trace_bytes
+from tests.support.commands import Desk, header
+from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
+from worker.embedded_kafka import EmbeddedKafka
+from worker.fitting import fit_dead_letter, last_resort, readdressed
+from worker.pipeline import OutputRecord, SourceRecord, dead_letter
+from worker.redrive import parse_offsets, parse_time
+from worker.trace import InvalidTrace, Reason
+
+BAD = b"not a trace"
+STEPS = ("started", "before_begin", "after_begin", "mid_sends", "committing", "after_commit")
+
+
+def numbers(desk: Desk) -> list[int]:
+    """The numbers of the letters that are on the source topic, in their order."""
+    return sorted(int(header(record, "n")) for record in desk.read())
+
+
+def test_a_letter_goes_back_as_it_was(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    places = desk.letters([(Reason.NOT_JSON, BAD), (Reason.EMPTY_VALUE, b""), (Reason.NOT_UTF8, b"\xff\xfe")])
+    done = desk.run("redrive", "--execute")
+    assert done.returncode == 0, done.stderr
+    assert "3 dead letters re-driven" in done.stdout
+    records = sorted(desk.read(), key=lambda record: int(header(record, "n")))
+    for number, (record, value, place) in enumerate(zip(records, (BAD, b"", b"\xff\xfe"), places, strict=True)):
+        assert (record.key, record.value) == (b"key-%d" % number, value)
+        assert (record.partition, record.timestamp) == (number % 2, T0 + 1000 * number)
+        dead = "/".join(map(str, (desk.topics["dead-letter"], *place)))
+        assert record.headers == (
+            ("n", b"%d" % number),
+            ("traceparent", b"00-%032x-%016x-01" % (number + 1, number + 1)),
+            ("kp-redriven-from", dead.encode()),
+            ("kp-redrive-count", b"1"),
+        )
+
+
+def test_killed_again_and_again_it_sends_each_letter_exactly_once(kafka: EmbeddedKafka, seed: int) -> None:
+    desk = Desk(kafka)
+    rng = random.Random(seed)
+    desk.letters([(Reason.NOT_JSON if n % 3 else Reason.NOT_UTF8, BAD) for n in range(60)])
+    kills = 0
+    for _ in range(6):
+        step = rng.choice(STEPS)
+        count = 1 if step == "started" else rng.randint(1, 3)
+        reason = rng.choice([(), ("--reason", "not_json"), ("--reason", "not_utf8")])
+        plan = f"{step}:{count}:kill"
+        done = desk.run("redrive", "--execute", *reason, module="tests.support.crash_redrive", TEST_CRASH_AT=plan)
+        print(plan, reason, done.returncode)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        kills += done.returncode == -signal.SIGKILL
+        assert max(Counter(numbers(desk)).values(), default=1) == 1
+    assert kills
+    assert desk.run("redrive", "--execute").returncode == 0
+    assert numbers(desk) == list(range(60))
+    again = desk.run("redrive", "--execute")
+    assert "0 dead letters re-driven" in again.stdout
+    assert numbers(desk) == list(range(60))
+
+
+def test_a_second_run_takes_over_from_a_frozen_one(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    desk.letters([(Reason.NOT_JSON, BAD) for _ in range(20)])
+    plan = desk.env | {"TEST_CRASH_AT": "after_begin:2:freeze"}
+    with WorkerProcess(plan, ["redrive", "--execute"], module="tests.support.crash_redrive") as frozen:
+        deadline = time.monotonic() + 30
+        while "TEST crash" not in frozen.log():
+            assert time.monotonic() < deadline, frozen.log()
+            time.sleep(0.05)
+        assert desk.run("redrive", "--execute").returncode == 0
+        frozen.cont()
+        assert frozen.wait() == 1
+        assert "another redrive of group" in frozen.log()
+    assert numbers(desk) == list(range(20))
+
+
+def test_filters_choose(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    desk = Desk(kafka)
+    desk.letters([([Reason.NOT_UTF8, Reason.NOT_JSON, Reason.TOO_DEEP][n % 3], BAD) for n in range(12)])
+    cases: dict[str, set[int]] = {
+        "--reason not_utf8": {0, 3, 6, 9},
+        "--reason not_utf8 --reason too_deep": {0, 2, 3, 5, 6, 8, 9, 11},
+        "--since 2026-04-14T08:00:05Z": {5, 6, 7, 8, 9, 10, 11},
+        "--since 2026-04-14T08:00:05 --until 2026-04-14T09:00:08+01:00": {5, 6, 7},
+        "--partition 1": {1, 3, 5, 7, 9, 11},
+        "--partition 1 --offset 2:4": {5, 7},
+        "--partition 0 --offset 4: --reason too_deep": {8},
+    }
+    for number, (options, expected) in enumerate(cases.items()):
+        target = tmp_path / str(number)
+        assert desk.run("redrive", "--execute", "--to-file", str(target), *options.split()).returncode == 0
+        assert {json.loads(line)["source"]["offset"] for line in target.read_bytes().splitlines()} == expected, options
+    assert desk.run("redrive", "--execute", "--reason", "not_utf8", "--partition", "1").returncode == 0
+    assert numbers(desk) == [3, 9]
+    assert desk.run("redrive", "--execute").returncode == 0  # also what lies before those
+    assert numbers(desk) == list(range(12))
+
+
+def test_without_execute_nothing_happens(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    desk = Desk(kafka)
+    desk.letters([(Reason.NOT_JSON, BAD)] * 3 + [(Reason.TOO_DEEP, BAD)])
+    shown = desk.run("redrive")
+    assert shown.returncode == 0
+    assert re.search(r"not_json +3 +- +- +3", shown.stdout)
+    assert "broken for a test: too_deep" in shown.stdout
+    assert "Dry run: nothing was done. --execute sends 4" in shown.stdout
+    assert desk.run("redrive", "--to-file", str(tmp_path / "out")).returncode == 0
+    assert list(tmp_path.iterdir()) == []
+    assert desk.read() == []
+    with pytest.raises(AssertionError, match="no topic"):
+        consume_all(desk.bootstrap, f"{desk.name}-redriven")
+
+
+def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_out(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    desk.letters([(Reason.NOT_JSON, BAD)])
+    desk.letters([(Reason.NOT_JSON, BAD)])  # as after a crash at least once
+    other = dead_letter(SourceRecord("other", 0, 0, T0, None, BAD), InvalidTrace(Reason.NOT_JSON, "", "bad"))
+    produce(desk.bootstrap, desk.topics["dead-letter"], [(None, other.value, other.headers), (b"k", b"v")])
+    done = desk.run("redrive", "--execute")
+    assert "2 records are of another source topic" in done.stdout
+    assert "1 dead letter re-driven" in done.stdout
+    assert numbers(desk) == [0]
+
+
+def test_the_worker_scores_a_mended_limit_and_the_loop_stops(
+    kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess]
+) -> None:
+    desk = Desk(kafka)
+    good = trace_bytes()
+    produce(desk.bootstrap, desk.name, [(b"k", good, [("traceparent", b"00-1")], 0, T0), (b"b", BAD, [], 1, T0)])
+
+    def letters(count: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(desk.read("dead-letter")) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    strict = workers({**desk.settings, "KP_MAX_STEPS": "2"}).wait_ready()
+    letters(2)
+    strict.terminate()
+    assert strict.wait() == 0
+    workers(desk.settings).wait_ready()
+    for round_ in (1, 2):
+        done = desk.run("redrive", "--execute", "--max-redrives", "2")
+        assert done.returncode == 0, done.stderr
+        letters(2 + round_)  # only the hopeless one comes back
+    (scored,) = desk.read("accepted") + desk.read("rejected")
+    assert (scored.key, header(scored, "traceparent"), header(scored, "kp-redrive-count")) == (b"k", "00-1", "1")
+    assert header(desk.read("dead-letter")[-1], "kp-redrive-count") == "2"
+    stopped = desk.run("redrive", "--execute", "--max-redrives", "2")
+    assert stopped.returncode == 1
+    assert "was re-driven 2 times and failed each time" in stopped.stderr
+    assert len(desk.read()) == 5
+
+
+def test_a_cut_letter_is_taken_from_the_source_topic_or_refused(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    value = b"x" * 5000
+    ((partition, offset),) = produce(desk.bootstrap, desk.name, [(b"k", value, [("a", b"b")], 1, T0)])
+    for where in (offset, offset + 7):
+        source = SourceRecord(desk.name, partition, where, T0, b"k", value, [("a", b"b")])
+        letter = dead_letter(source, InvalidTrace(Reason.TOO_LARGE, "", "too large"))
+        cut = fit_dead_letter(OutputRecord(letter.kind, letter.key, value, letter.headers, T0), 3000)
+        produce(desk.bootstrap, desk.topics["dead-letter"], [(cut.key, cut.value, cut.headers, 1, T0)])
+    done = desk.run("redrive", "--execute")
+    assert done.returncode == 1
+    assert f"{desk.name}/1/{offset + 7} is not on the source topic any more" in done.stderr
+    first, second = desk.read()
+    assert second.value == first.value == value
+    assert second.headers[:1] == (("a", b"b"),)
+    assert header(second, "kp-redrive-count") == "1"
+
+
+def test_a_letter_without_its_headers_or_key_is_taken_whole_from_the_source_topic_or_refused(
+    kafka: EmbeddedKafka,
+) -> None:
+    desk = Desk(kafka)
+    sources: list[tuple[bytes, bytes, list[tuple[str, bytes]]]] = [
+        (b"k", b"value", [("h", b"x" * 5000), ("n", b"0")]),
+        (b"k" * 5000, b"value", [("n", b"1")]),
+        (b"k" * 5000, b"v" * 5000, [("h", b"x" * 5000), ("n", b"2")]),
+    ]
+    places = produce(desk.bootstrap, desk.name, [(key, value, headers, 1, T0) for key, value, headers in sources])
+    for (partition, offset), (key, value, headers) in zip(places, sources, strict=True):
+        for where, other in ((offset, value), (offset, b"another")):  # the second is not what is on the source topic
+            source = SourceRecord(desk.name, partition, where, T0, key, other, headers)
+            letter = dead_letter(source, InvalidTrace(Reason.NOT_JSON, "", "bad"))
+            fitted = fit_dead_letter(letter, 3000)
+            assert (fitted.key != key) or (fitted.value != other) or len(fitted.headers) < len(letter.headers)
+            if other == b"another":
+                fitted = last_resort(letter, 3000, None)
+                fitted = OutputRecord(fitted.kind, None, b"another", fitted.headers, T0)
+                desk_partition = 0
+            else:
+                desk_partition = 1
+            produce(
+                desk.bootstrap,
+                desk.topics["dead-letter"],
+                [(fitted.key, fitted.value, fitted.headers, desk_partition, T0)],
+            )
+    refused = desk.run("redrive", "--execute", "--partition", "0")
+    assert refused.returncode == 1
+    assert refused.stderr.count("is not on the source topic any more") == 3
+    done = desk.run("redrive", "--execute", "--partition", "1")
+    assert done.returncode == 0, done.stderr
+    again = desk.read()[3:]
+    assert [(record.key, record.value) for record in again] == [(key, value) for key, value, _ in sources]
+    assert [list(record.headers)[:-2] for record in again] == [headers for *_, headers in sources]
+
+
+def test_a_key_that_the_letter_was_given_does_not_go_back(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    source = SourceRecord(desk.name, 1, 7, T0, None, BAD, [])
+    letter = readdressed(dead_letter(source, InvalidTrace(Reason.NOT_JSON, "", "bad")))
+    produce(desk.bootstrap, desk.topics["dead-letter"], [(letter.key, letter.value, letter.headers, 1, T0)])
+    assert desk.run("redrive", "--execute").returncode == 0
+    (record,) = desk.read()
+    assert (record.key, record.value, record.timestamp) == (None, BAD, T0)
+
+
+def test_a_letter_that_stands_for_more_or_less_than_a_record_is_refused_with_words(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    desk.letters([(Reason.BATCH_TOO_LARGE, b""), (Reason.UNREADABLE, b""), (Reason.BAD_HEADER, BAD)])
+    done = desk.run("redrive", "--execute")
+    assert done.returncode == 1
+    assert "raise the worker's KP_MAX_BATCH_BYTES and score them again" in done.stderr
+    assert "no client can read them there" in done.stderr
+    assert numbers(desk) == [2]
+
+
+def test_letters_whose_time_the_source_topic_refuses_do_not_stop_the_others(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    create_topics(desk.bootstrap, {f"{desk.name}.young": (2, {"message.timestamp.before.max.ms": "3600000"})})
+    desk.settings["KP_SOURCE_TOPIC"] = desk.name = f"{desk.name}.young"
+    desk.letters([(Reason.NOT_JSON, BAD)] * 3)
+    now = int(time.time() * 1000)
+    fresh = dead_letter(
+        SourceRecord(desk.name, 0, 9, now, b"k", BAD, [("n", b"9")]), InvalidTrace(Reason.NOT_JSON, "", "x")
+    )
+    produce(desk.bootstrap, desk.topics["dead-letter"], [(fresh.key, fresh.value, fresh.headers, 0, now)])
+    done = desk.run("redrive", "--execute")
+    assert done.returncode == 1
+    assert done.stderr.count(f"topic {desk.name} refuses it: INVALID_TIMESTAMP") == 3
+    assert "1 dead letter re-driven" in done.stdout
+    assert numbers(desk) == [9]
+
+
+def test_what_the_source_topic_refuses_does_not_stop_the_others_and_what_it_may_delete_is_told(
+    kafka: EmbeddedKafka,
+) -> None:
+    desk = Desk(kafka)
+    create_topics(
+        desk.bootstrap, {f"{desk.name}.small": (2, {"max.message.bytes": "1000", "retention.ms": "864000000"})}
+    )
+    desk.settings["KP_SOURCE_TOPIC"] = desk.name = f"{desk.name}.small"
+    desk.letters([(Reason.NOT_JSON, BAD), (Reason.NOT_JSON, b"x" * 900), (Reason.NOT_JSON, BAD)])
+    done = desk.run("redrive", "--execute")
+    assert done.returncode == 1
+    assert "larger than topic" in done.stderr
+    assert "2 dead letters re-driven" in done.stdout
+    assert "2 of them are older than the source topic keeps records (10.0 days)" in done.stdout
+
+
+def test_to_a_file(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    desk = Desk(kafka)
+    desk.letters([(Reason.NOT_JSON, BAD), (Reason.NOT_UTF8, b"\xff\xfe"), (Reason.TOO_DEEP, b"[[]]")])
+    target = tmp_path / "letters.jsonl"
+    done = desk.run("redrive", "--to-file", str(target), "--execute")
+    assert done.returncode == 0, done.stderr
+    lines = sorted(map(json.loads, target.read_text("utf-8").splitlines()), key=lambda line: line["source"]["offset"])
+    assert [line["reason"] for line in lines] == ["not_json", "not_utf8", "too_deep"]
+    assert lines[0]["value"] == "not a trace"
+    assert lines[1]["value_base64"] == "//4="
+    assert lines[2]["source"] == {"topic": desk.name, "partition": 0, "offset": 2, "timestamp_ms": T0 + 2000}
+    assert lines[2]["key"] == "key-2"
+    assert [name for name, _ in lines[2]["headers"]] == ["n", "traceparent"]
+    before = target.read_bytes()
+    again = desk.run("redrive", "--to-file", str(target), "--execute")
+    assert again.returncode == 1
+    assert "exists" in again.stderr
+    assert target.read_bytes() == before
+    assert desk.read() == []
+    assert desk.run("redrive", "--execute", "--reason", "not_json").returncode == 0
+    rest = tmp_path / "rest.jsonl"
+    assert desk.run("redrive", "--to-file", str(rest), "--execute").returncode == 0
+    assert {json.loads(line)["reason"] for line in rest.read_bytes().splitlines()} == {"not_utf8", "too_deep"}
+
+
+def test_a_topic_of_marks_that_forgets_or_is_missing_is_refused(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka, KP_CREATE_TOPICS="false")
+    desk.letters([(Reason.NOT_JSON, BAD)])
+    missing = desk.run("redrive", "--execute")
+    assert missing.returncode == 2
+    assert f"{desk.name}-redriven is missing" in missing.stderr
+    create_topics(desk.bootstrap, {f"{desk.name}-redriven": 1})
+    forgets = desk.run("redrive", "--execute")
+    assert forgets.returncode == 2
+    assert "set cleanup.policy=compact" in forgets.stderr
+    assert desk.read() == []
+
+
+def test_wrong_options_are_named(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    for options, text in {
+        "--reason nonsense": "none of empty_value",
+        "--offset 1:2": "--offset needs --partition",
+        "--offset 2:1 --partition 0": "holds no offset",
+        "--partition 7": "has no partition 7",
+        "--since noon": "is no time",
+        "--to-source --to-file x": "exclude each other",
+    }.items():
+        done = desk.run("redrive", *options.split())
+        assert done.returncode == 2, options
+        assert text in done.stderr
+
+
+def test_times_and_offsets() -> None:
+    assert parse_time("90m", T0) == T0 - 90 * 60_000
+    assert parse_time("2026-04-14T10:00:00+02:00", 0) == parse_time("2026-04-14 08:00", 0) == T0
+    assert [parse_offsets(text) for text in ("3", "3:", ":4", "3:4")] == [(3, 4), (3, None), (0, 4), (3, 4)]
+    for wrong in ("", ":", "a", "1:2:3", "4:4", "-1"):
+        with pytest.raises(ValueError, match="offset"):
+            parse_offsets(wrong)

@@ -1,0 +1,163 @@
+"""`kp-worker tail`: which records it shows, and how, on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+from tests.support.builders import T0, make_record, trace_bytes
+from tests.support.commands import ROOT, Desk
+from tests.support.kafka_fixtures import produce
+from worker.embedded_kafka import EmbeddedKafka
+from worker.pipeline import PartitionScorer, scored_record
+from worker.trace import Reason, parse_trace
+
+DOMAINS = ("finance", "code", "customer_service")
+
+
+def fill(desk: Desk, first: int, count: int) -> list[dict[str, object]]:
+    """Put scored traces on the two topics, a second apart, each in a write of its own; returns the documents."""
+    scorer = PartitionScorer(dimensions=8)
+    documents = []
+    for number in range(first, first + count):
+        raw = trace_bytes(
+            f"kp:trace:{number:08d}", domain=DOMAINS[number % 3], confidence=number % 10 / 10, created_at=T0 + number
+        ).replace(b", ", b",\n")  # as a producer that writes pretty JSON
+        record = make_record(raw, number, timestamp_ms=T0 + 1000 * number, topic=desk.name)
+        output = scored_record(record, scorer.score(parse_trace(raw), None, T0), None)
+        row = (output.key, output.value, output.headers, number % 2, output.timestamp_ms)
+        produce(desk.bootstrap, desk.topics[output.kind], [row])
+        documents.append(json.loads(output.value or b""))
+    return documents
+
+
+def lines(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_last_ones_the_filters_and_all(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    documents = fill(desk, 0, 24)
+    decisions = [document["scoring"]["decision"] for document in documents]  # type: ignore[index]
+    assert set(decisions) == {"accepted", "rejected"}
+
+    def tail(*options: str) -> list[dict[str, object]]:
+        done = desk.run("tail", "--no-follow", *options)
+        assert (done.returncode, done.stderr) == (0, "")
+        return lines(done.stdout)
+
+    assert tail() == documents[-10:]
+    assert tail("--last", "3") == documents[-3:]
+    assert tail("--last", "0") == []
+    assert tail("--last", "5", "--domain", "code") == [d for i, d in enumerate(documents) if i % 3 == 1][-5:]
+    accepted = [document for document in documents if document["scoring"]["decision"] == "accepted"]  # type: ignore[index]
+    assert tail("--accepted", "--last", "99") == accepted
+    high = [document for document in documents if document["scoring"]["score"] >= 0.7]  # type: ignore[index,operator]
+    assert tail("--min-score", "0.7", "--last", "99") == high
+    everything = tail("--from-beginning")
+    assert sorted(everything, key=lambda document: str(document["id"])) == documents
+
+
+def test_dead_letters_as_json(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    desk.letters([(Reason.NOT_JSON, b"{"), (Reason.NOT_UTF8, b"\xff")])
+    first, second = lines(desk.run("tail", "--dead-letters", "--no-follow").stdout)
+    assert (first["reason"], first["value"], first["key"]) == ("not_json", "{", "key-0")
+    assert (second["reason"], second["value_base64"]) == ("not_utf8", "/w==")
+    assert ["kp-error-reason", "not_utf8"] in second["headers"]  # type: ignore[operator]
+
+
+def test_it_follows_and_ends_with_ctrl_c(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    before = fill(desk, 0, 2)
+    with desk.start("tail", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        try:
+            assert command.stdout is not None
+            assert [json.loads(command.stdout.readline()) for _ in range(2)] == before
+            after = fill(desk, 2, 3)  # from here on each topic's order is kept, not that of the two
+            came = [json.loads(command.stdout.readline()) for _ in range(3)]
+            assert sorted(came, key=lambda document: str(document["id"])) == after
+            command.send_signal(signal.SIGINT)
+            assert command.communicate(timeout=20) == (b"", b"")
+            assert command.returncode == 0
+        finally:
+            command.kill()
+
+
+def test_a_reader_that_leaves_is_no_error(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    fill(desk, 0, 3)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"'{sys.executable}' -m worker tail --from-beginning --no-follow | head -1"],
+        env=desk.env, cwd=ROOT, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert len(lines(done.stdout.decode())) == 1
+
+
+def on_terminal(desk: Desk, columns: int, *args: str) -> list[str]:
+    """Run a command on a terminal of that width; return the lines it leaves there, without colours."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(ROOT)
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "worker", *args],
+            desk.env | {"COLUMNS": str(columns), "TERM": "xterm"},
+        )
+    output = b""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                output += os.read(terminal, 65536)
+            except OSError:  # it has ended
+                break
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"\x1b[32maccepted" in output or "--dead-letters" in args
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
+    return [line for line in text.replace("\r", "").split("\n") if line.strip()]
+
+
+def test_the_table_fits_a_terminal(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    documents = fill(desk, 0, 12)
+    head, *rows = on_terminal(desk, 80, "tail", "--no-follow")
+    assert head.split() == ["id", "time", "domain", "C", "N", "D", "O", "score", "decision", "nearest", "sim."]
+    assert len(rows) == 10
+    assert max(map(len, [head, *rows])) <= 80
+    for row, document in zip(rows, documents[2:], strict=True):
+        scoring = document["scoring"]
+        cells = [str(document["id"])[-8:], "08:00", document["metadata"]["task_domain"]]  # type: ignore[index]
+        assert row.split()[:3] == cells
+        assert row.split()[7:9] == [f"{scoring['score']:.3f}", scoring["decision"]]  # type: ignore[index]
+    desk.letters([(Reason.NOT_JSON, b"{")])
+    head, row = on_terminal(desk, 80, "tail", "--no-follow", "--dead-letters")
+    assert head.split() == ["source", "time", "reason", "message"]
+    assert row.split()[:3] == ["0:0", "08:00:00", "not_json"]
+    rows = on_terminal(desk, 120, "tail", "--no-follow", "--accepted", "--dead-letters", "--last", "99")
+    assert "overrides" in rows[0]
+    assert any("not_json" in row and " dead " in row for row in rows)
+
+
+def test_options_that_do_not_go_together_and_missing_topics(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    for options, text in {
+        "--last 3 --from-beginning": "exclude each other",
+        "--dead-letters --domain code": "leave out --domain",
+    }.items():
+        done = desk.run("tail", *options.split())
+        assert done.returncode == 2
+        assert text in done.stderr
+    missing = desk.run("tail", KP_ACCEPTED_TOPIC="nowhere")
+    assert missing.returncode == 2
+    assert "topic nowhere" in missing.stderr

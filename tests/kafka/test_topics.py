@@ -1,0 +1,287 @@
+"""The five topics on real Kafka: `kp-worker topics`, and workers that prepare them at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from typing import Any, cast
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.errors import InvalidTimestampError
+
+from tests.support.kafka_fixtures import create_topics, produce
+from tests.support.stage import Stage, untouched
+from worker import topics
+from worker.config import load
+from worker.connection import client_arguments
+from worker.embedded_kafka import EmbeddedKafka
+from worker.topics import (
+    AFTER,
+    BEFORE,
+    CHANGELOG_CONFIG,
+    Observed,
+    TopicState,
+    codec_problems,
+    connect,
+    create_missing,
+    look,
+    plan,
+    prepare_topics,
+)
+
+
+def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="3")
+    for _ in range(2):
+        before = stage.topics("--json")
+        assert before.exit_code == 1
+        assert [json.loads(line).get("state") for line in before.output.splitlines()] == ["missing"] * 5 + [None]
+    created = stage.topics("--json", "--create")
+    assert created.exit_code == 0
+    rows = [json.loads(line) for line in created.output.splitlines()]
+    assert [(row["state"], row["partitions"], row["commands"]) for row in rows] == [("exists", 3, [])] * 5
+    assert all(config["ok"] for row in rows for config in row["configs"])
+    assert {config["name"] for config in rows[4]["configs"]} == set(CHANGELOG_CONFIG)
+
+
+def test_the_commands_to_run_by_hand_say_what_the_worker_would_create(kafka: EmbeddedKafka) -> None:
+    """Reads the commands as kafka-topics.sh does, creates by them, and finds nothing left to do."""
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="2")
+    commands = [command for row in stage.lines()[:5] for command in row["commands"]]
+    wanted = {}
+    for command in commands:
+        found = re.search(r"--create --topic (\S+) --partitions (\d+)", command)
+        assert found
+        wanted[found[1]] = int(found[2]), dict(pair.split("=") for pair in re.findall(r"--config (\S+)", command))
+    create_topics(kafka.bootstrap_servers, wanted)
+    rows = stage.lines()
+    assert [row["commands"] for row in rows] == [[]] * 5
+    assert stage.topics().exit_code == 0
+
+
+def test_what_is_wrong_is_told_with_its_remedy_and_fails(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka)
+    names = list(stage.settings().topics.values())
+    create_topics(kafka.bootstrap_servers, {names[0]: 3, names[1]: 1, names[2]: 1, names[3]: 1, names[4]: 2})
+    result = stage.topics("--text")
+    assert result.exit_code == 1
+    text = " ".join(result.output.split())
+    assert f"{names[4]} exists, 2 partitions (should be 3)" in text
+    assert f"--alter --topic {names[4]} --partitions 3" in text
+    assert "set cleanup.policy=compact" in text
+    assert "--add-config cleanup.policy=compact," in text
+    assert "warn: the output topics take records of at most 1048588 bytes" in text
+
+
+def test_workers_that_see_new_source_partitions_at_once_all_go_on(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="1", KP_CREATE_TOPICS="true")
+    settings = stage.settings()
+    client = client_arguments(settings)
+
+    async def scenario() -> list[int]:
+        await prepare_topics(settings, client)
+        async with asyncio.timeout(60):
+            admin = AIOKafkaAdminClient(**client)
+            await admin.start()
+            await admin.create_partitions({settings.source_topic: NewPartitions(4)})
+            for _ in range(200):
+                if (await look(admin, settings, [])).topics[settings.source_topic].partitions == 4:
+                    break
+                await asyncio.sleep(0.05)
+            await admin.close()
+            layouts = await asyncio.gather(*(prepare_topics(settings, client) for _ in range(6)))
+            return [layout.source_partitions for layout in layouts]
+
+    assert asyncio.run(scenario()) == [4] * 6
+
+
+def test_workers_that_create_topics_at_once_all_go_on(kafka: EmbeddedKafka) -> None:
+    settings = untouched(kafka, KP_TOPIC_PARTITIONS="2", KP_CREATE_TOPICS="true").settings()
+
+    async def scenario() -> list[int]:
+        client = client_arguments(settings)
+        layouts = await asyncio.gather(*(prepare_topics(settings, client) for _ in range(4)))
+        return [layout.source_partitions for layout in layouts]
+
+    assert asyncio.run(scenario()) == [2] * 4
+
+
+def test_a_dead_letter_topic_is_planned_for_the_largest_record_of_the_source(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka)
+    settings = stage.settings()
+    create_topics(kafka.bootstrap_servers, {stage.name: (1, {"max.message.bytes": "5000000"})})
+
+    async def scenario() -> tuple[str, int]:
+        admin = await connect(settings, client_arguments(settings))
+        try:
+            found = await look(admin, settings, [stage.name])
+            wanted = {topic.name: topic for topic in plan(settings, found)}[settings.dead_letter_topic]
+            await create_missing(admin, settings)
+            after = await look(admin, settings, [settings.dead_letter_topic])
+            return wanted.configs["max.message.bytes"], after.max_bytes(settings.dead_letter_topic)
+        finally:
+            await admin.close()
+
+    assert asyncio.run(scenario()) == ("5065536", 5065536)
+
+
+def problems_of(stage: Stage) -> dict[str, list[str]]:
+    """Return the problems by level, each as one text."""
+    rows = [json.loads(line) for line in stage.topics("--json").output.splitlines()][5:]
+    return {
+        level: [f"{row['message']}; {row['remedy']}" for row in rows if row["level"] == level]
+        for level in ("fail", "warn")
+    }
+
+
+def test_what_the_outputs_will_refuse_is_told_beforehand(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka)
+    source, accepted, rejected, letters, changelog = stage.settings().topics.values()
+    hour, week = 3_600_000, 7 * 24 * 3_600_000
+    create_topics(
+        kafka.bootstrap_servers,
+        {
+            source: (
+                1,
+                {AFTER: str(hour), "retention.ms": str(week), BEFORE: str(hour), "max.message.bytes": "2000000"},
+            ),
+            accepted: (1, {AFTER: "1000", "cleanup.policy": "compact,delete"}),
+            rejected: (1, {BEFORE: str(week)}),
+            letters: (1, {AFTER: "0", "message.timestamp.type": "LogAppendTime"}),
+            changelog: (1, {"cleanup.policy": "compact", "max.message.bytes": "1700"}),
+        },
+    )
+    found = problems_of(stage)
+    (failed,) = found["fail"]
+    assert failed.startswith(f"topic {changelog} has max.message.bytes=1700, less than a cache entry; set")
+    text = "\n".join(found["warn"])
+    assert f"topic {accepted} has cleanup.policy=compact,delete: records without a key are refused" in text
+    assert f"topic {accepted} has {AFTER}=1000, less than the source {source} (3600000)" in text
+    assert f"topic {rejected} has {BEFORE}={week}, and records of the source {source} may be older" in text
+    assert f"set {BEFORE}={week + hour} on {rejected}" in text
+    assert f"topic {letters} has max.message.bytes=1048588, the source {source} 2000000: dead letters of the" in text
+    assert f"topic {letters} has message.timestamp" not in text, "the broker stamps them"
+    assert f"takes records dated 3600 s ahead ({AFTER}), KP_CACHE_TTL_SECONDS is 3600: one such record empties" in text
+    lines = text.splitlines()
+    assert len(lines) == len(set(lines)) == 6, "the sixth: large outputs do not fit"
+
+    stage.env |= {"KP_EMBEDDER": "none"}
+    found = problems_of(stage)
+    assert not found["fail"], "nothing is written to the changelog"
+    assert "KP_CACHE_TTL_SECONDS" not in "\n".join(found["warn"])
+
+
+def test_an_entry_with_a_long_id_needs_a_little_more(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka)
+    *_, changelog = stage.settings().topics.values()
+    create_topics(kafka.bootstrap_servers, {changelog: (1, {"cleanup.policy": "compact", "max.message.bytes": "3000"})})
+    assert stage.topics("--create").exit_code == 0
+    (warned,) = problems_of(stage)["warn"]
+    assert "less than a cache entry with a long trace id" in warned
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_compression_that_cannot_be_read_is_a_failure(
+    kafka: EmbeddedKafka, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = untouched(kafka)
+    name = list(stage.settings().topics.values())[place]
+    more = {"cleanup.policy": "compact"} if place == 4 else {}
+    create_topics(kafka.bootstrap_servers, {name: (4, {"compression.type": "zstd", **more})})
+    stage.topics("--create")
+    for readable in (True, False):
+        monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), "zstd", lambda answer=readable: answer)
+        failed = problems_of(stage)["fail"]
+        if readable:
+            assert not failed
+        else:
+            (words,) = failed
+            assert words.startswith(
+                f"topic {name} has compression.type=zstd, which cannot be read here; install cramjam"
+            )
+
+
+def test_what_producers_may_send_is_a_check_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("snappy", "zstd"):
+        monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), name, lambda: False)
+    monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), "lz4", lambda: True)
+    (problem,) = codec_problems()
+    assert (problem.level, problem.message) == (
+        "warn", "records that producers compress with snappy or zstd cannot be read here",
+    )  # fmt: skip
+    for name in topics.CODECS:
+        monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), name, lambda: True)
+    assert codec_problems() == []
+
+
+def test_created_topics_bound_how_far_ahead_a_record_may_be_dated(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka, KP_CREATE_TOPICS="true")
+    settings = stage.settings()
+
+    async def scenario() -> dict[str, str]:
+        client = client_arguments(settings)
+        await prepare_topics(settings, client)
+        admin = await connect(settings, client)
+        try:
+            found = await look(admin, settings, list(settings.topics.values()))
+            return {name: found.config(name, AFTER, "") for name in found.topics}
+        finally:
+            await admin.close()
+
+    ahead = asyncio.run(scenario())
+    assert ahead.pop(stage.name) == "60000"
+    assert set(ahead.values()) == {"3600000"}
+    now = round(time.time() * 1000)
+    with pytest.raises(InvalidTimestampError):
+        produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 0, now + 120_000)])
+    produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 0, now + 20_000)])
+
+
+def test_outputs_are_created_for_a_source_that_takes_more(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka)
+    create_topics(kafka.bootstrap_servers, {stage.name: (1, {AFTER: str(2**63 - 1)})})
+    stage.topics("--create")
+    (warned,) = problems_of(stage)["warn"]
+    assert warned.startswith(f"topic {stage.name} takes records dated any time ahead")
+
+
+def test_the_start_warns_as_the_command_does(kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture) -> None:
+    stage = untouched(kafka)
+    create_topics(kafka.bootstrap_servers, {stage.name: 1})
+    stage.topics("--create")
+    asyncio.run(prepare_topics(stage.settings(), client_arguments(stage.settings())))
+    assert any("one such record empties a partition's cache" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ahead", "warned"),
+    [
+        ({}, 3_600_000, True),
+        ({}, 360_000, False),  # a tenth of the time that entries live
+        ({}, 360_001, True),
+        ({}, -1, True),
+        ({"cache_ttl_seconds": "none"}, -1, False),
+        ({"cache_ttl_seconds": 86_400.0}, 3_600_000, False),
+        ({"cache_ttl_seconds": 10.0}, 60_000, False),  # clocks do differ
+        ({"stream_time_max_step_seconds": 60.0}, -1, False),
+        ({"stream_time_max_step_seconds": 3600.0}, -1, True),
+        ({"embedder": "none"}, -1, False),
+    ],
+)
+def test_when_the_source_lets_one_record_expire_too_much(settings: dict[str, Any], ahead: int, warned: bool) -> None:
+    chosen = load(**settings)
+    source = chosen.source_topic
+    for kind, expected in (("CreateTime", warned), ("LogAppendTime", False)):
+        configs = {source: {AFTER: str(ahead), "message.timestamp.type": kind}}
+        found = Observed({source: TopicState(1, 1, 0)}, [], configs, {})
+        told = [problem for problem in topics.problems(chosen, found) if AFTER in problem.message]
+        assert [problem.level for problem in told] == ["warn"] * expected
+
+
+def test_no_broker_is_exit_code_2(kafka: EmbeddedKafka) -> None:
+    result = untouched(kafka, KP_BOOTSTRAP_SERVERS="127.0.0.1:1").topics()
+    assert result.exit_code == 2
+    assert "no Kafka broker answers at KP_BOOTSTRAP_SERVERS=127.0.0.1:1" in result.output

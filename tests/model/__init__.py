@@ -1,0 +1,1 @@
+"""With the real model, some of them on a real Kafka too."""

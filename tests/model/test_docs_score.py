@@ -1,0 +1,25 @@
+"""The similarity in docs/how-a-score-comes-about.md, by the real model."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.score_page import EARLIER, HALF, SIMILARITY, TEXT, scored
+
+
+def test_the_model_finds_that_similarity() -> None:
+    blocks = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
+    lines = "".join(json.dumps(json.loads(block)) + "\n" for block in blocks)
+    command = [sys.executable, "-m", "worker", "score", "-"]
+    done = subprocess.run(command, input=lines.encode(), capture_output=True, check=True)
+    first, second = (json.loads(line)["scoring"] for line in done.stdout.splitlines())
+    assert first["nearest"] is None
+    assert second["nearest"]["id"] == EARLIER.id
+    assert second["nearest"]["similarity"] == pytest.approx(SIMILARITY, abs=HALF)
+    results = scored()
+    assert [first["score"], second["score"]] == pytest.approx([it.score for it in results], abs=HALF)

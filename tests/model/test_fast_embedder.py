@@ -1,0 +1,143 @@
+"""OpenVINO and the export with the real model: the vectors of sentence-transformers, same bits every time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from worker.embedder import OFFICIAL_SHA256, ModelError, SentenceTransformersEmbedder
+from worker.model_dir import (
+    file_sha256,
+    read_manifest,
+)
+from worker.openvino_embedder import OpenVinoEmbedder, runs_here
+
+TEXTS = [
+    "",
+    "Check the invoice total against the order.",
+    "请先核对发票金额。 Compruebe el importe, überprüfen Sie die Größe.",
+    "The planner ignores the index because the column is cast to text. " * 8,
+    "word " * 600,
+]
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from worker.export_model import export_model
+
+    target = tmp_path_factory.mktemp("models") / "minilm"
+    report = export_model(None, target, ("fp32", "bf16", "int8"))
+    assert report.directory == target
+    assert "fp32: cosine to sentence-transformers min 0.9999999" in str(report) or "min 1.0" in str(report)
+    assert [path.name for path in target.parent.iterdir()] == ["minilm"]  # no temporary directory is left
+    return target
+
+
+@pytest.fixture(scope="session")
+def fp32(exported: Path) -> OpenVinoEmbedder:
+    return OpenVinoEmbedder(exported, 256, 0)
+
+
+@pytest.fixture(scope="session")
+def reference() -> SentenceTransformersEmbedder:
+    return SentenceTransformersEmbedder(None, 256, 0)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_same_vector_and_flag_as_sentence_transformers(
+    fp32: OpenVinoEmbedder, reference: SentenceTransformersEmbedder, text: str
+) -> None:
+    expected, found = reference.embed(text), fp32.embed(text)
+    assert found.vector.dtype == np.float32
+    assert found.vector.shape == (384,)
+    assert abs(float(np.linalg.norm(found.vector.astype(np.float64))) - 1.0) < 1e-6
+    assert float(expected.vector.astype(np.float64) @ found.vector.astype(np.float64)) > 1.0 - 1e-6
+    assert found.truncated == expected.truncated
+
+
+@pytest.mark.parametrize("words", [253, 254, 255, 300])
+def test_truncated_from_the_first_token_over_the_limit(fp32: OpenVinoEmbedder, words: int) -> None:
+    assert fp32.embed("word " * words).truncated == (words + 2 > 256)
+
+
+def test_only_what_is_under_the_limit_counts(fp32: OpenVinoEmbedder) -> None:
+    assert np.array_equal(fp32.embed("word " * 254).vector, fp32.embed("word " * 254 + "other end").vector)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_same_bits_every_time_in_any_company_and_with_any_threads(exported: Path, precision: str) -> None:
+    if not runs_here(precision):
+        with pytest.raises(ModelError, match="KP_PRECISION=fp32"):
+            OpenVinoEmbedder(exported, 256, 0, precision)
+        return
+    one, two = OpenVinoEmbedder(exported, 256, 1, precision), OpenVinoEmbedder(exported, 256, 2, precision)
+    first = [one.embed(text).vector for text in TEXTS]
+    for embedder in (one, two):
+        again = [embedder.embed(text).vector for text in reversed(TEXTS)]
+        assert all(np.array_equal(a, b) for a, b in zip(first, reversed(again), strict=True))
+
+
+def test_identity_is_that_of_the_original_weights(
+    fp32: OpenVinoEmbedder, reference: SentenceTransformersEmbedder
+) -> None:
+    assert fp32.identity.weights_sha256 == OFFICIAL_SHA256
+    assert fp32.identity.key() == reference.identity.key()
+    assert (fp32.identity.runtime, fp32.identity.precision) == ("openvino", "fp32")
+
+
+@pytest.mark.parametrize("name", ["fp32.bin", "tokenizer.json"])
+def test_a_changed_file_is_found(exported: Path, tmp_path: Path, name: str) -> None:
+    for path in exported.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    raw = bytearray((exported / name).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(ModelError, match=rf"{name} has sha256 .* export the model again: kp-worker export-model"):
+        OpenVinoEmbedder(tmp_path, 256, 0)
+
+
+def test_a_limit_above_the_model_s_is_refused(exported: Path) -> None:
+    with pytest.raises(ModelError, match="KP_MAX_TOKENS=513 is more than the 512 tokens"):
+        OpenVinoEmbedder(exported, 513, 0)
+
+
+def test_loading_brings_no_torch_and_no_telemetry(exported: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from worker.openvino_embedder import OpenVinoEmbedder\n"
+        "OpenVinoEmbedder(Path(sys.argv[1]), 256, 0).embed('text')\n"
+        "bad = {'torch', 'transformers', 'openvino_telemetry.main', 'faust'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    environment = {**os.environ, "HOME": str(tmp_path), "CI": ""}  # in CI the telemetry holds its tongue anyway
+    subprocess.run([sys.executable, "-c", code, str(exported)], check=True, env=environment, cwd=Path.cwd())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_replaces_an_exported_directory_and_nothing_else(exported: Path, tmp_path: Path) -> None:
+    from worker.export_model import export_model
+
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(ModelError, match="is no exported model: it is not overwritten"):
+        export_model(None, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    before = {path.name: file_sha256(path) for path in exported.iterdir()}
+    export_model(None, exported, ("fp32", "int8"))
+    after = {path.name: file_sha256(path) for path in exported.iterdir()}
+    # The runtime numbers the nodes of .xml through the whole process; weights and tokenizer are always the same bytes.
+    assert {name for name in before if before[name] == after[name]} == {"fp32.bin", "int8.bin", "tokenizer.json"}
+    assert set(read_manifest(exported).precisions) == {"fp32", "int8"}
+
+
+def test_a_graph_that_differs_from_the_model_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker import export_model
+
+    monkeypatch.setitem(export_model.LEAST_COSINE, "fp32", 1.1)
+    with pytest.raises(ModelError, match="texts have a cosine below"):
+        export_model.export_model(None, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,214 @@
+"""Texts beyond the token limit in the real model: the same in both runtimes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.stage import LINES
+from worker import embedding_text, parse_trace
+from worker.embedder import (
+    Embedder,
+    ModelError,
+    SentenceTransformersEmbedder,
+)
+from worker.model_dir import find_exported
+from worker.models import load_embedder
+from worker.openvino_embedder import OpenVinoEmbedder
+
+LIMIT = 64
+"""Token limit of these tests: windows are cheap, and most traces are longer."""
+
+WINDOWS = 4
+
+PROSE = "Net revenue rose 11.4 % year over year; überprüfen Sie die Größe, 请先核对发票金额 before résumé №7. "
+ENDLESS = {
+    "prose": PROSE * 12_000,
+    "chinese": "请先核对发票金额然后再付款" * 80_000,
+    "one word": "x" * (1 << 20),
+    "encoded file": "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo0" * 29_000,
+    "blanks": " " * (1 << 20),
+    "accents": "e\N{COMBINING ACUTE ACCENT}" * (1 << 19),
+    "controls": "\0" * (1 << 20),
+}
+
+
+@pytest.fixture(scope="module")
+def embedders() -> dict[str, Embedder]:
+    """Return both runtimes, cutting and with windows. Needs the exported model, as `make` leaves it."""
+    found = {}
+    for kind in ("openvino", "sentence-transformers"):
+        for long_texts, windows in (("cut", 1), ("windows", WINDOWS)):
+            embedder = load_embedder(kind, None, LIMIT, 1, "fp32", windows)
+            assert embedder is not None
+            found[f"{kind} {long_texts}"] = embedder
+    return found
+
+
+def texts() -> list[str]:
+    """Return texts of all lengths around the windows' edges, and traces."""
+    words = PROSE.split()
+    rng = random.Random(5)
+    made = [" ".join(rng.choices(words, k=k)) for k in (0, 1, 30, 31, 40, 62, 63, 90, 130, 200, 300, 1000, 5000)]
+    traces = [embedding_text(parse_trace(line)) for line in LINES[:12]]
+    return [*made, *traces]
+
+
+def test_reading_the_beginning_changes_no_vector(
+    embedders: dict[str, Embedder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = [
+        *texts(),
+        PROSE * 300,
+        "请先核对发票金额然后再付款" * 2000,
+        " " * 9000 + PROSE * 50,
+        "x" * 9000 + " " + PROSE * 50,
+    ]
+    bounded = {name: [it.embed(text) for text in sample] for name, it in embedders.items()}
+    monkeypatch.setattr("worker.embedder.CHARS_A_TOKEN", 1 << 20)  # everything at once
+    for name, embedder in embedders.items():
+        for text, found in zip(sample, bounded[name], strict=True):
+            whole = embedder.embed(text)
+            assert whole.vector.tobytes() == found.vector.tobytes(), (name, text[:60])
+            assert whole.truncated == found.truncated, (name, text[:60])
+
+
+@pytest.mark.parametrize("long_texts", ["cut", "windows"])
+def test_both_runtimes_agree(embedders: dict[str, Embedder], long_texts: str) -> None:
+    fast, reference = embedders[f"openvino {long_texts}"], embedders[f"sentence-transformers {long_texts}"]
+    assert fast.identity.key() == reference.identity.key()
+    for text in texts():
+        expected, found = reference.embed(text), fast.embed(text)
+        assert float(expected.vector.astype(np.float64) @ found.vector.astype(np.float64)) > 1.0 - 1e-6
+        assert found.truncated == expected.truncated
+        assert abs(float(np.linalg.norm(found.vector.astype(np.float64))) - 1.0) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["openvino", "sentence-transformers"])
+def test_windows_are_what_they_say(embedders: dict[str, Embedder], kind: str) -> None:
+    """`word` is one token, so that windows can be told by hand."""
+    cut, windows = embedders[f"{kind} cut"], embedders[f"{kind} windows"]
+    inside = LIMIT - 2
+    for count in (1, inside):
+        assert windows.embed("word " * count).vector.tobytes() == cut.embed("word " * count).vector.tobytes()
+    text = "word " * inside + "other " * 10
+    first, second = cut.embed("word " * inside).vector, cut.embed("other " * 10).vector
+    expected = inside * first.astype(np.float64) + 10 * second.astype(np.float64)
+    found = windows.embed(text)
+    np.testing.assert_allclose(found.vector, expected / np.linalg.norm(expected), atol=2e-7)
+    assert not found.truncated
+    assert cut.embed(text).truncated
+    full = "word " * inside * WINDOWS
+    assert not windows.embed(full).truncated
+    assert windows.embed(full + "word").truncated
+    assert windows.embed(full + "other end").vector.tobytes() == windows.embed(full).vector.tobytes()
+    assert windows.embed(full[:-5] + "other").vector.tobytes() != windows.embed(full).vector.tobytes()
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_text_without_end_is_embedded_and_said_to_be_cut(embedders: dict[str, Embedder], name: str) -> None:
+    for embedder in (embedders["openvino cut"], embedders["openvino windows"]):
+        found = embedder.embed(ENDLESS[name])
+        assert found.truncated
+        assert np.isfinite(found.vector).all()
+        again = embedder.embed(ENDLESS[name] + " the end")
+        assert again.vector.tobytes() == found.vector.tobytes()
+
+
+def test_cache_entries_of_cut_texts_and_of_windows_do_not_mix(embedders: dict[str, Embedder]) -> None:
+    cut, windows = embedders["openvino cut"].identity, embedders["openvino windows"].identity
+    assert windows.key() == f"{cut.key()}:windows{WINDOWS}"
+
+
+def test_a_tokenizer_that_knows_no_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
+    with pytest.raises(ModelError, match="set KP_LONG_TEXTS=cut"):
+        SentenceTransformersEmbedder(None, LIMIT, 1, WINDOWS)
+
+
+def tiny_model(directory: Path, family: str) -> Path:
+    """Write a random sentence-transformers model of 48 dimensions with another tokenizer, trained on a few texts."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Normalize, Pooling, Transformer
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
+
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "cls_token": "<s>"}
+    names |= {"sep_token": "</s>", "mask_token": "<mask>"}
+    if family == "unigram":  # as XLM-R and the multilingual MiniLM: SentencePiece, any language
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.normalizer = normalizers.NFKC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        trainer: Any = trainers.UnigramTrainer(
+            vocab_size=300, special_tokens=special, unk_token="<unk>", show_progress=False
+        )
+    else:  # as RoBERTa: byte-level BPE
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+    tokenizer.train_from_iterator([PROSE] * 20, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        special_tokens=[("<s>", tokenizer.token_to_id("<s>")), ("</s>", tokenizer.token_to_id("</s>"))],
+    )
+    torch.manual_seed(3)
+    sizes = {
+        "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 96, "pad_token_id": 1,
+    }  # fmt: skip
+    if family == "unigram":  # the multilingual MiniLM is a BERT behind XLM-R's tokenizer
+        model: Any = BertModel(BertConfig(**sizes, max_position_embeddings=512))
+    else:
+        model = RobertaModel(RobertaConfig(**sizes, max_position_embeddings=514, type_vocab_size=1))
+    source = directory / "transformer"
+    model.save_pretrained(source)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **names).save_pretrained(source)
+    transformer = Transformer(str(source))
+    whole = SentenceTransformer(modules=[transformer, Pooling(48, "mean"), Normalize()], device="cpu")
+    target = directory / f"tiny-{family}"
+    whole.save(str(target))
+    return target
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("family", ["unigram", "byte-bpe"])
+def test_a_model_of_another_family_is_exported_and_runs(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from worker.export_model import export_model
+
+    model = tiny_model(tmp_path, family)
+    exported = tmp_path / "exported"
+    report = export_model(str(model), exported)
+    assert report.manifest.dimensions == 48
+    assert report.manifest.max_tokens == 512
+    assert find_exported(str(exported)) == exported
+    assert report.manifest.name == f"tiny-{family}"
+    sample = [*texts(), PROSE * 300, "请先核对发票金额然后再付款" * 3000]
+    for windows in (1, WINDOWS):
+        reference = SentenceTransformersEmbedder(str(model), LIMIT, 1, windows)
+        fast = OpenVinoEmbedder(exported, LIMIT, 1, "fp32", windows)
+        assert fast.identity.key() == reference.identity.key()
+        for text in sample:
+            expected, found = reference.embed(text), fast.embed(text)
+            assert float(expected.vector.astype(np.float64) @ found.vector.astype(np.float64)) > 1.0 - 1e-6, text[:60]
+            assert found.truncated == expected.truncated, text[:60]
+        bounded = [fast.embed(text).vector.tobytes() for text in sample]
+        with monkeypatch.context() as everything_at_once:
+            everything_at_once.setattr("worker.embedder.CHARS_A_TOKEN", 1 << 20)
+            assert [fast.embed(text).vector.tobytes() for text in sample] == bounded

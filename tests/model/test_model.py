@@ -1,0 +1,78 @@
+"""Real model, real Kafka: the scores of the shared traces, by file and by topic."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.stage import DATA, LINES, Stage, origin
+from worker.embedded_kafka import EmbeddedKafka
+
+pytestmark = pytest.mark.timeout(900)
+
+EXPECTED = [json.loads(line) for line in (DATA / "traces_scores.jsonl").read_text("utf-8").splitlines()]
+
+
+def score_file(tmp_path: Path, *options: str, **settings: str) -> list[dict[str, Any]]:
+    output = tmp_path / "scored.jsonl"
+    command = [sys.executable, "-m", "worker", "score", str(DATA / "traces.jsonl"), "--output", str(output), *options]
+    done = subprocess.run(
+        command, env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **settings}, capture_output=True, text=True,
+        cwd=DATA.parent.parent, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("1000 traces:"), done.stderr
+    return [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+
+
+def worst(documents: Sequence[dict[str, Any]], key: str) -> float:
+    assert [document["id"] for document in documents] == [row["id"] for row in EXPECTED]
+    pairs = zip(documents, EXPECTED, strict=True)
+    return max(abs(document["scoring"]["score"] - row[key]) for document, row in pairs)
+
+
+@pytest.fixture(scope="module")
+def by_file(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return score_file(tmp_path_factory.mktemp("by-file"))
+
+
+def test_a_file_gets_the_expected_scores_at_256_tokens(by_file: list[dict[str, Any]]) -> None:
+    assert worst(by_file, "score") <= 1e-4
+    truncated = sum(row["tokens"] > 256 for row in EXPECTED)
+    assert truncated == 62
+    identity = by_file[0]["scoring"]["embedder"]
+    assert identity["name"] == "all-MiniLM-L6-v2"
+    assert identity["weights_sha256"].startswith("53aa5117")
+    assert (identity["dimensions"], identity["max_tokens"], identity["precision"]) == (384, 256, "fp32")
+
+
+def test_a_file_gets_the_expected_scores_at_512_tokens(tmp_path: Path) -> None:
+    assert worst(score_file(tmp_path, KP_MAX_TOKENS="512"), "score_seq512") <= 1e-4
+
+
+def test_a_topic_gets_the_same_documents_as_a_file(
+    kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess], by_file: list[dict[str, Any]]
+) -> None:
+    """One partition; event times are created_at, as the records come later than the traces were made."""
+    stage = Stage(kafka, KP_TOPIC_PARTITIONS="1", KP_EMBEDDER="auto")
+    worker = workers(stage.env).wait_ready(120)
+    stage.produce([(None, line, (), 0) for line in LINES])
+    stage.wait_committed(1000, timeout=300)
+    outputs = stage.outputs()
+    assert not outputs["dead-letter"]
+    found = [json.loads(r.value) for r in sorted(outputs["accepted"] + outputs["rejected"], key=origin)]
+    assert worst(found, "score") <= 1e-4
+    for document, expected in zip(found, by_file, strict=True):
+        document["scoring"]["source"]["topic"] = expected["scoring"]["source"]["topic"]
+        assert document == expected
+    metrics = worker.metrics()
+    assert metrics["kp_truncated_texts_total"] == 62
+    assert metrics['kp_cache_entries{partition="0"}'] <= 1000
+    assert metrics["kp_score_count"] == 1000

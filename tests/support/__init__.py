@@ -1,0 +1,1 @@
+"""What tests share: builders, Kafka, processes, load and violence, judges. No tests."""

@@ -1,0 +1,24 @@
+"""`kp-worker redrive` with small transactions, and killed at an exact step: `python -m tests.support.crash_redrive`.
+
+TEST_CRASH_AT as in tests/support/crash_worker.py, whose producer this puts below the command.
+"""
+
+from typing import Any
+
+from tests.support.crash_worker import SteppedProducer
+from worker import cli, redrive
+
+RECORDS = 7
+"""Letters in one transaction, so that there are many to be killed in."""
+
+
+def main() -> None:
+    """Run the command line with the doubles at their seams."""
+    module: Any = redrive
+    module.AIOKafkaProducer = SteppedProducer
+    module.MAX_RECORDS = RECORDS
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

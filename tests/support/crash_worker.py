@@ -1,0 +1,255 @@
+"""The real worker with a cheap embedder, and with crashes at exact steps: `python -m tests.support.crash_worker`.
+
+Lives here: test doubles at two seams of the product, the embedder (`worker.app.run(load=...)`) and the Kafka producer
+below the publishers. Everything between them is the product's own code. Settings are the worker's (KP_...), and:
+
+- TEST_EMBED_MS: sleep of each embedding, to imitate a model's load; TEST_REAL_MODEL=1: the configured model instead.
+- TEST_RESTORE_MS: sleep after each restore, to imitate large caches.
+- TEST_CRASH_AT=step:count:how: crash when `step` (see STEPS) is passed for the count-th time. `kill` is SIGKILL to
+  itself; `raise` is an exception out of the product's call, as a failing broker gives; `freeze` is SIGSTOP, and what
+  follows is up to whoever sends SIGCONT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
+
+import aiokafka
+import numpy as np
+
+import worker.app
+import worker.publisher
+from worker import config
+from worker.embedder import Embedder, Embedding
+from worker.faust_io import KpConsumer
+from worker.models import load_configured
+from worker.novelty import Vector
+from worker.pipeline import EmbedderIdentity
+
+DIMENSIONS: Final = 384
+FAMILIES: Final = 12
+"""Texts of one family are similar to each other, more or less, so that novelty takes all values from 0 to 1."""
+
+STEPS: Final = (
+    "starting",  # the assignment is here, the producer is not connected (its predecessor not fenced) yet
+    "started",  # the producer is connected (and has fenced its predecessor), nothing is read yet
+    "restored",  # the changelog is read, no record flows yet
+    "embed",  # a trace is in the embedder (kill only: an exception there is a dead letter by design)
+    "before_begin",
+    "after_begin",
+    "mid_sends",  # this send is acknowledged, the batch's others are not sent
+    "after_sends",  # everything is acknowledged, the offset is not sent
+    "after_offsets",  # the offset is in the transaction, which is still open
+    "committing",  # the commit is on its way, its answer is not here
+    "after_commit",  # committed, and the worker does not know
+)
+
+REFUSAL_STEPS: Final = (
+    "refused",  # a topic has refused a batch, its culprits are not looked for yet
+    "searching",  # a part of the refused batch is sent again
+    "found",  # the culprits are known, the transaction is still open
+    "aborted",  # and aborted; nothing is published again
+)
+"""Steps of a publication of which a topic refuses something; those of STEPS follow."""
+
+
+class CrashError(Exception):
+    """The planned failure."""
+
+
+class _Plan:
+    """What TEST_CRASH_AT says."""
+
+    def __init__(self, text: str) -> None:
+        self.step, _, rest = text.partition(":")
+        count, _, self.how = rest.partition(":")
+        if text and (self.step not in STEPS + REFUSAL_STEPS or self.how not in ("kill", "raise", "freeze")):
+            raise SystemExit(f"TEST_CRASH_AT={text!r} is wrong")
+        self.left = int(count or 0)
+
+    def is_next(self, step: str) -> bool:
+        """Whether this passing of the step is the one to crash at (each call counts)."""
+        if step != self.step:
+            return False
+        self.left -= 1
+        return self.left == 0
+
+    def crash(self) -> None:
+        """Die, raise, or freeze and go on."""
+        sys.stderr.write(f"TEST crash at {self.step} by {self.how}\n")
+        sys.stderr.flush()
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        if self.how == "raise":
+            raise CrashError(self.step)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def passing(self, step: str) -> None:
+        """Crash here if it is time to."""
+        if self.is_next(step):
+            self.crash()
+
+
+PLAN = _Plan(os.environ.get("TEST_CRASH_AT", ""))
+
+
+def hash_vector(text: str) -> Vector:
+    """Return a unit vector that depends on every character: some family's direction plus noise, in varying shares."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()
+    share = digest[1] / 255
+    mixed = share * _spread(b"family%d" % (digest[0] % FAMILIES)) + (1 - share) * _spread(digest)
+    return np.asarray(mixed / np.linalg.norm(mixed), dtype=np.float32)
+
+
+def _spread(seed: bytes) -> Any:
+    raw = b"".join(hashlib.blake2b(seed, salt=bytes([i])).digest() for i in range(DIMENSIONS // 32))
+    return np.frombuffer(raw, dtype="<i2").astype(np.float64)
+
+
+class HashEmbedder:
+    """An embedder without a model: the same vector for the same text, whatever came before."""
+
+    identity = EmbedderIdentity("test-hash", "0" * 64, DIMENSIONS, 256, "test", "fp32")
+
+    def __init__(self) -> None:
+        self._seconds = float(os.environ.get("TEST_EMBED_MS") or 0) / 1000
+
+    def embed(self, text: str) -> Embedding:
+        """Embed one text."""
+        PLAN.passing("embed")
+        if self._seconds:
+            time.sleep(self._seconds)
+        return Embedding(hash_vector(text), False)
+
+
+class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
+    """aiokafka's producer; the steps of a publication pass through here."""
+
+    async def start(self) -> None:
+        """Connect."""
+        PLAN.passing("starting")
+        await super().start()
+        PLAN.passing("started")
+
+    async def begin_transaction(self) -> None:
+        """Begin."""
+        PLAN.passing("before_begin")
+        await super().begin_transaction()
+        PLAN.passing("after_begin")
+
+    async def send_batch(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """Send the records of one topic; when it is the planned one, wait for its acknowledgement first."""
+        future: asyncio.Future[Any] = await super().send_batch(*args, **kwargs)
+        if PLAN.is_next("mid_sends"):
+            await future
+            PLAN.crash()
+        return future
+
+    async def send_offsets_to_transaction(self, *args: Any) -> None:
+        """Send the offset."""
+        PLAN.passing("after_sends")
+        await super().send_offsets_to_transaction(*args)
+        PLAN.passing("after_offsets")
+
+    async def abort_transaction(self) -> None:
+        """Abort."""
+        await super().abort_transaction()
+        PLAN.passing("aborted")
+
+    async def commit_transaction(self) -> None:
+        """Commit."""
+        if PLAN.is_next("committing"):
+            commit = asyncio.create_task(super().commit_transaction())
+            await asyncio.sleep(0.002)
+            try:
+                PLAN.crash()
+            except CrashError:
+                commit.cancel()
+                raise
+            await commit
+        else:
+            await super().commit_transaction()
+        PLAN.passing("after_commit")
+
+
+def install() -> None:
+    """Put the doubles at their seams."""
+    app: Any = worker.app
+    publisher: Any = worker.publisher
+    app.AIOKafkaProducer = publisher.AIOKafkaProducer = SteppedProducer
+    app.restore = _slowly(app.restore)
+    publisher.find_culprits = _stepped(publisher.find_culprits)
+    publisher.send_rows = _searching(publisher.send_rows)
+    commit_offset = KpConsumer.commit_offset
+
+    async def stepped(self: KpConsumer, *args: Any) -> None:  # at least once: the offset is the commit
+        PLAN.passing("after_sends")
+        await commit_offset(self, *args)
+        PLAN.passing("after_commit")
+
+    KpConsumer.commit_offset = stepped  # type: ignore[method-assign,assignment]
+
+
+_SEARCHES: list[bool] = []
+"""One for each search for culprits that is under way."""
+
+
+def _stepped(find_culprits: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def stepped(*args: Any, **kwargs: Any) -> Any:
+        PLAN.passing("refused")
+        _SEARCHES.append(True)
+        try:
+            found = await find_culprits(*args, **kwargs)
+        finally:
+            _SEARCHES.pop()
+        PLAN.passing("found")
+        return found
+
+    return stepped
+
+
+def _searching(send_rows: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def searching(*args: Any) -> Any:
+        result = await send_rows(*args)
+        if _SEARCHES:  # of this lane or another: all the same for a crash
+            PLAN.passing("searching")
+        return result
+
+    return searching
+
+
+def _slowly(restore: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def slow_restore(*args: Any) -> Any:
+        result = await restore(*args)
+        PLAN.passing("restored")
+        await asyncio.sleep(float(os.environ.get("TEST_RESTORE_MS") or 0) / 1000)
+        return result
+
+    return slow_restore
+
+
+def load(settings: config.Settings) -> Embedder | None:
+    """Return the stand-in, or with TEST_REAL_MODEL=1 what the settings name."""
+    if os.environ.get("TEST_REAL_MODEL") == "1":
+        return load_configured(settings)
+    return HashEmbedder()
+
+
+def main() -> NoReturn:
+    """Run as `kp-worker run` does."""
+    install()
+    worker.app.main(config.load(), load)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""What importing a module loads."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MODEL_RUNTIMES = {
+    "huggingface_hub", "onnx", "onnxruntime", "openvino",
+    "sentence_transformers", "tokenizers", "torch", "transformers",
+}  # fmt: skip
+"""Only in modules whose name has "embedder" or "export" in it."""
+
+
+def loaded_after(code: str) -> set[str]:
+    """Return the top-level packages that a fresh interpreter has loaded after the code."""
+    script = f"import sys\n{code}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    )
+    return set(result.stdout.split())

@@ -1,0 +1,368 @@
+"""Fixtures and helpers for tests against a real Kafka; tests/conftest.py imports the fixtures.
+
+Belongs here: the shared brokers, plain-value access to topics and groups, and the worker as a process. Does not
+belong here: knowledge of traces, scores or the worker's topics. Each helper exists as `name(...)` for sync tests
+and `name_async(...)` for async ones. One broker serves the whole session: take names from unique().
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import for_code
+from prometheus_client.parser import text_string_to_metric_families
+
+from worker.embedded_kafka import EmbeddedKafka
+
+__all__ = [
+    "Record",
+    "WorkerProcess",
+    "cluster",
+    "committed",
+    "committed_async",
+    "consume_all",
+    "consume_all_async",
+    "create_topics",
+    "create_topics_async",
+    "kafka",
+    "produce",
+    "produce_async",
+    "unique",
+    "workers",
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0  # one broker answer on a busy machine; it only decides when a broken test gives up
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[EmbeddedKafka]:
+    """Run one broker for the session. A broker that cannot start is an error, never a skip."""
+    with EmbeddedKafka() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[EmbeddedKafka]:
+    """Run three nodes for the session, from the first test that wants them. Leave all three running."""
+    with EmbeddedKafka(3) as brokers:
+        yield brokers
+
+
+class Record(NamedTuple):
+    """A record to produce; None lets the producer choose partition and time (milliseconds)."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]] = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+def unique(name: str) -> str:
+    """Return a topic, group or transaction name that no other test has."""
+    return f"{name}-{uuid.uuid4().hex[:12]}"
+
+
+TopicSpec = int | tuple[int, Mapping[str, str]]
+
+
+async def create_topics_async(bootstrap: str, topics: Mapping[str, TopicSpec]) -> None:
+    """Create topics, name -> partitions or (partitions, configs); replication is the cluster's default."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        wanted = []
+        for name, spec in topics.items():
+            partitions, configs = (spec, {}) if isinstance(spec, int) else spec
+            # aiokafka takes -1 (the default) only beside an assignment; an empty one means none to Kafka.
+            wanted.append(NewTopic(name, partitions, -1, replica_assignments={}, topic_configs=dict(configs)))
+        answer = await admin.create_topics(wanted)
+        for name, code, *rest in answer.topic_errors:
+            if code:
+                raise for_code(code)(f"{name}: {rest}")
+        await _wait_leaders(admin, topics)
+    finally:
+        await admin.close()
+
+
+async def _wait_leaders(admin: AIOKafkaAdminClient, topics: Mapping[str, TopicSpec]) -> None:
+    """Return when the brokers know a leader of each partition: creation is seen a little later than done."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            found = await admin.describe_topics(list(topics))
+            if all(not t["error_code"] and all(p["leader"] >= 0 for p in t["partitions"]) for t in found):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def produce_async(bootstrap: str, topic: str, records: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
+    """Produce Records (or plain tuples, shorter ones too) with acks=all; return (partition, offset) of each."""
+    async with AIOKafkaProducer(
+        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_request_size=16 << 20
+    ) as producer:
+        sent = []
+        for record in (Record(*r) for r in records):
+            future = await producer.send(
+                topic,
+                key=record.key,
+                value=record.value,
+                headers=list(record.headers),
+                partition=record.partition,
+                timestamp_ms=record.timestamp_ms,
+            )
+            sent.append(future)
+        done = await asyncio.gather(*sent)
+    return [(metadata.partition, metadata.offset) for metadata in done]
+
+
+async def consume_all_async(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Any]:
+    """Return all ConsumerRecords up to the end at the time of the call, partition by partition.
+
+    With read_committed the end is the last stable offset: an open transaction hides what follows it.
+    """
+    async with AIOKafkaConsumer(
+        bootstrap_servers=bootstrap,
+        isolation_level=isolation,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+    ) as consumer:
+        partitions = [TopicPartition(topic, p) for p in sorted(await _partitions(consumer, topic))]
+        consumer.assign(partitions)
+        ends = await consumer.end_offsets(partitions)
+        records: list[Any] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while [tp for tp in partitions if await consumer.position(tp) < ends[tp]]:
+                for batch in (await consumer.getmany(timeout_ms=100)).values():
+                    records += [record for record in batch if record.offset < ends[_tp(record)]]
+    return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def _tp(record: Any) -> TopicPartition:
+    return TopicPartition(record.topic, record.partition)
+
+
+async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> set[int]:
+    await consumer._client.set_topics([topic])
+    found = consumer.partitions_for_topic(topic)
+    if not found:
+        raise AssertionError(f"no topic {topic}")
+    return set(found)
+
+
+async def committed_async(bootstrap: str, group: str, topic: str) -> dict[int, int]:
+    """Return the group's committed offsets of the topic: partition -> offset, without partitions that have none."""
+    # Not the admin client: it does not retry while the group's coordinator comes up, and takes some errors
+    # for "nothing committed".
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False) as consumer,
+    ):
+        partitions = sorted(await _partitions(consumer, topic))
+        offsets = {p: await consumer.committed(TopicPartition(topic, p)) for p in partitions}
+    return {p: offset for p, offset in offsets.items() if offset is not None}
+
+
+def create_topics(bootstrap: str, topics: Mapping[str, TopicSpec]) -> None:
+    """As create_topics_async."""
+    asyncio.run(create_topics_async(bootstrap, topics))
+
+
+def produce(bootstrap: str, topic: str, records: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
+    """As produce_async."""
+    return asyncio.run(produce_async(bootstrap, topic, records))
+
+
+def consume_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Any]:
+    """As consume_all_async."""
+    return asyncio.run(consume_all_async(bootstrap, topic, isolation))
+
+
+def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
+    """As committed_async."""
+    return asyncio.run(committed_async(bootstrap, group, topic))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class LoggedProcess:
+    """Run `python -m module` with this environment, its output in a file. close() kills it, by its own pid only."""
+
+    def __init__(self, module: str, args: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
+        self.log_path = log_path
+        with log_path.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *args],
+                env={**env, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Return its process id."""
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Return the exit status, negative for a signal; None while it runs."""
+        return self.process.poll()
+
+    def log(self) -> str:
+        """Return everything it wrote to stdout and stderr so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def terminate(self) -> None:
+        """Send SIGTERM; wait() for the end."""
+        self.process.terminate()
+
+    def close(self) -> None:
+        """Kill it by SIGKILL if it still runs, and wait."""
+        self.process.kill()
+        self.process.wait()
+
+
+class WorkerProcess(LoggedProcess):
+    """Run `python -m worker` (or another module) with the given KP_* settings; no KP_* of this process is passed on.
+
+    Starts at once. KP_HTTP_PORT is a free port unless given. close() (also the end of `with`, and the
+    `workers` fixture) kills the process, by its own pid only.
+    """
+
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        args: Sequence[str] = ("run",),
+        *,
+        log_path: Path | None = None,
+        module: str = "worker",
+    ) -> None:
+        if log_path is None:
+            handle, name = tempfile.mkstemp(prefix="kp-worker-", suffix=".log")
+            os.close(handle)
+            log_path = Path(name)
+        self.http_port = int(env.get("KP_HTTP_PORT") or _free_port())
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
+        super().__init__(module, args, {**inherited, **env, "KP_HTTP_PORT": str(self.http_port)}, log_path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return status and body of an HTTP GET. Raises OSError while nothing listens."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    def wait_ready(self, timeout: float = PATIENCE_S) -> Self:
+        """Return when /readyz says 200. Raises AssertionError with the log if it ends or is late (seconds)."""
+
+        def ready() -> bool:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                return self.get("/readyz")[0] == 200
+            return False
+
+        deadline = time.monotonic() + timeout
+        while not ready():
+            if self.returncode is not None:
+                raise AssertionError(f"the worker ended with {self.returncode} before it was ready:\n{self.log()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the worker was not ready in {timeout} s:\n{self.log()}")
+            time.sleep(0.05)
+        return self
+
+    def metrics(self) -> dict[str, float]:
+        """Return /metrics as sample -> value; with labels the key is name{a="x",b="y"}, labels in order."""
+        samples = {}
+        for family in text_string_to_metric_families(self.get("/metrics")[1]):
+            for sample in family.samples:
+                labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+                samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return samples
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of all samples of that name that carry the given labels; 0 if there are none."""
+        families = text_string_to_metric_families(self.get("/metrics")[1])
+        samples = (sample for family in families for sample in family.samples if sample.name == name)
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    def wait(self, timeout: float = PATIENCE_S) -> int:
+        """Return the exit status when it has ended. Raises AssertionError with the log if it is late (seconds)."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the worker did not end in {timeout} s:\n{self.log()}") from None
+
+    def kill(self) -> None:
+        """Kill by SIGKILL, as a crash does, and wait."""
+        self.close()
+
+    def stop(self) -> None:
+        """Freeze by SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def cont(self) -> None:
+        """Go on after stop()."""
+        self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """Start workers as WorkerProcess(env, args) does; the rest of them are killed after the test."""
+    started: list[WorkerProcess] = []
+
+    def start(env: Mapping[str, str], args: Sequence[str] = ("run",), module: str = "worker") -> WorkerProcess:
+        started.append(WorkerProcess(env, args, log_path=tmp_path / f"worker-{len(started)}.log", module=module))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.close()
+
+
+@pytest.fixture
+def hashing(workers: Callable[..., WorkerProcess]) -> Callable[[Mapping[str, str]], WorkerProcess]:
+    """Start real workers with the stand-in embedder of crash_worker.py."""
+    return lambda env: workers(env, (), "tests.support.crash_worker")
+
+
+def admin(bootstrap: str, action: Callable[[AIOKafkaAdminClient], object]) -> None:
+    async def run() -> None:
+        client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await client.start()
+        try:
+            await action(client)  # type: ignore[misc]
+        finally:
+            await client.close()
+
+    asyncio.run(run())

@@ -1,0 +1,158 @@
+"""A lane with a model and a publisher that the test controls."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from tests.support.builders import (
+    TextEmbedder,
+    make_record,
+    text_vector,
+    trace_bytes,
+)
+from worker import PartitionScorer
+from worker.breaker import Breaker
+from worker.changelog import Entry, Housekeeping
+from worker.embedder import Embedding
+from worker.lane import Lane, Rules
+from worker.metrics import Metrics
+from worker.passes import NO_PASS, Pass
+from worker.pipeline import SourceRecord
+from worker.publication import Batch
+from worker.trace import DEFAULT_LIMITS, InvalidTrace, Limits
+from worker.tracing import Tracing
+
+DIMENSIONS = 8
+
+
+class ManualPool:
+    """The embedding pool, with embeddings that are ready when the test says so."""
+
+    def __init__(self) -> None:
+        self.identity = TextEmbedder(DIMENSIONS).identity
+        self.submitted: list[tuple[str, Future[Embedding]]] = []
+
+    def submit(self, text: str) -> Future[Embedding]:
+        future: Future[Embedding] = Future()
+        self.submitted.append((text, future))
+        return future
+
+    def finish(self, number: int, error: BaseException | None = None) -> None:
+        text, future = self.submitted[number]
+        if error is None:
+            future.set_result(Embedding(text_vector(text, DIMENSIONS), "long" in text))
+        else:
+            future.set_exception(error)
+
+
+class ManualPublisher:
+    """Records the batches; holds each commit while `gate` is closed, fails with `error`."""
+
+    def __init__(self) -> None:
+        self.begun: list[Batch] = []
+        self.committed: list[Batch] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.replaced: dict[int, InvalidTrace] = {}  # of each batch
+        self.stopped = False
+
+    async def start(self) -> None:
+        pass
+
+    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+        self.begun.append(batch)
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.committed.append(batch)
+        return self.replaced
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def outputs(self) -> list[tuple[str, int]]:
+        """Return (kind, source offset) of every committed output."""
+        return [(o.kind, source_offset(o)) for batch in self.committed for o in batch.outputs]
+
+    def sizes(self) -> list[int]:
+        return [len(batch.outputs) for batch in self.committed]
+
+
+def source_offset(output: Any) -> int:
+    if output.kind == "dead_letter":
+        return int(dict(output.headers)["kp-source-offset"])
+    return int(json.loads(output.value)["scoring"]["source"]["offset"])
+
+
+class LaneHarness:
+    """A lane and everything around it."""
+
+    def __init__(
+        self,
+        *,
+        embed: bool = True,
+        replay: Mapping[int, Entry] | None = None,
+        next_offset: int = 0,
+        stream_time_ms: int | None = None,
+        breaker: Breaker | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        commit_interval: float = 1000.0,
+        tracing: Tracing | None = None,
+        source_pass: Pass = NO_PASS,
+        housekeeping: Housekeeping | None = None,
+    ) -> None:
+        self.pool = ManualPool()
+        self.publisher = ManualPublisher()
+        self.metrics = Metrics(CollectorRegistry())
+        self.scorer = PartitionScorer(5, 60_000, DIMENSIONS)
+        self.scorer.restore([], stream_time_ms)
+        self.room = 0
+        self.waiting = 0
+        self.failures: list[BaseException] = []
+        self.given_back = 0
+        self.lane = Lane(
+            0,
+            self.scorer,
+            self.publisher,
+            self.pool if embed else None,  # type: ignore[arg-type]
+            Rules(limits, "created_at", 0.1, commit_interval, breaker, tracing),
+            self.metrics,
+            replay=replay or {},
+            next_offset=next_offset,
+            waiting=lambda: self.waiting,
+            on_room=self._count_room,
+            on_failure=self.failures.append,
+            source_pass=source_pass,
+            housekeeping=housekeeping,
+            give_back=self._give_back,
+        )
+        self.lane.start()
+
+    def _give_back(self, size: int) -> None:
+        self.given_back += size
+
+    def _count_room(self) -> None:
+        self.room += 1
+
+    def take(self, *offsets: int, **fields: Any) -> None:
+        for offset in offsets:
+            self.lane.take(record(offset, **fields))
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def record(offset: int, **fields: Any) -> SourceRecord:
+    fields.setdefault("objective", f"task {offset}")
+    return make_record(trace_bytes(f"kp:trace:{offset}", **fields), offset)
+
+
+async def settle() -> None:
+    """Let every task run until it waits for something that only the test can do."""
+    for _ in range(20):
+        await asyncio.sleep(0)

@@ -1,0 +1,30 @@
+"""Scored documents with their vectors, as a consumer reads them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+
+from worker import config
+from worker.embedder import Embedder
+from worker.novelty import Vector
+from worker.score_file import score_lines
+
+
+def decode(document: dict[str, Any]) -> Vector:
+    """Read the vector as a consumer does."""
+    embedding = document["scoring"]["embedding"]
+    assert embedding.keys() == {"dtype", "dimensions", "data"}
+    vector = np.frombuffer(base64.b64decode(embedding["data"], validate=True), dtype="<f4")
+    assert (embedding["dtype"], embedding["dimensions"]) == ("float32", len(vector))
+    return vector
+
+
+def score_file(lines: list[bytes], embedder: Embedder | None, **settings: Any) -> list[dict[str, Any]]:
+    output = io.BytesIO()
+    score_lines(io.BytesIO(b"\n".join(lines)), output, None, config.load(**settings), embedder)
+    return [json.loads(line) for line in output.getvalue().splitlines()]

@@ -1,0 +1,135 @@
+"""Records, letters and files with controls in every text, and commands on a terminal and in pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import unicodedata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.support.builders import T0, make_record, trace_bytes
+from tests.support.commands import ROOT
+from tests.support.kafka_fixtures import PATIENCE_S
+from worker.pipeline import PartitionScorer, dead_letter, scored_record
+from worker.trace import InvalidTrace, Reason, parse_trace
+
+EVIL = "a\x1b[2J\x1b]52;c;ZXZpbA==\x07\x9b2J\x85\x7f\r\u202egpj\u2066\u200b\u2028[red]\U000e0041\x08"
+MARKS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+"""Format characters that are signs to be seen, of Arabic, Syriac and Kaithi numbers."""
+
+
+def is_control(character: str) -> bool:
+    """Whether Unicode calls it a control, hidden, a surrogate or a line's end; the joiners of words are none."""
+    category = unicodedata.category(character)
+    hieroglyphs = "\U00013430" <= character <= "\U0001343f"  # joiners of signs
+    return category in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in "\u200c\u200d" + MARKS and not hieroglyphs
+
+
+def controls(text: str) -> set[str]:
+    return {character for character in text if is_control(character)}
+
+
+def evil_record(offset: int = 0) -> Any:
+    raw = trace_bytes(f"kp:trace:{EVIL}", domain=EVIL, objective=EVIL)
+    return make_record(raw, offset, timestamp_ms=T0)
+
+
+def evil_outputs() -> list[Any]:
+    """Return two outputs of the same hostile trace; the second one names the first as its nearest."""
+    scorer = PartitionScorer(dimensions=2)
+    outputs = []
+    for offset in range(2):
+        record = evil_record(offset)
+        outputs.append(scored_record(record, scorer.score(parse_trace(record.value), [1.0, 0.0], T0), None))
+    return outputs
+
+
+def evil_letter() -> Any:
+    headers = [(EVIL, EVIL.encode()), ("kp-redrive-count", EVIL.encode())]
+    record = make_record(b"{" + EVIL.encode(), 0, timestamp_ms=T0)._replace(headers=headers, key=EVIL.encode())
+    return dead_letter(record, InvalidTrace(Reason.NOT_JSON, EVIL, EVIL))
+
+
+COMMAND_S = 3 * PATIENCE_S
+"""Longest time for one command: most of it is Python's start, on a machine that may do much else."""
+
+
+class Ran(NamedTuple):
+    """Everything that a command wrote, standard error included."""
+
+    code: int
+    text: str
+
+
+RICH = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|2K|1A)|\r(?=\n|\x1b|$)")
+"""What rich and click write of their own on a terminal: colours, the cursor of a status line. EVIL has none of them."""
+
+
+def on_terminal(env: dict[str, str], *args: str) -> Ran:
+    """Run a command on a terminal; return what it wrote, without rich's own sequences."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(ROOT)
+        os.execve(sys.executable, [sys.executable, "-m", "worker", *args], env | {"COLUMNS": "200", "TERM": "xterm"})
+    output = b""
+    deadline = time.monotonic() + COMMAND_S
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                output += os.read(terminal, 65536)
+            except OSError:  # it has ended
+                break
+    else:
+        os.kill(child, signal.SIGKILL)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    return Ran(os.waitstatus_to_exitcode(status), RICH.sub("", output.decode()))
+
+
+def in_pipes(env: dict[str, str], *args: str) -> Ran:
+    done = subprocess.run(
+        [sys.executable, "-m", "worker", *args], env=env, cwd=ROOT, capture_output=True, timeout=COMMAND_S, check=False
+    )
+    return Ran(done.returncode, (done.stdout + done.stderr).decode())
+
+
+def evil_files(folder: Path) -> dict[str, str]:
+    """Write files with hostile content, and one with a hostile name."""
+    outputs = evil_outputs()
+    bad = json.dumps(json.loads(evil_record().value) | {"@type": EVIL}, ensure_ascii=False).encode()
+    content = {
+        "traces": evil_record().value + b"\n" + bad + b"\n",
+        "scored": b"".join(output.value + b"\n" for output in outputs) + b'{"scoring":"\x1b"}\n',
+        "trace": evil_record().value,
+        "document": outputs[1].value,
+        "bad": bad,
+    }
+    paths = {}
+    for name, raw in content.items():
+        paths[name] = str(folder / name)
+        Path(paths[name]).write_bytes(raw)
+    paths["named"] = str(folder / EVIL.replace("/", ""))
+    Path(paths["named"]).write_bytes(content["bad"])
+    return paths
+
+
+ON_KAFKA: dict[str, list[str]] = {
+    "tail": ["tail", "--no-follow"],
+    "tail dead letters": ["tail", "--no-follow", "--dead-letters"],
+    "tail all": ["tail", "--no-follow", "--dead-letters", "--accepted", "--rejected", "--from-beginning"],
+    "redrive": ["redrive"],
+    "redrive --to-source": ["redrive", "--execute"],
+    "report": ["report", "--from-kafka", "--output", "-"],
+    "publish": ["publish", "{traces}"],
+    "publish: name": ["publish", "{named}"],
+    "topics": ["topics"],
+    "doctor": ["doctor"],
+}
