@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 import subprocess
 import time
 from collections.abc import Callable
@@ -107,7 +108,9 @@ def test_the_rate_holds(kafka: EmbeddedKafka) -> None:
     assert desk.run("publish", "-", "--rate", "50", stdin=lines).returncode == 0
     times = [record.timestamp for record in desk.read()]
     assert len(times) == 31
-    assert 0.59 <= (times[-1] - times[0]) / 1000 < 3
+    # Not from the first to the last: on a busy machine the first may be late, and the last is not later for it.
+    assert statistics.median(later - earlier for earlier, later in zip(times, times[10:], strict=False)) >= 195
+    assert times[-1] - times[0] < 3000
     assert max(later - earlier for earlier, later in zip(times, times[3:], strict=False)) < 1000
 
 
