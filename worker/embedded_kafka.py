@@ -445,8 +445,9 @@ class EmbeddedKafka:
         deadline = time.monotonic() + self._start_timeout_s
         for i in wanted:
             while not self._ready(self._nodes[i], set(wanted)):
-                if not self.alive(i):
-                    raise BrokerError(f"Kafka node {i} ended while starting; {self._nodes[i].tail()}")
+                for other in wanted:  # without one of them, none gets ready
+                    if not self.alive(other):
+                        raise BrokerError(f"Kafka node {other} ended while starting; {self._nodes[other].tail()}")
                 if time.monotonic() > deadline:
                     late = f"Kafka node {i} was not ready in {self._start_timeout_s} s"
                     raise BrokerError(f"{late}; {self._nodes[i].tail()}")

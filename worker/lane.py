@@ -40,7 +40,7 @@ from worker.pipeline import (
 )
 from worker.publication import Batch
 from worker.publisher import Publisher
-from worker.records import encoded_size
+from worker.records import RECORD_OVERHEAD, encoded_size
 from worker.trace import InvalidTrace, Limits, Reason, ReasoningTrace, embedding_text, parse_trace
 
 if TYPE_CHECKING:
@@ -468,8 +468,11 @@ def _about(record: SourceRecord, trace: ReasoningTrace | None) -> dict[str, obje
 
 
 def check_size(record: SourceRecord, limits: Limits) -> None:
-    """Raise InvalidTrace for a record that is too large with its key and headers, in bytes as a topic counts them."""
-    size = encoded_size(record.key, record.value, record.headers)
+    """Raise InvalidTrace for a record that is too large with its key and headers, in bytes as they are encoded.
+
+    The record's own few bytes do not count: KP_MAX_MESSAGE_BYTES is the largest value of a record without more.
+    """
+    size = encoded_size(record.key, record.value, record.headers) - RECORD_OVERHEAD
     if size > limits.max_bytes:
         raise InvalidTrace(
             Reason.TOO_LARGE,

@@ -22,7 +22,7 @@ from worker.embedder import ModelError
 from worker.novelty import Vector
 from worker.passes import Pass
 from worker.pipeline import Fault
-from worker.records import encoded_size
+from worker.records import HEADER_OVERHEAD, encoded_size
 from worker.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 
 # -- order and overlap
@@ -269,7 +269,8 @@ async def test_a_record_that_was_taken_already_is_dropped() -> None:
 
 async def test_a_record_is_too_large_with_its_key_and_headers() -> None:
     value = trace_bytes()
-    stage = LaneHarness(embed=False, limits=Limits(max_bytes=encoded_size(b"12345", value, [("abc", b"de")])))
+    limit = len(value) + len(b"12345" + b"abc" + b"de") + HEADER_OVERHEAD
+    stage = LaneHarness(embed=False, limits=Limits(max_bytes=limit))
     stage.lane.take(make_record(value, 0, key=b"12345", headers=[("abc", b"de")]))
     stage.lane.take(make_record(value, 1, key=b"12345", headers=[("abc", b"def")]))
     stage.lane.take(make_record(value, 2, key=None, headers=[("abc", None)]))  # type: ignore[list-item]
