@@ -44,6 +44,7 @@ HOST = "127.0.0.1"
 # port of a node that is down, and the node could not come back.
 PORT_RANGE = range(20_000, 32_000)
 START_TIMEOUT_S = 120.0  # 1 s on an idle machine; a start that is merely slow must not fail a test run
+START_ATTEMPTS = 3  # on other ports each: between choosing a free port and listening, somebody else may take it
 STOP_TIMEOUT_S = 30.0  # 0.2 s on an idle machine; then SIGKILL, which costs a log recovery at the next start
 LOG_TAIL_LINES = 20
 
@@ -299,14 +300,22 @@ class EmbeddedKafka:
         if self._port is not None and not _is_free(self._port):
             raise BrokerError(f"port {self._port} is in use")
         self._runtime = self._runtime or _runtime(default_cache())
-        try:
-            self._prepare()
-            for node in self._nodes:
-                self._launch(node)
-            self._wait_ready(range(self._count))
-        except BaseException:
-            self.stop()
-            raise
+        own_place = self._port is not None or self._data_dir is not None
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                self._prepare()
+                for node in self._nodes:
+                    self._launch(node)
+                self._wait_ready(range(self._count))
+                break
+            except BrokerError as error:
+                self.stop()
+                if own_place or attempt == START_ATTEMPTS:
+                    raise
+                log.warning("%s; trying again on other ports", error)
+            except BaseException:
+                self.stop()
+                raise
         return self
 
     def stop(self) -> None:
