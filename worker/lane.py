@@ -58,7 +58,8 @@ GATHER_SECONDS_EACH: Final = 0.01
 output is held back longer than the wait that is there anyway."""
 
 MAX_COMMIT_BYTES: Final = 8 << 20
-"""Most output bytes of one transaction, so that large documents do not add up."""
+"""Most bytes of one transaction, source records (SourceRecord.size) and output values, so that large documents do not
+add up."""
 
 MAX_LANE_BYTES: Final = 16 << 20
 """Source bytes of one partition (SourceRecord.size) that may be on the way; all partitions together: budget.py."""
@@ -152,6 +153,7 @@ class Lane:
         self._on_room = on_room
         self._on_failure = on_failure
         self._on_committed = on_committed
+        self._model = "" if pool is None else pool.identity.key()
         self._pass = source_pass
         self._housekeeping = housekeeping or Housekeeping()
         self._give_back = give_back
@@ -330,7 +332,7 @@ class Lane:
                     source_offset=record.offset,
                     stream_time_ms=scored.stream_time_ms,
                     trace_id=cached_id(trace),
-                    model=identity.key(),
+                    model=self._model,
                     vector=scored.vector,
                     pass_number=self._pass.number,
                     text_hash=pending.text_hash,
@@ -410,7 +412,7 @@ class Lane:
         size = 0
         while self._done and len(batch) < MAX_COMMIT_RECORDS and size < MAX_COMMIT_BYTES:
             done = self._done.popleft()
-            size += encoded_size(done.output.key, done.output.value, done.output.headers)
+            size += done.record.size + len(done.output.value or b"")  # key and headers are the source record's
             batch.append(done)
         if not self._done:
             self._work.clear()
@@ -472,6 +474,8 @@ def check_size(record: SourceRecord, limits: Limits) -> None:
 
     The record's own few bytes do not count: KP_MAX_MESSAGE_BYTES is the largest value of a record without more.
     """
+    if 0 < record.size <= limits.max_bytes:  # in memory it is never less than encoded
+        return
     size = encoded_size(record.key, record.value, record.headers) - RECORD_OVERHEAD
     if size > limits.max_bytes:
         raise InvalidTrace(

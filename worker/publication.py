@@ -23,6 +23,9 @@ from worker.trace import InvalidTrace, Reason
 
 log = logging.getLogger(__name__)
 
+OWN_HEADERS: Final = 512
+"""More bytes than a batch's head and the headers that a scored trace is given (kp-score, kp-decision, spans) take."""
+
 KIND_LENGTH: Final = 9
 """Characters that tell the broker's complaints about a record apart: "Timestamp 1795..." and "Compacted topic ..."."""
 
@@ -190,6 +193,9 @@ class Publication:
         """Return what is sent for an output: itself, or the dead letter that its topic takes."""
         if output.kind != DEAD_LETTER:
             topic = self._topics[output.kind]
+            source = self.batch.records[position].size if self.batch.records else 0  # holds key and headers
+            if source and source + len(output.value or b"") + OWN_HEADERS <= topic.max_bytes:
+                return output
             if fits(output, topic.max_bytes):
                 return output
             output = self._become_letter(position, _too_large(output, topic))

@@ -22,7 +22,7 @@ from worker.embedder import ModelError
 from worker.novelty import Vector
 from worker.passes import Pass
 from worker.pipeline import Fault
-from worker.records import HEADER_OVERHEAD, encoded_size
+from worker.records import HEADER_OVERHEAD
 from worker.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 
 # -- order and overlap
@@ -170,8 +170,8 @@ async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.Monke
     await stage.lane.drain()
     assert stage.publisher.sizes() == [3, 3, 1]
 
-    first = stage.publisher.committed[0].outputs[0]
-    size = encoded_size(first.key, first.value, first.headers)
+    first = stage.publisher.committed[0]
+    size = first.records[0].size + len(first.outputs[0].value or b"")
     monkeypatch.setattr(lane_module, "MAX_COMMIT_BYTES", size + 1)
     stage.take(*range(7, 12))
     await stage.lane.drain()
