@@ -294,20 +294,33 @@ async def replace_refused(
     *,
     aborting: bool,
 ) -> None:
-    """Find the records that their topics refuse and put dead letters in their place.
+    """Find the records that their topics refuse and put dead letters in their place. Raises as `search` does."""
+    for shipment, culprits in await search(producer, refused, limit_of, aborting=aborting):
+        publication.replace(shipment, culprits)
+        for words, count in Counter(map(str, culprits.values())).items():
+            log.warning("%s (%d records of partition %d)", words, count, shipment.partition)
 
-    Raises PublishError where no record is refused by itself and no limit is lower than it was known: sending all again
-    would end the same way.
+
+async def search(
+    producer: AIOKafkaProducer,
+    refused: Sequence[tuple[Shipment, list[Refused]]],
+    limit_of: LimitOf,
+    *,
+    aborting: bool,
+) -> list[tuple[Shipment, dict[int, TopicRefusedError]]]:
+    """Return the rows of each shipment that are refused by themselves (none: its topic takes less than was known).
+
+    Raises PublishError where there is neither: sending all again would end the same way.
     """
+    found = []
     news = False
     for shipment, batches in refused:
         culprits, lowered = await find_culprits(producer, shipment, batches, limit_of, aborting=aborting)
-        publication.replace(shipment, culprits)
         news |= bool(culprits) or lowered
-        for words, count in Counter(map(str, culprits.values())).items():
-            log.warning("%s (%d records of partition %d)", words, count, shipment.partition)
+        found.append((shipment, culprits))
     if not news:
         raise PublishError(f"no single record is refused, but together: {refused[0][1][0].error}")
+    return found
 
 
 def _endless(source: TopicPartition) -> PublishError:

@@ -44,8 +44,8 @@ from worker.publication import OutputTopic, Row, Shipment
 from worker.publisher import (
     ABORT_SECONDS,
     PublishError,
-    find_culprits,
     producer_arguments,
+    search,
     send_all,
     survive_lost_coordinator,
     while_sending,
@@ -417,17 +417,12 @@ class Redrive:
             await producer.commit_transaction()  # c
             return None
         found: dict[int, TopicRefusedError] = {}
-        news = False
         limit_of = partial(current_limit, self._session.client)
-        for shipment, batches in refused:
-            culprits, lowered = await find_culprits(producer, shipment, batches, limit_of, aborting=True)
-            news |= bool(culprits) or lowered
+        for shipment, culprits in await search(producer, refused, limit_of, aborting=True):
             for number, error in culprits.items():
                 if not shipment.positions:
                     raise PublishError(f"topic {marks.name} refuses a mark: {error.name}; {error.advice}") from error
                 found[shipment.positions[number]] = error
-        if not news:
-            raise PublishError(f"no single record is refused, but together: {refused[0][1][0].error}")
         await producer.abort_transaction()
         return found
 
