@@ -18,7 +18,7 @@ from playwright.async_api import Browser, Error, Page, async_playwright, expect
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, produce_async, unique
 from tests.support.stage import LINES, Stage
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.kafka
 

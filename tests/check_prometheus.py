@@ -28,7 +28,7 @@ import pytest
 from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, unique
 from tests.support.monitoring import RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 LOAD_SECONDS = 20.0
 """Enough scrapes for every rate; the first seconds belong to the start of the worker."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.support.builders import read_lines
-from worker.trace import MAX_MESSAGE, InvalidTrace, ReasoningTrace, created_at_ms, parse_trace, splice
+from worker.core.trace import MAX_MESSAGE, InvalidTrace, ReasoningTrace, created_at_ms, parse_trace, splice
 
 # CPU time for one document. Typical are 20 microseconds; this must catch what is not linear, but not the
 # garbage collector at work in a big process.

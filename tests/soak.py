@@ -26,7 +26,7 @@ from tests.support.chaos import Chaos, Fleet, Load, settings, shuffled, traces, 
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import consume_all, create_topics
 from tests.support.raw_reader import end_offsets
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 TRACES: Final = 10_000
 RATE: Final = 60.0

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 from worker.version import __version__
 
 if TYPE_CHECKING:
-    from worker.novelty import VectorCache
-    from worker.pipeline import PartitionScorer, ScoredTrace
-    from worker.scoring import Profile, Score, Weights, score_trace
-    from worker.trace import InvalidTrace, Reason, ReasoningTrace, embedding_text, parse_trace
+    from worker.core.novelty import VectorCache
+    from worker.core.pipeline import PartitionScorer, ScoredTrace
+    from worker.core.scoring import Profile, Score, Weights, score_trace
+    from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedding_text, parse_trace
 
 _HOME = {
-    "InvalidTrace": "worker.trace",
-    "PartitionScorer": "worker.pipeline",
-    "Profile": "worker.scoring",
-    "Reason": "worker.trace",
-    "ReasoningTrace": "worker.trace",
-    "Score": "worker.scoring",
-    "ScoredTrace": "worker.pipeline",
-    "VectorCache": "worker.novelty",
-    "Weights": "worker.scoring",
-    "embedding_text": "worker.trace",
-    "parse_trace": "worker.trace",
-    "score_trace": "worker.scoring",
+    "InvalidTrace": "worker.core.trace",
+    "PartitionScorer": "worker.core.pipeline",
+    "Profile": "worker.core.scoring",
+    "Reason": "worker.core.trace",
+    "ReasoningTrace": "worker.core.trace",
+    "Score": "worker.core.scoring",
+    "ScoredTrace": "worker.core.pipeline",
+    "VectorCache": "worker.core.novelty",
+    "Weights": "worker.core.scoring",
+    "embedding_text": "worker.core.trace",
+    "parse_trace": "worker.core.trace",
+    "score_trace": "worker.core.scoring",
 }
 
 __all__ = [

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 import click
 
-from worker.logs import BareFormatter
-from worker.terminal import clean, clean_json, clean_json_bytes
+from worker.core.terminal import clean, clean_json, clean_json_bytes
+from worker.observe.logs import BareFormatter
 from worker.version import __version__
 
 if TYPE_CHECKING:
+    from worker.commands.publish import KeyField
+    from worker.commands.redrive import Selection
+    from worker.commands.report import Traces
+    from worker.commands.session import Session
     from worker.config import Settings
-    from worker.publish import KeyField
-    from worker.redrive import Selection
-    from worker.report import Traces
-    from worker.session import Session
-    from worker.trace import InvalidTrace
+    from worker.core.trace import InvalidTrace
 
 
 def main() -> NoReturn:
@@ -158,7 +158,7 @@ def run() -> None:
     # Until the worker's own handlers are there (it imports for a second), there is nothing to finish.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     settings = _settings()
-    from worker import app
+    from worker.stream import process as app
 
     app.main(settings)
 
@@ -181,9 +181,9 @@ def score(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from worker.embedder import ModelError
-    from worker.models import load_configured
-    from worker.score_file import score_lines
+    from worker.commands.score_file import score_lines
+    from worker.embed.embedder import ModelError
+    from worker.embed.load import load_configured
 
     console = Console(stderr=True)
     try:
@@ -228,10 +228,10 @@ def export_model(model: str | None, output: Path | None, precision: tuple[str, .
 
     KP_EMBEDDER=auto finds the default one by itself; for another, set KP_MODEL to the directory.
     """
-    from worker.embedder import ModelError
-    from worker.export_model import DEFAULT_PRECISIONS
-    from worker.export_model import export_model as export
-    from worker.model_dir import find_exported
+    from worker.embed.embedder import ModelError
+    from worker.embed.export import DEFAULT_PRECISIONS
+    from worker.embed.export import export_model as export
+    from worker.embed.model_dir import find_exported
 
     if if_missing and find_exported(None) is not None:
         return
@@ -246,7 +246,7 @@ def export_model(model: str | None, output: Path | None, precision: tuple[str, .
 @click.option("--http-port", type=int, help="Port of the worker's metrics [a free one].")
 def demo(keep_running: bool, http_port: int | None) -> None:
     """Show the whole worker: embedded Kafka, sample traces, real scores, explained."""
-    from worker.demo import demo as run_demo
+    from worker.commands.demo import demo as run_demo
 
     sys.exit(run_demo(keep_running, http_port))
 
@@ -256,7 +256,7 @@ def demo(keep_running: bool, http_port: int | None) -> None:
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Keep the data there [temporary].")
 def broker(port: int | None, data_dir: Path | None) -> None:
     """Run the embedded Kafka broker alone until Ctrl-C, to try things out."""
-    from worker.demo import broker as run_broker
+    from worker.commands.demo import broker as run_broker
 
     sys.exit(run_broker(port, data_dir))
 
@@ -285,8 +285,8 @@ def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> Non
     settings = _settings()
     from rich.console import Console
 
-    from worker import explain as explaining
-    from worker.trace import InvalidTrace
+    from worker.commands import explain as explaining
+    from worker.core.trace import InvalidTrace
 
     raw = trace.read()
     try:
@@ -316,7 +316,7 @@ def topics(create: bool, as_json: bool | None) -> None:
     settings = _settings()
     from rich.console import Console
 
-    from worker import topics_view
+    from worker.commands import topics_view
     from worker.config import ConfigError
 
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)  # its words are in the error
@@ -345,8 +345,8 @@ def doctor(as_json: bool | None) -> None:
 
     from msgspec.json import encode
 
-    from worker.doctor import examine
-    from worker.finding import as_lines
+    from worker.commands.doctor import examine
+    from worker.commands.finding import as_lines
 
     # Their words are in the findings.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
@@ -415,14 +415,14 @@ def report(
     if not from_kafka and (since is not None or last is not None):
         raise click.UsageError("--since and --last go with --from-kafka")
     try:
-        from worker.report_page import render
+        from worker.commands.report_page import render
     except ModuleNotFoundError as error:
         if error.name not in ("matplotlib", "jinja2", "markupsafe"):
             raise
         raise click.ClickException(f"{error.name} is not installed: pip install 'kp-worker[report]'") from None
     from rich.console import Console
 
-    from worker.report import EmptyReport, Traces, summarize
+    from worker.commands.report import EmptyReport, Traces, summarize
 
     traces = Traces(hide_texts=hide_texts)
     console = Console(stderr=True)
@@ -457,8 +457,8 @@ def report(
 
 def _read_topics(traces: Traces, since: datetime | None, last: int | None) -> tuple[str, int]:
     """Read the worker's outputs; return what was read, for the page, and from which time (ms) it is complete."""
+    from worker.commands.report_kafka import read_outputs
     from worker.config import ConfigError
-    from worker.report_kafka import read_outputs
 
     settings = _settings()
     since_ms = None if since is None else round(since.replace(tzinfo=UTC).timestamp() * 1000)
@@ -472,8 +472,8 @@ def _read_topics(traces: Traces, since: datetime | None, last: int | None) -> tu
 
 def _run_session(work: Coroutine[Any, Any, None]) -> None:
     """Run a command's Kafka work; errors become one line and exit code 1, or 2 for settings and topics."""
+    from worker.commands.session import SessionError, run
     from worker.config import ConfigError
-    from worker.session import SessionError, run
 
     try:
         run(work)
@@ -505,7 +505,7 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
-    from worker import publish as publishing
+    from worker.commands import publish as publishing
 
     topic = topic or settings.source_topic
     session = _session(settings)
@@ -553,8 +553,8 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
 
 
 def _session(settings: Settings) -> Session:
+    from worker.commands.session import Session
     from worker.config import ConfigError
-    from worker.session import Session
 
     try:
         return Session(settings)
@@ -589,9 +589,9 @@ def tail(
     topics = {
         settings.accepted_topic: accepted, settings.rejected_topic: rejected, settings.dead_letter_topic: dead_letters,
     }  # fmt: skip
-    from worker import tail_view
-    from worker.tail import Filter
-    from worker.tail import tail as tail_topics
+    from worker.commands import tail_view
+    from worker.commands.tail import Filter
+    from worker.commands.tail import tail as tail_topics
 
     only_letters = dead_letters and not (accepted or rejected)
     view = tail_view.on_terminal(only_letters=only_letters, follow=follow)
@@ -637,8 +637,8 @@ def redrive(
     if to_source and to_file is not None:
         raise click.UsageError("--to-source and --to-file exclude each other")
     settings = _settings()
-    from worker import redrive as redriving
-    from worker import redrive_view
+    from worker.commands import redrive as redriving
+    from worker.commands import redrive_view
 
     selection = _selection(reasons, since, until, partition, offset)
     report = redriving.Report()
@@ -663,8 +663,8 @@ def redrive(
 def _selection(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None
 ) -> Selection:
-    from worker.redrive import Selection, parse_offsets, parse_time
-    from worker.trace import Reason
+    from worker.commands.redrive import Selection, parse_offsets, parse_time
+    from worker.core.trace import Reason
 
     for reason in reasons:
         if reason not in set(Reason):

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from worker.records import BATCH_OVERHEAD, RECORD_OVERHEAD
-from worker.scoring import DEFAULT_PROFILE, PROFILES, Profile, Weights
-from worker.trace import Limits
+from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
+from worker.core.scoring import DEFAULT_PROFILE, PROFILES, Profile, Weights
+from worker.core.trace import Limits
 
 PREFIX = "KP_"
 PEM = "-----BEGIN"

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 
-import worker.app
+import worker.stream.process
 from tests.benchmarks.job import TABLE, table_vector
 from worker import config
-from worker.embedder import Embedder, Embedding, EmbeddingPool
-from worker.pipeline import EmbedderIdentity
+from worker.core.pipeline import EmbedderIdentity
+from worker.embed.embedder import Embedder, Embedding, EmbeddingPool
 
 
 class TableEmbedder:
@@ -46,9 +46,9 @@ def load(settings: config.Settings) -> Embedder | None:
 def main() -> NoReturn:
     """Run as `kp-worker run` does."""
     if os.environ.get("BENCH_VECTORS") == "inline":
-        app: Any = worker.app
+        app: Any = worker.stream.process
         app.EmbeddingPool = InlinePool
-    worker.app.main(config.load(), load)
+    worker.stream.process.main(config.load(), load)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ STAGE: Final = "kp_stage_duration_seconds"
 def alone(path: Path) -> dict[str, float]:
     """Embed the texts of the documents in a file, one after the other: what the machine can give at most."""
     from worker import config
-    from worker.models import load_configured
-    from worker.trace import embedding_text, parse_trace
+    from worker.core.trace import embedding_text, parse_trace
+    from worker.embed.load import load_configured
 
     texts = [embedding_text(parse_trace(line)) for line in path.read_bytes().split(b"\n") if line]
     embedder = load_configured(config.load())
@@ -161,7 +161,7 @@ def _evaluation(before: dict[str, float], after: dict[str, float]) -> dict[str, 
 
 def _words() -> list[str]:
     """Return words that are one token each, out of the model's vocabulary."""
-    from worker.embedder import find_model
+    from worker.embed.embedder import find_model
 
     tokenizer = Path(find_model(None)) / "tokenizer.json"
     if not tokenizer.is_file():

@@ -1,6 +1,6 @@
 """The job that the worker and all peers do with one record: parse, (embed,) compare, score, build the output.
 
-It is the product's own core, called as worker/lane.py calls it, so that only the Kafka side differs between peers.
+It is the product's own core, called as worker/stream/partition_task.py calls it, so that only the Kafka side differs between peers.
 The cache entry goes to the changelog topic as an ordinary record: the same bytes for everybody, and in favour of the
 peers, who have no restore that would use it.
 """
@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from worker.changelog import encode, slot_key, text_hash
-from worker.novelty import Vector
-from worker.pipeline import (
+from worker.core.changelog import encode, slot_key, text_hash
+from worker.core.novelty import Vector
+from worker.core.pipeline import (
     CACHED_ID_LENGTH,
     EmbedderIdentity,
     OutputRecord,
@@ -27,7 +27,7 @@ from worker.pipeline import (
     event_time_ms,
     scored_record,
 )
-from worker.trace import InvalidTrace, embedding_text, parse_trace
+from worker.core.trace import InvalidTrace, embedding_text, parse_trace
 
 DIMENSIONS: Final = 384
 TABLE_ROWS: Final = 4096
@@ -63,7 +63,7 @@ def model_embed() -> Embedder:
     """Return what a user would write: SentenceTransformer.encode, one text a call, default threads."""
     from sentence_transformers import SentenceTransformer
 
-    from worker.embedder import find_model
+    from worker.embed.embedder import find_model
 
     model = SentenceTransformer(find_model(None))
     model.max_seq_length = 256

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from tests.benchmarks.watch import BenchmarkError
-from worker import metrics
+from worker.observe import metrics
 
 
 class Latencies(NamedTuple):

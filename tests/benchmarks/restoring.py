@@ -14,8 +14,8 @@ from tests.benchmarks.clients import is_ready
 from tests.benchmarks.job import DIMENSIONS, TABLE, table_vector
 from tests.benchmarks.watch import BenchmarkError, wait_until
 from tests.benchmarks.workload import Topics, fill, fresh_topics
-from worker.changelog import encode, slot_key
-from worker.store import Position, restore
+from worker.core.changelog import encode, slot_key
+from worker.kafka.restore import Position, restore
 
 ENTRIES: Final = 1000
 

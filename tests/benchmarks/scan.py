@@ -83,7 +83,7 @@ def _ways(vectors: Any) -> dict[str, Callable[[Any], float]]:
     """Return each way to find the greatest similarity of one query."""
     import numpy as np
 
-    from worker.novelty import VectorCache
+    from worker.core.novelty import VectorCache
 
     size = len(vectors)
     cache = VectorCache(size, DIMENSIONS)

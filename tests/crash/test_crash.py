@@ -19,7 +19,7 @@ from tests.support import chaos, oracle
 from tests.support.chaos import Chaos, Fleet, Load, settings, shuffled, traces, wait_settled, wait_until
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import create_topics, create_topics_async, produce_async
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
 

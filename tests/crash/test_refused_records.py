@@ -16,7 +16,7 @@ from tests.support.refused_records import (
     stage_of,
 )
 from tests.support.stage import Workers
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 STRICT = {"max.message.bytes": "65536", "message.timestamp.after.max.ms": "60000", "cleanup.policy": "compact"}
 """Settings that refuse a null key, a timestamp in the future, and a batch of more than 64 KiB."""

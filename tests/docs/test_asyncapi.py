@@ -16,9 +16,9 @@ from jsonschema import Draft202012Validator
 
 from tests.support.builders import make_record, make_trace, trace_bytes
 from tests.support.schemas import REGISTRY
-from worker import changelog, passes
 from worker.config import load
-from worker.fitting import (
+from worker.core import changelog, passes
+from worker.core.fitting import (
     DROPPED_HEADER,
     SOURCE_KEY_HEADER,
     TRUNCATED_HEADER,
@@ -26,9 +26,9 @@ from worker.fitting import (
     last_resort,
     readdressed,
 )
-from worker.pipeline import Fault, PartitionScorer, dead_letter, scored_record
-from worker.topics import CHANGELOG_CONFIG
-from worker.trace import InvalidTrace, Reason, parse_trace
+from worker.core.pipeline import Fault, PartitionScorer, dead_letter, scored_record
+from worker.core.trace import InvalidTrace, Reason, parse_trace
+from worker.kafka.topics import CHANGELOG_CONFIG
 from worker.version import __version__
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"

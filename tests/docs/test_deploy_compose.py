@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from worker import topics
+from worker.broker.kafka_jars import KAFKA_VERSION
 from worker.config import Settings, describe
-from worker.kafka_jars import KAFKA_VERSION
+from worker.kafka import topics
 from worker.version import __version__
 
 ROOT = Path(__file__).parents[2]

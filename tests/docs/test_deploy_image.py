@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from worker.http import HttpServer
+from worker.observe.http_server import HttpServer
 
 ROOT = Path(__file__).parents[2]
 HEALTHCHECK = ROOT / "deploy" / "healthcheck.py"

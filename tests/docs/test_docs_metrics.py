@@ -6,7 +6,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from tests.support.monitoring import SUFFIXES, exported_names
-from worker.metrics import Histogram, Metrics
+from worker.observe.metrics import Histogram, Metrics
 
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
 

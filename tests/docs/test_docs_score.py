@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.score_page import EARLIER, HALF, SIMILARITY, TEXT, TRACE, scored
 from worker.config import load
-from worker.pipeline import PartitionScorer
-from worker.scoring import PROFILES, Components
-from worker.trace import embedding_text, parse_trace
+from worker.core.pipeline import PartitionScorer
+from worker.core.scoring import PROFILES, Components
+from worker.core.trace import embedding_text, parse_trace
 
 
 def tables(first_cell: str) -> list[list[list[str]]]:

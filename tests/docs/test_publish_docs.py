@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from worker.trace import Reason
+from worker.core.trace import Reason
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text("utf-8")
 

@@ -8,8 +8,8 @@ from jsonschema import Draft202012Validator
 
 from tests.support.builders import read_lines
 from tests.support.schemas import ALL, NAMES, VALIDATORS, load
-from worker import scoring
-from worker.trace import CREATED_AT_PATTERN, MAX_MESSAGE, InvalidTrace, Limits, Reason, parse_trace, splice
+from worker.core import scoring
+from worker.core.trace import CREATED_AT_PATTERN, MAX_MESSAGE, InvalidTrace, Limits, Reason, parse_trace, splice
 
 
 def code_accepts(raw: str) -> bool:

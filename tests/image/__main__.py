@@ -21,7 +21,7 @@ from tests.image.engines import Engine, EngineError, find_engine
 from tests.support.builders import read_jsonl
 from tests.support.chaos import LINES, wait_until
 from tests.support.kafka_fixtures import WorkerProcess, _free_port, consume_all, create_topics, produce
-from worker.embedded_kafka import BrokerError, EmbeddedKafka
+from worker.broker.embedded_kafka import BrokerError, EmbeddedKafka
 
 TRACES: Final = 60
 PATIENCE_S: Final = 120.0

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from worker import demo
+from worker.commands import demo
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = demo.SAMPLES.read_bytes().splitlines()
@@ -25,7 +25,7 @@ def run_demo(code: str, tmp_path: Path) -> subprocess.Popen[str]:
             "-W",
             "error::ResourceWarning",
             "-c",
-            f"import sys; from worker.demo import *; sys.exit({code})",
+            f"import sys; from worker.commands.demo import *; sys.exit({code})",
         ],
         cwd=ROOT,
         env={**os.environ, "KP_EMBEDDER": "none", "TMPDIR": str(tmp_path)},

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import LINES, Stage, documents
-from worker.embedded_kafka import EmbeddedKafka
-from worker.novelty import Vector
-from worker.pipeline import PartitionScorer, cached_id
-from worker.trace import created_at_ms, embedding_text, parse_trace
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.core.novelty import Vector
+from worker.core.pipeline import PartitionScorer, cached_id
+from worker.core.trace import created_at_ms, embedding_text, parse_trace
 
 EACH = 30
 CAPACITIES = (20, 5, 60)

@@ -14,7 +14,7 @@ from tests.support.commands import Diagnosis
 from tests.support.kafka_fixtures import committed, create_topics, produce, unique
 from tests.support.secure_kafka import Acl, secure_kafka
 from tests.support.stage import untouched
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 
 def topics(kafka: EmbeddedKafka) -> list[str]:

@@ -28,8 +28,8 @@ from tests.support.kafka_fixtures import (
     produce_async,
     unique,
 )
-from worker import embedded_kafka, kafka_jars
-from worker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka
+from worker.broker import embedded_kafka, kafka_jars
+from worker.broker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 60) -> None:
@@ -215,7 +215,7 @@ def test_stop_leaves_no_process_and_no_data() -> None:
 PARENT = """
 import time
 from pathlib import Path
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 broker = EmbeddedKafka(data_dir=Path(__import__("sys").argv[1])).start()
 print(broker.pid(0), flush=True)
 time.sleep(600)
@@ -224,7 +224,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_broker_dies_with_a_killed_parent(tmp_path: Path, paused: bool) -> None:
-    root = Path(embedded_kafka.__file__).parent.parent
+    root = Path(embedded_kafka.__file__).parents[2]
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as parent:
         assert parent.stdout is not None

@@ -25,8 +25,8 @@ from tests.support.raw_batches import (
     varint,
 )
 from tests.support.stage import LINES, OUTPUTS, Stage, Workers, origin
-from worker import batches
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.kafka import batches
 
 T0 = 1_790_000_000_000
 LIMIT = 2 << 20

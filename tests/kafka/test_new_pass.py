@@ -18,12 +18,12 @@ from aiokafka.structs import OffsetAndMetadata
 from tests.support.crash_worker import HashEmbedder, hash_vector
 from tests.support.kafka_fixtures import WorkerProcess, admin, committed, consume_all, create_topics, produce
 from tests.support.stage import LINES, Stage, Workers, documents
-from worker.changelog import SLACK, decode
-from worker.embedded_kafka import EmbeddedKafka
-from worker.passes import MARKER_KEY
-from worker.pipeline import PartitionScorer, cached_id
-from worker.topics import CHANGELOG_CONFIG
-from worker.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.core.changelog import SLACK, decode
+from worker.core.passes import MARKER_KEY
+from worker.core.pipeline import PartitionScorer, cached_id
+from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
+from worker.kafka.topics import CHANGELOG_CONFIG
 
 Start = Callable[..., WorkerProcess]
 BROKEN = b'{"not": "a trace"}'

@@ -11,9 +11,9 @@ from tests.support.crash_worker import DIMENSIONS
 from tests.support.kafka_fixtures import WorkerProcess, create_topics
 from tests.support.output_embedding import decode
 from tests.support.stage import Stage
-from worker.embedded_kafka import EmbeddedKafka
-from worker.pipeline import embedding_bytes
-from worker.topics import OUTPUT_OVERHEAD
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.core.pipeline import embedding_bytes
+from worker.kafka.topics import OUTPUT_OVERHEAD
 
 Workers = Callable[..., WorkerProcess]
 

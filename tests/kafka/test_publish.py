@@ -13,9 +13,9 @@ from pathlib import Path
 from tests.support.builders import trace_bytes, trace_document
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, create_topics
-from worker.embedded_kafka import EmbeddedKafka
-from worker.publish import SAMPLES, key_of
-from worker.trace import parse_trace
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.commands.publish import SAMPLES, key_of
+from worker.core.trace import parse_trace
 
 
 def by_agent(agent: str, number: int) -> bytes:

@@ -18,14 +18,14 @@ from aiokafka.producer.sender import Sender, SendProduceReqHandler
 from aiokafka.producer.transaction_manager import TransactionManager
 
 from tests.support.kafka_fixtures import consume_all_async, create_topics_async, unique
-from worker import publisher as publishing
-from worker import refusals
-from worker.embedded_kafka import EmbeddedKafka
-from worker.pipeline import OutputRecord, SourceRecord
-from worker.publication import Batch, OutputTopic
-from worker.publisher import AtLeastOncePublisher, ExactlyOncePublisher, producer_arguments, send_rows
-from worker.refusals import DoubtfulRefusalError, survive_refusals
-from worker.topics import current_limit
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.core.pipeline import OutputRecord, SourceRecord
+from worker.kafka import publisher as publishing
+from worker.kafka import refusals
+from worker.kafka.publication import Batch, OutputTopic
+from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher, producer_arguments, send_rows
+from worker.kafka.refusals import DoubtfulRefusalError, survive_refusals
+from worker.kafka.topics import current_limit
 
 pytestmark = pytest.mark.timeout(300)
 

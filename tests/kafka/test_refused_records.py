@@ -23,7 +23,7 @@ from tests.support.refused_records import (
     stage_of,
 )
 from tests.support.stage import Stage, Workers, origin
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(300)
 STRICT = {"max.message.bytes": "65536", "message.timestamp.after.max.ms": "60000", "cleanup.policy": "compact"}

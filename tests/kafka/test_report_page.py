@@ -9,10 +9,10 @@ import pytest
 from tests.support.builders import T0
 from tests.support.kafka_fixtures import create_topics, produce, unique
 from tests.support.reports import dump, parsed, run, scored_document
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.commands.report import EmptyReport, Traces, summarize
+from worker.commands.report_kafka import read_outputs
 from worker.config import Settings
-from worker.embedded_kafka import EmbeddedKafka
-from worker.report import EmptyReport, Traces, summarize
-from worker.report_kafka import read_outputs
 
 
 def test_the_topics_are_read_committed_to_their_end(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,8 @@ from tests.support.secure_kafka import (
     token,
 )
 from worker.config import load
-from worker.connection import client_arguments
-from worker.faust_io import Hooks
+from worker.kafka.client import client_arguments
+from worker.stream.faust_consumer import Hooks
 
 ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "tests" / "data" / "traces.jsonl").read_bytes().splitlines()

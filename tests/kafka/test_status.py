@@ -7,8 +7,8 @@ import msgspec
 
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import LINES, Stage
-from worker.embedded_kafka import EmbeddedKafka
-from worker.status import KEPT_TRACES, PAGE
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.observe.status_page import KEPT_TRACES, PAGE
 
 Workers = Callable[..., WorkerProcess]
 HTML = PAGE.read_text("utf-8")

@@ -15,9 +15,9 @@ import time
 from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.commands import ROOT, Desk
 from tests.support.kafka_fixtures import produce
-from worker.embedded_kafka import EmbeddedKafka
-from worker.pipeline import PartitionScorer, scored_record
-from worker.trace import Reason, parse_trace
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.core.pipeline import PartitionScorer, scored_record
+from worker.core.trace import Reason, parse_trace
 
 DOMAINS = ("finance", "code", "customer_service")
 

@@ -21,7 +21,7 @@ from tests.support.terminal import (
     in_pipes,
     on_terminal,
 )
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from aiokafka.errors import InvalidTimestampError
 
 from tests.support.kafka_fixtures import create_topics, produce
 from tests.support.stage import Stage, untouched
-from worker import topics
+from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.config import load
-from worker.connection import client_arguments
-from worker.embedded_kafka import EmbeddedKafka
-from worker.topics import (
+from worker.kafka import topics
+from worker.kafka.client import client_arguments
+from worker.kafka.topics import (
     AFTER,
     BEFORE,
     CHANGELOG_CONFIG,

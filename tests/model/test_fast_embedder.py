@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worker.embedder import OFFICIAL_SHA256, ModelError, SentenceTransformersEmbedder
-from worker.model_dir import (
+from worker.embed.embedder import OFFICIAL_SHA256, ModelError, SentenceTransformersEmbedder
+from worker.embed.model_dir import (
     file_sha256,
     read_manifest,
 )
-from worker.openvino_embedder import OpenVinoEmbedder, runs_here
+from worker.embed.openvino_embedder import OpenVinoEmbedder, runs_here
 
 TEXTS = [
     "",
@@ -28,7 +28,7 @@ TEXTS = [
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from worker.export_model import export_model
+    from worker.embed.export import export_model
 
     target = tmp_path_factory.mktemp("models") / "minilm"
     report = export_model(None, target, ("fp32", "bf16", "int8"))
@@ -109,7 +109,7 @@ def test_a_limit_above_the_model_s_is_refused(exported: Path) -> None:
 
 def test_loading_brings_no_torch_and_no_telemetry(exported: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from worker.openvino_embedder import OpenVinoEmbedder\n"
+        "import sys; from pathlib import Path; from worker.embed.openvino_embedder import OpenVinoEmbedder\n"
         "OpenVinoEmbedder(Path(sys.argv[1]), 256, 0).embed('text')\n"
         "bad = {'torch', 'transformers', 'openvino_telemetry.main', 'faust'} & set(sys.modules)\n"
         "assert not bad, bad"
@@ -120,7 +120,7 @@ def test_loading_brings_no_torch_and_no_telemetry(exported: Path, tmp_path: Path
 
 
 def test_export_replaces_an_exported_directory_and_nothing_else(exported: Path, tmp_path: Path) -> None:
-    from worker.export_model import export_model
+    from worker.embed.export import export_model
 
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(ModelError, match="is no exported model: it is not overwritten"):
@@ -135,7 +135,7 @@ def test_export_replaces_an_exported_directory_and_nothing_else(exported: Path, 
 
 
 def test_a_graph_that_differs_from_the_model_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker import export_model
+    from worker.embed import export as export_model
 
     monkeypatch.setitem(export_model.LEAST_COSINE, "fp32", 1.1)
     with pytest.raises(ModelError, match="texts have a cosine below"):

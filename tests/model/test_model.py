@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import DATA, LINES, Stage, origin
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.output_embedding import decode, score_file
 from tests.support.stage import LINES
 from worker import embedding_text, parse_trace
-from worker.models import load_embedder
+from worker.embed.load import load_embedder
 
 
 @pytest.mark.parametrize("kind", ["sentence-transformers", "auto"])

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from worker.embedder import Embedding
-from worker.novelty import Vector
-from worker.pipeline import EmbedderIdentity, SourceRecord
-from worker.records import memory_size
-from worker.trace import CONTEXT, ReasoningTrace, parse_trace
+from worker.core.novelty import Vector
+from worker.core.pipeline import EmbedderIdentity, SourceRecord
+from worker.core.records import memory_size
+from worker.core.trace import CONTEXT, ReasoningTrace, parse_trace
+from worker.embed.embedder import Embedding
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -28,7 +28,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from tests.support.kafka_fixtures import Record, WorkerProcess, committed, unique
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 LINES: Final = (Path(__file__).parents[1] / "data" / "traces.jsonl").read_bytes().splitlines()
 SESSION_SECONDS: Final = 6

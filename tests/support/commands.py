@@ -12,9 +12,9 @@ from typing import Any
 
 from tests.support.builders import T0
 from tests.support.kafka_fixtures import consume_all, create_topics, produce, unique
-from worker.embedded_kafka import EmbeddedKafka
-from worker.pipeline import SourceRecord, dead_letter
-from worker.trace import InvalidTrace, Reason
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.core.pipeline import SourceRecord, dead_letter
+from worker.core.trace import InvalidTrace, Reason
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,8 @@ TEST_CRASH_AT as in tests/support/crash_worker.py, whose producer this puts belo
 from typing import Any
 
 from tests.support.crash_worker import SteppedProducer
-from worker import cli, redrive
+from worker import cli
+from worker.commands import redrive
 
 RECORDS = 7
 """Letters in one transaction, so that there are many to be killed in."""

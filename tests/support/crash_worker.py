@@ -1,7 +1,8 @@
 """The real worker with a cheap embedder, and with crashes at exact steps: `python -m tests.support.crash_worker`.
 
-Lives here: test doubles at two seams of the product, the embedder (`worker.app.run(load=...)`) and the Kafka producer
-below the publishers. Everything between them is the product's own code. Settings are the worker's (KP_...), and:
+Lives here: test doubles at two seams of the product, the embedder (`run(load=...)` of worker/stream/process.py) and the
+Kafka producer below the publishers. Everything between them is the product's own code. Settings are the worker's
+(KP_...), and:
 
 - TEST_EMBED_MS: sleep of each embedding, to imitate a model's load; TEST_REAL_MODEL=1: the configured model instead.
 - TEST_RESTORE_MS: sleep after each restore, to imitate large caches.
@@ -26,14 +27,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 import aiokafka
 import numpy as np
 
-import worker.app
-import worker.publisher
+import worker.kafka.publisher
+import worker.stream.process
 from worker import config
-from worker.embedder import Embedder, Embedding
-from worker.faust_io import KpConsumer
-from worker.models import load_configured
-from worker.novelty import Vector
-from worker.pipeline import EmbedderIdentity
+from worker.core.novelty import Vector
+from worker.core.pipeline import EmbedderIdentity
+from worker.embed.embedder import Embedder, Embedding
+from worker.embed.load import load_configured
+from worker.stream.faust_consumer import KpConsumer
 
 DIMENSIONS: Final = 384
 FAMILIES: Final = 12
@@ -184,8 +185,8 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
 
 def install() -> None:
     """Put the doubles at their seams."""
-    app: Any = worker.app
-    publisher: Any = worker.publisher
+    app: Any = worker.stream.process
+    publisher: Any = worker.kafka.publisher
     app.AIOKafkaProducer = publisher.AIOKafkaProducer = SteppedProducer
     app.restore = _slowly(app.restore)
     publisher.find_culprits = _stepped(publisher.find_culprits)
@@ -248,7 +249,7 @@ def load(settings: config.Settings) -> Embedder | None:
 def main() -> NoReturn:
     """Run as `kp-worker run` does."""
     install()
-    worker.app.main(config.load(), load)
+    worker.stream.process.main(config.load(), load)
 
 
 if __name__ == "__main__":

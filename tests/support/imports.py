@@ -9,7 +9,6 @@ MODEL_RUNTIMES = {
     "huggingface_hub", "onnx", "onnxruntime", "openvino",
     "sentence_transformers", "tokenizers", "torch", "transformers",
 }  # fmt: skip
-"""Only in modules whose name has "embedder" or "export" in it."""
 
 
 def loaded_after(code: str) -> set[str]:

@@ -29,7 +29,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import for_code
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.embedded_kafka import EmbeddedKafka
+from worker.broker.embedded_kafka import EmbeddedKafka
 
 __all__ = [
     "Record",

@@ -15,16 +15,16 @@ from tests.support.builders import (
     trace_bytes,
 )
 from worker import PartitionScorer
-from worker.breaker import Breaker
-from worker.changelog import Entry, Housekeeping
-from worker.embedder import Embedding
-from worker.lane import Lane, Rules
-from worker.metrics import Metrics
-from worker.passes import NO_PASS, Pass
-from worker.pipeline import SourceRecord
-from worker.publication import Batch
-from worker.trace import DEFAULT_LIMITS, InvalidTrace, Limits
-from worker.tracing import Tracing
+from worker.core.changelog import Entry, Housekeeping
+from worker.core.passes import NO_PASS, Pass
+from worker.core.pipeline import SourceRecord
+from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
+from worker.embed.embedder import Embedding
+from worker.kafka.publication import Batch
+from worker.observe.metrics import Metrics
+from worker.observe.tracing import Tracing
+from worker.stream.dead_letter_limit import Breaker
+from worker.stream.partition_task import Lane, Rules
 
 DIMENSIONS = 8
 

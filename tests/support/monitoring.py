@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 from prometheus_client import CollectorRegistry
 
-from worker.metrics import Metrics, process_registry
+from worker.observe.metrics import Metrics, process_registry
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yaml"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tests.support import hostile
 from tests.support.kafka_fixtures import consume_all
-from worker.trace import InvalidTrace, parse_trace
+from worker.core.trace import InvalidTrace, parse_trace
 
 TOLERANCE: Final = 1e-6
 EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00Z")

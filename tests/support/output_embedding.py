@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from worker import config
-from worker.embedder import Embedder
-from worker.novelty import Vector
-from worker.score_file import score_lines
+from worker.commands.score_file import score_lines
+from worker.core.novelty import Vector
+from worker.embed.embedder import Embedder
 
 
 def decode(document: dict[str, Any]) -> Vector:

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from tests.support.builders import T0, rfc3339, trace_document
 from worker.cli import cli
-from worker.report import (
+from worker.commands.report import (
     COMPONENTS,
     Summary,
     Traces,
@@ -59,7 +59,7 @@ def dump(document: dict[str, Any]) -> bytes:
 
 def render(summary: Summary, source: str) -> str:
     """Render the page. The import loads matplotlib, for seconds: not in every process that only collects tests."""
-    from worker.report_page import render as render_page
+    from worker.commands.report_page import render as render_page
 
     return render_page(summary, source)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from worker.pipeline import PartitionScorer, ScoredTrace
-from worker.trace import created_at_ms, parse_trace
+from worker.core.pipeline import PartitionScorer, ScoredTrace
+from worker.core.trace import created_at_ms, parse_trace
 
 TEXT = (Path(__file__).parents[2] / "docs/how-a-score-comes-about.md").read_text("utf-8")
 EARLIER, TRACE = (parse_trace(block) for block in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL))

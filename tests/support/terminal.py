@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.commands import ROOT
 from tests.support.kafka_fixtures import PATIENCE_S
-from worker.pipeline import PartitionScorer, dead_letter, scored_record
-from worker.trace import InvalidTrace, Reason, parse_trace
+from worker.core.pipeline import PartitionScorer, dead_letter, scored_record
+from worker.core.trace import InvalidTrace, Reason, parse_trace
 
 EVIL = "a\x1b[2J\x1b]52;c;ZXZpbA==\x07\x9b2J\x85\x7f\r\u202egpj\u2066\u200b\u2028[red]\U000e0041\x08"
 MARKS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from worker import Weights
 from worker.cli import cli
 from worker.config import PREFIX, ConfigError, Settings, describe, load, unknown_variables
-from worker.scoring import PROFILES
+from worker.core.scoring import PROFILES
 
 ROWS = {name: (default, meaning) for name, default, meaning in describe()}
 

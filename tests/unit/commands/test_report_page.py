@@ -1,0 +1,142 @@
+"""The page of a report and the command around it, as a reader gets them."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.reports import dump, parsed, random_documents, render, run, scored_document, summary_of, words
+from worker.commands.report import Traces, summarize
+
+ROOT = Path(__file__).parents[3]
+HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
+
+
+def test_random_pages_are_well_formed_and_equal_for_equal_input(seed: int) -> None:
+    documents = random_documents(random.Random(seed), 50)
+    page = render(summary_of(documents), "x.jsonl")
+    parsed(page)
+    assert render(summary_of(documents[::-1]), "x.jsonl") == page
+    ids = re.findall(r' id="(?!p[0-9a-f]{10}|m[0-9a-f]{10}|C)([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_page_loads_nothing() -> None:
+    page = render(summary_of(random_documents(random.Random(1), 30)), "x.jsonl")
+    root = parsed(page)
+    assert not list(root.iter("script"))
+    loading = [
+        value for element in root.iter() for name, value in element.attrib.items()
+        if name.split("}")[-1] in ("src", "href", "data", "action") and not value.startswith("#")
+    ]  # fmt: skip
+    assert not loading
+    assert "url(http" not in page
+    assert "@import" not in page
+
+
+@pytest.mark.parametrize("hide_texts", [False, True])
+def test_all_texts_are_escaped(hide_texts: bool) -> None:
+    documents = [
+        scored_document(
+            n,
+            trace_id=f"kp:trace:{n}{HOSTILE}",
+            domain=f"{HOSTILE}{n % 2}",
+            objective=HOSTILE,
+            overrides=(HOSTILE,),
+            nearest=(f"kp:trace:0{HOSTILE}", 0.95),
+            latencies=(5.0,),
+        )
+        for n in range(4)
+    ]
+    for document in documents:
+        document["scoring"] |= {"profile": HOSTILE, "worker_version": HOSTILE}
+    traces = Traces(hide_texts=hide_texts)
+    for document in documents:
+        traces.add(dump(document), HOSTILE)
+    traces.add(b"{", HOSTILE)
+    page = render(summarize(traces), HOSTILE)
+    assert not list(parsed(page).iter("script"))
+    assert not set("\u202e\0\a") & set(page)
+    assert HOSTILE[: HOSTILE.index("\u202e")].strip() in words(page)
+
+
+def test_hidden_texts_are_not_in_the_page() -> None:
+    line = dump(scored_document(objective="sell the harbour", nearest=("kp:trace:0", 0.99)))
+    other = dump(scored_document(1, objective="sell the harbour", nearest=("kp:trace:0", 0.99)))
+    shown, hidden = (
+        run("-", "-o", "-", *option, data=line + b"\n" + other).stdout for option in ([], ["--hide-texts"])
+    )
+    assert "sell the harbour" in shown
+    assert "harbour" not in hidden
+    assert "objective hidden" in hidden
+
+
+def test_one_trace_without_neighbour_or_latency_makes_a_page() -> None:
+    text = words(render(summary_of([scored_document(nearest=None)]), "x"))
+    assert "says nothing" in text
+    assert "Slowest agents" not in text
+    assert text.startswith("kp-worker report: 1 trace ")
+
+
+def test_numbers_are_written_so_that_they_do_not_lie() -> None:
+    from worker.commands.report_page import duration, percent
+
+    assert [percent(value) for value in (0, 0.0004, 0.0123, 0.9996, 1)] == ["0%", "<0.1%", "1.2%", ">99.9%", "100%"]
+    assert [duration(value) for value in (5, 1500, 90_000, 7_200_000, 864e6)] == [
+        "5 ms", "1.5 s", "1.5 min", "2.0 h", "10 d",
+    ]  # fmt: skip
+
+
+# -- the command
+
+
+def test_lines_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> None:
+    source, output = tmp_path / "scored.jsonl", tmp_path / "page.html"
+    source.write_bytes(dump(scored_document()) + b"\n\n{broken\n")
+    result = run(str(source), "-o", str(output))
+    assert result.exit_code == 0, result.output
+    assert "1 cannot be read" in result.stderr
+    assert "line 3: JSON is malformed" in result.stderr
+    text = words(output.read_text("utf-8"))
+    assert "line 3: JSON is malformed" in text
+    assert str(tmp_path) not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data", "message"),
+    [
+        (["-"], b"", "no documents"),
+        (["-"], b"{}\n", "none of 1 documents can be read"),
+        ([], b"", "give a file of scored traces"),
+        (["-", "--from-kafka"], b"", "give a file of scored traces"),
+        (["-", "--last", "5"], b"", "go with --from-kafka"),
+        (["--from-kafka", "--since", "yesterday"], b"", "yesterday"),
+    ],
+)
+def test_wrong_input_is_a_clear_error(arguments: list[str], data: bytes, message: str, tmp_path: Path) -> None:
+    output = tmp_path / "page.html"
+    result = run(*arguments, "-o", str(output), data=data)
+    assert result.exit_code in (1, 2)
+    assert message in result.stderr
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_without_the_extra_the_error_names_it(package: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = ['report', '-']\n"
+        "from worker.cli import main; main()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=False, cwd=ROOT, input="", capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 1
+    assert result.stderr == f"Error: {package} is not installed: pip install 'kp-worker[report]'\n"
+
+
+# -- the topics

@@ -1,0 +1,257 @@
+"""Scoring a file: the documents of the topics, line by line, and the command around it."""
+
+import base64
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.support.builders import NEVER_ACCEPTED, T0, TextEmbedder, make_record, trace_bytes
+from worker import PartitionScorer, embedding_text, parse_trace
+from worker.cli import cli
+from worker.commands.score_file import Summary, score_lines
+from worker.config import Settings
+from worker.core.pipeline import event_time_ms, scored_record
+from worker.embed.embedder import ModelError
+
+ROOT = Path(__file__).parents[3]
+
+GOOD = trace_bytes("kp:trace:good")
+WEAK = trace_bytes("kp:trace:weak", steps=NEVER_ACCEPTED)
+
+
+def score(
+    lines: list[bytes], embedder: Any = None, settings: Settings | None = None
+) -> tuple[Summary, list[Any], list[Any]]:
+    """Return the summary, the output documents and the dead letters."""
+    output, dead = io.BytesIO(), io.BytesIO()
+    summary = score_lines(io.BytesIO(b"\n".join(lines)), output, dead, settings or Settings(), embedder)
+    documents, letters = ([json.loads(line) for line in stream.getvalue().splitlines()] for stream in (output, dead))
+    return summary, documents, letters
+
+
+# -- the lines
+
+
+def test_one_output_line_for_each_valid_line_in_order() -> None:
+    summary, documents, letters = score([GOOD, b"{", WEAK, b"", b"  \t", b'"\xff"', b"[]", GOOD + b"\r"])
+    assert [document["id"] for document in documents] == ["kp:trace:good", "kp:trace:weak", "kp:trace:good"]
+    assert [document["scoring"]["decision"] for document in documents] == ["accepted", "rejected", "accepted"]
+    # The line's number, from 0, is the offset; blank lines count.
+    assert [document["scoring"]["source"] for document in documents] == [
+        {"topic": "traces", "partition": 0, "offset": offset} for offset in (0, 2, 7)
+    ]
+    assert [(letter["line"], letter["reason"]) for letter in letters] == [
+        (2, "not_json"),
+        (6, "not_utf8"),
+        (7, "invalid_type"),
+    ]
+    assert (summary.accepted, summary.rejected) == (2, 1)
+    assert summary.dead_letters == {"not_json": 1, "not_utf8": 1, "invalid_type": 1}
+    assert summary.scores == [document["scoring"]["score"] for document in documents]
+
+
+def test_a_dead_letter_s_line_holds_reason_path_message_and_the_value() -> None:
+    bad = trace_bytes(confidence=7)
+    _, _, letters = score([bad, b"\xff\x00"])
+    assert letters[0] == {
+        "line": 1,
+        "reason": "invalid_value",
+        "path": "outcome.confidence",
+        "message": letters[0]["message"],
+        "value": bad.decode(),
+    }
+    assert letters[0]["message"].startswith("outcome.confidence: 7")
+    assert base64.b64decode(letters[1]["value_base64"]) == b"\xff\x00"
+    assert "value" not in letters[1]
+
+
+def test_the_lines_are_what_the_worker_publishes() -> None:
+    embedder = TextEmbedder(8)
+    raws = [trace_bytes(f"kp:trace:{n}", objective=f"task {n % 3}", created_at=T0 + 1000 * n) for n in range(20)]
+    output = io.BytesIO()
+    score_lines(io.BytesIO(b"\n".join(raws) + b"\n"), output, None, Settings(cache_max_elements=5), embedder)
+    scorer = PartitionScorer(5, 3_600_000, 8)
+    for number, (raw, line) in enumerate(zip(raws, output.getvalue().splitlines(), strict=True)):
+        trace = parse_trace(raw)
+        scored = scorer.score(trace, embedder.embed(embedding_text(trace)).vector, event_time_ms(trace, None))
+        assert scored_record(make_record(raw, number), scored, embedder.identity).value == line
+
+
+def test_settings_count() -> None:
+    settings = Settings(
+        threshold=0.0,
+        source_topic="mine",
+        max_steps=1,
+        profiles={"finance": {"threshold": 1.0}},  # type: ignore[dict-item]
+    )
+    summary, documents, letters = score([trace_bytes(steps=["observation"], domain="code"), GOOD, WEAK], None, settings)
+    assert [document["scoring"]["threshold"] for document in documents] == [0.0, 1.0]
+    assert documents[0]["scoring"]["source"]["topic"] == "mine"
+    assert [letter["reason"] for letter in letters] == ["too_many_steps"]
+    assert (summary.accepted, summary.rejected) == (1, 1)
+
+
+def test_one_trace_moves_stream_time_as_far_as_the_setting_lets_it() -> None:
+    raws = [trace_bytes(created_at=time) for time in (T0, "9999-12-31T23:59:59Z", T0 + 30_000)]
+    _, free, _ = score(raws)
+    assert [document["scoring"]["stream_time"][:4] for document in free] == ["2026", "9999", "9999"]
+    _, bounded, _ = score(raws, None, Settings(stream_time_max_step_seconds=20))
+    times = [document["scoring"]["stream_time"][11:] for document in bounded]
+    assert times == ["08:00:00.000Z", "08:00:20.000Z", "08:00:30.000Z"]
+
+
+def test_a_text_on_which_the_model_fails_is_a_dead_letter() -> None:
+    lines = [GOOD, trace_bytes(objective="poison"), trace_bytes(objective="long")]
+    summary, documents, letters = score(lines, TextEmbedder(8))
+    assert len(documents) == 2
+    assert [(letter["line"], letter["reason"]) for letter in letters] == [(2, "embedding_failed")]
+    assert summary.truncated == 1
+
+
+def test_a_model_that_fails_on_everything_ends_the_run() -> None:
+    with pytest.raises(ModelError, match="every text"):
+        score([GOOD], TextEmbedder(8, broken=True))
+
+
+def test_dead_letters_need_no_file() -> None:
+    output = io.BytesIO()
+    summary = score_lines(io.BytesIO(b"{\n"), output, None, Settings(), None)
+    assert summary.dead_letters == {"not_json": 1}
+    assert output.getvalue() == b""
+
+
+def test_progress_is_told_in_bytes() -> None:
+    sizes: list[int] = []
+    score_lines(io.BytesIO(b"{\n\n[]"), io.BytesIO(), None, Settings(), None, sizes.append)
+    assert sizes == [2, 1, 2]
+
+
+# -- the command
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run `kp-worker score`; bytes as the first argument become a file."""
+
+    def invoke(*arguments: Any, **options: Any) -> Result:
+        words = []
+        for argument in arguments:
+            path = tmp_path / "in.jsonl"
+            if isinstance(argument, bytes):
+                path.write_bytes(argument)
+            words.append(str(path if isinstance(argument, bytes) else argument))
+        return CliRunner().invoke(cli, ["score", *words, "--embedder", "none"], **options)
+
+    return invoke
+
+
+def test_the_command_writes_output_dead_letters_and_a_summary(run: Run, tmp_path: Path) -> None:
+    out, bad = tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    result = run(b"\n".join([GOOD, b"{", WEAK, b"[", b"[]"]), "--output", out, "--dead-letters", bad)
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert [json.loads(line)["id"] for line in out.read_bytes().splitlines()] == ["kp:trace:good", "kp:trace:weak"]
+    assert [json.loads(line)["line"] for line in bad.read_bytes().splitlines()] == [2, 4, 5]
+    assert result.stderr.splitlines() == [
+        "5 traces: 1 accepted, 1 rejected, 3 dead letters, 0 texts cut at 256 tokens",
+        "  1 invalid_type",
+        "  2 not_json",
+    ]
+
+
+def test_the_command_writes_to_standard_output_where_no_file_is_named(run: Run) -> None:
+    result = run(GOOD)
+    assert json.loads(result.stdout)["scoring"]["embedder"] is None
+    assert result.stderr.startswith("1 traces: 1 accepted")
+
+
+def test_an_empty_file_is_no_error(run: Run) -> None:
+    result = run(b"")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("0 traces:")
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "."])
+def test_a_file_that_cannot_be_read_is_an_error(run: Run, tmp_path: Path, name: str) -> None:
+    result = run(tmp_path / name)
+    assert result.exit_code != 0
+    assert str(tmp_path) in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_output_that_cannot_be_written_is_an_error(run: Run, tmp_path: Path) -> None:
+    result = run(GOOD, "--output", tmp_path / "no" / "such" / "directory")
+    assert result.exit_code != 0
+    assert "directory" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "fails"), [("-o /dev/full", True), ("> /dev/full", True), ("| head -c 10 > /dev/null", False)]
+)
+def test_a_full_disk_and_a_reader_that_leaves_are_no_traceback(redirection: str, fails: bool) -> None:
+    command = f"{sys.executable} -m worker score tests/data/traces.jsonl --embedder none {redirection}"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert [line.partition("]")[0] for line in done.stderr.splitlines()] == (
+        ["Error: cannot read or write: [Errno 28"] if fails else []
+    )
+    assert (done.returncode != 0) is fails
+
+
+def test_wrong_settings_are_an_error_with_the_variable_s_name(run: Run) -> None:
+    result = run(GOOD, env={"KP_THRESHOLD": "7"})
+    assert result.exit_code != 0
+    assert "KP_THRESHOLD='7' is wrong" in result.stderr
+
+
+def test_a_misspelt_variable_is_a_warning(run: Run) -> None:
+    result = run(GOOD, env={"KP_TRESHOLD": "1"})
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: KP_TRESHOLD is not a setting; did you mean KP_THRESHOLD?")
+
+
+def test_settings_come_from_the_environment_and_the_option_wins(run: Run) -> None:
+    result = run(GOOD, env={"KP_THRESHOLD": "1", "KP_EMBEDDER": "sentence-transformers"})
+    assert json.loads(result.stdout)["scoring"]["decision"] == "rejected"
+
+
+def test_standard_input_need_not_be_a_file(run: Run) -> None:
+    result = run("-", input=GOOD)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["id"] == "kp:trace:good"
+
+
+PIPED = """
+import sys
+from worker.cli import main
+try:
+    main()
+finally:
+    print(*sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+
+
+def test_a_pipe_is_scored_without_loading_a_model_or_kafka() -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PIPED, "score", "-", "--embedder", "none"],
+        input=GOOD + b"\n{\n",
+        capture_output=True,
+        check=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert json.loads(result.stdout)["id"] == "kp:trace:good"
+    summary, _, modules = result.stderr.decode().strip().partition("\n")
+    assert summary == "2 traces: 1 accepted, 0 rejected, 1 dead letters, 0 texts cut at 256 tokens"
+    loaded = set(modules.split("\n")[-1].split())
+    assert "numpy" in loaded
+    assert not loaded & {"torch", "sentence_transformers", "transformers", "faust", "aiokafka"}

@@ -1,0 +1,231 @@
+"""The bytes of a cache entry: they come back as they went, and nothing else is read."""
+
+import hashlib
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from worker.core import changelog
+from worker.core.changelog import (
+    SLACK,
+    CorruptEntry,
+    Entry,
+    decode,
+    encode,
+    one_pass,
+    slot_key,
+    text_hash,
+)
+
+VECTOR = np.array([0.6, -0.8, 1e-45, 0.0], dtype=np.float32)
+
+
+def entry_bytes(**changes: object) -> bytes:
+    fields: dict[str, object] = {
+        "version": changelog.VERSION,
+        "sequence": 5,
+        "source_offset": 7,
+        "stream_time_ms": -3,
+        "trace_id": "kp:trace:ü",
+        "model": "m:1",
+        "vector": VECTOR.tobytes(),
+    }
+    return msgspec.msgpack.encode(list((fields | changes).values()))
+
+
+def test_an_entry_comes_back_as_it_went(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for dimensions in (1, 3, 384, 1024):
+        vector = rng.normal(size=dimensions).astype(np.float32)
+        numbers = [int(n) for n in rng.integers(0, 2**62, size=3)]
+        raw = encode(
+            sequence=numbers[0],
+            source_offset=numbers[1],
+            stream_time_ms=-numbers[2],
+            trace_id="kp:trace:\0检",
+            model="name:sha:384",
+            vector=vector,
+        )
+        entry = decode(raw)
+        assert entry.array().tobytes() == vector.tobytes()
+        assert entry.array().shape == (dimensions,)
+        assert (entry.sequence, entry.source_offset, entry.stream_time_ms) == (numbers[0], numbers[1], -numbers[2])
+        assert (entry.trace_id, entry.model) == ("kp:trace:\0检", "name:sha:384")
+        assert len(raw) < 4 * dimensions + 100
+
+
+def test_the_bytes_of_version_1() -> None:
+    """A change here is a change of the format: raise VERSION. 0.1.0 wrote, and reads, the first seven fields."""
+    fields = (
+        bytes.fromhex("01 05 07 fd ab")
+        + "kp:trace:ü".encode()
+        + bytes.fromhex("a3 6d3a31 c410 9a99193f cdcc4cbf 01000000 00000000")
+    )
+    assert entry_bytes() == b"\x97" + fields
+    old = decode(entry_bytes())
+    assert (old.pass_number, old.text_hash, old.agent_id) == (None, b"", "")
+    raw = encode(
+        sequence=5,
+        source_offset=7,
+        stream_time_ms=-3,
+        trace_id="kp:trace:ü",
+        model="m:1",
+        vector=VECTOR,
+        pass_number=3,
+        text_hash=b"0123456789abcdef",
+        agent_id="a",
+    )
+    assert raw == b"\x9a" + fields + bytes.fromhex("03 c410") + b"0123456789abcdef" + bytes.fromhex("a1 61")
+    new = decode(raw)
+    assert (new.pass_number, new.text_hash, new.agent_id) == (3, b"0123456789abcdef", "a")
+    assert changelog.VERSION == 1
+
+
+class EntryOf010(msgspec.Struct, frozen=True, array_like=True):
+    """What 0.1.0 decodes into."""
+
+    version: int
+    sequence: int
+    source_offset: int
+    stream_time_ms: int
+    trace_id: str
+    model: str
+    vector: bytes
+
+
+def test_0_1_0_reads_what_is_written_now() -> None:
+    raw = encode(
+        sequence=5,
+        source_offset=7,
+        stream_time_ms=-3,
+        trace_id="t",
+        model="m",
+        vector=VECTOR,
+        pass_number=3,
+        text_hash=text_hash("text"),
+        agent_id="agent",
+    )
+    assert msgspec.msgpack.decode(raw, type=EntryOf010) == EntryOf010(1, 5, 7, -3, "t", "m", VECTOR.tobytes())
+
+
+def test_the_hash_of_a_text() -> None:
+    assert text_hash("ü") == hashlib.blake2b("ü".encode(), digest_size=16).digest()
+    assert len(text_hash("\ud800")) == 16
+
+
+def test_any_layout_of_the_array_gives_the_same_bytes() -> None:
+    swapped = VECTOR.astype(">f4")
+    strided = np.repeat(VECTOR, 2)[::2]
+    for vector in (VECTOR, swapped, strided, VECTOR.astype(np.float64)):
+        raw = encode(sequence=1, source_offset=1, stream_time_ms=1, trace_id="", model="", vector=vector)  # type: ignore[arg-type]
+        assert decode(raw).array().tobytes() == VECTOR.tobytes()
+
+
+@pytest.mark.parametrize("version", [0, 2, 99, -1])
+def test_another_version_is_refused_with_both_numbers(version: int) -> None:
+    with pytest.raises(CorruptEntry, match=rf"version {version}, this worker reads version 1"):
+        decode(entry_bytes(version=version))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        b"",
+        b"\xc1",
+        b"{}",
+        b"\x90",
+        b"\x97" * 2000,  # nested deeper than any stack
+        entry_bytes() + b"\0",
+        entry_bytes()[:-1],
+        entry_bytes(sequence=-1),
+        entry_bytes(source_offset=-1),
+        entry_bytes(sequence="5"),
+        entry_bytes(sequence=5.5),
+        entry_bytes(trace_id=None),
+        entry_bytes(vector=b""),
+        entry_bytes(vector=b"abc"),
+        entry_bytes(vector="abcd"),
+        entry_bytes(vector=np.array([1, np.nan], dtype=np.float32).tobytes()),
+        entry_bytes(vector=np.array([np.inf], dtype=np.float32).tobytes()),
+        entry_bytes(pass_number=-1),
+        entry_bytes(pass_number="1"),
+        entry_bytes(pass_number=1, text_hash=b"short"),
+        entry_bytes(pass_number=1, text_hash=b"", agent_id=None),
+    ],
+    ids=lambda raw: repr(raw)[:30],
+)
+def test_corrupt_bytes_are_refused(raw: bytes | None) -> None:
+    with pytest.raises(CorruptEntry):
+        decode(raw)
+
+
+def test_text_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(CorruptEntry):
+        decode(entry_bytes().replace("ü".encode(), b"\xff\xff"))
+
+
+def test_damaged_bytes_raise_corrupt_entry_and_nothing_else(seed: int) -> None:
+    rng = random.Random(seed)
+    good = entry_bytes(trace_id="kp:trace:1")
+    verdicts = {True: 0, False: 0}
+    for _ in range(20_000):
+        raw = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(raw))
+            damage = rng.random()
+            if damage < 0.6:
+                raw[place] = rng.randrange(256)
+            elif damage < 0.8:
+                del raw[place : place + rng.randint(1, 4)]
+            else:
+                raw[place:place] = rng.randbytes(rng.randint(1, 4))
+        try:
+            entry = decode(bytes(raw))
+        except CorruptEntry:
+            verdicts[False] += 1
+            continue
+        verdicts[True] += 1
+        assert isinstance(entry, Entry)
+        assert np.isfinite(entry.array()).all()
+    assert min(verdicts.values()) > 1000  # else the damage is too heavy, or too light, to prove much
+
+
+def test_the_key_is_pass_slots_and_slot_in_decimal_digits() -> None:
+    slots = 1000 + SLACK
+    assert slot_key(0, 1000) == b"0:2024:0"
+    assert slot_key(slots - 1, 1000, 3) == b"3:2024:%d" % (slots - 1)
+    assert slot_key(slots, 1000, 3) == b"3:2024:0"
+    assert slot_key(10**12, 7) == b"0:%d:%d" % (7 + SLACK, 10**12 % (7 + SLACK))
+
+
+def test_a_slot_is_free_again_after_capacity_and_slack() -> None:
+    for capacity in (1, 7, 1000):
+        keys = [slot_key(sequence, capacity) for sequence in range(capacity + SLACK + 1)]
+        assert len(set(keys[:-1])) == capacity + SLACK
+        assert keys[-1] == keys[0]
+
+
+def entry(sequence: int, offset: int) -> Entry:
+    return Entry(1, sequence, offset, 0, "", "m", b"\0\0\0\0")
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ([], []),
+        ([(0, 0), (1, 2), (2, 3)], [0, 1, 2]),
+        # a frozen worker wrote 0 and 1 again, late; after compaction only the late copies are left
+        ([(0, 0), (1, 2), (2, 3), (3, 4), (0, 0), (1, 2)], [0, 1, 2, 3]),
+        ([(2, 3), (3, 4), (0, 0), (1, 2)], [0, 1, 2, 3]),
+        # an offset reset: the second pass began at sequence 0, the first one's tail is still there
+        ([(7, 10), (8, 11), (0, 8), (1, 9), (2, 10), (3, 11)], [0, 1, 2, 3]),
+        ([(7, 10), (8, 11), (0, 11), (1, 12)], [0, 1]),
+        # a hole is no reason to drop what is older
+        ([(0, 0), (2, 5), (3, 6)], [0, 2, 3]),
+    ],
+)
+def test_one_pass_over_the_source_is_kept(log: list[tuple[int, int]], expected: list[int]) -> None:
+    assert [it.sequence for it in one_pass([entry(*pair) for pair in log])] == expected

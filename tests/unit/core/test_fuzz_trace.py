@@ -1,0 +1,51 @@
+"""A short fuzz run, and one against an independent judge: Python's json with the JSON Schema."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from tests.fuzz import documents, read_seeds, run
+from worker.core.trace import InvalidTrace, Reason, parse_trace
+
+SCHEMA = Path(__file__).parents[3] / "schemas" / "reasoning-trace.schema.json"
+
+# What no JSON Schema can judge.
+OUTSIDE_THE_SCHEMA = {Reason.TOO_DEEP, Reason.TOO_LARGE, Reason.TOO_MANY_STEPS}
+
+
+def refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def read_strictly(raw: bytes) -> Any:
+    """Return the value of a JSON text; raises ValueError for what is no JSON or has a lone surrogate."""
+    document = json.loads(raw.decode("utf-8"), parse_constant=refuse_constant)
+    json.dumps(document, ensure_ascii=False).encode("utf-8")
+    return document
+
+
+def test_any_bytes_are_parsed_or_refused(seed: int) -> None:
+    verdicts = run(20_000, seed)
+    # A generator that only makes rubbish would prove little.
+    assert verdicts["valid"] > 1000
+    assert {"not_json", "not_utf8", "missing_field", "invalid_type", "invalid_value", "too_deep"} <= set(verdicts)
+
+
+def test_verdict_agrees_with_an_independent_judge(seed: int) -> None:
+    judge = Draft202012Validator(json.loads(SCHEMA.read_text("utf-8")))
+    for raw in itertools.islice(documents(seed, read_seeds()), 800):
+        try:
+            parse_trace(raw)
+            verdict = True
+        except InvalidTrace as error:
+            if error.reason in OUTSIDE_THE_SCHEMA:
+                continue
+            verdict = False
+        try:
+            expected = judge.is_valid(read_strictly(raw))
+        except ValueError:
+            expected = False
+        assert verdict == expected, f"seed {seed}: {raw!r}"

@@ -1,0 +1,204 @@
+"""Which pass goes on, which begins, and what it inherits; the bytes of metadata and marker."""
+
+import random
+
+import pytest
+
+from worker.core.changelog import Housekeeping, Row
+from worker.core.passes import (
+    BEFORE_PASSES,
+    MARKER_VERSION,
+    MAX_SEGMENTS,
+    UNREADABLE,
+    Chain,
+    Committed,
+    Found,
+    Marker,
+    Pass,
+    Segment,
+    at_offset,
+    committed_from,
+    cut,
+    decode_marker,
+    encode_marker,
+    resolve,
+    without_embedder,
+    written_at,
+)
+
+OURS = "topic-id-of-22-letters"
+OTHER = "another-topic-s-id-22-"
+END = 900
+FIRST = (Segment(1, 0, 0),)
+TWO = (Segment(1, 0, 0), Segment(4, 50, 700))
+
+
+def marker(chain: Chain, topic_id: str = OURS) -> Marker:
+    return Marker(MARKER_VERSION, topic_id, chain)
+
+
+def kp2(number: int | None, start: int, topic_id: str | None = OURS) -> Committed:
+    return Committed(7, topic_id, number, start)
+
+
+@pytest.mark.parametrize("time", [None, 0, -5, 1_776_153_603_589])
+@pytest.mark.parametrize("topic_id", [None, OURS])
+@pytest.mark.parametrize("number", [None, 0, 17])
+def test_metadata_comes_back_as_it_went(time: int | None, topic_id: str | None, number: int | None) -> None:
+    metadata = Pass(topic_id, number, 10**15).metadata(time)
+    assert committed_from(metadata) == Committed(time, topic_id, number, 10**15)
+    assert len(metadata) < 100
+
+
+def test_metadata_of_0_1_0_names_no_pass() -> None:
+    assert committed_from("kp1:-5") == Committed(-5, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    ["", "kp1", "kp2:5", "kp2:::", "kp2::::", "kp2::::-1", "kp2:::x:1", "kp2::short:1:1", "kp3:5::1:0", " kp2::::0",
+     "kp2::::0\n", "kp2::::²", "kp2:::1:" + "9" * 30],
+)  # fmt: skip
+def test_metadata_that_is_not_ours(metadata: str) -> None:
+    assert committed_from(metadata) is None
+
+
+def test_a_marker_comes_back_as_it_went() -> None:
+    for chain in ((), FIRST, TWO):
+        assert decode_marker(encode_marker(marker(chain))) == marker(chain)
+    longest = tuple(Segment(2**31 + i, 2**40 + i, 2**40 + i) for i in range(MAX_SEGMENTS))
+    assert len(encode_marker(marker(longest))) < 4096
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"rubbish",
+        encode_marker(Marker(MARKER_VERSION + 1, OURS, FIRST)),
+        encode_marker(marker((Segment(1, 5, 0), Segment(2, 5, 0)))),
+        encode_marker(marker((Segment(1, 5, 0), Segment(2, 4, 0)))),
+        encode_marker(marker((Segment(-1, 0, 0),))),
+    ],
+)
+def test_a_marker_that_cannot_be_read(value: bytes) -> None:
+    with pytest.raises(ValueError, match="passes"):
+        decode_marker(value)
+
+
+def test_damaged_markers_raise_value_error_and_nothing_else(seed: int) -> None:
+    rng = random.Random(seed)
+    good = encode_marker(marker(TWO))
+    for _ in range(5000):
+        raw = bytearray(good)
+        raw[rng.randrange(len(raw))] = rng.randrange(256)
+        try:
+            decode_marker(bytes(raw))
+        except ValueError:
+            continue
+
+
+def test_which_pass_counts_for_an_offset() -> None:
+    assert [getattr(at_offset(TWO, offset), "number", None) for offset in (0, 49, 50, 1000)] == [1, 1, 4, 4]
+    assert at_offset(TWO[1:], 49) is None
+    assert [written_at(TWO, position) for position in (0, 699, 700)] == [1, 1, 4]
+    assert written_at(TWO[1:], 699) is None
+    assert cut(TWO, 50) == FIRST
+    assert cut(TWO, 51) == TWO
+
+
+@pytest.mark.parametrize(
+    ("found", "before", "chain", "begins"),
+    [
+        # a committed pass goes on
+        (Found(60, True, kp2(1, 0), OURS), marker(FIRST), FIRST, False),
+        (Found(60, True, kp2(4, 50), OURS), marker(TWO), TWO, False),
+        (Found(60, True, kp2(4, 50, None), OURS), marker(TWO), TWO, False),
+        (Found(60, True, kp2(4, 50), None), marker(TWO), TWO, False),
+        # ... where a frozen worker wrote its marker late, or the changelog was deleted: the metadata tells
+        (Found(60, True, kp2(4, 50), OURS), marker(FIRST), (*FIRST, Segment(4, 50, END)), False),
+        (Found(60, True, kp2(4, 50), OURS), None, (*BEFORE_PASSES, Segment(4, 50, 0)), False),
+        (Found(60, True, kp2(4, 50), OURS), marker(TWO, OTHER), (Segment(4, 50, END),), False),
+        # ... and where 0.1.0 committed since
+        (Found(60, True, Committed(7), OURS), marker(TWO), TWO, False),
+        (Found(60, True, Committed(7), OURS), None, BEFORE_PASSES, False),
+        (Found(40, True, Committed(7), OURS), marker(TWO), (*FIRST, Segment(6, 40, END)), True),
+        (Found(60, True, Committed(7), OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
+        # the offset was moved: below it everything counts as before
+        (Found(60, True, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
+        (Found(50, True, None, OURS), marker(TWO), (*FIRST, Segment(6, 50, END)), True),
+        (Found(0, True, None, OURS), marker(TWO), (Segment(6, 0, END),), True),
+        (Found(60, True, None, None), marker(TWO, ""), (*TWO, Segment(6, 60, END)), True),
+        (Found(60, True, None, OURS), None, (*BEFORE_PASSES, Segment(6, 60, END)), True),
+        (Found(60, True, None, OURS), UNREADABLE, (Segment(6, 60, END),), True),
+        (Found(60, True, kp2(4, 61), OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
+        # no offset is committed: the same topic can be told by its id alone
+        (Found(60, False, None, OURS), marker(TWO), (*TWO, Segment(6, 60, END)), True),
+        (Found(60, False, None, OURS), marker(TWO, ""), (Segment(6, 60, END),), True),
+        (Found(60, False, None, None), marker(TWO), (Segment(6, 60, END),), True),
+        (Found(60, False, None, OURS), None, (Segment(6, 60, END),), True),
+        # the source was made anew
+        (Found(60, True, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
+        (Found(60, False, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
+        (Found(0, True, kp2(4, 50, OTHER), OURS, True), marker(TWO, OTHER), (Segment(6, 0, END),), True),
+        # the embedder was away since offset 55
+        (Found(60, True, kp2(None, 55), OURS), marker(TWO), (*TWO, Segment(6, 55, END)), True),
+        (Found(60, True, kp2(None, 20), OURS), marker(TWO), (*FIRST, Segment(6, 20, END)), True),
+        (Found(60, True, kp2(None, 55), OURS), None, (*BEFORE_PASSES, Segment(6, 55, END)), True),
+    ],
+)  # fmt: skip
+def test_which_pass_goes_on_or_begins(found: Found, before: Marker | None, chain: Chain, begins: bool) -> None:
+    resolved = resolve(found, before, 5, END)
+    assert resolved.chain == chain
+    last = chain[-1]
+    assert resolved.current == Pass(found.topic_id, last.number, last.start)
+    assert (resolved.begins is not None) == begins
+    assert resolved.marker() == Marker(MARKER_VERSION, found.topic_id or "", chain)
+
+
+def test_the_first_pass_of_a_group_has_number_1() -> None:
+    assert resolve(Found(3, False, None, OURS), None, 0, 0).chain == (Segment(1, 3, 0),)
+
+
+def test_a_chain_does_not_grow_without_end() -> None:
+    before: Marker | None = None
+    for offset in range(1, 300):
+        before = resolve(Found(offset, True, None, OURS), before, 0, END).marker()
+    assert before is not None
+    assert len(before.chain) == MAX_SEGMENTS
+    assert before.chain[-1].start == 299
+
+
+@pytest.mark.parametrize(
+    ("found", "start"),
+    [
+        (Found(60, True, kp2(4, 50), OURS), 60),
+        (Found(60, True, Committed(7), OURS), 60),
+        (Found(60, True, None, OURS), 60),
+        (Found(60, False, None, OURS), 60),
+        (Found(60, True, kp2(None, 20), OURS), 20),
+        (Found(0, True, kp2(None, 20, OTHER), OURS, True), 0),
+    ],
+)
+def test_a_worker_without_an_embedder_names_where_it_began(found: Found, start: int) -> None:
+    assert without_embedder(found) == Pass(OURS, None, start)
+
+
+# -- what goes around the entries
+
+
+def test_what_leaves_goes_just_before_the_entry_that_it_leaves_for() -> None:
+    keeping = Housekeeping([(b"dead", None), (b"passes", b"m")], [(7, b"c"), (5, b"a"), (6, b"b"), (9, b"d")])
+    entries: list[Row] = [(b"x", b"5"), (b"y", b"6")]
+    rows = keeping.rows(entries, 6, 100)
+    assert [key for key, _ in rows] == [b"dead", b"passes", b"a", b"x", b"b", b"y"]
+    assert keeping.rows([], None, 101) == []
+    assert [key for key, _ in keeping.rows([(b"z", b"9")], 9, 102)] == [b"c", b"d", b"z"]
+    assert keeping.rows(entries, 11, 103) is entries
+
+
+def test_what_was_ahead_goes_when_its_record_is_a_dead_letter_this_time() -> None:
+    keeping = Housekeeping(ahead=[(10, b"a"), (11, b"b"), (12, b"c"), (12, b"old capacity")])
+    assert keeping.rows([(b"a", b"1")], 0, 11) == [(b"a", b"1")]
+    assert keeping.rows([], None, 12) == [(b"b", None)]
+    assert keeping.rows([(b"c", b"1")], 1, 20) == [(b"c", b"1"), (b"old capacity", None)]

@@ -1,0 +1,446 @@
+"""Records out of the core: exact headers and bytes, event time, and the state of one partition."""
+
+import datetime
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+from tests.support.builders import (
+    NEVER_ACCEPTED,
+    T0,
+    TextEmbedder,
+    make_record,
+    make_trace,
+    random_trace_bytes,
+    text_vector,
+    trace_bytes,
+    trace_document,
+)
+from worker import InvalidTrace, PartitionScorer, Profile, Reason, ScoredTrace, Weights, __version__, parse_trace
+from worker.core.novelty import Neighbour
+from worker.core.pipeline import (
+    CACHED_ID_LENGTH,
+    EmbedderIdentity,
+    Fault,
+    SourceRecord,
+    cached_id,
+    dead_letter,
+    embedding_failed,
+    event_time_ms,
+    rfc3339,
+    scored_record,
+)
+from worker.core.scoring import PROFILES
+from worker.core.trace import MAX_MESSAGE, embedding_text
+
+SCHEMAS = Path(__file__).parents[3] / "schemas"
+ALL = [json.loads(path.read_text("utf-8")) for path in SCHEMAS.glob("*.schema.json")]
+REGISTRY: Registry[Any] = Registry().with_resources((s["$id"], Resource.from_contents(s)) for s in ALL)
+SCORED = Draft202012Validator({"$ref": "urn:kp-worker:schema:scored-trace:1"}, registry=REGISTRY)
+DEAD = Draft202012Validator({"$ref": "urn:kp-worker:schema:dead-letter-headers:1"}, registry=REGISTRY)
+
+IDENTITY = EmbedderIdentity("all-MiniLM-L6-v2", "ab" * 32, 2, 256, "sentence-transformers", "fp32")
+YEAR_2099 = 4_070_908_800_000
+
+
+def scored(raw: bytes, vector: Any = None, event_time: int = T0, scorer: PartitionScorer | None = None) -> ScoredTrace:
+    return (scorer or PartitionScorer(10, 1000, 2)).score(parse_trace(raw), vector, event_time)
+
+
+# -- the scored record
+
+
+def test_the_exact_output_of_a_scored_trace() -> None:
+    document = trace_document("kp:trace:é", steps=NEVER_ACCEPTED) | {"extra": {"b": 1.50, "a": [None]}}
+    raw = json.dumps(document, ensure_ascii=False).replace('"b": 1.5', '"b": 1.50').encode()
+    record = make_record(raw, 1847, headers=[("trace", b"1"), ("kp-score", b"old"), ("trace", b"2")], partition=2)
+    output = scored_record(record, scored(raw), None)
+    assert output.kind == "rejected"
+    assert output.key == b"agent-7"
+    assert output.timestamp_ms == T0
+    assert output.headers == [
+        ("trace", b"1"),
+        ("trace", b"2"),
+        ("kp-score", b"0.1"),
+        ("kp-decision", b"rejected"),
+    ]
+    assert output.value is not None
+    assert b'"b":1.50' in output.value.replace(b" ", b"")  # unknown fields keep their spelling
+    document["metadata"]["quality_score"] = 0.1
+    assert json.loads(output.value) == document | {
+        "scoring": {
+            "score": 0.1,
+            "decision": "rejected",
+            "threshold": 0.75,
+            "profile": "finance",
+            "weights": {"complexity": 0.2, "novelty": 0.25, "tool_diversity": 0.1, "outcome_confidence": 0.45},
+            "components": {
+                "complexity": 1 / 4 * 0.5 + 1 / 20 * 0.2,
+                "novelty": 0.5,
+                "tool_diversity": 0.0,
+                "outcome_confidence": 0.9,
+            },
+            "overrides": ["single_thought"],
+            "nearest": None,
+            "stream_time": "2026-04-14T08:00:00.000Z",
+            "embedder": None,
+            "source": {"topic": "traces", "partition": 2, "offset": 1847},
+            "worker_version": __version__,
+        }
+    }
+
+
+def test_an_accepted_trace_names_its_neighbour_and_model() -> None:
+    scorer = PartitionScorer(10, None, 2)
+    scored(trace_bytes("kp:trace:earlier"), [1, 0], scorer=scorer)
+    raw = trace_bytes("kp:trace:later")
+    output = scored_record(make_record(raw), scored(raw, [0, 5], scorer=scorer), IDENTITY)
+    assert output.kind == "accepted"
+    assert output.headers[-1] == ("kp-decision", b"accepted")
+    assert output.value is not None
+    scoring = json.loads(output.value)["scoring"]
+    assert scoring["nearest"] == {"id": "kp:trace:earlier", "similarity": 0.0}
+    assert scoring["components"]["novelty"] == 1.0
+    assert scoring["embedder"] == {
+        "name": "all-MiniLM-L6-v2",
+        "weights_sha256": "ab" * 32,
+        "dimensions": 2,
+        "max_tokens": 256,
+        "runtime": "sentence-transformers",
+        "precision": "fp32",
+    }
+    SCORED.validate(json.loads(output.value))
+
+
+def test_a_trace_that_comes_again_loses_its_old_score() -> None:
+    first = scored_record(make_record(trace_bytes()), scored(trace_bytes()), None)
+    assert first.value is not None
+    again = scored_record(
+        make_record(first.value, 9, headers=first.headers), scored(first.value, event_time=T0 + 1), None
+    )
+    assert again.value is not None
+    assert again.headers == first.headers
+    assert again.value.count(b'"scoring"') == 1
+    assert json.loads(again.value)["scoring"]["source"]["offset"] == 9
+
+
+@pytest.mark.parametrize("key", [None, b"", b"\xff\0"])
+def test_any_key_is_passed_on(key: bytes | None) -> None:
+    record = make_record(trace_bytes(), key=key, timestamp_ms=None)
+    for output in (
+        scored_record(record, scored(trace_bytes()), None),
+        dead_letter(record, embedding_failed(OSError())),
+    ):
+        assert output.key == key
+        assert output.timestamp_ms is None
+
+
+def run(lines: list[bytes], embedder: TextEmbedder) -> list[tuple[Any, ...]]:
+    scorer = PartitionScorer(5, 60_000, embedder.identity.dimensions)
+    outputs = []
+    for offset, line in enumerate(lines):
+        record = make_record(line, offset, timestamp_ms=T0 + 20_000 * offset)
+        trace = parse_trace(line)
+        time_ms = event_time_ms(trace, record.timestamp_ms)
+        verdict = scorer.score(trace, embedder.embed(embedding_text(trace)).vector, time_ms)
+        output = scored_record(record, verdict, embedder.identity)
+        outputs.append((output.kind, output.key, output.value, output.headers, output.timestamp_ms))
+    return outputs
+
+
+def test_the_same_input_gives_the_same_bytes_that_fit_the_schema_and_the_parser(seed: int) -> None:
+    rng = random.Random(seed)
+    lines = [random_trace_bytes(rng, number, T0 + rng.randrange(3_000_000)) for number in range(150)]
+    outputs = run(lines, TextEmbedder(8))
+    assert run(lines, TextEmbedder(8)) == outputs
+    assert {output[0] for output in outputs} == {"accepted", "rejected"}
+    for line, (kind, _, value, headers, _) in zip(lines, outputs, strict=True):
+        document = json.loads(value)
+        SCORED.validate(document)
+        trace = parse_trace(value)
+        assert embedding_text(trace) == embedding_text(parse_trace(line))
+        assert trace.metadata.quality_score == document["scoring"]["score"]
+        assert json.loads(dict(headers)["kp-score"]) == document["scoring"]["score"]
+        assert dict(headers)["kp-decision"].decode() == document["scoring"]["decision"] == kind
+
+
+# -- the dead letter
+
+
+def test_the_exact_headers_of_a_dead_letter() -> None:
+    record = make_record(b"{", 7, headers=[("a", b"1"), ("kp-error-reason", b"from before")], partition=3)
+    output = dead_letter(record, InvalidTrace(Reason.INVALID_TYPE, "steps.1.tool", "steps.1.tool: Expected `object`"))
+    assert (output.kind, output.key, output.value, output.timestamp_ms) == ("dead_letter", b"agent-7", b"{", T0)
+    assert output.headers == [
+        ("a", b"1"),
+        ("kp-error-reason", b"from before"),
+        ("kp-error-reason", b"invalid_type"),
+        ("kp-error-path", b"steps.1.tool"),
+        ("kp-error-message", b"steps.1.tool: Expected `object`"),
+        ("kp-source-topic", b"traces"),
+        ("kp-source-partition", b"3"),
+        ("kp-source-offset", b"7"),
+        ("kp-source-timestamp", str(T0).encode()),
+        ("kp-worker-version", __version__.encode()),
+    ]
+
+
+@pytest.mark.parametrize("value", [None, b"", b"\xff", b"nope", b"[]", b"{}", trace_bytes(confidence=2), b"[" * 9999])
+@pytest.mark.parametrize("timestamp_ms", [None, -1, 0, T0])
+def test_a_dead_letter_keeps_the_value_and_fits_the_schema(value: bytes | None, timestamp_ms: int | None) -> None:
+    with pytest.raises(InvalidTrace) as caught:
+        parse_trace(value)
+    output = dead_letter(make_record(value, timestamp_ms=timestamp_ms), caught.value)
+    assert output.value == value
+    DEAD.validate({name: content.decode() for name, content in output.headers})
+    assert dict(output.headers)["kp-source-timestamp"] == (b"" if timestamp_ms is None else b"%d" % timestamp_ms)
+
+
+def test_an_embedding_that_failed_names_the_exception_and_no_content() -> None:
+    error = embedding_failed(ValueError("secret content of the trace"))
+    assert (error.reason, error.path) == (Reason.EMBEDDING_FAILED, "")
+    assert "ValueError" in error.message
+    assert "secret" not in error.message
+    assert len(error.message) <= MAX_MESSAGE
+    DEAD.validate({name: content.decode() for name, content in dead_letter(make_record(b"x"), error).headers})
+
+
+# -- event time
+
+
+EVENT_TIMES = [
+    # created_at, record timestamp, by created_at, by record
+    (T0, T0, T0, T0),
+    (T0 - 5000, T0, T0 - 5000, T0),
+    (T0 + 1, T0, T0, T0),
+    (YEAR_2099, T0, T0, T0),
+    (YEAR_2099, None, YEAR_2099, YEAR_2099),
+    (T0, -1, T0, T0),  # -1 is Kafka's word for no timestamp
+    (T0, 0, 0, 0),
+    (T0, None, T0, T0),
+    ("0001-01-01T00:00Z", T0, -62_135_596_800_000, T0),
+]
+
+
+@pytest.mark.parametrize(("created_at", "timestamp_ms", "by_created_at", "by_record"), EVENT_TIMES)
+def test_event_time(created_at: int | str, timestamp_ms: int | None, by_created_at: int, by_record: int) -> None:
+    trace = make_trace(created_at=created_at)
+    assert event_time_ms(trace, timestamp_ms) == by_created_at
+    assert event_time_ms(trace, timestamp_ms, "created_at") == by_created_at
+    assert event_time_ms(trace, timestamp_ms, "record") == by_record
+
+
+def test_one_trace_dated_2099_expires_nobody_s_entries() -> None:
+    scorer = PartitionScorer(10, 3_600_000, 2)
+    for number, created_at in enumerate([T0, YEAR_2099, T0 + 60_000]):
+        trace = make_trace(created_at=created_at)
+        result = scorer.score(trace, [1, number], event_time_ms(trace, T0 + 60_000 * number))
+    assert len(scorer.cache) == 3
+    assert result.stream_time_ms == T0 + 120_000 - 60_000
+    assert result.nearest is not None
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "1970-01-01T00:00:00.000Z"),
+        (-1, "1969-12-31T23:59:59.999Z"),
+        (1, "1970-01-01T00:00:00.001Z"),
+        (T0 + 589, "2026-04-14T08:00:00.589Z"),
+        (YEAR_2099 - 1, "2098-12-31T23:59:59.999Z"),
+        (951_782_400_000, "2000-02-29T00:00:00.000Z"),
+        (-62_135_596_800_000, "0001-01-01T00:00:00.000Z"),
+        (253_402_300_799_999, "9999-12-31T23:59:59.999Z"),
+    ],
+)
+def test_rfc3339(ms: int, text: str) -> None:
+    assert rfc3339(ms) == text
+
+
+@pytest.mark.parametrize("ms", [-62_135_596_800_001, -(10**15), -(10**30), 253_402_300_800_000, 10**15, 10**30])
+def test_rfc3339_stays_within_the_calendar(ms: int) -> None:
+    assert rfc3339(ms)[:19] == ("0001-01-01T00:00:00" if ms < 0 else "9999-12-31T23:59:59")
+    assert len(rfc3339(ms)) == 24
+
+
+def test_rfc3339_agrees_with_the_calendar(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(2000):
+        ms = rng.randrange(-62_135_596_800_000, 253_402_300_800_000)
+        moment = datetime.datetime(1970, 1, 1) + datetime.timedelta(milliseconds=ms)
+        assert rfc3339(ms) == moment.isoformat(timespec="milliseconds") + "Z"
+
+
+# -- the partition's state
+
+
+def test_stream_time_is_the_greatest_event_time_so_far() -> None:
+    scorer = PartitionScorer(10, None, 2)
+    assert scorer.stream_time_ms is None
+    times = [scored(trace_bytes(), None, time_ms, scorer).stream_time_ms for time_ms in (-7, -9, 100, 101, 50)]
+    assert times == [-7, -7, 100, 101, 101]
+    assert scorer.stream_time_ms == 101
+
+
+def test_the_first_trace_sets_stream_time_and_the_others_move_it_a_step_at_most() -> None:
+    scorer = PartitionScorer(ttl_ms=3_600_000, dimensions=2, max_step_ms=60_000)
+    year_9999 = event_time_ms(parse_trace(trace_bytes(created_at="9999-12-31T23:59:59Z")), None)
+    times = [T0, T0 + 59_000, year_9999, T0, year_9999, T0 + 150_000]
+    assert [scored(trace_bytes(), [1.0, 0.0], time, scorer).stream_time_ms - T0 for time in times] == [
+        0, 59_000, 119_000, 119_000, 179_000, 179_000,
+    ]  # fmt: skip
+    assert len(scorer.cache) == len(times)
+    again = PartitionScorer(ttl_ms=3_600_000, dimensions=2, max_step_ms=60_000)
+    again.restore([], T0)
+    assert scored(trace_bytes(), None, year_9999, again).stream_time_ms == T0 + 60_000, "a restart is no first trace"
+    for step in (0, -1):
+        with pytest.raises(ValueError, match="max_step_ms must be at least 1"):
+            PartitionScorer(max_step_ms=step)
+
+
+@pytest.mark.parametrize("step", [None, 1, 1_000, 10_000, 10**15])
+def test_bounded_steps_agree_with_brute_force(step: int | None, seed: int) -> None:
+    """The oracle keeps every entry for ever and counts those that live; a restart in the middle changes nothing."""
+    rng = random.Random(seed)
+    ttl = 5_000
+    trace = parse_trace(trace_bytes())
+    scorer = PartitionScorer(max_elements=10_000, ttl_ms=ttl, dimensions=1, max_step_ms=step)
+    stream: int | None = None
+    inserted: list[tuple[int, int, str, Any]] = []
+    for number in range(400):
+        event = T0 + number * 20 + rng.choice((0, 0, 0, -3_000, 900, 4_000, 10**9)) * rng.randrange(3)
+        moved = event if stream is None or step is None else min(event, stream + step)
+        stream = moved if stream is None else max(stream, moved)
+        result = scorer.score(trace, [1.0], event)
+        assert result.stream_time_ms == stream
+        inserted.append((number, stream, "", result.vector))
+        assert len(scorer.cache) == sum(stream - time < ttl for _, time, _, _ in inserted)
+        if rng.random() < 0.02:
+            scorer = PartitionScorer(max_elements=10_000, ttl_ms=ttl, dimensions=1, max_step_ms=step)
+            scorer.restore(inserted, stream)
+
+
+def test_a_rejected_trace_enters_the_cache_as_well() -> None:
+    scorer = PartitionScorer(10, None, 2)
+    rejected = scored(trace_bytes("kp:trace:weak", steps=NEVER_ACCEPTED), [3, 4], scorer=scorer)
+    assert not rejected.accepted
+    assert (rejected.sequence, len(scorer.cache)) == (0, 1)
+    assert rejected.vector is not None
+    assert rejected.vector.tolist() == pytest.approx([0.6, 0.8])
+    again = scored(trace_bytes("kp:trace:weak", steps=NEVER_ACCEPTED), [3, 4], scorer=scorer)
+    assert again.nearest == Neighbour("kp:trace:weak", pytest.approx(1.0))
+    assert again.components.novelty == pytest.approx(0.0, abs=1e-6)
+
+
+def test_without_a_vector_nothing_enters_the_cache_and_novelty_is_one_half() -> None:
+    scorer = PartitionScorer(10, None, 2)
+    for _ in range(3):
+        result = scored(trace_bytes(), None, scorer=scorer)
+        assert (result.components.novelty, result.sequence, result.vector, result.nearest) == (0.5, None, None, None)
+    assert len(scorer.cache) == 0
+
+
+def test_opposite_vectors_have_novelty_2_and_the_score_stays_in_0_to_1() -> None:
+    scorer = PartitionScorer(10, None, 2)
+    scored(trace_bytes(), [1, 0], scorer=scorer)
+    result = scored(trace_bytes(confidence=1.0), [-1, 0], scorer=scorer)
+    assert (result.components.novelty, result.score) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(("threshold", "accepted"), [(0.0, True), (0.1, True), (0.1000001, False), (1.0, False)])
+def test_accepted_is_a_score_of_at_least_the_threshold(threshold: float, accepted: bool) -> None:
+    result = PartitionScorer(threshold=threshold).score(make_trace(steps=NEVER_ACCEPTED), None, T0)
+    assert (result.score, result.accepted, result.threshold) == (0.1, accepted, threshold)
+
+
+def test_a_profile_s_own_threshold_wins() -> None:
+    weights = Weights(1.0, 0.0, 0.0, 0.0)
+    profiles = {**PROFILES, "strict": Profile(weights, 1.0), "lax": Profile(weights, 0.0)}
+    scorer = PartitionScorer(threshold=0.5, profiles=profiles)
+    verdicts = {
+        domain: scorer.score(make_trace(domain=domain, steps=("thought", "thought")), None, T0)
+        for domain in ("strict", "lax", "other")
+    }
+    assert {d: (v.threshold, v.accepted) for d, v in verdicts.items()} == {
+        "strict": (1.0, False),
+        "lax": (0.0, True),
+        "other": (0.5, verdicts["other"].score >= 0.5),
+    }
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
+def test_a_threshold_out_of_range_is_refused(threshold: float) -> None:
+    with pytest.raises(ValueError, match="threshold"):
+        PartitionScorer(threshold=threshold)
+
+
+def test_score_is_compare_then_decide() -> None:
+    one, two = PartitionScorer(3, 1000, 4), PartitionScorer(3, 1000, 4)
+    for number in range(10):
+        trace, vector = make_trace(f"kp:trace:{number}"), text_vector(str(number % 4), 4)
+        time_ms = T0 + 300 * number
+        direct, halves = one.score(trace, vector, time_ms), two.decide(trace, two.compare(vector, time_ms))
+        assert direct.score == halves.score
+        assert direct.nearest == halves.nearest
+        assert direct.sequence == halves.sequence == number
+        assert np.array_equal(direct.vector, halves.vector)  # type: ignore[arg-type]
+
+
+def test_the_cache_keeps_the_beginning_of_a_long_id() -> None:
+    trace = make_trace("kp:trace:" + "x" * 1000)
+    assert cached_id(trace) == trace.id[:CACHED_ID_LENGTH]
+    scorer = PartitionScorer(10, None, 1)
+    scorer.score(trace, [1], T0)
+    result = scorer.score(trace, [1], T0)
+    assert result.nearest == Neighbour(trace.id[:CACHED_ID_LENGTH], 1.0)
+    assert result.trace_id == trace.id
+
+
+def test_restore_takes_the_committed_stream_time() -> None:
+    scorer = PartitionScorer(10, 1000, 2)
+    vector = np.array([1, 0], dtype=np.float32)
+    scorer.restore([(4, T0, "a", vector)], T0 + 5000)
+    assert (scorer.stream_time_ms, len(scorer.cache), scorer.cache.next_sequence) == (T0 + 5000, 0, 5)
+    scorer.restore([(4, T0, "a", vector)], T0 + 999)
+    assert scorer.score(make_trace(), [1, 0], T0).nearest == Neighbour("a", 1.0)
+    scorer.restore([(4, T0, "a", vector)])  # not known: that of the last entry, at least
+    assert scorer.stream_time_ms == T0
+    scorer.restore([])
+    assert scorer.stream_time_ms is None
+
+
+def test_two_identities_are_comparable_unless_only_the_runtime_differs() -> None:
+    key = IDENTITY.key()
+    assert key == f"all-MiniLM-L6-v2:{'ab' * 32}:2:256:fp32"
+    changes: list[tuple[str, Any]] = [
+        ("name", "other"),
+        ("weights_sha256", "cd" * 32),
+        ("dimensions", 3),
+        ("max_tokens", 512),
+        ("precision", "int8"),
+    ]
+    for field, value in changes:
+        assert msgspec.structs.replace(IDENTITY, **{field: value}).key() != key
+    assert msgspec.structs.replace(IDENTITY, runtime="onnx").key() == key
+
+
+def test_a_source_record_needs_no_headers() -> None:
+    assert SourceRecord("t", 0, 0, None, None, None).headers == ()
+
+
+def test_a_dead_letter_for_several_records_says_which() -> None:
+    record = make_record(None, 9)._replace(fault=Fault(Reason.BATCH_TOO_LARGE, "too large", 4))
+    headers = dict(dead_letter(record, InvalidTrace(Reason.BATCH_TOO_LARGE, "", "too large")).headers)
+    assert (headers["kp-source-offset"], headers["kp-source-first-offset"], headers["kp-source-last-offset"]) == (
+        b"9", b"4", b"9",
+    )  # fmt: skip
+    alone = make_record(None, 9)._replace(fault=Fault(Reason.BAD_HEADER, "bad"))
+    headers = dict(dead_letter(alone, InvalidTrace(Reason.BAD_HEADER, "", "bad")).headers)
+    assert "kp-source-first-offset" not in headers

@@ -1,0 +1,192 @@
+"""The score: equal to the reference to the last bit, its profiles, and its overrides one by one."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from tests.support.builders import make_trace, read_jsonl
+from worker import Profile, Weights, embedding_text, parse_trace, score_trace
+from worker.core.scoring import PROFILES
+
+SPECIFIED_WEIGHTS = {
+    "default": (0.25, 0.35, 0.15, 0.25),
+    "finance": (0.20, 0.25, 0.10, 0.45),
+    "code": (0.20, 0.30, 0.30, 0.20),
+    "medical": (0.15, 0.20, 0.10, 0.55),
+    "customer_service": (0.20, 0.30, 0.20, 0.30),
+}
+
+
+def clamped(value: float) -> float:
+    return min(1.0, max(0.0, value))
+
+
+def to_trace(document: Any) -> Any:
+    return parse_trace(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "case", read_jsonl("scoring_cases.jsonl"), ids=lambda case: f"{case['case']}-{case['kind'][:40]}"
+)
+def test_same_score_and_text_as_the_reference_to_the_last_bit(case: dict[str, Any]) -> None:
+    trace = to_trace(case["trace"])
+    assert score_trace(trace).score == clamped(case["score"])
+    assert embedding_text(trace) == case["text"]
+
+
+@pytest.mark.parametrize("case", read_jsonl("domain_name_cases.jsonl"), ids=lambda case: case["case"])
+def test_a_domain_named_like_a_javascript_member_is_an_unknown_domain(case: dict[str, Any]) -> None:
+    score = score_trace(to_trace(case["trace"]))
+    assert score.score == clamped(case["documented_score"])
+    assert score.profile == "default"
+
+
+def test_the_profiles_are_the_specified_ones() -> None:
+    weights = {
+        name: (p.weights.complexity, p.weights.novelty, p.weights.tool_diversity, p.weights.outcome_confidence)
+        for name, p in PROFILES.items()
+    }
+    assert weights == SPECIFIED_WEIGHTS
+    assert all(profile.threshold is None for profile in PROFILES.values())
+
+
+@pytest.mark.parametrize("domain", ["Finance", "finance ", "default", "__proto__", "customer-service"], ids=repr)
+def test_a_domain_without_a_profile_of_exactly_that_name_takes_the_default(domain: str) -> None:
+    score = score_trace(make_trace(domain=domain))
+    assert score.profile == "default"
+    assert score.weights == PROFILES["default"].weights
+
+
+def test_components_are_those_of_the_formula() -> None:
+    steps = (
+        "thought",
+        "tool_call:a",
+        "tool_call:b",
+        "tool_call:a",
+        "observation",
+        "thought",
+        "error_recovery",
+        "thought",
+    )
+    components = score_trace(make_trace(steps=steps, success=False, confidence=0.7), novelty=1.7).components
+    assert components.complexity == min(1.0, 4 / 4 * 0.5 + 0.3 + 8 / 20 * 0.2)
+    assert components.novelty == 1.7
+    assert components.tool_diversity == 2 / 8 * 3
+    assert components.outcome_confidence == 0.7 * 0.3
+
+
+def test_complexity_and_tool_diversity_end_at_1() -> None:
+    steps = [f"tool_call:{i}" for i in range(97)] + ["thought", "observation", "error_recovery"]
+    components = score_trace(make_trace(steps=steps)).components
+    assert (components.complexity, components.tool_diversity) == (1.0, 1.0)
+
+
+def test_a_tool_counts_on_any_step_and_by_its_exact_name() -> None:
+    steps = [{"type": "thought", "tool": {"name": name}} for name in ("", "a", "A", "a ", "a")] + ["observation"] * 10
+    assert score_trace(make_trace(steps=steps)).components.tool_diversity == 4 / 15 * 3
+
+
+def test_a_tool_s_server_does_not_make_another_tool() -> None:
+    steps = [{"type": "tool_call", "tool": {"name": "a", "mcp_server": server}} for server in ("x", "y")]
+    assert score_trace(make_trace(steps=steps)).overrides == ("low_tool_diversity_penalty",)
+
+
+def test_a_single_thought_scores_a_tenth_whatever_else_it_has() -> None:
+    score = score_trace(make_trace(steps=("thought",), confidence=1.0), novelty=2.0)
+    assert (score.score, score.overrides) == (0.1, ("single_thought",))
+
+
+@pytest.mark.parametrize("kind", ["observation", "tool_call", "error_recovery"])
+def test_a_single_step_of_another_type_is_no_single_thought(kind: str) -> None:
+    assert score_trace(make_trace(steps=(kind,))).overrides == ()
+
+
+def test_the_penalty_works_on_the_single_thought_s_result() -> None:
+    score = score_trace(make_trace(steps=("thought:search",)))
+    assert score.overrides == ("single_thought", "low_tool_diversity_penalty")
+    assert score.score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("recoveries", "success", "bonus"), [(2, True, False), (3, True, True), (3, False, False), (4, True, True)]
+)
+def test_the_bonus_needs_more_than_two_error_recoveries_and_success(
+    recoveries: int, success: bool, bonus: bool
+) -> None:
+    steps = ["error_recovery"] * recoveries + ["observation"]
+    score = score_trace(make_trace(steps=steps, success=success, confidence=0.2))
+    assert score.overrides == (("error_recovery_bonus",) if bonus else ())
+    c, w = score.components, score.weights
+    plain = (
+        c.complexity * w.complexity
+        + c.novelty * w.novelty
+        + c.tool_diversity * w.tool_diversity
+        + c.outcome_confidence * w.outcome_confidence
+    )
+    assert score.score == (min(1.0, plain + 0.1) if bonus else plain)
+
+
+def test_the_bonus_is_cut_at_1_before_the_penalty_is_taken() -> None:
+    steps = ["error_recovery:a"] * 3
+    score = score_trace(make_trace(steps=steps, confidence=1.0), novelty=2.0)
+    assert score.overrides == ("error_recovery_bonus", "low_tool_diversity_penalty")
+    assert score.score == 1.0 - 0.1
+
+
+@pytest.mark.parametrize(
+    ("steps", "penalty"),
+    [
+        (("tool_call", "observation"), False),  # no tool at all
+        (("tool_call:a", "observation"), True),
+        (("tool_call:a", "tool_call:a"), True),
+        (("tool_call:a", "tool_call:b"), False),
+        (("observation:", "tool_call"), True),  # the tool named ""
+    ],
+)
+def test_the_penalty_is_for_exactly_one_tool(steps: tuple[str, ...], penalty: bool) -> None:
+    score = score_trace(make_trace(steps=steps))
+    assert ("low_tool_diversity_penalty" in score.overrides) is penalty
+
+
+def test_the_score_is_clamped_at_the_end_and_novelty_is_not() -> None:
+    score = score_trace(make_trace(confidence=1.0), novelty=2.0)
+    assert score.score == 1.0
+    assert score.components.novelty == 2.0
+    assert score_trace(make_trace(steps=("tool_call:a", "observation"), confidence=0), novelty=-1e-7).score >= 0.0
+
+
+def test_without_a_neighbour_novelty_is_one_half() -> None:
+    assert score_trace(make_trace()) == score_trace(make_trace(), novelty=0.5)
+
+
+def test_profiles_can_be_added_and_changed() -> None:
+    extra = Profile(Weights(1.0, 0.0, 0.0, 0.0))
+    profiles = {**PROFILES, "gardening": extra, "finance": extra}
+    for domain in ("gardening", "finance"):
+        score = score_trace(make_trace(domain=domain), 0.5, profiles)
+        assert score.profile == domain
+        assert score.score == score.components.complexity
+    assert score_trace(make_trace(domain="code"), 0.5, profiles) == score_trace(make_trace(domain="code"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (0.25, 0.25, 0.25, 0.26),
+        (0.25, 0.25, 0.25, 0.2499),
+        (0.0, 0.0, 0.0, 0.0),
+        (1.5, -0.5, 0.0, 0.0),
+        (math.nan, 0.5, 0.25, 0.25),
+        (math.inf, 0.0, 0.0, 0.0),
+    ],
+)
+def test_weights_that_do_not_sum_to_1_are_refused(values: tuple[float, float, float, float]) -> None:
+    with pytest.raises(ValueError, match=r"weight"):
+        Weights(*values)
+
+
+def test_weights_may_carry_rounding() -> None:
+    Weights(0.1 + 0.2, 0.3, 0.2, 0.2)
+    Weights(1 / 3, 1 / 3, 1 / 3, 0.0)

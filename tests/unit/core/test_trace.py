@@ -1,0 +1,460 @@
+"""The trace model: the verdicts of the reference, traps between JSON parsers, time, text and splice."""
+
+import contextlib
+import dataclasses
+import json
+import pickle
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.core.trace import (
+    CONTEXT,
+    LEGACY_CONTEXT,
+    MAX_MESSAGE,
+    InvalidTrace,
+    Limits,
+    Reason,
+    created_at_ms,
+    embedding_text,
+    parse_trace,
+    splice,
+)
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def read_jsonl(name: str) -> list[Any]:
+    return [json.loads(line) for line in (DATA / name).read_bytes().split(b"\n") if line]
+
+
+CASES = read_jsonl("validation_cases.jsonl")
+
+GOOD: dict[str, Any] = {
+    "@context": CONTEXT,
+    "@type": "ReasoningTrace",
+    "id": "kp:trace:1",
+    "metadata": {
+        "created_at": "2026-04-14T08:00:03.589Z",
+        "task_domain": "finance",
+        "success": True,
+        "quality_score": 0,
+        "visibility": "org",
+        "privacy_level": "federated",
+    },
+    "task": {"objective": "Explain"},
+    "steps": [
+        {"step_id": 0, "type": "thought", "content": "Think"},
+        {"step_id": 1, "type": "tool_call", "tool": {"name": "search"}},
+    ],
+    "outcome": {"result_summary": "Done", "confidence": 0.5},
+}
+
+
+def text_with(path: str, value: str) -> str:
+    """Return the good document with the JSON text `value` at `path`."""
+    document: Any = json.loads(json.dumps(GOOD))
+    *parents, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
+    target = document
+    for part in parents:
+        target = target[part]
+    target[last] = "@@value@@"
+    return json.dumps(document).replace('"@@value@@"', value)
+
+
+STRICT = Limits(strict_context=True)
+"""The reference schema's own verdicts: it does not know the former @context."""
+
+
+def refusal(raw: Any, limits: Limits | None = None) -> InvalidTrace:
+    with pytest.raises(InvalidTrace) as caught:
+        parse_trace(raw, limits or STRICT)
+    return caught.value
+
+
+def has_lone_surrogate(raw: str) -> bool:
+    try:
+        json.dumps(json.loads(raw), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['case']}-{case['kind'][:40]}")
+def test_same_verdict_as_the_reference(case: dict[str, Any]) -> None:
+    if case["json"] and has_lone_surrogate(case["raw"]):
+        assert case["edge"]
+        assert refusal(case["raw"]).reason is Reason.NOT_JSON
+    elif case["valid"]:
+        parse_trace(case["raw"], STRICT)
+    elif case["json"]:
+        assert refusal(case["raw"]).path == ".".join(map(str, case["path"]))
+    else:
+        assert refusal(case["raw"]).reason in (Reason.NOT_JSON, Reason.EMPTY_VALUE)
+
+
+@pytest.mark.parametrize("kind", [str, bytes, bytearray, memoryview])
+def test_accepts_any_spelling_of_bytes(kind: type) -> None:
+    text = json.dumps(GOOD)
+    assert parse_trace(text if kind is str else kind(text.encode())).id == "kp:trace:1"
+
+
+def test_gives_names_python_likes() -> None:
+    trace = parse_trace(json.dumps(GOOD))
+    assert trace.metadata.created_at == "2026-04-14T08:00:03.589Z"
+    assert trace.metadata.success is True
+    assert trace.steps[0].content == "Think"
+    assert trace.steps[0].tool is None
+    assert trace.steps[1].content == ""
+    assert trace.steps[1].tool is not None
+    assert trace.steps[1].tool.name == "search"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("steps.0.step_id", "1.0"),
+        ("steps.0.step_id", "1e0"),
+        ("steps.0.step_id", "0e5"),
+        ("steps.0.step_id", "-0"),
+        ("steps.0.step_id", "-0.0"),
+        ("steps.0.step_id", "1e300"),
+        ("steps.0.step_id", "18446744073709551616"),
+        ("steps.0.step_id", "1" + "0" * 300),
+        ("steps.0.step_id", "1.00000000000000000001"),
+        ("steps.0.step_id", "1e-400"),
+        ("metadata.quality_score", "1.00000000000000000001"),
+        ("metadata.quality_score", "-1e-400"),
+        ("outcome.confidence", "1e0"),
+        ("steps.0.latency_ms", "1e308"),
+        ("steps.0.content", r'"\u0000"'),
+        ("steps.0.content", r'"\ud83d\ude00\/"'),
+        ("steps.0.content", '"\x7f\u2028"'),
+        ("steps.1.tool", '{"name":""}'),
+        ("steps.0.input", '{"":null,"__proto__":1}'),
+        ("extra", "1e400"),
+        ("extra", "1" + "0" * 4000),
+        ("extra", '{"a":[null,{"__proto__":{}}]}'),
+        ("__proto__", '{"task":null}'),
+        ("metadata.task_domain", '"__proto__"'),
+        ("metadata.created_at", '"2026-04-14T08:00Z"'),
+        ("metadata.created_at", '"2024-02-29T00:00:00Z"'),
+        ("metadata.created_at", '"2000-02-29T00:00:00.1234567890123Z"'),
+        ("metadata.created_at", '"0001-01-01T00:00:00Z"'),
+        ("id", '"kp:trace:"'),
+        ("knowledge_graph_delta", '{"entities":[],"relationships":[]}'),
+    ],
+)
+def test_accepts(path: str, value: str) -> None:
+    parse_trace(text_with(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ("steps.0.step_id", "1.5", Reason.INVALID_VALUE),
+        ("steps.0.step_id", "5e-324", Reason.INVALID_VALUE),
+        ("steps.0.step_id", "-1", Reason.INVALID_VALUE),
+        ("steps.0.step_id", "1e400", Reason.INVALID_VALUE),
+        ("steps.0.step_id", "1" + "0" * 400, Reason.INVALID_VALUE),
+        ("steps.0.step_id", "true", Reason.INVALID_TYPE),
+        ("steps.0.step_id", '"1"', Reason.INVALID_TYPE),
+        ("steps.0.latency_ms", "1e400", Reason.INVALID_VALUE),
+        ("steps.0.latency_ms", "-1", Reason.INVALID_VALUE),
+        ("steps.0.latency_ms", "null", Reason.INVALID_TYPE),
+        ("steps.0.tool", "null", Reason.INVALID_TYPE),
+        ("steps.0.input", "[]", Reason.INVALID_TYPE),
+        ("steps.0.content", "null", Reason.INVALID_TYPE),
+        ("steps.0.output_summary", "1", Reason.INVALID_TYPE),
+        ("steps.0.type", '"Thought"', Reason.INVALID_VALUE),
+        ("steps.0.type", '"Expected `str`, got `null`"', Reason.INVALID_VALUE),
+        ("steps.1.tool.name", "null", Reason.INVALID_TYPE),
+        ("steps.1.tool.mcp_server", "null", Reason.INVALID_TYPE),
+        ("steps", "[]", Reason.INVALID_VALUE),
+        ("task.input_schema", "null", Reason.INVALID_TYPE),
+        ("source_skill", "1", Reason.INVALID_TYPE),
+        ("metadata.agent_id", "1", Reason.INVALID_TYPE),
+        ("metadata.framework", "null", Reason.INVALID_TYPE),
+        ("metadata.success", "1", Reason.INVALID_TYPE),
+        ("metadata.quality_score", "1.0000000000000002", Reason.INVALID_VALUE),
+        ("metadata.quality_score", "-5e-324", Reason.INVALID_VALUE),
+        ("metadata.task_domain", '""', Reason.INVALID_VALUE),
+        ("metadata.created_at", '"2023-02-29T00:00:00Z"', Reason.INVALID_VALUE),
+        ("metadata.created_at", '"1900-02-29T00:00:00Z"', Reason.INVALID_VALUE),
+        ("metadata.created_at", '"0000-01-01T00:00:00Z"', Reason.INVALID_VALUE),
+        ("metadata.created_at", '"2026-04-31T00:00:00Z"', Reason.INVALID_VALUE),
+        ("metadata.created_at", '"2026-04-14T08:00:60Z"', Reason.INVALID_VALUE),
+        ("metadata.created_at", '"2026-04-14T08:00:03Z\\n"', Reason.INVALID_VALUE),
+        ("metadata.created_at", '"2026-04-14T08:00:03+00:00"', Reason.INVALID_VALUE),
+        ("metadata.created_at", '"2026-04-14T08:00:0\u0663Z"', Reason.INVALID_VALUE),
+        ("outcome.confidence", "1e400", Reason.INVALID_VALUE),
+        ("id", '"KP:TRACE:1"', Reason.INVALID_VALUE),
+        ("@type", '"ExpertSOP"', Reason.WRONG_TYPE),
+        ("@type", "null", Reason.WRONG_TYPE),
+        ("@context", f'"{CONTEXT}/"', Reason.WRONG_CONTEXT),
+        ("@context", f'"{LEGACY_CONTEXT}"', Reason.WRONG_CONTEXT),
+        ("@context", '{"a":1}', Reason.WRONG_CONTEXT),
+    ],
+)
+def test_refuses(path: str, value: str, reason: Reason) -> None:
+    error = refusal(text_with(path, value))
+    assert (error.reason, error.path) == (reason, path)
+
+
+NO_JSON = r"""
+    01 -01 1. .5 +1 - 1e 1e+ 0x1 NaN Infinity -Infinity undefined nul 'a' "a "\x" "\u12" [1,] [,1] {"a":1,}
+    {a:1} {"a"} "\ud800" "\udc00" "\ude00\ud83d" "\ud83d\u0041" {"\ud800":1}
+"""
+
+
+@pytest.mark.parametrize("value", [*NO_JSON.split(), '"\x01"', '"\t"', '"\n"', "1 2", "\v1", "\xa01", "\x00"])
+@pytest.mark.parametrize("path", ["extra", "steps.0.extra", "steps.0.content"])
+def test_refuses_what_is_no_json_also_in_fields_it_does_not_read(path: str, value: str) -> None:
+    assert refusal(text_with(path, value)).reason is Reason.NOT_JSON
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf5\x80\x80\x80"],
+    ids=["ff", "surrogate", "overlong", "f5"],
+)
+@pytest.mark.parametrize("place", [b'"extra":"@"', b'"extra@":1', b'"id":"@"'])
+def test_refuses_bytes_that_are_no_utf8(place: bytes, raw: bytes) -> None:
+    document = b"{" + place.replace(b"@", raw) + b"," + json.dumps(GOOD).encode()[1:]
+    assert refusal(document).reason is Reason.NOT_UTF8
+
+
+def test_refuses_text_that_utf8_cannot_carry() -> None:
+    assert refusal('{"a":"\ud800"}').reason is Reason.NOT_UTF8
+
+
+def test_an_earlier_duplicate_key_is_not_looked_at() -> None:
+    text = json.dumps(GOOD)
+    assert parse_trace('{"id":17,"metadata":null,' + text[1:]).id == "kp:trace:1"
+    assert refusal(text[:-1] + ',"\\u0069d":17}').path == "id"
+
+
+def test_white_space_is_json_white_space_only() -> None:
+    text = json.dumps(GOOD, indent=2)
+    parse_trace(f" \t\r\n{text}\n ")
+    for bad in ("\ufeff" + text, text + "\v", "\xa0" + text, text + "\0", text + text, " "):
+        assert refusal(bad).reason is Reason.NOT_JSON
+
+
+@pytest.mark.parametrize("raw", [None, b"", "", bytearray()])
+def test_no_value(raw: Any) -> None:
+    assert refusal(raw).reason is Reason.EMPTY_VALUE
+
+
+@pytest.mark.parametrize(
+    "field", ["@context", "metadata.created_at", "task", "steps.1.tool.name", "outcome.confidence"]
+)
+def test_missing_field(field: str) -> None:
+    document: Any = json.loads(json.dumps(GOOD))
+    *parents, last = field.split(".")
+    target = document
+    for part in parents:
+        target = target[int(part) if part.isdecimal() else part]
+    del target[last]
+    error = refusal(json.dumps(document))
+    assert (error.reason, error.path) == (Reason.MISSING_FIELD, field)
+    assert str(error) == f"{field}: required, but missing; add it"
+
+
+def test_the_first_problem_is_the_first_of_the_schema_not_of_the_document() -> None:
+    document = {key: GOOD[key] for key in ("outcome", "steps", "metadata")}
+    document = {"knowledge_graph_delta": 1, "id": 1, "@type": "", **document, "@context": CONTEXT}
+    assert refusal(json.dumps(document)).path == "@type"
+    document["@type"] = "ReasoningTrace"
+    assert refusal(json.dumps(document)).path == "id"
+    document["id"] = "kp:trace:1"
+    assert refusal(json.dumps(document)).path == "task"
+
+
+def test_context_of_the_former_schema_is_accepted_by_default() -> None:
+    parse_trace(text_with("@context", f'"{LEGACY_CONTEXT}"'))
+    assert refusal(text_with("@context", '"https://schema.org"'), Limits()).reason is Reason.WRONG_CONTEXT
+
+
+def test_limits_hold_at_their_borders() -> None:
+    text = json.dumps(GOOD)
+    parse_trace(text, Limits(max_bytes=len(text), max_steps=2, max_depth=4))
+    assert refusal(text, Limits(max_bytes=len(text) - 1)).reason is Reason.TOO_LARGE
+    assert refusal(text, Limits(max_depth=3)).reason is Reason.TOO_DEEP
+    error = refusal(text, Limits(max_steps=1))
+    assert (error.reason, error.path) == (Reason.TOO_MANY_STEPS, "steps")
+    assert refusal("[" * 64 + "]" * 64).reason is Reason.INVALID_TYPE
+    assert refusal("[" * 65 + "]" * 65).reason is Reason.TOO_DEEP
+    assert refusal('"' + "[" * 100 + '"').reason is Reason.INVALID_TYPE
+
+
+def test_too_many_digits() -> None:
+    assert refusal(text_with("extra", "1" * 5000)).reason is Reason.INVALID_VALUE
+
+
+BIG = 1_048_576
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "open lists": lambda: b"[" * BIG,
+    "open objects": lambda: b'{"a":' * (BIG // 5),
+    "closed lists": lambda: b"[" * (BIG // 2) + b"]" * (BIG // 2),
+    "wide and deep": lambda: b"[" + b",".join([b"[" * 63 + b"]" * 63] * (BIG // 127 - 1)) + b"]",
+    "empty lists": lambda: b"[" + b"[]," * (BIG // 3 - 1) + b"1]",
+    "digits": lambda: b"1" * BIG,
+    "fraction": lambda: b"0." + b"1" * (BIG - 2),
+    "escapes": lambda: b'"' + rb"\u00e9" * (BIG // 6 - 1) + b'"',
+    "time": lambda: text_with("metadata.created_at", f'"2026-04-14T08:00:03.{"1" * (BIG - 2000)}"').encode(),
+    "context": lambda: text_with("@context", "[" + "1.5," * (BIG // 5) + "1]").encode(),
+    "bad last step": lambda: text_with("steps", "[" + '{"step_id":0,"type":"thought"},' * 9999 + "null]").encode(),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_document_within_the_limits_takes_long(name: str) -> None:
+    raw = BOMBS[name]()
+    assert len(raw) <= BIG
+    start = time.thread_time()
+    error = refusal(raw)
+    assert time.thread_time() - start < 2
+    assert len(error.message) <= MAX_MESSAGE
+
+
+LONG_LISTS = {
+    "metadata.validated_by": ('""', "1"),
+    "knowledge_graph_delta.entities": ('{"name":"","type":""}', '{"name":""}'),
+    "knowledge_graph_delta.relationships": ('{"fact":"","valid_from":""}', '{"fact":"","valid_from":null}'),
+    "steps": ('{"step_id":0,"type":"thought"}', '{"step_id":-1,"type":"thought"}'),
+}
+
+
+def test_the_last_of_many_items_is_found_in_the_time_of_a_few_readings() -> None:
+    """340,000 strings and one integer held the event loop for as long as 25 readings of the document."""
+
+    def seconds(last: str) -> float:
+        raw = text_with("metadata.validated_by", "[" + '"",' * 340_000 + f"{last}]").encode()
+        best = 9.0
+        for _ in range(3):
+            start = time.thread_time()
+            with contextlib.suppress(InvalidTrace):
+                parse_trace(raw)
+            best = min(best, time.thread_time() - start)
+        return best
+
+    assert seconds("1") < 10 * seconds('""')
+
+
+@pytest.mark.parametrize("path", LONG_LISTS)
+def test_the_first_of_several_bad_items_is_named(path: str, seed: int) -> None:
+    rng = random.Random(seed)
+    good, bad = LONG_LISTS[path]
+    for _ in range(50):
+        items = [bad if rng.random() < 0.05 else good for _ in range(rng.randrange(1, 60))]
+        delta = '{"entities":[],"relationships":[]}'
+        text = text_with("knowledge_graph_delta", delta)
+        name = path.rsplit(".", maxsplit=1)[-1]
+        listed = f"[{','.join(items)}]"
+        raw = text.replace(f'"{name}":[]', f'"{name}":{listed}') if "delta" in path else text_with(path, listed)
+        if bad in items:
+            assert refusal(raw).path.startswith(f"{path}.{items.index(bad)}")
+        else:
+            parse_trace(raw)
+
+
+def test_depth_counts_lists_and_objects_alike(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(300):
+        deep = rng.randrange(55, 70)  # of the field, which is one level down
+        value: Any = []
+        for _ in range(deep - 1):
+            beside = rng.choice([0, "[{" * 40, [], {}])
+            value = rng.choice([[value], [beside, value], {"a": value}, {"b": beside, "a": value}])
+        raw = text_with("extra", json.dumps(value))
+        if deep + 1 > Limits().max_depth:
+            assert refusal(raw).reason is Reason.TOO_DEEP
+        else:
+            parse_trace(raw)
+
+
+def test_messages_are_short_and_fit_for_a_header() -> None:
+    for path, value in (
+        ("id", '"' + "é\\u0000\\n" * 9000 + '"'),
+        ("@context", json.dumps({"a" * 5000: ["b" * 5000] * 50})),
+        ("steps.0.type", '"' + "x" * 9000 + '"'),
+        ("outcome.confidence", "1" + "0" * 4000),
+    ):
+        error = refusal(text_with(path, value))
+        assert len(error.message) <= MAX_MESSAGE
+        assert error.message.startswith(f"{path}: ")
+        assert error.message.isprintable()
+    assert InvalidTrace(Reason.NOT_JSON, "", "\ud800").message == "?"
+
+
+def test_the_error_survives_pickling() -> None:
+    error = refusal(text_with("id", "1"))
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.reason, again.path, str(again)) == (error.reason, "id", "id: Expected `str`, got `int`")
+
+
+def test_embedding_text_is_the_reference_s() -> None:
+    for case in read_jsonl("scoring_cases.jsonl"):
+        assert embedding_text(parse_trace(json.dumps(case["trace"]))) == case["text"]
+
+
+@pytest.mark.parametrize(
+    ("created_at", "expected"),
+    [
+        # By Date.parse of Node 20.
+        ("2026-01-01T00:00:00.9999Z", 1767225600999),
+        ("1969-12-31T23:59:59.9999Z", -1),
+        ("1970-01-01T00:00:00Z", 0),
+        ("2026-01-01T10:15Z", 1767262500000),
+        ("2026-01-01T10:15:30.1Z", 1767262530100),
+        ("0001-01-01T00:00:00.0009Z", -62135596800000),
+        ("1600-02-29T00:00:00.123456789012345678Z", -11670998399877),
+        ("9999-12-31T23:59:59.999Z", 253402300799999),
+    ],
+)
+def test_event_time(created_at: str, expected: int) -> None:
+    assert created_at_ms(parse_trace(text_with("metadata.created_at", f'"{created_at}"'))) == expected
+
+
+def test_splice_keeps_every_byte_of_other_values() -> None:
+    head = b'"@context":"%s","@type":"Reasoning\\u0054race","id":"kp:trace:\\u00e9\\/"' % CONTEXT.encode()
+    rest = (
+        b'"created_at":"2026-04-14T08:00:03Z","task_domain":"\xe4\xbb\xbb","success":true,"visibility":"org",'
+        b'"privacy_level":"private","c":[ 1 ,2 ]},"task":{ "objective" : "a" },'
+        b'"steps":[{"step_id":1.0 ,"type":"thought"}],"outcome":{"confidence":1e-1,"result_summary":""},'
+        b'"big":12345678901234567890123'
+    )
+    raw = (
+        b' {"z":1.50e+1, ' + head + b' ,"scoring":{"old":1},"metadata" : {"b":1E400,"quality_score":0.25,'
+        b'"quality_score":1,' + rest + b',"z":-0} \n'
+    )
+    assert splice(raw, 0.1 + 0.2, b'{"score":0.3}') == (
+        b'{"z":-0,'
+        + head
+        + b',"metadata":{"b":1E400,"quality_score":0.30000000000000004,'
+        + rest
+        + b',"scoring":{"score":0.3}}'
+    )
+    parse_trace(raw)
+
+
+def test_spliced_traces_are_valid_again() -> None:
+    for document in read_jsonl("traces.jsonl"):
+        raw = json.dumps(document, ensure_ascii=False).encode()
+        output = splice(raw, 0.7804, b'{"score":0.7804}')
+        assert parse_trace(output).metadata.quality_score == 0.7804
+        document["metadata"]["quality_score"] = 0.7804
+        assert json.loads(output) == {**document, "scoring": {"score": 0.7804}}
+
+
+def test_results_cannot_be_changed() -> None:
+    trace = parse_trace(json.dumps(GOOD))
+    with pytest.raises(AttributeError):
+        trace.id = "other"  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Limits().max_bytes = 1  # type: ignore[misc]

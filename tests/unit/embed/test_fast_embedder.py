@@ -1,0 +1,113 @@
+"""Exported models and the OpenVINO embedder without the real model: clear errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, ModelError
+from worker.embed.model_dir import (
+    FORMAT,
+    MANIFEST,
+    CheckedFile,
+    ExportedPrecision,
+    Manifest,
+    default_directory,
+    file_sha256,
+    find_exported,
+    read_manifest,
+)
+from worker.embed.openvino_embedder import OpenVinoEmbedder
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Return a directory like an exported one, whose graph is nothing that a runtime could read."""
+    (tmp_path / "fp32.xml").write_text("graph")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    write_manifest(tmp_path)
+    return tmp_path
+
+
+def write_manifest(directory: Path, **changes: object) -> None:
+    files = {name: CheckedFile(name, file_sha256(directory / name)) for name in ("fp32.xml", "tokenizer.json")}
+    precisions = {"fp32": ExportedPrecision([files["fp32.xml"]], None)}
+    manifest = Manifest(FORMAT, "m", "0" * 64, 384, 512, "openvino", files["tokenizer.json"], precisions, {})
+    (directory / MANIFEST).write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, **changes)))
+
+
+def test_an_unknown_precision_is_refused_before_any_work(tmp_path: Path) -> None:
+    from worker.embed.export import export_model
+
+    with pytest.raises(ModelError, match="unknown precision fp8: choose from fp32, bf16, int8"):
+        export_model(None, tmp_path / "out", ("fp8",))
+
+
+def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is no exported model"):
+        OpenVinoEmbedder(tmp_path, 256, 0)
+
+
+def test_a_damaged_manifest_is_refused(damaged: Path) -> None:
+    (damaged / MANIFEST).write_text('{"format": 1')
+    with pytest.raises(ModelError, match="is damaged"):
+        OpenVinoEmbedder(damaged, 256, 0)
+
+
+def test_another_format_is_refused(damaged: Path) -> None:
+    write_manifest(damaged, format=99)
+    with pytest.raises(ModelError, match="has format 99"):
+        OpenVinoEmbedder(damaged, 256, 0)
+
+
+def test_another_runtime_is_refused(damaged: Path) -> None:
+    write_manifest(damaged, runtime="abacus")
+    with pytest.raises(ModelError, match="exported for abacus"):
+        OpenVinoEmbedder(damaged, 256, 0)
+
+
+def test_a_precision_that_was_not_exported_is_refused(damaged: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no int8 graph, only fp32; .* export-model --precision int8"):
+        OpenVinoEmbedder(damaged, 256, 0, "int8")
+
+
+def test_a_missing_graph_is_refused(damaged: Path) -> None:
+    (damaged / "fp32.xml").unlink()
+    with pytest.raises(ModelError, match=r"fp32\.xml cannot be read"):
+        OpenVinoEmbedder(damaged, 256, 0)
+
+
+def test_a_graph_outside_the_directory_is_refused(damaged: Path) -> None:
+    files = [CheckedFile("../fp32.xml", "0" * 64)]
+    write_manifest(damaged, precisions={"fp32": ExportedPrecision(files, None)})
+    with pytest.raises(ModelError, match="outside of it"):
+        OpenVinoEmbedder(damaged, 256, 0)
+
+
+def test_a_precision_is_refused_where_the_cpu_lacks_it(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = read_manifest(damaged).precisions["fp32"]
+    write_manifest(damaged, precisions={"fp32": files, "bf16": files})
+    monkeypatch.setattr("worker.embed.openvino_embedder.cpu_flags", lambda: frozenset({"avx2"}))
+    with pytest.raises(ModelError, match=r"avx512_bf16.*KP_PRECISION=fp32"):
+        OpenVinoEmbedder(damaged, 256, 0, "bf16")
+
+
+def test_find_exported(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = damaged / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    assert find_exported(None) is None
+    assert find_exported("sentence-transformers/all-MiniLM-L6-v2") is None
+    assert find_exported(str(damaged)) == damaged
+    target = cache / "kp-worker" / "models" / "all-MiniLM-L6-v2-53aa51172d14"
+    assert default_directory(OFFICIAL_NAME, OFFICIAL_SHA256) == target
+    target.parent.mkdir(parents=True)
+    target.symlink_to(damaged)
+    assert find_exported(None) == target
+    assert find_exported("sentence-transformers/all-MiniLM-L6-v2") == target
+    assert find_exported("sentence-transformers/all-MiniLM") is None
+    target.with_name("all-MiniLM-L6-v2-0123456789ab").symlink_to(damaged)
+    assert find_exported("sentence-transformers/all-MiniLM-L6-v2") is None  # two of them: the hub must say which
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification has it ignored
+    assert default_directory("m", "0" * 64) == Path.home() / ".cache" / "kp-worker" / "models" / "m-000000000000"

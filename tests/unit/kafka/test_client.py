@@ -1,0 +1,98 @@
+"""Files behind the connection: each that cannot be used is named, with what to do, and never what is in it."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Mapping
+
+import pytest
+
+from tests.support.secure_kafka import KEY_PASSWORD, PASSWORD, Files
+from worker.config import ConfigError, Settings, load
+from worker.kafka.client import client_arguments
+
+TLS = {"security_protocol": "SSL"}
+PLAIN = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "u"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("files"))
+
+
+def settings(**given: object) -> Settings:
+    return load(**{name: str(value) for name, value in given.items()})
+
+
+def test_without_settings_it_is_plain_text() -> None:
+    assert client_arguments(load()) == {
+        "bootstrap_servers": "127.0.0.1:9092",
+        "client_id": "kp-worker",
+        "metadata_max_age_ms": 30_000,
+        "security_protocol": "PLAINTEXT",
+    }
+
+
+def test_certificates_and_host_names_are_always_checked(files: Files) -> None:
+    for ca in ({}, {"tls_ca_file": files.ca}):
+        context = client_arguments(settings(**TLS, **ca))["ssl_context"]
+        assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+        assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+def test_secrets_come_from_files_without_their_last_line_break(files: Files) -> None:
+    arguments = client_arguments(settings(**PLAIN, sasl_password_file=files.write("spaced", " p w \r\n")))
+    assert (arguments["sasl_plain_username"], arguments["sasl_plain_password"]) == ("u", " p w ")
+    certificate = {"tls_certificate_file": files.client, "tls_key_file": files.encrypted_key}
+    client_arguments(settings(**TLS, **certificate, tls_key_password_file=files.key_password))
+    client_arguments(settings(**TLS, **certificate, tls_key_password=KEY_PASSWORD))
+
+
+def wrong(files: Files) -> Mapping[str, tuple[dict[str, object], tuple[str, ...]]]:
+    empty, text, missing = files.write("empty", " \n"), files.write("text", PASSWORD), files.directory / "nowhere"
+    binary = files.directory / "binary"
+    binary.write_bytes(b"\xff\xfe" + PASSWORD.encode())
+    pair = {**TLS, "tls_certificate_file": files.client}
+    token = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
+    return {
+        "no authority": ({**TLS, "tls_ca_file": missing}, ("KP_TLS_CA_FILE", str(missing), "No such file")),
+        "an authority that is none": ({**TLS, "tls_ca_file": text}, ("KP_TLS_CA_FILE", str(text), "PEM file")),
+        "no certificate": (
+            {**TLS, "tls_certificate_file": missing},
+            ("KP_TLS_CERTIFICATE_FILE", str(missing), "No such file", "mount"),
+        ),
+        "no key": ({**pair, "tls_key_file": missing}, ("KP_TLS_KEY_FILE", str(missing), "No such file")),
+        "a key that is none": ({**pair, "tls_key_file": text}, ("KP_TLS_KEY_FILE", str(text), "private key")),
+        "a certificate alone": (pair, ("KP_TLS_CERTIFICATE_FILE", str(files.client), "private key")),
+        "another key": (
+            {**TLS, "tls_certificate_file": files.client, "tls_key_file": files.expired_client},
+            ("KP_TLS_KEY_FILE", "mismatch"),
+        ),
+        "an encrypted key": ({**pair, "tls_key_file": files.encrypted_key}, ("encrypted", "KP_TLS_KEY_PASSWORD_FILE")),
+        "another password": (
+            {**pair, "tls_key_file": files.encrypted_key, "tls_key_password": PASSWORD},
+            ("KP_TLS_KEY_FILE", "KP_TLS_KEY_PASSWORD must be the key's"),
+        ),
+        "no password file": ({**PLAIN, "sasl_password_file": missing}, ("KP_SASL_PASSWORD_FILE", "No such file")),
+        "an empty password": ({**PLAIN, "sasl_password_file": empty}, ("KP_SASL_PASSWORD_FILE", "is empty")),
+        "a directory": ({**PLAIN, "sasl_password_file": files.directory}, ("KP_SASL_PASSWORD_FILE", "Is a directory")),
+        "not text": ({**PLAIN, "sasl_password_file": binary}, ("KP_SASL_PASSWORD_FILE", "not UTF-8")),
+        "an empty token": ({**token, "sasl_token_file": empty}, ("KP_SASL_TOKEN_FILE", "is empty", "sidecar")),
+    }
+
+
+def test_a_file_that_cannot_be_used_is_named_and_not_shown(files: Files) -> None:
+    for name, (given, words) in wrong(files).items():
+        with pytest.raises(ConfigError) as caught:
+            client_arguments(settings(**given))
+        for word in words:
+            assert word in str(caught.value), name
+        assert PASSWORD not in str(caught.value)
+
+
+def test_an_open_login_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        client_arguments(settings(**{**PLAIN, "security_protocol": "SASL_PLAINTEXT"}, sasl_password=PASSWORD))
+    assert "the password and all records cross the network unencrypted; use SASL_SSL" in caplog.text
+    assert PASSWORD not in caplog.text

@@ -1,0 +1,183 @@
+"""Logging: what is repeated is held back and counted, and an event is one line."""
+
+import json
+import logging
+import sys
+import unicodedata
+
+import pytest
+
+from worker.observe.logs import BURST, NOISY, WINDOW_SECONDS, JsonFormatter, RateLimit, TextFormatter, configure
+
+
+class HandClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def event(message: str, *args: object, name: str = "aiokafka.conn", level: int = logging.WARNING) -> logging.LogRecord:
+    record = logging.LogRecord(name, level, __file__, 1, message, args, None)
+    record.created, record.msecs = 1_776_153_600.589, 589.0
+    return record
+
+
+def test_a_burst_passes_and_the_rest_is_counted_and_told_when_the_window_closes() -> None:
+    clock = HandClock()
+    limit = RateLimit(clock)
+    passed = [limit.filter(event("node %s is away", n)) for n in range(1000)]
+    assert passed == [True] * BURST + [False] * (1000 - BURST)
+
+    clock.now += WINDOW_SECONDS - 0.001
+    assert not limit.filter(event("node %s is away", 7))
+    clock.now += 0.001
+    last = event("node %s is away", 8)
+    assert limit.filter(last)
+    held = 1001 - BURST
+    assert last.getMessage() == f"node 8 is away [{held} like it were held back in the last {WINDOW_SECONDS:.0f} s]"
+    following = [event("node %s is away", n) for n in range(BURST)]
+    assert [limit.filter(record) for record in following] == [True] * (BURST - 1) + [False]
+    assert following[0].getMessage() == "node 0 is away"
+
+
+def test_a_quiet_window_is_not_told() -> None:
+    clock = HandClock()
+    limit = RateLimit(clock)
+    for _ in range(BURST):
+        assert limit.filter(event("away"))
+    clock.now += WINDOW_SECONDS
+    record = event("away")
+    assert limit.filter(record)
+    assert record.getMessage() == "away"
+
+
+def test_messages_are_told_apart_by_logger_and_template() -> None:
+    limit = RateLimit(HandClock())
+    for _ in range(BURST):
+        limit.filter(event("away"))
+    assert not limit.filter(event("away"))
+    assert limit.filter(event("back"))
+    assert limit.filter(event("away", name="aiokafka.cluster"))
+
+
+def own(reason: str = "", offset: int | None = None, level: int = logging.INFO) -> logging.LogRecord:
+    record = event("dead letter" if reason else "started", name="worker.stream.partition_task", level=level)
+    if offset is not None:
+        record.offset, record.reason = offset, reason
+    return record
+
+
+def test_the_worker_s_own_messages_are_held_back_only_where_each_record_can_cause_one() -> None:
+    limit = RateLimit(HandClock())
+    assert all(limit.filter(own()) for _ in range(1000))
+    assert sum(limit.filter(own("not_json", n)) for n in range(1000)) == BURST
+    assert sum(limit.filter(own("invalid_value", n)) for n in range(1000)) == BURST  # a rare reason is not hidden
+    assert all(limit.filter(own("not_json", n, logging.DEBUG)) for n in range(1000))
+
+
+def test_held_back_dead_letters_are_told() -> None:
+    clock = HandClock()
+    limit = RateLimit(clock)
+    for number in range(100):
+        limit.filter(own("not_json", number))
+    clock.now += WINDOW_SECONDS
+    last = own("not_json", 100)
+    assert limit.filter(last)
+    assert (
+        TextFormatter()
+        .format(last)
+        .endswith(f"dead letter [{100 - BURST} like it were held back in the last 30 s] [offset=100 reason=not_json]")
+    )
+
+
+def test_many_templates_do_not_fill_the_memory() -> None:
+    limit = RateLimit(HandClock())
+    for number in range(5000):
+        limit.filter(event(f"message {number}"))
+    assert len(limit._windows) <= 1001
+
+
+MESSAGES = [
+    "Größe 检查",
+    "two\nlines",
+    "a\r\nb",
+    'quote " and \\',
+    "\x1b[31m\0\x7f",
+    "\x85\u2028\u2029\x0b\x0c\x1c",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=ascii)
+def test_json_is_one_object_a_line(message: str) -> None:
+    line = JsonFormatter().format(event("%s", message, name="worker.stream.process", level=logging.ERROR))
+    assert line.splitlines() == [line]
+    assert json.loads(line) == {
+        "time": "2026-04-14T08:00:00.589Z",
+        "level": "error",
+        "logger": "worker.stream.process",
+        "message": message,
+    }
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=ascii)
+def test_text_is_one_line_without_control_characters(message: str) -> None:
+    record = event("%s", message, name="worker.stream.process", level=logging.ERROR)
+    try:
+        raise ValueError(message)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    line = TextFormatter().format(record)
+    assert line.splitlines() == [line]
+    assert not [character for character in line if unicodedata.category(character) == "Cc"]
+    assert line.startswith("2026-04-14T08:00:00.589Z ERROR worker.stream.process: ")
+
+
+def test_both_formats_carry_what_an_event_is_about() -> None:
+    record = event("dead letter", name="worker.stream.partition_task", level=logging.INFO)
+    about = {"topic": "traces", "partition": 0, "offset": 42, "trace": "kp:trace:\n1", "reason": "not_json", "path": ""}
+    record.__dict__.update(about, other="not a field of ours")
+    line = TextFormatter().format(record)
+    assert line.endswith("dead letter [topic=traces partition=0 offset=42 trace=kp:trace:\\n1 reason=not_json]")
+    found = json.loads(JsonFormatter().format(record))
+    assert {name: found[name] for name in found.keys() & about.keys()} == {k: v for k, v in about.items() if v != ""}
+    assert "other" not in found
+
+
+def test_json_carries_the_exception_in_the_same_line() -> None:
+    record = event("failed")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert "ValueError: why" in json.loads(line)["exception"]
+
+
+def test_text_has_time_level_logger_and_message() -> None:
+    line = TextFormatter().format(event("assigned %s", [1, 2], name="worker.stream.process", level=logging.INFO))
+    assert line == "2026-04-14T08:00:00.589Z INFO worker.stream.process: assigned [1, 2]"
+
+
+@pytest.mark.parametrize(("style", "formatter"), [("text", TextFormatter), ("json", JsonFormatter)])
+def test_configure(style: str, formatter: type[logging.Formatter], monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.getLogger()
+    levels = {name: logging.getLogger(name).level for name in ("worker", *NOISY)}
+    monkeypatch.setattr(root, "handlers", [*root.handlers])
+    monkeypatch.setattr(root, "level", root.level)
+    try:
+        configure("debug", style)
+        (handler,) = root.handlers
+        assert isinstance(handler.formatter, formatter)
+        assert any(isinstance(part, RateLimit) for part in handler.filters)
+        assert logging.getLogger("worker.stream.partition_task").isEnabledFor(logging.DEBUG)
+        assert not logging.getLogger("aiokafka.conn").isEnabledFor(logging.INFO)
+        assert not logging.getLogger("anything").isEnabledFor(logging.INFO)
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,95 @@
+"""What the worker says of itself: series from the start, lag in records and in seconds."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.support.lane import LaneHarness, record, settle
+from worker.core.trace import Reason
+from worker.kafka.budget import Share
+from worker.observe.metrics import Metrics, lag_seconds
+from worker.stream.fetch_buffer import Intake
+
+
+def test_every_counter_has_all_its_series_at_zero_from_the_start() -> None:
+    registry = CollectorRegistry()
+    Metrics(registry, ["default", "law"])
+    families = {family.name: family for family in registry.collect()}
+    for family in families.values():
+        if family.type == "counter":
+            counts = [sample.value for sample in family.samples if sample.name.endswith("_total")]
+            assert counts, family.name
+            assert set(counts) == {0}
+    labels = [sample.labels for sample in families["kp_traces"].samples if sample.name == "kp_traces_total"]
+    assert {(label["decision"], label["profile"]) for label in labels} == {
+        ("accepted", "default"), ("accepted", "law"), ("rejected", "default"), ("rejected", "law"),
+    }  # fmt: skip
+    reasons = {sample.labels["reason"] for sample in families["kp_dead_letters"].samples}
+    assert reasons == {str(reason) for reason in Reason}
+
+
+def test_a_partition_s_gauges_end_with_its_assignment() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+
+    def gauges() -> set[str]:
+        return {s.name for f in registry.collect() if f.type == "gauge" for s in f.samples if s.labels}
+
+    for gauge in vars(metrics).values():
+        if getattr(gauge, "_labelnames", ()) == ("partition",):
+            gauge.labels("3").set(1)
+    assert len(gauges()) == 5
+    metrics.forget_partition(3)
+    metrics.forget_partition(3)  # nothing is left
+    assert gauges() == set()
+
+
+@pytest.mark.parametrize(
+    ("lag", "timestamp_ms", "seconds"),
+    [
+        (0, None, 0.0),
+        (0, 1_000, 0.0),
+        (1, 40_000, 60.0),
+        (1, 100_500, 0.0),  # the producer's clock is ahead
+        (1, None, None),
+        (1, -1, None),  # a record without a timestamp
+    ],
+)
+def test_lag_in_seconds_is_the_age_of_what_waits(lag: int, timestamp_ms: int | None, seconds: float | None) -> None:
+    assert lag_seconds(lag, timestamp_ms, now=100.0) == seconds
+
+
+async def test_the_oldest_record_of_a_lane_is_the_first_past_the_committed_offset() -> None:
+    stage = LaneHarness()
+
+    def oldest() -> int | None:
+        found = stage.lane.oldest()
+        return None if found is None else found.offset
+
+    assert oldest() is None
+    stage.take(0, 1, 2)
+    assert oldest() == 0  # waits for its embedding
+    stage.publisher.gate.clear()
+    stage.pool.finish(0)
+    stage.pool.finish(1)
+    await settle()
+    assert stage.lane.committed == 0
+    assert oldest() == 0  # is being committed
+    stage.publisher.gate.set()
+    await settle()
+    assert oldest() == stage.lane.committed == 2
+    stage.pool.finish(2)
+    await stage.lane.drain()
+    assert oldest() is None
+    await stage.lane.close()
+
+
+def test_the_oldest_record_of_the_intake() -> None:
+    intake = Intake(Share(1 << 20))
+    intake.assign([0, 1])
+    assert intake.oldest(0) is None
+    assert intake.oldest(7) is None
+    intake.add(0, [record(5), record(6)])
+    first = intake.oldest(0)
+    assert first is not None
+    assert first.offset == 5
+    assert intake.oldest(1) is None

@@ -1,0 +1,281 @@
+"""The status page without a browser: its numbers, what it keeps to itself, its headers (browser_status.py: with)."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import aiohttp
+from prometheus_client import CollectorRegistry
+
+from tests.support.builders import NEVER_ACCEPTED, make_record, trace_bytes
+from tests.support.lane import ManualPublisher, settle
+from worker import PartitionScorer
+from worker.config import Settings
+from worker.core.trace import DEFAULT_LIMITS
+from worker.observe.http_server import HttpServer
+from worker.observe.metrics import Metrics
+from worker.observe.status_page import KEPT_DEAD_LETTERS, KEPT_TRACES, PAGE, TEXT_LENGTH, WINDOW_SECONDS, Status
+from worker.stream.partition_task import Lane, Rules
+
+HTML = PAGE.read_text("utf-8")
+
+
+class Desk:
+    """A status and a lane that tells it what it commits."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = Settings(status_page=True, **settings)
+        self.metrics = Metrics(CollectorRegistry(), self.settings.scoring_profiles())
+        self.problem: str | None = None
+        self.status = Status(self.settings, self.metrics, lambda: self.problem)
+        self.publisher = ManualPublisher()
+        self.failures: list[BaseException] = []
+        self.lane = Lane(
+            3,
+            PartitionScorer(dimensions=8, threshold=self.settings.threshold),
+            self.publisher,
+            None,
+            Rules(DEFAULT_LIMITS, "created_at", self.settings.latency_budget_seconds),
+            self.metrics,
+            replay={},
+            next_offset=0,
+            waiting=lambda: 0,
+            on_room=lambda: None,
+            on_failure=self.failures.append,
+            on_committed=self.status.committed,
+        )
+        self.lane.start()
+
+    async def commit(self, *values: bytes) -> None:
+        for value in values:
+            self.lane.take(make_record(value, self.lane._taken + 1, partition=3))
+        await self.lane.drain()
+
+    def json(self) -> Any:
+        """Return the snapshot as the page gets it."""
+        body, headers = self.status.pages()["/status.json"]()
+        assert headers["Content-Type"] == "application/json"
+        return json.loads(body)
+
+
+# -- the rows
+
+
+async def test_a_committed_trace_is_shown_with_what_explains_its_score() -> None:
+    desk = Desk()
+    await desk.commit(trace_bytes("kp:trace:a", domain="finance"), trace_bytes("kp:trace:b", steps=NEVER_ACCEPTED))
+    second, first = desk.json()["traces"]
+    assert (first["id"], first["decision"], first["partition"], first["offset"]) == ("kp:trace:a", "accepted", 3, 0)
+    output = json.loads(desk.publisher.committed[0].outputs[0].value or b"")["scoring"]
+    assert first["score"] == output["score"]
+    assert first["components"] == list(output["components"].values())
+    assert (first["threshold"], first["profile"], first["nearest"]) == (0.75, "finance", None)
+    assert (second["decision"], second["overrides"]) == ("rejected", ["single_thought"])
+    await desk.lane.close()
+
+
+async def test_only_what_is_committed_is_shown() -> None:
+    desk = Desk()
+    desk.publisher.gate.clear()
+    desk.lane.take(make_record(trace_bytes("kp:trace:a"), 0))
+    desk.lane.take(make_record(b"no trace", 1))
+    await settle()
+    assert desk.publisher.begun
+    assert desk.json()["traces"] == desk.json()["dead_letters"] == []
+    desk.publisher.error = ConnectionError("the transaction was refused")
+    desk.publisher.gate.set()
+    await settle()
+    assert desk.failures
+    assert desk.json()["traces"] == desk.json()["dead_letters"] == []
+    assert sum(value for value in desk.json()["verdicts"].values() if not isinstance(value, dict)) == 0
+    await desk.lane.close()
+
+
+async def test_texts_are_shown_where_the_setting_allows_them_and_nowhere_else() -> None:
+    values = (trace_bytes(objective="SECRET " * 100), trace_bytes().replace(b"federated", b"SECRET"))
+    for allowed in (False, True):
+        desk = Desk(status_texts=allowed)
+        await desk.commit(*values)
+        shown = desk.json()
+        assert shown["texts"] is allowed
+        assert ("SECRET" in json.dumps(shown)) is allowed
+        [letter] = shown["dead_letters"]
+        assert (letter["reason"], letter["path"]) == ("invalid_value", "metadata.privacy_level")
+        assert ("SECRET" in (letter["message"] or "")) is allowed
+        if allowed:
+            assert shown["traces"][0]["objective"] == ("SECRET " * 100)[:TEXT_LENGTH]
+        await desk.lane.close()
+
+
+async def test_the_last_records_are_kept_and_no_more() -> None:
+    desk = Desk(status_texts=True)
+    await desk.commit(*[trace_bytes(f"kp:trace:{i}") for i in range(KEPT_TRACES + 20)])
+    await desk.commit(*[b"no trace"] * (KEPT_DEAD_LETTERS + 20))
+    shown = desk.json()
+    assert [row["id"] for row in shown["traces"]] == [f"kp:trace:{i}" for i in range(KEPT_TRACES + 19, 19, -1)]
+    assert [row["offset"] for row in shown["dead_letters"]] == list(range(109, 109 - KEPT_DEAD_LETTERS, -1))
+    await desk.lane.close()
+
+
+async def test_a_hostile_trace_neither_stops_the_lane_nor_grows_the_page() -> None:
+    desk = Desk(status_texts=True)
+    twice = trace_bytes().replace(b'"task":', b'"task": 5, "task":', 1)  # the last one counts
+    await desk.commit(twice, trace_bytes("kp:trace:" + "\u202e<img src=x onerror=alert(1)>" * 10_000), b"\xff" * 5000)
+    assert not desk.failures
+    assert desk.json()["traces"][1]["objective"] == "Explain"
+    assert desk.json()["traces"][0]["id"].startswith("kp:trace:\\u202e<img src=x")
+    assert len(desk.status.pages()["/status.json"]()[0]) < 10_000
+    await desk.lane.close()
+
+
+# -- the numbers
+
+
+async def test_verdicts_and_scores_are_those_of_the_metrics() -> None:
+    desk = Desk(threshold=0.8, profiles=json.loads('{"code": {"threshold": 0.9}}'))
+    await desk.commit(*[trace_bytes(f"kp:trace:{i}") for i in range(3)], b"", trace_bytes(steps=NEVER_ACCEPTED))
+    shown = desk.json()
+    count = desk.metrics.registry.get_sample_value
+    accepted = count("kp_traces_total", {"decision": "accepted", "profile": "finance"})
+    assert shown["verdicts"] == {
+        "accepted": accepted, "rejected": 4 - (accepted or 0), "dead_letter": 1, "reasons": {"empty_value": 1},
+    }  # fmt: skip
+    assert sum(shown["scores"]["counts"]) == count("kp_score_count") == 4
+    assert shown["scores"]["counts"][1] == 1  # the single thought: 0.1
+    assert (shown["scores"]["threshold"], shown["scores"]["thresholds"]) == (0.8, {"code": 0.9})
+    await desk.lane.close()
+
+
+async def test_percentiles_are_of_the_last_minutes() -> None:
+    desk = Desk()
+    now = 10_000.0
+    assert desk.json()["evaluation"]["p50"] is None
+    for _ in range(1000):
+        desk.metrics.evaluation.observe(2.0)
+        desk.metrics.over_budget.inc()
+    desk.status.tick(now)
+    before = desk.json()["evaluation"]
+    assert (before["count"], before["over_budget"]) == (1000, 1000)
+    assert 1000 < before["p50"] < 2500
+    for second in range(1, WINDOW_SECONDS + 1):
+        desk.metrics.evaluation.observe(0.03)
+        desk.status.tick(now + second)
+    after = desk.json()["evaluation"]
+    assert (after["count"], after["over_budget"], after["over_seconds"]) == (WINDOW_SECONDS, 0, WINDOW_SECONDS)
+    assert 25 < after["p50"] < after["p95"] < after["p99"] <= 50
+    assert after["budget"] == 100
+    await desk.lane.close()
+
+
+async def test_the_rate_is_that_of_the_last_seconds() -> None:
+    desk = Desk()
+    desk.status._moments.clear()
+    for second in range(200):
+        desk.metrics.consumed.inc(7 if second < 195 else 27)
+        desk.status.tick(second)
+    rate = desk.json()["rate"]
+    assert rate["now"] == 17.0
+    assert (len(rate["chart"]), rate["chart"][0], rate["chart"][-1]) == (120, 7.0, 27.0)
+    await desk.lane.close()
+
+
+async def test_partitions_come_and_go_with_their_gauges() -> None:
+    desk = Desk()
+    assert desk.json()["partitions"] == []
+    for partition in ("10", "9"):
+        desk.metrics.lag.labels(partition).set(5)
+        desk.metrics.cache_entries.labels(partition).set(3)
+    assert desk.json()["partitions"] == [{"partition": p, "lag": 5, "cache": 3} for p in (9, 10)]
+    desk.metrics.forget_partition(9)
+    assert [row["partition"] for row in desk.json()["partitions"]] == [10]
+    await desk.lane.close()
+
+
+# -- the page and its headers
+
+
+class Outline(HTMLParser):
+    """Reads the page strictly: every element closed in order, no code and no style but in their own elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), f"<{tag} {name}> is code that the policy refuses"
+            assert name != "style", f"<{tag} style> is refused by the policy"
+            if name == "id":
+                self.ids.append(value or "")
+            elif name == "aria-labelledby":
+                self.references += (value or "").split()
+            elif name in ("src", "href"):
+                assert (value or "").startswith(("data:", "#")), "external"
+                self.references += [value[1:]] if value and value.startswith("#") else []
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_complete_in_itself() -> None:
+    outline = Outline()
+    outline.feed(HTML)
+    outline.close()
+    assert outline.open == []
+    assert len(outline.ids) == len(set(outline.ids))
+    named = re.findall(r'\b(?:at|text|rows)\("([\w-]+)"', HTML)
+    assert len(named) > 20
+    assert {*outline.references, *named} <= set(outline.ids)
+    assert {"main", "h1", "h2", "table", "button"} <= set(outline.tags)
+    assert 'lang="en"' in HTML
+    assert "prefers-reduced-motion" in HTML
+
+
+def test_the_script_makes_no_html_and_no_code_out_of_data() -> None:
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(|srcdoc", HTML)
+    assert not re.findall(r"setTimeout\(['\"`]|createContextualFragment|javascript:", HTML)
+
+
+async def test_the_policy_lets_run_what_the_page_holds_and_nothing_else() -> None:
+    body, headers = Status(Settings(), Metrics(CollectorRegistry()), lambda: None).pages()["/"]()
+    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+    for element in ("script", "style"):
+        [content] = re.findall(rf"<{element}>(.*?)</{element}>", body.decode(), re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert policy[f"{element}-src"] == f"'sha256-{digest}'"
+    assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["require-trusted-types-for"] == "'script'"
+
+
+async def test_http_serves_the_pages_it_is_given() -> None:
+    desk = Desk()
+    server = HttpServer("127.0.0.1", 0, CollectorRegistry(), lambda: None, lambda: None, desk.status.pages())
+    url = f"http://127.0.0.1:{await server.start()}"
+    async with aiohttp.ClientSession() as session:
+        for path, kind in (("/", "text/html; charset=utf-8"), ("/status.json", "application/json")):
+            async with session.get(url + path) as answer:
+                assert (answer.status, answer.headers["Content-Type"]) == (200, kind)
+                assert answer.headers["Cache-Control"] == "no-store"
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert answer.headers["Connection"] == "close"
+                assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+                assert await answer.read()
+            async with session.post(url + path) as answer:
+                assert answer.status == 405
+        async with session.get(url + "/status.html") as answer:
+            assert answer.status == 404
+    await server.stop()
+    await desk.lane.close()
+
+
+# -- a real worker

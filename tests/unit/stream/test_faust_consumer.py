@@ -1,0 +1,75 @@
+"""What worker/stream/faust_consumer.py and its neighbours lean on in Faust and aiokafka: a version that changes it fails here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import aiokafka
+import faust
+import pytest
+from aiokafka.consumer.group_coordinator import GroupCoordinator, NoGroupCoordinator
+from aiokafka.producer.sender import Sender
+from aiokafka.producer.transaction_manager import TransactionManager
+from faust.tables.recovery import Recovery
+from faust.transport import consumer as base
+from faust.transport.drivers import aiokafka as driver
+
+from worker.stream.faust_consumer import KpConsumer, _App, _ConsumerThread
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (KpConsumer._drain_messages, base.Consumer._drain_messages),
+        (KpConsumer._new_consumer_thread, driver.Consumer._new_consumer_thread),
+        (KpConsumer.wait_empty, base.Consumer.wait_empty),
+        (KpConsumer.perform_seek, base.Consumer.perform_seek),
+        (_ConsumerThread._create_worker_consumer, driver.AIOKafkaConsumerThread._create_worker_consumer),
+        (_App._create_directories, faust.App._create_directories),
+    ],
+)
+def test_an_overridden_method_is_still_there_with_its_parameters(ours: Any, theirs: Any) -> None:
+    assert parameters(ours) == parameters(theirs)
+    assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(theirs)
+
+
+def test_commit_can_still_be_replaced() -> None:
+    assert set(parameters(base.Consumer.commit)) == set(parameters(KpConsumer.commit))
+
+
+def test_faust_still_calls_what_is_replaced() -> None:
+    assert "consumer._drain_messages(self)" in inspect.getsource(base.Fetcher)
+    assert "wait_empty" in inspect.getsource(faust.App._consumer_wait_empty)
+    source = inspect.getsource(Recovery._resume_streams)
+    order = [source.index(text) for text in ("on_rebalance_complete.send", "perform_seek", "resume_flow")]
+    assert order == sorted(order), "restore first, then seek, then let records flow"
+    revoke = inspect.getsource(faust.App._on_partitions_revoked)
+    order = [revoke.index(text) for text in ("stop_flow", "flow_control.clear", "_consumer_wait_empty")]
+    assert order == sorted(order), "no record may come while the lanes drain"
+
+
+def test_names_that_are_used_still_exist() -> None:
+    assert {"flow_active", "can_resume_flow", "suspend_flow"} <= set(base.Consumer.__annotations__)
+    assert "_ensure_consumer" in vars(driver.AIOKafkaConsumerThread)
+    assert "call_thread" in dir(driver.AIOKafkaConsumerThread)
+    assert {"check_errors"} <= set(dir(GroupCoordinator)) & set(dir(NoGroupCoordinator))
+    assert isinstance(faust.App.transport, property)
+    assert faust.App.transport.fset is not None
+    assert hasattr(faust.app.base.BootStrategy, "enable_kafka_producer")
+
+
+def test_names_of_aiokafka_that_are_used_still_exist() -> None:
+    assert isinstance(Sender.sender_task, property)
+    assert parameters(TransactionManager.wait_for_transaction_end) == ["self"]
+    assert "self._sender = Sender(" in inspect.getsource(aiokafka.AIOKafkaProducer)
+    assert "self.client.coordinator_lookup(" in inspect.getsource(Sender._find_coordinator)
+    assert parameters(aiokafka.AIOKafkaConsumer.getmany) == ["self", "partitions", "timeout_ms", "max_records"]
+    assert parameters(aiokafka.AIOKafkaConsumer.last_stable_offset) == ["self", "partition"]
+    assert "self._coordinator = GroupCoordinator(" in inspect.getsource(aiokafka.AIOKafkaConsumer)
+    assert parameters(GroupCoordinator._send_req) == ["self", "request"]
+    assert parameters(GroupCoordinator.request_rejoin) == ["self"]

@@ -1,0 +1,1 @@
+"""Apache Kafka on one machine, for the demo and the tests."""

@@ -1,0 +1,282 @@
+"""The doctor's questions to the broker: connection, APIs, topics, permissions, group and lag. Changes nothing.
+
+Lives here: what is asked, and what an answer means for a worker. Must not live here: what topics must be like
+(topics.py), words for Kafka's refusals (errors.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, TransactionalIdAuthorizationFailed, UnknownTopicOrPartitionError, for_code
+from aiokafka.protocol.admin import ApiVersionRequest, DescribeConfigsRequest
+from aiokafka.protocol.api import Request
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
+from aiokafka.protocol.coordination import FindCoordinatorRequest
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.transaction import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+
+from worker.commands.finding import Finding, fail, ok, warn
+from worker.config import ConfigError, Settings
+from worker.kafka.client import client_arguments, why_not
+from worker.kafka.errors import explain
+from worker.kafka.permissions import describe_group, topic_operations
+from worker.kafka.restore import OffsetsError, read_positions
+from worker.kafka.topics import (
+    CHANGELOG_CONFIG,
+    MissingTopicsError,
+    Observed,
+    TopicState,
+    connect,
+    look,
+    plan,
+    problems,
+)
+
+ANSWER_MS: Final = 5_000
+"""How long one answer may take."""
+
+RETRIES, RETRY_SECONDS = 10, 0.5
+"""A coordinator that moves or loads is there again in seconds."""
+
+Answer = TypeVar("Answer")
+
+APIS: Final[tuple[type[Request[Any]], ...]] = (
+    MetadataRequest, ProduceRequest, FetchRequest, OffsetRequest, OffsetCommitRequest, OffsetFetchRequest,
+    FindCoordinatorRequest, JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, LeaveGroupRequest,
+    DescribeConfigsRequest, InitProducerIdRequest,
+)  # fmt: skip
+TRANSACTIONS: Final[tuple[type[Request[Any]], ...]] = (
+    AddPartitionsToTxnRequest, AddOffsetsToTxnRequest, EndTxnRequest, TxnOffsetCommitRequest,
+)  # fmt: skip
+"""Requests that the worker's clients send; the second lot with KP_DELIVERY=exactly_once only."""
+
+GROUPS, TRANSACTION_LOG = "__consumer_offsets", "__transaction_state"
+"""A broker creates these when somebody asks for a coordinator: where they are missing, nobody is asked."""
+
+
+async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
+    """Yield the findings about brokers, topics and group, each as soon as it is there."""
+    try:
+        client = {**client_arguments(settings), "request_timeout_ms": ANSWER_MS}
+    except ConfigError as error:
+        yield fail("broker", str(error))
+        return
+    reason = await why_not(client)
+    if reason is not None:
+        yield fail("broker", f"{settings.bootstrap_servers}: {explain(reason)}", "topics and group were not checked")
+        return
+    try:
+        admin = await connect(settings, client, attempts=0)
+    except ConfigError as error:
+        yield fail("broker", str(error), "topics and group were not checked")
+        return
+    try:
+        async for finding in _checks(admin, settings, client):
+            yield finding
+    except (KafkaError, OSError) as error:
+        yield fail("broker", explain(error), "what comes after this was not checked")
+    finally:
+        await admin.close()
+
+
+async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any]) -> AsyncIterator[Finding]:
+    brokers = (await admin.describe_cluster())["brokers"]
+    login = f", logged in by {settings.sasl_mechanism}" if settings.uses_sasl else ""
+    yield ok("broker", f"{len(brokers)} reachable over {settings.security_protocol}{login}")
+    if settings.uses_sasl and not settings.uses_tls:
+        yield warn("broker", "SASL_PLAINTEXT: login and records cross the network unencrypted", "use SASL_SSL")
+    yield await _apis(admin, settings)
+    try:
+        found = await look(admin, settings, list(settings.topics.values()))
+    except MissingTopicsError as error:
+        yield warn("topics", str(error), "run this again: the topic is new")
+        return
+    for finding in _topics(settings, found):
+        yield finding
+    try:
+        allowed, errors = await topic_operations(admin, [*settings.topics.values(), GROUPS, TRANSACTION_LOG])
+    except NotImplementedError:
+        yield warn("permissions", "the broker is older than Kafka 2.3 and does not tell", "see docs/security.md")
+        return
+    for finding in _permissions(settings, found, allowed):
+        yield finding
+    missing = {name for name, code in errors.items() if for_code(code) is UnknownTopicOrPartitionError}
+    if settings.delivery == "exactly_once":
+        yield await _transactions(admin, settings, TRANSACTION_LOG in missing)
+    async for finding in _group(admin, settings, client, found, unused=GROUPS in missing):
+        yield finding
+
+
+async def _apis(admin: AIOKafkaAdminClient, settings: Settings) -> Finding:
+    needed = APIS + (TRANSACTIONS if settings.delivery == "exactly_once" else ())
+    answer = await admin._send_request(ApiVersionRequest())
+    versions = {key: (least, most) for key, least, most in answer.api_versions}
+    lacking = []
+    for request in needed:
+        least, most = versions.get(request.API_KEY, (0, -1))
+        if not any(least <= version.API_VERSION <= most for version in request._CLASSES):
+            lacking.append(request.__name__.removesuffix("Request"))
+    if lacking:
+        return fail(
+            "API versions",
+            f"no version in common with the broker: {', '.join(lacking)}",
+            "use another version of Kafka, 4.1 is tested",
+        )
+    return ok("API versions", f"a version in common for each of {len(needed)} requests")
+
+
+def _topics(settings: Settings, found: Observed) -> Iterator[Finding]:
+    for problem in problems(settings, found):
+        if problem.missing and settings.create_topics:
+            yield warn("topics", f"{problem.message}: the worker will create them", "see kp-worker topics")
+        else:
+            yield Finding(problem.level, "topics", problem.message, problem.remedy)
+    for name, topic in found.topics.items():
+        yield from _topic(settings, name, topic, found)
+
+
+def _topic(settings: Settings, name: str, topic: TopicState, found: Observed) -> Iterator[Finding]:
+    check = f"topic {name}"
+    told = f"{topic.partitions} partitions, replicas {topic.replicas}"
+    if name in found.configs:
+        shown = ("min.insync.replicas", "max.message.bytes", "cleanup.policy")
+        told = ", ".join([told, *(f"{key} {found.config(name, key, '?')}" for key in shown)])
+    wrong = list(_topic_problems(settings, name, topic, found))
+    yield from wrong or [ok(check, told)]
+
+
+def _topic_problems(settings: Settings, name: str, topic: TopicState, found: Observed) -> Iterator[Finding]:
+    check = f"topic {name}"
+    in_sync = int(found.config(name, "min.insync.replicas", "0"))  # 0: not known
+    if topic.leaderless:
+        yield fail(check, f"{topic.leaderless} partitions have no leader", "bring back the brokers that hold them")
+    if in_sync > topic.replicas:
+        yield fail(
+            check,
+            f"min.insync.replicas={in_sync} with {topic.replicas} replicas: no write is ever acknowledged",
+            f"lower min.insync.replicas, or add replicas (kafka-reassign-partitions.sh) to {name}",
+        )
+    elif topic.replicas == 1:
+        yield warn(check, "one replica: its records are lost with its broker", "3 replicas, min.insync.replicas=2")
+    elif in_sync == 1 and name != settings.source_topic:
+        yield warn(
+            check,
+            f"min.insync.replicas=1 with {topic.replicas} replicas: what one broker alone acknowledged can be lost",
+            "set min.insync.replicas=2",
+        )
+    wanted = {topic.name: topic.configs for topic in plan(settings, found)}[name]
+    if name == settings.changelog and name in found.configs:
+        values = {key: found.config(name, key, "") for key in CHANGELOG_CONFIG if key != "cleanup.policy"}
+        other = [f"{key}={value} (not {wanted[key]})" for key, value in values.items() if value != wanted[key]]
+        if other:
+            yield warn(
+                check, f"compacts otherwise than planned: {', '.join(other)}", "kp-worker topics has the command"
+            )
+
+
+def _permissions(
+    settings: Settings, found: Observed, allowed: Mapping[str, frozenset[str] | None]
+) -> Iterator[Finding]:
+    needed = {name: {"Write"} for name in settings.topics.values()}
+    needed[settings.source_topic] = {"Read"}
+    needed[settings.changelog] = {"Read", "Write", *(["Alter"] if settings.create_topics else [])}
+    complete = True
+    for name in found.topics:
+        have = allowed.get(name)
+        if have is None:
+            complete = False
+            yield warn("permissions", f"the broker does not tell those on topic {name}", "see docs/security.md")
+        elif lacking := needed[name] - have:
+            complete = False
+            operations = " and ".join(sorted(lacking))
+            yield fail("permissions", f"{operations} denied on topic {name}", f"grant the ACL {operations} on it")
+    if complete and found.topics:
+        yield ok("permissions", f"Read and Write on {len(found.topics)} topics as needed")
+
+
+async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: bool) -> Finding:
+    if unused:
+        return ok("transactions", "never used on this cluster yet: not tried, the question would create a topic")
+    transactional_id = f"{settings.group_id}-0"
+    try:
+        await _patiently(lambda: admin.find_coordinator(transactional_id, 1))
+    except TransactionalIdAuthorizationFailed as error:
+        return fail("transactions", f"transactional id {transactional_id} is denied", explain(error))
+    except KafkaError as error:
+        return fail("transactions", explain(error), "the worker's transactions need a coordinator")
+    return ok("transactions", f"transactional id {transactional_id} may be described, its coordinator is known")
+
+
+async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Ask a coordinator again while it moves or loads. Raises KafkaError."""
+    for _ in range(RETRIES):
+        try:
+            return await ask()
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+        await asyncio.sleep(RETRY_SECONDS)
+    return await ask()
+
+
+async def _group(
+    admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any], found: Observed, unused: bool
+) -> AsyncIterator[Finding]:
+    check = f"group {settings.group_id}"
+    if unused:
+        yield ok(check, "no group was ever used on this cluster: not tried, the question would create a topic")
+        return
+    try:
+        group, allowed = await _patiently(lambda: describe_group(admin, settings.group_id))
+    except KafkaError as error:
+        yield fail(check, explain(error), "the worker cannot join without")
+        return
+    if allowed is not None and "Read" not in allowed:
+        yield fail(check, "Read denied", "grant the ACL Read on the group")
+        return
+    if group["protocol_type"] not in ("", "consumer"):
+        yield fail(check, f"is used for {group['protocol_type']!r}", "set another KP_GROUP_ID")
+        return
+    state = "does not exist yet" if group["state"] == "Dead" else f"{group['state']}, {len(group['members'])} members"
+    yield ok(check, state)
+    source = found.topics.get(settings.source_topic)
+    if source is None:
+        return
+    try:
+        yield await _lag(settings, client, source.partitions)
+    except OffsetsError as error:
+        yield fail("lag", str(error), "the worker refuses to guess")
+    except (KafkaError, TimeoutError) as error:
+        yield fail("lag", explain(error), "offsets of the group or of the source cannot be read")
+
+
+async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -> Finding:
+    numbers = range(partitions)
+    topic = settings.source_topic
+    positions = await read_positions(client, settings.group_id, topic, numbers, ANSWER_MS / 1000)
+    consumer = AIOKafkaConsumer(**client, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        ends = await consumer.end_offsets([TopicPartition(topic, number) for number in numbers])
+    finally:
+        await consumer.stop()
+    behind = sum(end - positions[tp.partition].offset for tp, end in ends.items())
+    lost = sum(position.lost for position in positions.values())
+    if lost:
+        return warn("lag", f"{lost} records were deleted before they were scored", "longer retention, or more workers")
+    return ok("lag", f"{behind} records in {partitions} partitions wait")

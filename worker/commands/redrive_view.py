@@ -1,0 +1,115 @@
+"""What `kp-worker redrive` shows: how many letters of each reason, and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from worker.commands.redrive import Report
+from worker.core.terminal import clean
+from worker.kafka.dead_letters import Letter
+
+
+def _table(*names: str) -> Table:
+    return Table(*names, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+
+
+def counts_table(report: Report, done: str) -> Table:
+    """Tabulate the counts by reason; `done` names the last column."""
+    columns = {"letters": report.found, "already done": report.already, "refused": report.refused, done: report.done}
+    table = _table("reason")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for reason in sorted(report.found):
+        table.add_row(Text(clean(reason), "yellow"), *(_count(counts[reason]) for counts in columns.values()))
+    if len(report.found) != 1:
+        table.add_section()
+        table.add_row("all", *(_count(counts.total()) for counts in columns.values()), style="bold")
+    return table
+
+
+def _count(number: int) -> str:
+    return str(number) if number else "-"
+
+
+def examples_table(examples: list[Letter]) -> Table:
+    """Tabulate some letters: partition and offset, the source record's time, and what is wrong."""
+    table = _table()
+    for name in ("letter", "time (UTC)", "reason"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("message", overflow="fold")
+    for letter in sorted(examples, key=lambda letter: letter.reason):
+        table.add_row(
+            f"{letter.record.partition}:{letter.record.offset}",
+            _time(letter.timestamp_ms),
+            Text(clean(letter.reason), "yellow"),
+            Text(clean(letter.message)),
+        )
+    return table
+
+
+def _time(ms: int | None) -> str:
+    return "-" if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%m-%d %H:%M:%S}"
+
+
+@contextmanager
+def watching(report: Report) -> Iterator[tuple[Callable[[Letter, str], None], Callable[[], None]]]:
+    """Show progress on a terminal, and each refused letter; yields the two callbacks of `Redrive`."""
+    console = Console(stderr=True, highlight=False)
+    with console.status("reading dead letters") if console.is_terminal else nullcontext() as status:
+
+        def on_refused(letter: Letter, why: str) -> None:
+            console.print(Text(clean(f"{letter.place} "), "bold") + Text(clean(why)), soft_wrap=True)
+
+        def on_progress() -> None:
+            if status is not None:
+                status.update(f"{report.found.total()} dead letters match")
+
+        yield on_refused, on_progress
+
+
+def show(report: Report, to_file: Path | None, execute: bool) -> None:
+    """Print the counts, and after a dry run some examples and what to do next."""
+    console = Console(highlight=False)
+    target = "the source topic" if to_file is None else escape(clean(str(to_file)))
+    if report.foreign:
+        console.print(
+            f"{report.foreign} records are of another source topic (KP_SOURCE_TOPIC), or no dead letters: left out"
+        )
+    if not report.found:
+        console.print("no dead letter matches")
+        return
+    verb, does = ("re-driven", "sends") if to_file is None else ("written", "writes")
+    console.print(counts_table(report, verb if execute else "to do"))
+    if execute:
+        done = report.done.total()
+        console.print(f"\n{done} dead letter{'s' * (done != 1)} {verb} to {target}", soft_wrap=True)
+        _warn_of_retention(console, report)
+        return
+    todo = report.done.total()
+    if todo:
+        console.print(Text("\nExamples", "bold"), examples_table(report.examples), sep="\n")
+        console.print(f"\nDry run: nothing was done. --execute {does} {todo} to {target}", soft_wrap=True)
+        _warn_of_retention(console, report)
+    else:
+        console.print("\nNothing to do")
+
+
+def _warn_of_retention(console: Console, report: Report) -> None:
+    if report.old and report.retention_ms is not None:
+        days = report.retention_ms / 86_400_000
+        console.print(
+            f"{report.old} of them are older than the source topic keeps records ({days:.1f} days): they keep their "
+            "timestamps, so Kafka may delete them before a worker reads them. Have a worker running, or raise "
+            "retention.ms",
+            style="yellow",
+            soft_wrap=True,
+        )

@@ -1,0 +1,92 @@
+"""The page of a report: one HTML file that loads nothing. Needs Jinja2 and matplotlib (the `report` extra).
+
+Lives here: how numbers are written, and what the template (data/report.html.j2) gets. Must not live here: numbers
+(report.py), plots (report_charts.py). Jinja2 escapes all texts; `Markup` is for our own SVG alone.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from worker.commands import report_charts as charts
+from worker.commands.report import COMPONENTS, SHARES, THRESHOLDS, Summary, clean
+from worker.core import terminal
+from worker.core.pipeline import rfc3339
+from worker.version import __version__
+
+MS = 1000.0
+
+
+def render(summary: Summary, source: str) -> str:
+    """Return the page. `source` says where the documents come from; the same arguments give the same page."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: terminal.clean(value, "\n") if type(value) is str else value,
+    )  # fmt: skip
+    environment.filters |= {
+        "n": lambda value: f"{value:,}",
+        "pct": percent,
+        "f2": lambda value: f"{value:.2f}",
+        "f3": lambda value: f"{value:.3f}",
+        "time": lambda ms: rfc3339(ms)[:19].replace("T", " "),
+        "words": lambda name: name.replace("_", " "),
+        "duration": duration,
+    }
+    template = environment.from_string(files("worker").joinpath("data/report.html.j2").read_text("utf-8"))
+    return template.render(
+        s=summary, source=clean(source), version=__version__, component_names=COMPONENTS, thresholds=THRESHOLDS,
+        cutoff_shares=SHARES, plots=_plots(summary), series=charts.SERIES,
+    )  # fmt: skip
+
+
+def _plots(summary: Summary) -> dict[str, Any]:
+    profiles = summary.profiles
+    thresholds = {profile.threshold for profile in profiles}
+    shared = thresholds.pop() if len(thresholds) == 1 else None
+    curves = [(profile.group.curve, profile.threshold) for profile in profiles[: charts.SERIES]]
+    return {
+        "total": Markup(charts.histogram(summary.total.histogram, shared)),  # noqa: S704 our own SVG
+        "domains": [
+            Markup(charts.histogram(group.histogram, group.threshold, small=True))  # noqa: S704
+            for group in summary.domains
+        ],
+        "components": {
+            name: Markup(charts.histogram(counts, colour=f"s{index}"))  # noqa: S704
+            for index, (name, counts) in enumerate(summary.components.items())
+        },
+        "shares": [Markup(charts.shares(profile.shares)) for profile in profiles],  # noqa: S704
+        "spread": [
+            None if profile.spread is None else Markup(charts.shares(profile.spread))  # noqa: S704
+            for profile in profiles
+        ],
+        "acceptance": Markup(charts.acceptance(curves)),  # noqa: S704
+        "novelty": Markup(charts.novelty(summary.moments)),  # noqa: S704
+    }
+
+
+def percent(share: float) -> str:
+    """Write a share (0..1) in percent; a small one that is not 0 never as 0, and a large one never as 100."""
+    value = share * 100
+    if 0 < value < 0.1:
+        return "<0.1%"
+    if 99.9 < value < 100:
+        return ">99.9%"
+    return f"{value:.0f}%" if value in (0, 100) else f"{value:.1f}%"
+
+
+def duration(ms: float) -> str:
+    """Write a time span (ms) in the unit that suits it."""
+    if ms < MS:
+        return f"{ms:.0f} ms"
+    seconds = ms / MS
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60
+    if minutes < 60:
+        return f"{minutes:.1f} min"
+    hours = minutes / 60
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.4g} d"

@@ -1,0 +1,118 @@
+"""What `kp-worker tail` writes: on a terminal one row a record, in columns of fixed width, else JSON Lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from worker.commands.tail import Entry
+from worker.core.terminal import clean, clean_json_bytes
+
+COLOURS: Final = {"accepted": "green", "rejected": "red", "dead": "yellow"}
+COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
+LOW_NOVELTY: Final = 0.3
+"""Below this a row's novelty is marked: something much like it was there before."""
+
+SCORED: Final = (
+    ("id", 8), ("time", 5), ("domain", 16), ("C", 4), ("N", 4), ("D", 4), ("O", 4), ("score", 5), ("decision", 8),
+    ("nearest", 8), ("sim.", 4),
+)  # fmt: skip
+WIDE: Final = 80 + 27
+"""From this width on the overrides have a column, after the 80 of the others."""
+
+
+def write_lines(entries: list[Entry]) -> None:
+    """Write entries as JSON Lines, at once. Raises BrokenPipeError."""
+    output = sys.stdout.buffer
+    output.writelines(clean_json_bytes(entry.as_json()) + b"\n" for entry in entries)
+    output.flush()
+
+
+@contextmanager
+def on_terminal(*, only_letters: bool, follow: bool) -> Iterator[Callable[[list[Entry]], None]]:
+    """Yield what prints entries as rows of one table; while it follows, the last line says that it waits."""
+    console = Console(highlight=False)
+    header = True
+
+    def show(entries: list[Entry]) -> None:
+        nonlocal header
+        if entries:
+            console.print(rows(entries, console.width, header=header, letters=only_letters))
+            header = False
+
+    with console.status("waiting for traces; Ctrl-C ends") if follow else nullcontext():
+        yield show
+
+
+def rows(entries: Sequence[Entry], width: int, *, header: bool, letters: bool) -> Table:
+    """Tabulate entries; `letters`: of the dead-letter topic alone."""
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=header, header_style="bold", pad_edge=False)
+    if letters:
+        for name, cells in (("source", 11), ("time", 8), ("reason", 16)):
+            table.add_column(name, width=cells, no_wrap=True)
+        table.add_column("message", width=max(20, width - 38))
+        for entry in entries:
+            table.add_row(*_letter(entry))
+        return table
+    for name, cells in SCORED:
+        right = name in ("C", "N", "D", "O", "score")
+        table.add_column(name, width=cells, no_wrap=True, justify="right" if right else "left")
+    if width >= WIDE:
+        table.add_column("overrides", no_wrap=True)
+    for entry in entries:
+        cells_of = _scored(entry.document) if entry.document is not None else _dead_among_scored(entry)
+        table.add_row(*cells_of[: len(table.columns)])
+    return table
+
+
+def _scored(document: dict[str, Any]) -> list[Text]:
+    scoring, metadata = document["scoring"], document["metadata"]
+    nearest = scoring["nearest"]
+    # A resent text's novelty may lie 1e-7 below 0; the table should not say -0.00.
+    parts = [Text(f"{scoring['components'][name] + 1e-6:.2f}") for name in COMPONENTS]
+    if scoring["components"]["novelty"] < LOW_NOVELTY:
+        parts[1].stylize("bold yellow")
+    return [
+        Text(_short(document["id"])),
+        Text(clean(str(metadata["created_at"])[11:16])),
+        Text(clean(metadata["task_domain"])),
+        *parts,
+        Text(f"{scoring['score']:.3f}", "bold"),
+        Text(clean(scoring["decision"]), COLOURS.get(scoring["decision"], "")),
+        Text(_short(nearest["id"]) if nearest else "-", "" if nearest else "dim"),
+        Text(f"{nearest['similarity']:.2f}" if nearest else "-", "" if nearest else "dim"),
+        Text(clean(", ".join(scoring["overrides"]))),
+    ]
+
+
+def _short(trace_id: str) -> str:
+    return clean(trace_id.removeprefix("kp:trace:")[:8])
+
+
+def _dead_among_scored(entry: Entry) -> list[Text]:
+    """Return the row of a dead letter between scored traces: the reason in the place of the domain."""
+    cells = [Text("-", "dim") for _ in range(len(SCORED) + 1)]
+    if entry.letter is not None:
+        cells[2] = Text(clean(entry.letter.reason), "yellow")
+    cells[8] = Text("dead", "yellow")
+    return cells
+
+
+def _letter(entry: Entry) -> list[Text]:
+    letter = entry.letter
+    if letter is None:
+        return []
+    time = "-" if letter.timestamp_ms is None else _clock(letter.timestamp_ms)
+    place = f"{letter.source_partition}:{letter.source_offset}"
+    return [Text(place), Text(time), Text(clean(letter.reason), "yellow"), Text(clean(letter.message))]
+
+
+def _clock(ms: int) -> str:
+    seconds = ms // 1000 % 86_400
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

@@ -1,0 +1,194 @@
+"""`kp-worker topics`: the five topics as they are and as they should be, and the commands that make them so.
+
+Lives here: the comparison as rows, as JSON and as text. Must not live here: what should be there (topics.py).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from aiokafka.errors import KafkaError
+from msgspec import Struct
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from worker.config import ConfigError, Settings
+from worker.core.terminal import clean, clean_json
+from worker.kafka.client import client_arguments
+from worker.kafka.errors import explain
+from worker.kafka.topics import AFTER, Observed, Problem, TopicPlan, connect, create_missing, look, plan, problems
+
+TIMEOUT_MS: Final = 10_000
+"""How long one answer of the broker may take."""
+
+AT_LEAST: Final = frozenset({"max.message.bytes", AFTER})
+"""Settings of which more is as good; of AFTER on the source topic less is."""
+
+
+class ConfigRow(Struct, frozen=True):
+    """One setting of a topic; `current` and `ok` None: the topic is missing, or its settings may not be read."""
+
+    name: str
+    current: str | None
+    wanted: str
+    ok: bool | None
+
+
+class TopicRow(Struct, frozen=True):
+    """One topic as it is and as it should be. `commands`: what makes it so by hand; none where all is well."""
+
+    setting: str
+    topic: str
+    state: str
+    partitions: int | None
+    partitions_wanted: int
+    replicas: int | None
+    configs: list[ConfigRow]
+    commands: list[str]
+
+
+class Report(Struct, frozen=True):
+    """All topics, and what keeps the worker from starting or is worth a warning."""
+
+    topics: list[TopicRow]
+    problems: list[dict[str, str]]
+
+    @property
+    def usable(self) -> bool:
+        """Whether the worker would start with these topics."""
+        return not any(problem["level"] == "fail" for problem in self.problems)
+
+
+async def topics_report(settings: Settings, create: bool) -> Report:
+    """Look at the topics, after creating what is missing if so asked. Raises ConfigError."""
+    client = {**client_arguments(settings), "request_timeout_ms": TIMEOUT_MS}
+    admin = await connect(settings, client, attempts=0)
+    try:
+        if create:
+            await create_missing(admin, settings)
+        found = await look(admin, settings, list(settings.topics.values()))
+    except KafkaError as error:
+        raise ConfigError(explain(error)) from error
+    finally:
+        await admin.close()
+    rows = [_row(settings, wanted, found) for wanted in plan(settings, found)]
+    return Report(rows, [_problem(problem) for problem in problems(settings, found)])
+
+
+def _problem(problem: Problem) -> dict[str, str]:
+    return {"level": problem.level, "message": problem.message, "remedy": problem.remedy}
+
+
+def _row(settings: Settings, wanted: TopicPlan, found: Observed) -> TopicRow:
+    state = found.topics.get(wanted.name)
+    current = found.configs.get(wanted.name)
+    configs = []
+    for name, value in wanted.configs.items():
+        now = None if current is None else current.get(name)
+        fits = None if now is None else _fits(_bound(wanted.variable, name), now, value)
+        configs.append(ConfigRow(name, now, value, fits))
+    word = "missing" if state is None else "exists"
+    return TopicRow(
+        setting=wanted.variable,
+        topic=wanted.name,
+        state="denied" if wanted.name in found.denied else word,
+        partitions=None if state is None else state.partitions,
+        partitions_wanted=_partitions_wanted(settings, wanted, found),
+        replicas=None if state is None else state.replicas,
+        configs=configs,
+        commands=_commands(settings, wanted, found, configs),
+    )
+
+
+def _bound(variable: str, name: str) -> str:
+    """Return how a setting of the topic that `variable` names is bounded: ">=", "<=", or "" where it must be equal."""
+    if name == AFTER and variable == "KP_SOURCE_TOPIC":
+        return "<="
+    return ">=" if name in AT_LEAST else ""
+
+
+def _fits(bound: str, now: str, wanted: str) -> bool:
+    if bound:
+        return int(now) >= int(wanted) if bound == ">=" else int(now) <= int(wanted)
+    return now == wanted
+
+
+def _partitions_wanted(settings: Settings, wanted: TopicPlan, found: Observed) -> int:
+    """Return the partitions that a topic should have: an output may have any number, the changelog more."""
+    state = found.topics.get(wanted.name)
+    if state is None or (wanted.name == settings.changelog and state.partitions < wanted.partitions):
+        return wanted.partitions
+    return state.partitions
+
+
+def _commands(settings: Settings, wanted: TopicPlan, found: Observed, configs: Sequence[ConfigRow]) -> list[str]:
+    state = found.topics.get(wanted.name)
+    server = ["--bootstrap-server", settings.bootstrap_servers]
+    if wanted.name in found.denied:
+        return []
+    if state is None:
+        words = ["kafka-topics.sh", *server, "--create", "--topic", wanted.name, "--partitions", str(wanted.partitions)]
+        if settings.topic_replication > 0:
+            words += ["--replication-factor", str(settings.topic_replication)]
+        for name, value in wanted.configs.items():
+            words += ["--config", f"{name}={value}"]
+        return [shlex.join(words)]
+    commands = []
+    partitions = _partitions_wanted(settings, wanted, found)
+    if partitions != state.partitions:
+        alter = ["--alter", "--topic", wanted.name, "--partitions", str(partitions)]
+        commands.append(shlex.join(["kafka-topics.sh", *server, *alter]))
+    if wrong := [row for row in configs if row.ok is False]:
+        change = ",".join(f"{row.name}={row.wanted}" for row in wrong)
+        alter = ["--alter", "--topic", wanted.name, "--add-config", change]
+        commands.append(shlex.join(["kafka-configs.sh", *server, *alter]))
+    return commands
+
+
+def as_json(report: Report) -> str:
+    """Return the report as JSON Lines: the topics, then what is wrong."""
+    rows: list[Any] = [*report.topics, *report.problems]
+    return "\n".join(clean_json(msgspec.json.encode(row).decode()) for row in rows)
+
+
+def show(console: Console, report: Report) -> None:
+    """Print the report for people; commands are not wrapped, so that they can be copied."""
+    for row in report.topics:
+        console.print(_head(row))
+        if row.configs:
+            console.print(Padding(_settings(row), (0, 0, 0, 4)))
+    for problem in report.problems:
+        text = f"\n{problem['level']}: {problem['message']}; {problem['remedy']}"
+        console.print(Text(clean(text, "\n"), "red" if problem["level"] == "fail" else "yellow"))
+    commands = [command for row in report.topics for command in row.commands]
+    if commands:
+        console.print("\nBy hand (kp-worker topics --create creates what is missing):\n")
+        for command in commands:
+            console.print(Text(clean(command)), soft_wrap=True)
+
+
+def _head(row: TopicRow) -> Text:
+    text = Text(clean(row.topic), "bold").append(
+        f"  {row.state}", "not bold" if row.state == "exists" else "not bold red"
+    )
+    if row.partitions is None:
+        return text.append(f", to have {row.partitions_wanted} partitions", "not bold")
+    text.append(f", {row.partitions} partitions", "not bold")
+    if row.partitions != row.partitions_wanted:
+        text.append(f" (should be {row.partitions_wanted})", "not bold red")
+    return text.append(f", replicas {row.replicas}", "not bold")
+
+
+def _settings(row: TopicRow) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("setting", "is", "should be"):
+        table.add_column(name)
+    for config in row.configs:
+        current = Text(clean(config.current or "-"), "red" if config.ok is False else "")
+        table.add_row(Text(config.name), current, f"{_bound(row.setting, config.name)} {config.wanted}".strip())
+    return table

@@ -1,0 +1,356 @@
+"""Cache entries on the changelog topic: key, bytes, which of them count, and which must go. No I/O (store.py's).
+
+The topic is compacted. A key names a pass (passes.py), a number of slots = capacity + slack, and a slot, sequence %
+slots. Within one pass and one capacity a slot is only written again when its old entry is out of every cache that a
+restart could need, as long as no more than `slack` traces are past the committed offset (lane.py enforces that bound).
+Another pass, or another capacity, has keys of its own and overwrites nothing: what it finds leaves by tombstones, one
+by one, as it leaves the window of the newest `slots` entries. So a partition holds `slots` live entries at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from worker.core.novelty import Vector
+from worker.core.passes import (
+    MARKER_KEY,
+    NO_PASS,
+    UNREADABLE,
+    Found,
+    Marker,
+    Pass,
+    Resolved,
+    at_offset,
+    decode_marker,
+    encode_marker,
+    resolve,
+    written_at,
+)
+
+VERSION: Final = 1
+"""Raise it when a field changes its meaning: an entry of another version is skipped on restore, never guessed at.
+
+New fields at the end need no new version: a worker that does not know them reads the entry without them."""
+
+SLACK: Final = 1024
+"""Most traces of one partition that may be past the committed offset, and the spare slots that cover them.
+
+More costs 1.7 kB of changelog each; less makes traces wait for a commit. At 1 ms a trace it spans one second, a long
+commit."""
+
+HASH_BYTES: Final = 16
+
+_KEY: Final = re.compile(rb"([0-9]+:[0-9]+:)?[0-9]+")
+
+Row = tuple[bytes, bytes | None]
+"""Key and value of a changelog record; None is a tombstone."""
+
+
+class CorruptEntry(ValueError):
+    """The bytes are not an entry of this version; the message says why."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One embedding: where it came from, when it was inserted, and what model made it.
+
+    `stream_time_ms`: the partition's stream time at insertion. `vector`: little-endian float32, unit length.
+    The rest came with 0.2.0. `pass_number`: None in an entry of 0.1.0, which belongs to the pass under which it was
+    written. `text_hash`: of the embedded text, see `text_hash`; empty where not known. `agent_id`: the trace's, cut as
+    the id is.
+    """
+
+    version: int
+    sequence: int
+    source_offset: int
+    stream_time_ms: int
+    trace_id: str
+    model: str
+    vector: bytes
+    pass_number: int | None = None
+    text_hash: bytes = b""
+    agent_id: str = ""
+
+    def array(self) -> Vector:
+        """Return the vector, shape (dimensions,)."""
+        return np.frombuffer(self.vector, dtype="<f4")
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def slot_key(sequence: int, capacity: int, pass_number: int = 0) -> bytes:
+    """Return the record key of an entry: pass, number of slots, and slot, in decimal digits (0.1.0: the slot alone)."""
+    slots = capacity + SLACK
+    return b"%d:%d:%d" % (pass_number, slots, sequence % slots)
+
+
+def text_hash(text: str) -> bytes:
+    """Return what binds an entry to the text that was embedded, 16 bytes."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest()
+
+
+def encode(
+    *,
+    sequence: int,
+    source_offset: int,
+    stream_time_ms: int,
+    trace_id: str,
+    model: str,
+    vector: Vector,
+    pass_number: int | None = None,
+    text_hash: bytes = b"",
+    agent_id: str = "",
+) -> bytes:
+    """Return the record value of an entry."""
+    raw = np.ascontiguousarray(vector, dtype="<f4").tobytes()
+    return _encoder.encode(
+        Entry(VERSION, sequence, source_offset, stream_time_ms, trace_id, model, raw, pass_number, text_hash, agent_id)
+    )
+
+
+def decode(value: bytes | None) -> Entry:
+    """Read an entry. Raises CorruptEntry for anything that `encode` of this version or 0.1.0's did not write."""
+    if not value:
+        raise CorruptEntry("empty value")
+    try:
+        entry = _decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptEntry(f"not a changelog entry: {error}") from error
+    if entry.version != VERSION:
+        raise CorruptEntry(f"entry version {entry.version}, this worker reads version {VERSION}")
+    if entry.sequence < 0 or entry.source_offset < 0 or not entry.vector or len(entry.vector) % 4:
+        raise CorruptEntry("sequence, source offset or vector length out of range")
+    if (entry.pass_number or 0) < 0 or len(entry.text_hash) not in (0, HASH_BYTES):
+        raise CorruptEntry("pass number or length of the text's hash out of range")
+    if not np.isfinite(entry.array()).all():
+        raise CorruptEntry("the vector holds values that are not finite")
+    return entry
+
+
+class Housekeeping:
+    """What a lane writes around its entries so that the partition stays bounded and says which passes count.
+
+    `first`: rows for the first commit, before all entries. `leaving`: (sequence, key) of entries with keys that this
+    lane never writes; each goes when an entry of that sequence is written. `ahead`: (source offset, key) of entries
+    past the committed offset: written again, they keep their key; where their record becomes a dead letter this time,
+    they go when its offset is committed.
+    """
+
+    def __init__(
+        self,
+        first: Sequence[Row] = (),
+        leaving: Iterable[tuple[int, bytes]] = (),
+        ahead: Iterable[tuple[int, bytes]] = (),
+    ) -> None:
+        self._first = list(first)
+        self._leaving = deque(sorted(leaving))
+        self._ahead = deque(sorted(ahead))
+        self._again: set[bytes] = set()
+
+    def rows(self, entries: list[Row], newest: int | None, next_offset: int) -> list[Row]:
+        """Return the rows of the next batch: its entries, and what belongs around them.
+
+        `entries`: with consecutive sequences; `newest`: the last one's, None where there is none. `next_offset`: what
+        is committed with them.
+
+        The order makes it safe without a transaction, too, wherever the process dies:
+         1. what counts in no pass, and the marker: both follow from what is committed, so the next restore says the
+            same of them;
+         2. the entries, and just before each what leaves for it: that is `slots` behind, out of every cache of an
+            offset up to `slack` traces back, and the oldest there is, so that no gap opens;
+         3. what was ahead and did not come again.
+        """
+        first, self._first = self._first, []
+        if not (first or self._leaving or self._ahead):
+            return entries
+        rows = first
+        for sequence, entry in enumerate(entries, 0 if newest is None else newest + 1 - len(entries)):
+            while self._leaving and self._leaving[0][0] <= sequence:
+                rows.append((self._leaving.popleft()[1], None))
+            rows.append(entry)
+        if self._ahead:
+            self._again.update(key for key, _ in entries)
+            while self._ahead and self._ahead[0][0] < next_offset:
+                key = self._ahead.popleft()[1]
+                if key not in self._again:
+                    rows.append((key, None))
+            if not self._ahead:
+                self._again.clear()
+        return rows
+
+
+@dataclass(slots=True)
+class Restored:
+    """What the changelog holds for one partition, and with it the pass that goes on.
+
+    `entries`: of committed traces, of the passes that count, in rising order of sequence and offset; for the cache.
+    `replay`: by source offset, of traces at or past the committed offset (after a crash at least once, or a reset of
+    the offset): they come again, and the embedding is ready where the text is the same. `skipped`: by cause
+    (other_model, corrupt), and by "model NAME". `overridden`: entries of this model whose pass does not count any more.
+    `begins`: why the pass is a new one, None where it goes on. `problem`: of the first record that could not be read.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    replay: dict[int, Entry] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+    current: Pass = NO_PASS
+    housekeeping: Housekeeping = field(default_factory=Housekeeping)
+    overridden: int = 0
+    begins: str | None = None
+    problem: str = ""
+
+    def cache(self) -> list[tuple[int, int, str, Vector]]:
+        """Return the cache's entries as PartitionScorer.restore takes them."""
+        return [(it.sequence, it.stream_time_ms, it.trace_id, it.array()) for it in self.entries]
+
+
+class _Live:
+    """A live record with an entry's key: its offset on the changelog, and its entry (None: not readable)."""
+
+    __slots__ = ("entry", "key", "position")
+
+    def __init__(self, key: bytes, position: int, entry: Entry | None) -> None:
+        self.key = key
+        self.position = position
+        self.entry = entry
+
+
+class Log:
+    """The live records of one changelog partition: the last one of each key, as compaction would leave them."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes | None, tuple[int, bytes]] = {}
+        self.end = 0
+
+    def apply(self, key: bytes | None, value: bytes | None, position: int) -> None:
+        """Take the next record, in the order of the log; `position` is its offset there."""
+        self._values.pop(key, None)  # the latest write takes its place in the order
+        if value is not None:
+            self._values[key] = position, value
+        self.end = position + 1
+
+    def restore(self, found: Found, model: str, dimensions: int, capacity: int) -> Restored:
+        """Say which pass goes on, and tell the entries that count from those that do not and must go.
+
+        An entry counts when its source offset is below the committed one, its model ours, and its pass the one that
+        holds for its offset.
+        """
+        result = Restored()
+        marker = self._marker(result)
+        live = self._entries(result)
+        greatest = max((it.entry.pass_number or 0 for it in live if it.entry is not None), default=0)
+        resolved = resolve(found, marker, greatest, self.end)
+        result.current, result.begins = resolved.current, resolved.begins
+        first, leaving, ahead = _select(result, live, resolved, found.offset, model, dimensions, capacity + SLACK)
+        if resolved.marker() != marker:
+            first.append((MARKER_KEY, encode_marker(resolved.marker())))
+        result.housekeeping = Housekeeping(first, leaving, ahead)
+        return result
+
+    def _marker(self, result: Restored) -> Marker | None:
+        if MARKER_KEY not in self._values:
+            return None
+        position, value = self._values[MARKER_KEY]
+        try:
+            return decode_marker(value)
+        except ValueError as error:
+            _corrupt(result, position, error)
+            return UNREADABLE
+
+    def _entries(self, result: Restored) -> list[_Live]:
+        live = []
+        for key, (position, value) in self._values.items():
+            if key == MARKER_KEY:
+                continue
+            entry = None
+            try:
+                entry = decode(value)
+            except CorruptEntry as error:
+                _corrupt(result, position, error)
+            if key is not None and _KEY.fullmatch(key):  # never touch what a later release may keep beside the entries
+                live.append(_Live(key, position, entry))
+        return live
+
+
+def _corrupt(result: Restored, position: int, error: ValueError) -> None:
+    result.skipped["corrupt"] += 1
+    result.problem = result.problem or f"offset {position}: {error}"
+
+
+def _select(
+    result: Restored,
+    live: Sequence[_Live],
+    resolved: Resolved,
+    committed: int,
+    model: str,
+    dimensions: int,
+    slots: int,
+) -> tuple[list[Row], list[tuple[int, bytes]], list[tuple[int, bytes]]]:
+    """Sort the records into `result`; return what goes at once, what leaves later, and what is ahead (Housekeeping)."""
+    own = b"%d:%d:" % (resolved.current.number or 0, slots)
+    counting: list[tuple[_Live, Entry]] = []
+    strange: list[bytes] = []  # of another model, or unreadable: they stay while their slots are not needed
+    ahead: list[tuple[int, bytes]] = []
+    dead: list[bytes] = []
+    for record in live:
+        entry = record.entry
+        if entry is None:
+            strange.append(record.key)
+            continue
+        ours = entry.model == model and len(entry.vector) == 4 * dimensions
+        if not ours:
+            result.skipped["other_model"] += 1
+            result.skipped[f"model {entry.model}"] += 1
+        number = written_at(resolved.chain, record.position) if entry.pass_number is None else entry.pass_number
+        segment = at_offset(resolved.chain, entry.source_offset)
+        if ours and entry.source_offset >= committed and entry.text_hash:
+            result.replay[entry.source_offset] = entry
+        if segment is None or number != segment.number:
+            dead.append(record.key)
+            result.overridden += ours
+        elif not ours:
+            strange.append(record.key)
+        elif entry.source_offset < committed:
+            counting.append((record, entry))
+        else:
+            ahead.append((entry.source_offset, record.key))
+    chosen = one_pass([entry for _, entry in counting])
+    newest = chosen[-1].sequence if chosen else -1
+    result.entries = [entry for entry in chosen if entry.sequence > newest - slots]
+    stays = {id(entry) for entry in result.entries}
+    leaving = [(newest + slots, key) for key in strange if not key.startswith(own)]
+    for record, entry in counting:
+        if id(entry) not in stays:
+            dead.append(record.key)
+        elif not record.key.startswith(own):
+            leaving.append((entry.sequence + slots, record.key))
+    return [(key, None) for key in dead], leaving, ahead
+
+
+def one_pass(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of the latest pass over the source, in rising order of sequence and offset.
+
+    `entries`: those of committed traces, in the log's order, of the passes that count. Two things can still disturb
+    it. At least once, a worker that was frozen may write older entries again, behind newer ones. And 0.1.0 did not
+    tell passes apart: after a reset to an older offset the entries of its first pass are still there, with sequences
+    above the second's. Both show against the entry with the greatest source offset, which is the last that was
+    committed: in one pass, sequence and offset rise together.
+    """
+    if not entries:
+        return []
+    latest = {entry.sequence: entry for entry in entries}
+    newest = max(enumerate(entries), key=lambda item: (item[1].source_offset, item[0]))[1]
+    result = [newest]
+    for sequence in sorted((it for it in latest if it < newest.sequence), reverse=True):
+        if latest[sequence].source_offset < result[-1].source_offset:
+            result.append(latest[sequence])
+    return result[::-1]

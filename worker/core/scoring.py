@@ -1,0 +1,140 @@
+"""The score of one trace: components, weights by domain, rule overrides.
+
+Lives here: arithmetic on values that are handed in. Must not live here: the novelty cache (novelty.py), any I/O,
+clock, environment or logging.
+
+The formula is the specification of the KnowledgePulse SDK's `evaluateValue`. The order of the floating point
+operations is part of it: it decides the last bit, and tests/data/scoring_cases.jsonl holds it to that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from worker.core.trace import ReasoningTrace
+
+NEUTRAL_NOVELTY = 0.5
+"""Novelty of a trace that has nothing to be compared with (empty cache, or no embedder)."""
+
+DEFAULT_PROFILE = "default"
+DEFAULT_THRESHOLD = 0.75
+
+OVERRIDE_SINGLE_THOUGHT = "single_thought"
+OVERRIDE_ERROR_RECOVERY = "error_recovery_bonus"
+OVERRIDE_LOW_TOOL_DIVERSITY = "low_tool_diversity_penalty"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Share of each component in the score; the four sum to 1 (ValueError otherwise)."""
+
+    complexity: float
+    novelty: float
+    tool_diversity: float
+    outcome_confidence: float
+
+    def __post_init__(self) -> None:
+        values = (self.complexity, self.novelty, self.tool_diversity, self.outcome_confidence)
+        if not all(math.isfinite(value) and 0.0 <= value <= 1.0 for value in values):
+            raise ValueError(f"each weight must lie in 0..1, got {values}")
+        if not math.isclose(math.fsum(values), 1.0, abs_tol=1e-9):
+            raise ValueError(f"weights must sum to 1, got {values} with sum {math.fsum(values):g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Weights of one task domain and, where set, its own acceptance threshold (0..1)."""
+
+    weights: Weights
+    threshold: float | None = None
+
+
+PROFILES: Mapping[str, Profile] = {
+    DEFAULT_PROFILE: Profile(Weights(0.25, 0.35, 0.15, 0.25)),
+    "finance": Profile(Weights(0.20, 0.25, 0.10, 0.45)),
+    "code": Profile(Weights(0.20, 0.30, 0.30, 0.20)),
+    "medical": Profile(Weights(0.15, 0.20, 0.10, 0.55)),
+    "customer_service": Profile(Weights(0.20, 0.30, 0.20, 0.30)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """The four parts of a score, before weighting. Novelty is 0..2, the others are 0..1."""
+
+    complexity: float
+    novelty: float
+    tool_diversity: float
+    outcome_confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A score (0..1) and everything that explains it."""
+
+    score: float
+    components: Components
+    profile: str
+    weights: Weights
+    overrides: tuple[str, ...] = field(default=())
+
+
+def score_trace(
+    trace: ReasoningTrace,
+    novelty: float = NEUTRAL_NOVELTY,
+    profiles: Mapping[str, Profile] = PROFILES,
+) -> Score:
+    """Score one trace, given its novelty (0..2).
+
+    A domain that has no profile takes `profiles["default"]`. The result is clamped to 0..1 at the very end only,
+    so that each override works on the raw result of the one before.
+    """
+    steps = trace.steps
+    step_types = set()
+    tool_names = set()
+    error_recoveries = 0
+    for step in steps:
+        step_types.add(step.type)
+        if step.type == "error_recovery":
+            error_recoveries += 1
+        if step.tool is not None:
+            tool_names.add(step.tool.name)
+    success = trace.metadata.success
+
+    complexity = min(
+        1.0,
+        (len(step_types) / 4) * 0.5 + (0.3 if error_recoveries > 0 else 0) + (len(steps) / 20) * 0.2,
+    )
+    tool_diversity = min(1.0, (len(tool_names) / max(1, len(steps))) * 3)
+    outcome_confidence = trace.outcome.confidence * (1.0 if success else 0.3)
+
+    domain = trace.metadata.task_domain
+    name = domain if domain in profiles else DEFAULT_PROFILE
+    weights = profiles[name].weights
+    score = (
+        complexity * weights.complexity
+        + novelty * weights.novelty
+        + tool_diversity * weights.tool_diversity
+        + outcome_confidence * weights.outcome_confidence
+    )
+
+    overrides: list[str] = []
+    if len(steps) == 1 and steps[0].type == "thought":
+        score = 0.1
+        overrides.append(OVERRIDE_SINGLE_THOUGHT)
+    if error_recoveries > 2 and success:
+        score = min(1.0, score + 0.1)
+        overrides.append(OVERRIDE_ERROR_RECOVERY)
+    if len(tool_names) == 1:  # at most one unique tool, and some step has a tool: exactly one
+        score = max(0.0, score - 0.1)
+        overrides.append(OVERRIDE_LOW_TOOL_DIVERSITY)
+
+    return Score(
+        score=min(1.0, max(0.0, score)),
+        components=Components(complexity, novelty, tool_diversity, outcome_confidence),
+        profile=name,
+        weights=weights,
+        overrides=tuple(overrides),
+    )

@@ -1,0 +1,194 @@
+"""`kp-worker export-model`: from a sentence-transformers model to a directory that OpenVinoEmbedder loads.
+
+Lives here: converting, quantising, the check against sentence-transformers, and writing the directory at once or not
+at all. Needs torch and sentence-transformers (the model extra) besides the runtime (the fast extra).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from worker.embed.embedder import Embedding, ModelError, SentenceTransformersEmbedder, token_limit
+from worker.embed.export_graph import convert, quantise
+from worker.embed.export_samples import TEXTS
+from worker.embed.model_dir import (
+    FORMAT,
+    MANIFEST,
+    Check,
+    CheckedFile,
+    ExportedPrecision,
+    Manifest,
+    default_directory,
+    file_sha256,
+    is_exported,
+)
+from worker.embed.openvino_embedder import PRECISIONS, RUNTIME, OpenVinoEmbedder, import_runtime, runs_here
+from worker.version import __version__
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+DEFAULT_PRECISIONS: Final = ("fp32", "bf16")
+"""bf16 costs no file of its own: it is computed from the fp32 graph."""
+
+LEAST_COSINE: Final = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.98}
+"""Every text's cosine to sentence-transformers must reach this, or the export fails. The least for all-MiniLM-L6-v2 is
+.9999999, .99993 and .992; far less means a wrong graph (other pooling, extra layers), not rounding."""
+
+_CHECK_TOKENS: Final = 256
+_TOOLS: Final = ("openvino", "tokenizers", "torch", "transformers", "sentence-transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What was exported and where to."""
+
+    directory: Path
+    manifest: Manifest
+
+    def __str__(self) -> str:
+        """Return the report as lines of text."""
+        head = f"{self.manifest.name} for {RUNTIME} in {self.directory}"
+        return "\n".join([head, *(f"  {name}: {_describe(it)}" for name, it in self.manifest.precisions.items())])
+
+
+def export_model(
+    model: str | None = None, output: Path | None = None, precisions: Sequence[str] = DEFAULT_PRECISIONS
+) -> ExportReport:
+    """Export a model (directory, hub name; None: the default one) and check it; fp32 is always among the precisions.
+
+    `output` None: the user's cache directory, where KP_EMBEDDER=auto finds the default model. An exported directory is
+    replaced, anything else is left alone. Raises ModelError, and then nothing is written.
+    """
+    wanted = tuple(dict.fromkeys(("fp32", *precisions)))
+    unknown = set(wanted) - set(PRECISIONS)
+    if unknown:
+        raise ModelError(f"unknown precision {', '.join(sorted(unknown))}: choose from {', '.join(PRECISIONS)}")
+    openvino, _ = import_runtime()
+    # 1. The reference: checks the weights, knows the model's name and limits.
+    # One thread: on a busy host torch's threads spin for each other, 1 s a text where one thread needs 0.05 s.
+    reference = SentenceTransformersEmbedder(model, _CHECK_TOKENS, 1)
+    identity = reference.identity
+    transformer = reference._model
+    target = (output or default_directory(identity.name, identity.weights_sha256)).absolute()
+    if target.exists() and not is_exported(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise ModelError(f"{target} exists and is no exported model: it is not overwritten; choose another --output")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise ModelError(f"{target.parent} cannot be written ({error.strerror}); choose another --output") from error
+    try:
+        # 2. Graphs and tokenizer, into a directory beside the target.
+        try:
+            files = _write_files(openvino, transformer, work, wanted)
+        except (RuntimeError, ValueError, TypeError, AttributeError, OSError) as error:
+            raise ModelError(
+                f"{identity.name} cannot be exported: {error}; use it with KP_EMBEDDER=sentence-transformers"
+            ) from error
+        manifest = Manifest(
+            format=FORMAT,
+            name=identity.name,
+            weights_sha256=identity.weights_sha256,
+            dimensions=identity.dimensions,
+            max_tokens=token_limit(transformer),
+            runtime=RUNTIME,
+            tokenizer=_checked(work / "tokenizer.json"),
+            precisions={name: ExportedPrecision(files[name], None) for name in wanted},
+            made_by={"kp-worker": __version__, **{it: version(it) for it in _TOOLS}},
+        )
+        _write_manifest(work, manifest)
+        # 3. The check, with the embedder that the worker will use.
+        expected = [reference.embed(text) for text in TEXTS]
+        checked = {name: ExportedPrecision(files[name], _check(expected, work, name)) for name in wanted}
+        manifest = msgspec.structs.replace(manifest, precisions=checked)
+        _write_manifest(work, manifest)
+        # 4. Publish: from here on the directory is whole.
+        _replace(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return ExportReport(target, manifest)
+
+
+def _describe(exported: ExportedPrecision) -> str:
+    if exported.check is None:
+        return "not checked, this CPU is not one that it is offered on"
+    check = exported.check
+    return (
+        f"cosine to sentence-transformers min {check.min_cosine:.7f}, mean {check.mean_cosine:.7f} "
+        f"({check.texts} texts)"
+    )
+
+
+def _write_files(
+    openvino: ModuleType, model: SentenceTransformer, work: Path, wanted: Sequence[str]
+) -> dict[str, list[CheckedFile]]:
+    tokenizer = model.tokenizer.backend_tokenizer
+    (work / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    graph = convert(openvino, model)
+    files = {"fp32": _save(openvino, graph, work / "fp32.xml")}
+    files["bf16"] = files["fp32"]
+    if "int8" in wanted:
+        if quantise(openvino, graph) == 0:
+            raise ModelError("int8: found no weights to quantise in this model; export it without --precision int8")
+        files["int8"] = _save(openvino, graph, work / "int8.xml")
+    return files
+
+
+def _save(openvino: ModuleType, graph: Any, path: Path) -> list[CheckedFile]:
+    openvino.save_model(graph, str(path), compress_to_fp16=False)  # by default it would halve the weights' precision
+    return [_checked(path), _checked(path.with_suffix(".bin"))]
+
+
+def _checked(path: Path) -> CheckedFile:
+    return CheckedFile(path.name, file_sha256(path))
+
+
+def _write_manifest(work: Path, manifest: Manifest) -> None:
+    (work / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+
+
+def _check(expected: Sequence[Embedding], work: Path, precision: str) -> Check | None:
+    if not runs_here(precision):
+        return None
+    embedder = OpenVinoEmbedder(work, _CHECK_TOKENS, 0, precision)
+    cosines = [_agreement(it, embedder.embed(text)) for it, text in zip(expected, TEXTS, strict=True)]
+    worst, least = min(cosines), LEAST_COSINE[precision]
+    if worst < least:
+        raise ModelError(
+            f"{precision}: {sum(cosine < least for cosine in cosines)} of {len(TEXTS)} texts have a cosine below "
+            f"{least} to sentence-transformers (worst {worst:.6f}, text {TEXTS[cosines.index(worst)][:60]!r}); only a "
+            "transformer with mean pooling can be exported: use this model with KP_EMBEDDER=sentence-transformers"
+        )
+    return Check(worst, float(np.mean(cosines)), len(TEXTS))
+
+
+def _agreement(expected: Embedding, found: Embedding) -> float:
+    if expected.vector.shape != found.vector.shape or expected.truncated != found.truncated:
+        return -1.0
+    return float(expected.vector.astype(np.float64) @ found.vector.astype(np.float64))
+
+
+def _replace(work: Path, target: Path) -> None:
+    work.chmod(0o755)  # mkdtemp's 0700 would shut out a worker that runs as another user
+    if not target.exists():
+        work.rename(target)
+        return
+    old = work.with_name(f"{work.name}-old")
+    target.rename(old)  # rename() replaces no full directory; a worker that has the old files mapped keeps them
+    try:
+        work.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

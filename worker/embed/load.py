@@ -1,0 +1,59 @@
+"""What the settings name: the embedder, and the scorer of a partition that goes with it.
+
+Lives here: the choice alone; embedders and scorer are their own modules.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from worker.config import Settings
+from worker.core.pipeline import EmbedderIdentity, PartitionScorer
+from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError, SentenceTransformersEmbedder
+from worker.embed.model_dir import default_directory, find_exported
+from worker.embed.openvino_embedder import OpenVinoEmbedder
+
+
+def new_scorer(settings: Settings, identity: EmbedderIdentity | None) -> PartitionScorer:
+    """Return the empty state of one partition: the same for a topic and for a file."""
+    return PartitionScorer(
+        settings.cache_max_elements,
+        settings.cache_ttl_ms,
+        1 if identity is None else identity.dimensions,
+        settings.threshold,
+        settings.scoring_profiles(),
+        settings.stream_time_max_step_ms,
+    )
+
+
+def load_configured(settings: Settings) -> Embedder | None:
+    """Load the embedder of these settings; see `load_embedder`."""
+    return load_embedder(
+        settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision,
+        settings.windows,
+    )  # fmt: skip
+
+
+def load_embedder(
+    kind: str, model: str | None, max_tokens: int, threads: int, precision: str, windows: int = 1
+) -> Embedder | None:
+    """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
+
+    `auto` takes the exported model (`kp-worker export-model`) where there is one for KP_MODEL and the runtime is
+    installed, else sentence-transformers. In fp32 both give the same scores to 1e-6.
+    """
+    if kind == "none":
+        return None
+    if kind in ("auto", "openvino"):
+        directory = find_exported(model) if kind == "openvino" or find_spec("openvino") else None
+        if directory is None and kind == "openvino":
+            directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
+        if directory is not None:
+            return OpenVinoEmbedder(directory, max_tokens, threads, precision, windows)
+    if precision != "fp32":
+        raise ModelError(
+            f"KP_PRECISION={precision} needs an exported model: run kp-worker export-model --precision {precision}, "
+            "or set KP_PRECISION=fp32"
+        )
+    return SentenceTransformersEmbedder(model, max_tokens, threads, windows)

@@ -1,0 +1,135 @@
+"""Exported model directories: graph files, the tokenizer and `kp-model.json`, which says what they are.
+
+Lives here: the manifest's format, where exported models are kept, and the check that files are the exported ones.
+Must not live here: a model runtime, torch, Kafka.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, ModelError
+
+MANIFEST: Final = "kp-model.json"
+FORMAT: Final = 1
+"""Format of the manifest; another number is refused, because its graphs may want other inputs."""
+
+EXPORT_HINT: Final = "export the model again: kp-worker export-model"
+
+
+class CheckedFile(msgspec.Struct, frozen=True):
+    """A file of the directory (a plain name) and its sha256 (hex) when it was exported."""
+
+    file: str
+    sha256: str
+
+
+class Check(msgspec.Struct, frozen=True):
+    """Cosines to sentence-transformers in fp32 over `texts` texts, measured by the export."""
+
+    min_cosine: float
+    mean_cosine: float
+    texts: int
+
+
+class ExportedPrecision(msgspec.Struct, frozen=True):
+    """The graph of one precision, first the file to open; `check` is None where the exporting CPU could not run it."""
+
+    files: list[CheckedFile]
+    check: Check | None
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What an exported directory holds. `weights_sha256` is that of the original weights, not of a graph."""
+
+    format: int
+    name: str
+    weights_sha256: str
+    dimensions: int
+    max_tokens: int
+    runtime: str
+    tokenizer: CheckedFile
+    precisions: dict[str, ExportedPrecision]
+    made_by: dict[str, str]
+
+
+def is_exported(directory: Path) -> bool:
+    """Tell whether a directory was written by `kp-worker export-model`."""
+    return (directory / MANIFEST).is_file()
+
+
+def default_directory(name: str, weights_sha256: str) -> Path:
+    """Return where a model is exported to unless told otherwise: the user's cache directory, by the weights' hash."""
+    return _models() / f"{name}-{weights_sha256[:12]}"
+
+
+def _models() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative paths ignored: they would depend on the working directory.
+    base = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
+    return base / "kp-worker" / "models"
+
+
+def find_exported(model: str | None) -> Path | None:
+    """Return the exported directory for KP_MODEL; None: not exported.
+
+    That is the directory itself, the default model's, or for a hub name the one that was exported under it (None where
+    several were: which weights are meant is then the hub's to say).
+    """
+    if model is None:
+        found = [default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)]
+    elif Path(model).is_dir() or not _models().is_dir():
+        found = [Path(model)]
+    else:
+        name = model.rsplit("/", 1)[-1]
+        found = [it for it in _models().iterdir() if it.name.rpartition("-")[0] == name]
+    exported = [directory for directory in found if is_exported(directory)]
+    return exported[0] if len(exported) == 1 else None
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read kp-model.json. Raises ModelError when the directory is no exported model or of another format."""
+    try:
+        raw = (directory / MANIFEST).read_bytes()
+    except OSError as error:
+        raise ModelError(
+            f"{directory} is no exported model: {MANIFEST} cannot be read ({error.strerror}); {EXPORT_HINT}, "
+            "or set KP_EMBEDDER=sentence-transformers to use a sentence-transformers directory"
+        ) from error
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise ModelError(f"{directory / MANIFEST} is damaged ({error}); {EXPORT_HINT}") from error
+    if manifest.format != FORMAT:
+        raise ModelError(
+            f"{directory / MANIFEST} has format {manifest.format}, this version reads {FORMAT}; {EXPORT_HINT}"
+        )
+    return manifest
+
+
+def checked_path(directory: Path, expected: CheckedFile) -> Path:
+    """Return the path of a file after comparing its sha256 (0.1 s for 90 MB). Raises ModelError when it differs."""
+    path = directory / expected.file
+    if path.name != expected.file:
+        raise ModelError(f"{directory / MANIFEST} names {expected.file!r}, which is outside of it; {EXPORT_HINT}")
+    try:
+        digest = file_sha256(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}); {EXPORT_HINT}") from error
+    if digest != expected.sha256:
+        raise ModelError(
+            f"{path} has sha256 {digest}, it was exported with {expected.sha256}: "
+            f"the file is damaged or was replaced; {EXPORT_HINT}"
+        )
+    return path
+
+
+def file_sha256(path: Path) -> str:
+    """Hash a file (hex)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

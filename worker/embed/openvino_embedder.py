@@ -1,0 +1,170 @@
+"""The fast embedder: OpenVINO on CPU, from a directory that `kp-worker export-model` wrote.
+
+Lives here: loading the exported graph, the runtime's settings, and which CPUs a precision is offered on. Needs only
+openvino, tokenizers and numpy. Must not live here: torch, transformers, Kafka, the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from worker.core.novelty import Vector
+from worker.core.pipeline import EmbedderIdentity
+from worker.embed.embedder import (
+    Embedding,
+    ModelError,
+    finite,
+    long_texts,
+    mean_of_windows,
+    read_beginning,
+)
+from worker.embed.model_dir import Manifest, checked_path, read_manifest
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+RUNTIME: Final = "openvino"
+
+PRECISIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "fp32": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"},
+    "bf16": {"INFERENCE_PRECISION_HINT": "bf16", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"},
+    "int8": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "128"},
+}
+"""Runtime settings of each precision. Without the hint OpenVINO takes bf16 wherever the CPU has it, silently. Groups of
+128 activations share a scale: 64 is 5 % slower, 384 loses twice as much (cosine .9979 against .9990), 768 is slow."""
+
+CPU_FLAGS: Final[Mapping[str, frozenset[str]]] = {
+    "fp32": frozenset(),
+    "bf16": frozenset({"avx512_bf16", "amx_bf16"}),
+    "int8": frozenset({"avx512_vnni"}),
+}
+"""A precision is offered where the CPU has one of these flags, all of them measured. OpenVINO says BF16 also where it
+only emulates it, over ten times slower than fp32 (oneDNN held to AVX512_CORE_VNNI), so its word does not count."""
+
+_WORD: Final = "word "
+"""At least one token in any vocabulary."""
+
+INSTALL_HINT: Final = "install the fast extra (pip install 'kp-worker[fast]'), or set KP_EMBEDDER=sentence-transformers"
+
+
+class OpenVinoEmbedder:
+    """An exported model on CPU. `embed` is called from one thread at a time.
+
+    `threads` 0: one for each core. A text of more than `max_tokens` is embedded as the mean of its first `windows`
+    windows; 1: it is cut. Raises ModelError when the directory, the precision or the CPU does not fit.
+    """
+
+    def __init__(
+        self, directory: Path, max_tokens: int, threads: int, precision: str = "fp32", windows: int = 1
+    ) -> None:
+        manifest = read_manifest(directory)
+        _check_request(directory, manifest, max_tokens, precision)
+        paths = [checked_path(directory, file) for file in manifest.precisions[precision].files]
+        tokenizer = checked_path(directory, manifest.tokenizer)
+        openvino, tokenizers = import_runtime()
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer))
+            # tokenizer.json brings a padding and a limit of its own (128 and 128 in all-MiniLM-L6-v2): both are wrong.
+            self._tokenizer.no_padding()
+            self._tokenizer.enable_truncation(max_tokens)
+            self._request = compile_graph(openvino, paths[0], threads, precision).create_infer_request()
+        except Exception as error:
+            raise ModelError(f"the exported model {directory} cannot be loaded: {error}") from error
+        self.identity = EmbedderIdentity(
+            manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision,
+            long_texts(windows),
+        )  # fmt: skip
+        self._windows = windows
+        self._wanted = max_tokens * windows
+        # The longest text first: buffers that grow from text to text leave a process of 535 MB (1032 MB at 512 tokens),
+        # buffers of full size from the start one of 330 MB (420 MB).
+        self.embed(_WORD * max_tokens)
+
+    def embed(self, text: str) -> Embedding:
+        """Embed one text, alone and unpadded. Raises ValueError when the model yields values that are not finite."""
+        windows, left_over = read_beginning(text, self._wanted, self._read, _count)
+        vectors = [self._infer(window.ids) for window in windows[: self._windows]]
+        truncated = left_over or len(windows) > self._windows
+        if len(vectors) == 1:
+            return Embedding(vectors[0], truncated)
+        tokens = [len(window.ids) - sum(window.special_tokens_mask) for window in windows[: self._windows]]
+        return Embedding(mean_of_windows(vectors, tokens), truncated)
+
+    def _read(self, text: str) -> list[Any]:
+        """Tokenise a text into windows of at most `max_tokens`, special tokens around each."""
+        encoding = self._tokenizer.encode(text)
+        return [encoding, *encoding.overflowing]
+
+    def _infer(self, ids: list[int]) -> Vector:
+        self._request.infer([np.array([ids], dtype=np.int64)])
+        # A copy: the runtime overwrites its output with the next text's.
+        return finite(np.array(self._request.get_output_tensor(0).data[0], dtype=np.float32))
+
+
+def _count(windows: list[Any]) -> int:
+    return sum(len(window.ids) for window in windows)
+
+
+def import_runtime() -> tuple[ModuleType, ModuleType]:
+    """Import openvino (without its telemetry) and tokenizers. Raises ModelError when they are not installed."""
+    # Importing openvino sends usage data over the network and writes to ~/intel unless the user opted out. With None
+    # here its own `except ImportError` takes the silent stub. A module that somebody imported before stays.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    try:
+        import openvino
+        import tokenizers
+    except ImportError as error:
+        raise ModelError(f"the fast runtime is not installed ({error}); {INSTALL_HINT}") from error
+    return openvino, tokenizers
+
+
+def compile_graph(openvino: ModuleType, graph: Path, threads: int, precision: str) -> Any:
+    """Compile a graph file for this CPU: 0.2 s; nothing of it is kept on disk, compiled graphs are not portable."""
+    settings = {
+        **PRECISIONS[precision],
+        "INFERENCE_NUM_THREADS": threads or os.cpu_count() or 1,
+        "NUM_STREAMS": 1,  # all threads work on one text: the throughput of several sessions, half the latency
+        "ENABLE_CPU_PINNING": False,  # pinned threads of two workers on one host would share the same cores
+    }
+    return openvino.Core().compile_model(str(graph), "CPU", settings)
+
+
+def runs_here(precision: str) -> bool:
+    """Tell whether this CPU is one on which the precision is offered (CPU_FLAGS)."""
+    wanted = CPU_FLAGS[precision]
+    return not wanted or bool(wanted & cpu_flags())
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the CPU's flags as Linux lists them on x86; empty elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+def _check_request(directory: Path, manifest: Manifest, max_tokens: int, precision: str) -> None:
+    if manifest.runtime != RUNTIME:
+        raise ModelError(f"{directory} was exported for {manifest.runtime}, not for {RUNTIME}")
+    if precision not in PRECISIONS or precision not in manifest.precisions:
+        raise ModelError(
+            f"{directory} holds no {precision} graph, only {', '.join(sorted(manifest.precisions))}; "
+            f"set KP_PRECISION to one of them, or run: kp-worker export-model --precision {precision}"
+        )
+    if not runs_here(precision):
+        raise ModelError(
+            f"KP_PRECISION={precision} is offered on Linux on CPUs with {' or '.join(sorted(CPU_FLAGS[precision]))}; "
+            "this one has none of them, there it is slower than fp32 or was never measured: set KP_PRECISION=fp32"
+        )
+    if max_tokens > manifest.max_tokens:
+        raise ModelError(
+            f"KP_MAX_TOKENS={max_tokens} is more than the {manifest.max_tokens} tokens that {manifest.name} can read"
+        )

@@ -1,0 +1,199 @@
+"""How every Kafka client of the worker connects: consumer, producers, admin client and restore reader alike.
+
+Lives here: the arguments that all clients share, the files behind them (certificates, passwords, tokens), and finding
+out why a connection fails. Must not live here: which settings go together (config.py), words for errors (errors.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator, collect_hosts, create_conn
+from aiokafka.errors import KafkaConnectionError, KafkaError, SaslAuthenticationFailed
+from aiokafka.protocol.metadata import MetadataRequest
+
+from worker.config import PREFIX, ConfigError, Settings
+from worker.kafka import batches
+from worker.kafka.errors import HungUpError, is_final
+
+log = logging.getLogger(__name__)
+
+PROBE_MS: Final = 5000
+"""How long one broker may take to answer when the worker looks for the reason of a failed connection."""
+
+CONNECTION_ARGUMENTS: Final = (
+    "client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password",
+    "sasl_oauth_token_provider",
+)  # fmt: skip
+"""What a single connection takes of a client's arguments."""
+
+SENT_IN_THE_CLEAR: Final = {
+    "PLAIN": "the password",
+    "SCRAM-SHA-256": "proofs of the password, open to guessing,",
+    "SCRAM-SHA-512": "proofs of the password, open to guessing,",
+    "OAUTHBEARER": "the token",
+}
+
+
+def client_arguments(settings: Settings) -> dict[str, Any]:
+    """Return the aiokafka arguments that all clients share. Raises ConfigError for a file that cannot be used.
+
+    They hold secrets: never log them. From here on, every consumer of the process reads batches by batches.py.
+    """
+    batches.use(settings.max_batch_bytes)
+    arguments: dict[str, Any] = {
+        "bootstrap_servers": settings.bootstrap_servers,
+        "client_id": settings.group_id,
+        "metadata_max_age_ms": 30_000,  # a source topic that gains partitions is noticed that fast
+        "security_protocol": settings.security_protocol,
+    }
+    if settings.uses_tls:
+        arguments["ssl_context"] = _tls(settings)
+    if settings.uses_sasl:
+        arguments |= _login(settings)
+        if not settings.uses_tls:
+            log.warning(
+                "KP_SECURITY_PROTOCOL=SASL_PLAINTEXT: %s and all records cross the network unencrypted; use SASL_SSL",
+                SENT_IN_THE_CLEAR[str(settings.sasl_mechanism)],
+            )
+    return arguments
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    """Return a context that checks the broker's certificate and host name, with this worker's certificate if any."""
+    authority = settings.tls_ca_file
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(_unusable("KP_TLS_CA_FILE", authority, error, "PEM file of certificates")) from error
+    certificate, key = settings.tls_certificate_file, settings.tls_key_file
+    if certificate is not None:
+        password = _secret(settings, "tls_key_password")
+        for variable, path in (("KP_TLS_CERTIFICATE_FILE", certificate), ("KP_TLS_KEY_FILE", key)):
+            if path is not None:
+                _read(variable, path)  # OpenSSL does not say which of the two it could not open
+        try:
+            context.load_cert_chain(certificate, key, _KeyPassword(password))
+        except OSError as error:
+            hint = "a PEM certificate and its private key"
+            if password is not None:
+                hint += ", and KP_TLS_KEY_PASSWORD must be the key's"
+            raise ConfigError(_unusable("KP_TLS_CERTIFICATE_FILE", certificate, error, hint, key)) from error
+    return context
+
+
+class _KeyPassword:
+    """Answers OpenSSL's question for a key's password; without an answer it would ask on the terminal."""
+
+    def __init__(self, password: str | None) -> None:
+        self._password = password
+
+    def __call__(self) -> str:
+        if self._password is None:
+            raise ConfigError("the private key is encrypted: set KP_TLS_KEY_PASSWORD_FILE or KP_TLS_KEY_PASSWORD")
+        return self._password
+
+
+def _unusable(variable: str, path: Path | None, error: OSError, needed: str, key: Path | None = None) -> str:
+    files = f"{variable}={path}" + ("" if key is None else f" with KP_TLS_KEY_FILE={key}")
+    return f"{files} cannot be used: {error.strerror or error}; it must be a {needed}"
+
+
+def _login(settings: Settings) -> dict[str, Any]:
+    if settings.sasl_token_file is not None:
+        provider = TokenFile(settings.sasl_token_file)
+        provider.read()
+        return {"sasl_mechanism": settings.sasl_mechanism, "sasl_oauth_token_provider": provider}
+    return {
+        "sasl_mechanism": settings.sasl_mechanism,
+        "sasl_plain_username": settings.sasl_username,
+        "sasl_plain_password": _secret(settings, "sasl_password"),
+    }
+
+
+def _secret(settings: Settings, name: str) -> str | None:
+    """Return a secret from its variable or its file; None: neither is given."""
+    value, path = getattr(settings, name), getattr(settings, f"{name}_file")
+    if path is not None:
+        return _read(f"{PREFIX}{name.upper()}_FILE", path).rstrip("\r\n")
+    return None if value is None else str(value.get_secret_value())
+
+
+def _read(variable: str, path: Path) -> str:
+    """Return a file's text. Raises ConfigError when it cannot be read or is empty; never tells what is in it."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(
+            f"{variable}={path} cannot be read: {reason}; check the path, the mount and who may read it"
+        ) from None
+    if not text.strip():
+        raise ConfigError(f"{variable}={path} is empty; whoever writes it (a secret, a sidecar) has not yet")
+    return text
+
+
+class _OAuth(OAuthAuthenticator):  # type: ignore[misc]
+    """Fails where the broker refuses the token: it says so in its answer (RFC 7628, 3.2.2), which aiokafka ignores.
+
+    Without this the worker would go on with a connection that the broker closes at the first request.
+    """
+
+    async def step(self, payload: bytes | None) -> Any:
+        """Return what to send next; None: done."""
+        if payload:
+            raise SaslAuthenticationFailed(f"the token is refused: {payload.decode('utf-8', 'replace')}")
+        return await super().step(payload)
+
+
+AIOKafkaConnection.authenticator_oauth = lambda self: _OAuth(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
+
+
+class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
+    """Reads the bearer token for each new connection: whoever keeps the file fresh keeps the worker connected."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> str:
+        """Return the token. Raises ConfigError."""
+        return _read("KP_SASL_TOKEN_FILE", self._path).strip()
+
+    async def token(self) -> str:
+        """Return the token. Raises KafkaError, on which aiokafka tries the connection again later."""
+        try:
+            return await asyncio.to_thread(self.read)
+        except ConfigError as error:
+            raise KafkaError(str(error)) from None
+
+
+async def why_not(client: Mapping[str, Any]) -> Exception | None:
+    """Connect to each broker once, also as they advertise themselves, and return why that fails; None: it does not.
+
+    aiokafka's clients log the reason and raise an error without it. A refusal outweighs a broker that is down.
+    """
+    arguments = {name: client[name] for name in CONNECTION_ARGUMENTS if name in client}
+    todo = [(host, port) for host, port, _ in collect_hosts(client["bootstrap_servers"])]
+    found: list[Exception] = []
+    for host, port in todo:
+        try:
+            connection = await create_conn(host, port, request_timeout_ms=PROBE_MS, **arguments)
+            try:
+                answer = await connection.send(MetadataRequest([]))
+            finally:
+                connection.close()
+        except (KafkaConnectionError, ConnectionResetError) as error:
+            hung_up = HungUpError(f"{host}:{port} closed the connection")
+            hung_up.__cause__ = error
+            found.append(hung_up)
+        except (KafkaError, OSError, TimeoutError) as error:
+            found.append(error)
+        else:
+            todo += [broker[1:3] for broker in answer.brokers if broker[1:3] not in todo]
+    return next((error for error in found if is_final(error)), found[0] if found else None)

@@ -1,0 +1,228 @@
+"""What is published of a batch: its records by topic partition, and dead letters in the place of what cannot be.
+
+Lives here: which dead letter follows on which refusal, down to the last resort. Must not live here: producers and
+transactions (publisher.py), what a letter loses to fit (fitting.py).
+
+A scored trace whose output its topic cannot take becomes a dead letter in its place. It was scored all the same, and
+later traces were compared with it: its cache entry stays in the batch, and so all other scores are what they would be.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from worker.core.fitting import fit_dead_letter, fits, last_resort, place, readdressed
+from worker.core.passes import NO_PASS, Pass
+from worker.core.pipeline import DEAD_LETTER, OutputRecord, SourceRecord, dead_letter
+from worker.core.records import BATCH_OVERHEAD, encoded_size
+from worker.core.trace import InvalidTrace, Reason
+from worker.kafka.refusals import INVALID_TIMESTAMP, TOO_LARGE, TopicRefusedError
+
+log = logging.getLogger(__name__)
+
+OWN_HEADERS: Final = 512
+"""More bytes than a batch's head and the headers that a scored trace is given (kp-score, kp-decision, spans) take."""
+
+KIND_LENGTH: Final = 9
+"""Characters that tell the broker's complaints about a record apart: "Timestamp 1795..." and "Compacted topic ..."."""
+
+Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
+"""Key, value, timestamp (ms since 1970; None: now) and headers of a record to send."""
+
+
+@dataclass(slots=True)
+class OutputTopic:
+    """A topic that is written: name, number of partitions, largest batch it takes (bytes).
+
+    `max_bytes` is read at start, and again after a refusal for size. `batch_bytes`: of a batch with more than one
+    record; lowered where such a batch was refused, each of its records was not, and nobody may read the topic's limit.
+    All lanes share the object.
+    """
+
+    name: str
+    partitions: int
+    max_bytes: int
+    batch_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.batch_bytes = self.batch_bytes or self.max_bytes
+
+    def learn(self, max_bytes: int) -> None:
+        """Take over the topic's limit as it is now, where it is lower than it was known."""
+        if max_bytes < self.max_bytes:
+            log.warning("topic %s takes at most %d bytes now (max.message.bytes)", self.name, max_bytes)
+            self.max_bytes = max_bytes
+            self.batch_bytes = min(self.batch_bytes, max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Traces of one partition to commit together, in offset order.
+
+    `entries` are (key, value) for the changelog, value None deletes. `next_offset` is the source offset after the last
+    of them, and `stream_time_ms` the partition's stream time at that point (None where no trace was scored yet).
+    `records` are the source records of `outputs`, position by position: dead letters are made of them. `source_pass` is
+    the pass over the source that they belong to.
+    """
+
+    outputs: list[OutputRecord]
+    entries: Sequence[tuple[bytes, bytes | None]]
+    next_offset: int
+    stream_time_ms: int | None
+    records: Sequence[SourceRecord] = ()
+    source_pass: Pass = NO_PASS
+
+
+@dataclass(slots=True)
+class Shipment:
+    """The records of one topic partition, in order. `positions`: of each in the batch's outputs (changelog: none)."""
+
+    topic: OutputTopic
+    partition: int
+    rows: list[Row] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A batch with the rows [first, first + count) that its topic refused for good.
+
+    `size`: its bytes; `limit`: what the topic was thought to take when it was sent.
+    """
+
+    first: int
+    count: int
+    size: int
+    limit: int
+    error: TopicRefusedError
+
+    def culprits(self) -> dict[int, TopicRefusedError] | None:
+        """Return the rows that the broker complains about, and its complaint; None where it does not say.
+
+        It says one code for the whole batch, and words for each record: where those are of several kinds, the code is
+        right for some of them only.
+        """
+        error = self.error
+        if self.count == 1:
+            return {self.first: error}
+        kinds = {words[:KIND_LENGTH] for words in error.records.values()}
+        if len(kinds) != 1 or not all(0 <= number < self.count for number in error.records):
+            return None
+        return {self.first + number: error.about(number) for number in error.records}
+
+    def suspects(self) -> list[range]:
+        """Return the parts to send again, to learn more: the records complained about one by one, otherwise halves."""
+        if self.error.records and all(0 <= number < self.count for number in self.error.records):
+            return [range(self.first + number, self.first + number + 1) for number in self.error.records]
+        half, end = self.first + self.count // 2, self.first + self.count
+        return [range(self.first, half), range(half, end)]
+
+
+class RefusedForGoodError(Exception):
+    """A topic refuses what nothing can take the place of: a cache entry, or the last resort of a dead letter."""
+
+
+class Publication:
+    """A batch on its way, changed by each round of refusals.
+
+    `replaced`: by position in the batch, why a dead letter takes the place of a scored output.
+    """
+
+    def __init__(self, batch: Batch, partition: int, topics: Mapping[str, OutputTopic], changelog: OutputTopic) -> None:
+        self.batch = batch
+        self.replaced: dict[int, InvalidTrace] = {}
+        self._partition = partition
+        self._topics = topics
+        self._changelog = changelog
+        self._outputs = list(batch.outputs)  # dead letters whole: each round fits them anew
+        self._refused: dict[int, set[int]] = {}  # error codes of dead letters that were refused, by position
+        self._hopeless: set[int] = set()  # positions of dead letters for which only the last resort is left
+
+    def shipments(self) -> list[Shipment]:
+        """Return what is to be sent; no two are for the same topic partition."""
+        by_target: dict[tuple[str, int], Shipment] = {}
+        if self.batch.entries:
+            rows: list[Row] = [(key, value, None, []) for key, value in self.batch.entries]
+            by_target[self._changelog.name, self._partition] = Shipment(self._changelog, self._partition, rows)
+        for position, whole in enumerate(self._outputs):
+            output = self._fitted(position, whole)
+            topic = self._topics[output.kind]
+            number = self._partition % topic.partitions
+            shipment = by_target.get((topic.name, number))
+            if shipment is None:
+                shipment = by_target[topic.name, number] = Shipment(topic, number)
+            shipment.rows.append((output.key, output.value, output.timestamp_ms, output.headers))
+            shipment.positions.append(position)
+        return list(by_target.values())
+
+    def replace(self, shipment: Shipment, culprits: Mapping[int, TopicRefusedError]) -> None:
+        """Put dead letters in the place of the rows that were refused. Raises RefusedForGoodError."""
+        for row, error in culprits.items():
+            if not shipment.positions:
+                raise RefusedForGoodError(
+                    f"topic {error.topic} refuses a single cache entry: {error.name} {error.words}".rstrip()
+                ) from error
+            position = shipment.positions[row]
+            if self._outputs[position].kind != DEAD_LETTER:
+                self._become_letter(position, _refused_by_topic(error))
+            elif position in self._hopeless:
+                raise RefusedForGoodError(
+                    f"topic {error.topic} refuses even a dead letter without value and headers: {error.name} "
+                    f"{error.words}".rstrip()
+                ) from error
+            else:
+                self._mend(position, error.code)
+
+    def _mend(self, position: int, code: int) -> None:
+        """Note what a dead letter was refused for: there may be a gentler way than the last resort."""
+        codes = self._refused.setdefault(position, set())
+        about_key = code != INVALID_TIMESTAMP and code not in TOO_LARGE and self._outputs[position].key is None
+        if code in codes or not (about_key or code == INVALID_TIMESTAMP):
+            self._hopeless.add(position)
+        codes.add(code)
+
+    def _become_letter(self, position: int, error: InvalidTrace) -> OutputRecord:
+        self.replaced[position] = error
+        letter = self._outputs[position] = dead_letter(self.batch.records[position], error)
+        return letter
+
+    def _fitted(self, position: int, output: OutputRecord) -> OutputRecord:
+        """Return what is sent for an output: itself, or the dead letter that its topic takes."""
+        if output.kind != DEAD_LETTER:
+            topic = self._topics[output.kind]
+            source = self.batch.records[position].size if self.batch.records else 0  # holds key and headers
+            if source and source + len(output.value or b"") + OWN_HEADERS <= topic.max_bytes:
+                return output
+            if fits(output, topic.max_bytes):
+                return output
+            output = self._become_letter(position, _too_large(output, topic))
+        limit = self._topics[DEAD_LETTER].max_bytes
+        if position in self._hopeless:
+            return last_resort(output, limit, place(output))
+        codes = self._refused.get(position, set())
+        if INVALID_TIMESTAMP in codes:
+            output = OutputRecord(output.kind, output.key, output.value, output.headers, None)
+        if codes - {INVALID_TIMESTAMP}:
+            output = readdressed(output)
+        return fit_dead_letter(output, limit)
+
+
+def _refused_by_topic(error: TopicRefusedError) -> InvalidTrace:
+    return InvalidTrace(
+        Reason.REFUSED_BY_TOPIC,
+        "",
+        f"topic {error.topic} refuses the scored trace for good: {error.name}; {error.advice}. Kafka: {error.words}",
+    )
+
+
+def _too_large(output: OutputRecord, topic: OutputTopic) -> InvalidTrace:
+    size = encoded_size(output.key, output.value, output.headers) + BATCH_OVERHEAD
+    return InvalidTrace(
+        Reason.TOO_LARGE,
+        "",
+        f"the scored trace has {size} bytes with its key and headers, topic {topic.name} takes {topic.max_bytes}; "
+        "raise its max.message.bytes, or send smaller traces",
+    )

@@ -1,0 +1,221 @@
+"""What a newly assigned partition goes on from: its committed offset, and its cache out of the changelog topic.
+
+Lives here: reading both. Must not live here: writing entries (publisher.py), their bytes and which of them count
+(changelog.py, passes.py), what the cache does with them (novelty.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.structs import OffsetAndMetadata
+
+from worker.core.changelog import Log, Restored
+from worker.core.passes import Committed, Found, committed_from
+from worker.kafka.topic_id import topic_id
+
+log = logging.getLogger(__name__)
+
+FETCH_BYTES: Final = 4 << 20
+"""Bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one."""
+
+
+PROGRESS_SECONDS: Final = 2.0
+"""A restore that takes longer says how far it is, this often."""
+
+RETRY_SECONDS: Final = 0.2
+"""Pause before the group's coordinator is asked again while it moves or loads."""
+
+
+class OffsetsError(Exception):
+    """The committed offset does not fit the source topic any more; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a partition goes on: the next source offset, and the stream time that was committed with it.
+
+    `lost`: records between the committed offset and the oldest one that the topic still has. `committed_offset`: None
+    where there is none. `committed`: the metadata beside it, where it is ours. `topic_id`: of the source topic that is
+    there now, None where the broker knows none. `recreated`: the offset was committed for another topic of this name.
+    """
+
+    offset: int
+    stream_time_ms: int | None
+    lost: int = 0
+    committed_offset: int | None = None
+    committed: Committed | None = None
+    topic_id: str | None = None
+    recreated: bool = False
+
+    def found(self) -> Found:
+        """Return what the pass follows from."""
+        return Found(self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated)
+
+
+async def read_positions(
+    client: Mapping[str, Any], group: str, topic: str, partitions: Sequence[int], timeout_seconds: float
+) -> dict[int, Position]:
+    """Return where each partition goes on. Raises OffsetsError, KafkaError, TimeoutError.
+
+    A partition without a committed offset starts at the oldest record. One whose committed offset is older than that
+    goes on at the oldest record, and says how many were lost. One whose offset was committed for another topic of the
+    same name starts at the oldest record, however long the new topic is: none of its records was scored.
+    """
+    tps = [TopicPartition(topic, partition) for partition in partitions]
+    async with asyncio.timeout(timeout_seconds):
+        committed, now = await _committed(client, group, tps)
+        consumer = AIOKafkaConsumer(**client, enable_auto_commit=False)
+        await consumer.start()
+        try:
+            oldest, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
+        finally:
+            await consumer.stop()
+    positions = {}
+    for tp in tps:
+        found = committed.get(tp)
+        metadata = None if found is None else committed_from(found.metadata)
+        before = None if metadata is None else metadata.topic_id
+        if found is None:
+            positions[tp.partition] = Position(oldest[tp], None, topic_id=now)
+        elif before is not None and now is not None and before != now:
+            positions[tp.partition] = Position(
+                oldest[tp], None, committed_offset=found.offset, topic_id=now, recreated=True
+            )
+        elif found.offset > ends[tp]:
+            raise OffsetsError(
+                f"{topic}/{tp.partition}: the group {group} has committed offset {found.offset}, the topic ends at "
+                f"{ends[tp]}: it was recreated or truncated. Decide where to go on: kafka-consumer-groups "
+                f"--group {group} --topic {topic} --reset-offsets --to-earliest --execute"
+            )
+        else:
+            lost = max(0, oldest[tp] - found.offset)
+            stream_time_ms = None if metadata is None else metadata.stream_time_ms
+            positions[tp.partition] = Position(
+                found.offset + lost, stream_time_ms, lost, found.offset, metadata, topic_id=now
+            )
+    moved = [partition for partition, position in positions.items() if position.recreated]
+    if moved:
+        log.warning(
+            "%s was deleted and made anew (topic id %s) since group %s committed partitions %s: they start at the "
+            "oldest record, with empty caches",
+            topic, now, group, moved,
+        )  # fmt: skip
+    return positions
+
+
+async def _committed(
+    client: Mapping[str, Any], group: str, tps: Sequence[TopicPartition]
+) -> tuple[dict[TopicPartition, OffsetAndMetadata], str | None]:
+    """Ask the group's coordinator for committed offsets, and a broker for the topic's id, until they answer.
+
+    Not by aiokafka's own methods: they overlook an error of the whole response (while the coordinator moves or loads)
+    and then report that nothing is committed, on which a worker would start from the oldest record.
+    """
+    admin = AIOKafkaAdminClient(**client)
+    await admin.start()
+    try:
+        while True:
+            try:
+                coordinator = await admin.find_coordinator(group)
+                request = OffsetFetchRequest(group, [(tps[0].topic, [tp.partition for tp in tps])])
+                response = await admin._send_request(request, coordinator)
+                codes = [response.error_code, *(row[3] for _, rows in response.topics for row in rows)]
+                for code in codes:
+                    if code:
+                        raise for_code(code)(f"offsets of group {group}")
+                now = await topic_id(admin, tps[0].topic)
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                log.info("the offsets of group %s are not known yet: %r", group, error)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            offsets = {
+                TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata or "")
+                for topic, rows in response.topics
+                for partition, offset, metadata, _ in rows
+                if offset >= 0
+            }
+            return offsets, now
+    finally:
+        await admin.close()
+
+
+async def restore(
+    client: Mapping[str, Any],
+    changelog: str,
+    positions: Mapping[int, Position],
+    model: str,
+    dimensions: int,
+    capacity: int,
+) -> dict[int, Restored]:
+    """Read the changelog of the given source partitions to its end, and decide which pass goes on (changelog.Log).
+
+    Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
+    committed then. Another model's entries are left out, with one warning; corrupt ones are skipped and counted.
+    """
+    logs = {partition: Log() for partition in positions}
+    consumer = AIOKafkaConsumer(
+        **client,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",  # without it a reader of a compacted topic reads nothing, silently
+        isolation_level="read_committed",
+        max_partition_fetch_bytes=FETCH_BYTES,
+        fetch_max_bytes=16 * FETCH_BYTES,
+    )
+    await consumer.start()
+    try:
+        tps = [TopicPartition(changelog, partition) for partition in positions]
+        consumer.assign(tps)
+        await consumer.seek_to_beginning(*tps)
+        ends = await consumer.end_offsets(tps)
+        todo = [tp for tp in tps if await consumer.position(tp) < ends[tp]]
+        told = time.monotonic()
+        while todo:
+            if time.monotonic() - told > PROGRESS_SECONDS:
+                left = sum([ends[tp] - await consumer.position(tp) for tp in todo])
+                log.info(
+                    "restoring from %s: %d of %d partitions left, %d offsets", changelog, len(todo), len(tps), left
+                )
+                told = time.monotonic()
+            for tp, records in (await consumer.getmany(*todo, timeout_ms=500)).items():
+                for record in records:
+                    logs[tp.partition].apply(record.key, record.value, record.offset)
+            todo = [tp for tp in todo if await consumer.position(tp) < ends[tp]]
+    finally:
+        await consumer.stop()
+    result = {}
+    for partition, read in logs.items():
+        restored = read.restore(positions[partition].found(), model, dimensions, capacity)
+        result[partition] = restored
+        if restored.problem:
+            log.warning("changelog %s/%d %s; the entry is skipped", changelog, partition, restored.problem)
+        if restored.skipped["other_model"]:
+            _warn(partition, restored, model)
+        if restored.begins is not None:
+            log.info(
+                "partition %d: pass %d over the source begins at offset %d (%s), with %d cache entries from before; "
+                "%d of other passes are left out",
+                partition, restored.current.number, restored.current.start, restored.begins, len(restored.entries),
+                restored.overridden,
+            )  # fmt: skip
+    return result
+
+
+def _warn(partition: int, restored: Restored, model: str) -> None:
+    others = sorted(name.removeprefix("model ") for name in restored.skipped if name.startswith("model "))
+    log.warning(
+        "partition %d: %d changelog entries were made by another model (%s), this worker runs %s; they are left "
+        "out, so the first traces find fewer neighbours",
+        partition, restored.skipped["other_model"], ", ".join(others), model,
+    )  # fmt: skip

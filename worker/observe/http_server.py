@@ -1,0 +1,171 @@
+"""The HTTP port: /metrics, /healthz, /readyz, and the pages it is given. Nothing else, and nobody keeps others out.
+
+It is open to whoever reaches it, so: one answer a connection, few connections, each for a few seconds. A new one pushes
+out the oldest; a probe or a scrape takes milliseconds, so those pushed out are the ones that hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
+from prometheus_client.exposition import choose_encoder
+
+from worker.core.terminal import clean
+
+log = logging.getLogger(__name__)
+
+Check = Callable[[], str | None]
+"""Returns None when all is well, else one sentence that says what is not."""
+
+MAX_CONNECTIONS: Final = 64
+"""Open at once: more than probes and scrapers ever need, few enough to leave the process its file descriptors."""
+
+CONNECTION_SECONDS: Final = 10.0
+"""Longest life of a connection, whatever it is doing: a scrape takes some ms."""
+
+FAILURE_LENGTH: Final = 200
+"""Characters of what a failed request says in the log: it may quote the request."""
+
+CONTENT_TYPE: Final = re.compile(r"[\w/.;= -]{1,200}", re.ASCII)
+"""What a content type is made of. The client library puts parts of the Accept header into it."""
+
+HEADERS: Final = {
+    "Server": "kp-worker",  # without a version
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class HttpServer:
+    """Serves metrics and health. `healthy` is for liveness, `ready` for readiness.
+
+    `pages`: path -> what returns the body and its headers, which go over HEADERS.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        healthy: Check,
+        ready: Check,
+        pages: Mapping[str, Callable[[], tuple[bytes, dict[str, str]]]] | None = None,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._registry = registry
+        self._checks = {"/healthz": healthy, "/readyz": ready}
+        self._pages = pages or {}
+        self._runner: web.ServerRunner | None = None
+
+    async def start(self) -> int:
+        """Listen; return the port. Raises OSError when it is taken."""
+        self._runner = web.ServerRunner(_Server(self._answer))
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._port).start()
+        return int(self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Close the port."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        if request.path != "/metrics" and request.path not in self._checks and request.path not in self._pages:
+            return _response(404, "not found")
+        if request.method not in ("GET", "HEAD"):
+            return _response(405, "only GET and HEAD", Allow="GET, HEAD")
+        if request.path == "/metrics":
+            body, content_type = _metrics(self._registry, request.headers.get("Accept", ""))
+            return _response(200, body, **{"Content-Type": content_type})
+        if request.path in self._pages:
+            body, headers = self._pages[request.path]()
+            return _response(200, body, **headers)
+        problem = self._checks[request.path]()
+        return _response(200 if problem is None else 503, problem or "ok")
+
+
+def _metrics(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Return the metrics and their content type, in the text format for a header that asks for none there is.
+
+    The client library trusts the header: it compares version=abc with numbers, and fails.
+    """
+    try:
+        encode, content_type = choose_encoder(accept)
+        if CONTENT_TYPE.fullmatch(content_type):
+            return encode(registry), content_type
+    except (TypeError, ValueError):
+        pass
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+def _response(status: int, content: str | bytes, **headers: str) -> web.Response:
+    body = content if isinstance(content, bytes) else f"{clean(content)}\n".encode()
+    response = web.Response(
+        status=status, body=body, headers={"Content-Type": "text/plain; charset=utf-8", **HEADERS, **headers}
+    )
+    response.force_close()
+    return response
+
+
+class _Server(web.Server):
+    """Bounds the connections in number and time."""
+
+    def __init__(self, answer: Callable[[web.BaseRequest], Any]) -> None:
+        super().__init__(answer)
+        self._open: dict[web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
+
+    def __call__(self) -> web.RequestHandler:
+        """Return the handler of one connection."""
+        loop = asyncio.get_running_loop()
+        return _Connection(self, loop=loop, access_log=None, lingering_time=0)  # type: ignore[arg-type] # None: no log
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Note a new connection; close the oldest where there are too many."""
+        super().connection_made(handler, transport)
+        timer = asyncio.get_running_loop().call_later(CONNECTION_SECONDS, transport.abort)
+        self._open[handler] = (transport, timer)
+        if len(self._open) > MAX_CONNECTIONS:
+            oldest, timer = self._open.pop(next(iter(self._open)))
+            timer.cancel()
+            oldest.abort()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """Forget a connection."""
+        super().connection_lost(handler, exc)
+        if handler in self._open:
+            self._open.pop(handler)[1].cancel()
+
+
+class _Connection(web.RequestHandler):
+    """Answers what is not HTTP without a word about why, and without a line in the log for each."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the answer to a request that cannot be read, or that failed."""
+        if status == 500:
+            self.log_exception("a request failed", exc_info=exc)
+        return _response(status, "failed" if status == 500 else "bad request")
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log a failure as one short line: whoever reaches the port must not fill the log (logs.py limits the rate)."""
+        error = kw.get("exc_info")
+        said = f"{args[0] % args[1:]}: {error!r}"[:FAILURE_LENGTH]
+        place = traceback.extract_tb(error.__traceback__)[-1:] if isinstance(error, BaseException) else []
+        where = f" at {place[0].name}:{place[0].lineno}" if place else ""
+        log.error("HTTP port: %s%s", said, where)

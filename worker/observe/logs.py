@@ -1,0 +1,129 @@
+"""Logging: one event a line, text or JSON, on standard error; repeated messages are rate-limited.
+
+What an event is about goes into fields (FIELDS), given as `extra=`; nothing of a trace's content may be in an event
+above debug.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from worker.core.terminal import clean, clean_json
+
+FIELDS: Final = ("topic", "partition", "offset", "trace", "reason", "path", "seconds")
+"""What an event may be about: the source record's place, the reasoning trace's id, and why it is a dead letter."""
+
+NOISY: Final = ("aiokafka", "faust", "mode", "opentelemetry")
+"""Libraries that repeat themselves: with the broker away, aiokafka logs 10,000 lines a second."""
+
+LIMITED: Final = (*NOISY, "aiohttp", "worker.observe.http_server")
+"""Loggers whose every message is held back when it repeats: strangers can cause those of the HTTP port."""
+
+WINDOW_SECONDS: Final = 30.0
+BURST: Final = 5
+"""Equal messages (by logger, template and reason) that pass in one window; the rest is counted and told later."""
+
+
+class RateLimit(logging.Filter):
+    """Lets `BURST` records of one template through in each window, and says how many it held back.
+
+    Applies to what can come with every record on a topic or request to the HTTP port: the messages of LIMITED
+    loggers, and the worker's own about one source record (those with an offset). Debug is not held back: who asks for
+    it wants every event.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._windows: dict[tuple[str, str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record may be written."""
+        own = hasattr(record, "offset") and record.levelno > logging.DEBUG
+        if not own and not record.name.startswith(LIMITED):
+            return True
+        key = (record.name, str(record.msg)[:60], str(getattr(record, "reason", "")))
+        now = self._clock()
+        began, count = self._windows.get(key, (now, 0))
+        if now - began >= WINDOW_SECONDS:
+            if count > BURST:
+                record.msg = (
+                    f"{record.getMessage()} [{count - BURST} like it were held back in the last {now - began:.0f} s]"
+                )
+                record.args = None
+            began, count = now, 0
+        self._windows[key] = (began, count + 1)
+        if len(self._windows) > 1000:
+            self._windows.clear()
+        return count < BURST
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-11-21T10:00:00.123Z INFO logger: message [field=value ...]`, one line an event."""
+
+    converter = staticmethod(time.gmtime)
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record as one line, tracebacks included; control characters as Python escapes them."""
+        return clean(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 logging's name
+        """Write the line without its traceback."""
+        about = " ".join(f"{name}={value}" for name, value in fields(record).items())
+        return super().formatMessage(record) + (f" [{about}]" if about else "")
+
+
+class JsonFormatter(logging.Formatter):
+    """The same as one JSON object a line: time, level, logger, message, the fields, and the exception if there is one.
+
+    Characters that end a line are escaped, which is the same JSON.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record as JSON."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        event = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **fields(record),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return clean_json(json.dumps(event, ensure_ascii=False))
+
+
+class BareFormatter(logging.Formatter):
+    """The message alone, as Python writes the warnings of a program that has not set up logging: the commands' way."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record; line breaks stay, control characters as Python escapes them."""
+        return clean(super().format(record), "\n")
+
+
+def fields(record: logging.LogRecord) -> dict[str, object]:
+    """Return the fields that an event was given, in the order of FIELDS, without empty ones."""
+    given = record.__dict__
+    return {name: given[name] for name in FIELDS if given.get(name) not in (None, "")}
+
+
+def configure(level: str, style: str) -> None:
+    """Set up the root logger. Libraries log from warning on: a log record built for each message costs more than it."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    handler.addFilter(RateLimit())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("worker").setLevel(level.upper())
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)

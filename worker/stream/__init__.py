@@ -1,0 +1,1 @@
+"""The stream processor: consumer, assignment, order, commits, the process."""

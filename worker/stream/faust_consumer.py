@@ -1,0 +1,394 @@
+"""Faust's consumer, as this worker needs it. The one module that leans on private names of Faust.
+
+What is changed, and why (measured on faust-streaming 0.15.3):
+- records go to the intake in whole fetches, and the stream only gets an event when there is something to wake the
+  agent for: Faust's own way makes four tasks for each message, and sleeps a second whenever back-pressure has paused
+  every partition;
+- the source is read committed: Faust's consumer does so only under its own `exactly_once`, which does not work;
+- Faust commits nothing: offsets travel with the transaction, and a later plain commit could move them back. Waiting for
+  open messages (`wait_empty`: at a rebalance and at shutdown) becomes waiting for the lanes;
+- with static membership every member looks for partitions that nobody holds: aiokafka leaves that to the group's
+  leader, and a leader that restarts as a static member does not learn that it leads.
+
+Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
+._ensure_consumer, ._consumer, App._create_directories, App.rebalancing_count; of aiokafka AIOKafkaConsumer._coordinator
+and the group coordinator's check_errors and _send_req. tests/unit/test_faust_io.py fails when one changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import faust
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.coordinator.protocol import ConsumerProtocol
+from aiokafka.errors import IllegalStateError, KafkaError, for_code
+from aiokafka.protocol.admin import DescribeGroupsRequest
+from aiokafka.structs import OffsetAndMetadata
+from faust.exceptions import ConsumerNotStarted
+from faust.transport.drivers import aiokafka as driver
+from faust.types.tuples import TP, ConsumerMessage
+from mode import CrashingSupervisor, Service
+
+from worker.config import Settings
+from worker.core.pipeline import Fault, SourceRecord
+from worker.core.records import memory_size
+from worker.kafka import batches
+from worker.kafka.budget import Budget, Lease, NoRoom
+from worker.stream.fetch_buffer import Intake
+
+faust_log = logging.getLogger("faust")
+"""Faust names a service's logger after the module of its class; these are Faust's messages and not ours."""
+
+FETCH_RECORDS: Final = 512
+"""Most records of one fetch of one partition. More gains nothing and delays the others."""
+
+FETCH_BYTES: Final = 1 << 20
+"""About as many bytes of one fetch of one partition: 512 records of 100 kB out of one compressed batch are 50 MB."""
+
+RESPONSE_BYTES: Final = 16 << 20
+"""Bytes of one response over all partitions of a broker; aiokafka's default is 50 MiB."""
+
+FETCH_WAIT_MS: Final = 500
+"""How long a fetch waits for the first record; an idle worker asks twice a second for each partition."""
+
+GROUP_CHECK_SECONDS: Final = 1.0
+"""How often the worker asks whether the group's coordinator has refused it."""
+
+MAX_POLL_INTERVAL_SECONDS: Final = 600.0
+"""The group drops a member that does not fetch for this long: longer than any restore or drain."""
+
+UNHELD_SECONDS: Final = 10.0
+"""How often a static member looks for partitions that nobody holds: one small request to the group's coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the consumer asks of the worker.
+
+    `drain` waits until all that was admitted is committed. `positions` are the offsets from which to read on. `fail`
+    ends the worker.
+    """
+
+    settings: Settings
+    client: Mapping[str, Any] = field(repr=False)  # holds secrets
+    intake: Intake
+    budget: Budget
+    drain: Callable[[], Awaitable[None]]
+    positions: Callable[[], Mapping[TopicPartition, int]]
+    fail: Callable[[BaseException], None]
+
+
+@dataclass(slots=True)
+class _Portion:
+    """What one fetch brought; the lease holds its bytes until someone else counts them.
+
+    Not a future's result: futures between threads are in circles, which keep it until the garbage collector comes.
+    """
+
+    records: list[SourceRecord] = field(default_factory=list)
+    lease: Lease | None = None
+
+
+class _ConsumerThread(driver.AIOKafkaConsumerThread):
+    logger = faust_log
+    hooks: Hooks
+    reading: batches.Reading
+    read_to: dict[TopicPartition, int]
+    """Where the last fetch that brought nothing ended: past the markers and aborted records of transactions."""
+
+    def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
+        settings = self.hooks.settings
+        session_ms = round(settings.session_timeout_seconds * 1000)
+        self.reading = batches.Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget)
+        batches.read_as(self.reading)
+        return AIOKafkaConsumer(
+            **self.hooks.client,
+            group_id=settings.group_id,
+            group_instance_id=settings.group_instance_id,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            partition_assignment_strategy=[StickyPartitionAssignor],
+            session_timeout_ms=session_ms,
+            heartbeat_interval_ms=max(100, min(3000, session_ms // 5)),
+            rebalance_timeout_ms=max(session_ms, round(settings.transaction_timeout_seconds * 1000)),
+            max_poll_interval_ms=round(MAX_POLL_INTERVAL_SECONDS * 1000),
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            max_poll_records=FETCH_RECORDS,
+            fetch_max_bytes=RESPONSE_BYTES,
+        )
+
+    async def fetch(self, tp: TopicPartition, portion: _Portion) -> None:
+        """Fetch the next records of one partition; runs in the consumer's thread. Raises NoRoom."""
+        consumer = self._ensure_consumer()
+        fetched = await consumer.getmany(tp, timeout_ms=FETCH_WAIT_MS, max_records=FETCH_RECORDS)
+        if not fetched:
+            with contextlib.suppress(IllegalStateError):  # revoked meanwhile
+                self.read_to[tp] = await consumer.position(tp)
+            return
+        portion.records = [
+            SourceRecord(
+                record.topic,
+                record.partition,
+                record.offset,
+                record.timestamp,
+                record.key,
+                record.value,
+                record.headers,
+                memory_size(record.key, record.value, record.headers),
+                record.checksum if isinstance(record.checksum, Fault) else None,
+            )
+            for records in fetched.values()
+            for record in records
+        ]
+        portion.lease = Lease(self.hooks.budget.records, sum([record.size for record in portion.records]))
+
+    async def seek_all(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Set the next offset of each partition that is still assigned, and drop what was fetched before."""
+        consumer = self._ensure_consumer()
+        self.reading.forget()
+        for tp in consumer.assignment() & positions.keys():
+            consumer.seek(tp, positions[tp])
+
+    async def commit_offset(self, tp: TopicPartition, offset: int, metadata: str) -> None:
+        """Commit one offset as a member of the group; refused after a rebalance."""
+        await self._ensure_consumer().commit({tp: OffsetAndMetadata(offset, metadata)})
+
+    async def check_group(self) -> None:
+        """Raise what the group's coordinator refused (an ACL, for example)."""
+        if self._consumer is not None and self._consumer._coordinator is not None:
+            self._consumer._coordinator.check_errors()
+
+    async def rejoin_for_unheld_partitions(self) -> set[int]:
+        """Join again when a stable group holds not all partitions of the source; return those that nobody holds.
+
+        A join of the group's leader, whether it knows that it leads or not, begins a rebalance; others just keep what
+        they have. So it takes all members to look. Raises KafkaError while the coordinator is away.
+        """
+        settings = self.hooks.settings
+        consumer = self._ensure_consumer()
+        answer = await consumer._coordinator._send_req(DescribeGroupsRequest([settings.group_id], False))
+        error, _, state, _, _, members, *_ = answer.groups[0]
+        if error:
+            raise for_code(error)(settings.group_id)
+        if state != "Stable":
+            return set()
+        assignments = [ConsumerProtocol.ASSIGNMENT.decode(assignment) for *_, assignment in members if assignment]
+        held = {tp for assignment in assignments for tp in assignment.partitions()}
+        topic = settings.source_topic
+        unheld = {p for p in consumer.partitions_for_topic(topic) or () if TopicPartition(topic, p) not in held}
+        if unheld:
+            consumer._coordinator.request_rejoin()
+        return unheld
+
+    def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
+        """Return the records between a committed offset and the last stable one; None before the first fetch.
+
+        `idle`: nothing that was fetched waits. What then lies past the committed offset but was read is no record: a
+        producer's transaction markers or what it aborted, which would look like a lag for ever.
+        """
+        consumer = self._ensure_consumer()
+        if tp not in consumer.assignment():
+            return None
+        end = consumer.last_stable_offset(tp)
+        if idle:
+            committed = max(committed, self.read_to.get(tp, committed))
+        return None if end is None or end < 0 else max(0, end - committed)
+
+
+class KpConsumer(driver.Consumer):
+    """Faust's consumer with its own way of fetching. `hooks` is set by `create_app` on a subclass."""
+
+    logger = faust_log
+    hooks: Hooks
+    _thread: _ConsumerThread
+
+    def _new_consumer_thread(self) -> _ConsumerThread:
+        thread = _ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+        thread.hooks = self.hooks
+        thread.read_to = {}
+        self._fetches: set[asyncio.Task[None]] = set()
+        self._rebalance = 0
+        return thread
+
+    @Service.task
+    async def _watch_group(self) -> None:
+        """End the worker when it may not join its group.
+
+        aiokafka tells only whoever fetches; a member without partitions never does, and would wait for ever.
+        """
+        while not self.should_stop:
+            await self.sleep(GROUP_CHECK_SECONDS)
+            try:
+                await self._thread.call_thread(self._thread.check_group)
+            except KafkaError as error:
+                self.hooks.fail(error)
+                return
+
+    async def _drain_messages(self, fetcher: Any) -> None:
+        """Run one fetch loop for each assigned partition while the flow is on (Faust's fetcher runs this)."""
+        try:
+            await self._fetch_while_flowing(fetcher)
+        except asyncio.CancelledError:
+            if not (self.should_stop or fetcher.should_stop):
+                raise  # otherwise the regular end, at which Faust would log a crash
+
+    async def _fetch_while_flowing(self, fetcher: Any) -> None:
+        while not (self.should_stop or fetcher.should_stop):
+            if not self.flow_active:
+                await self.wait_first(self.can_resume_flow.wait(), fetcher._stopped.wait())
+                continue
+            generation = self.app.consumer_generation_id
+            self._fetches = {
+                asyncio.create_task(self._fetch_forever(tp, generation), name=f"fetch-{tp.partition}")
+                for tp in self.assignment()
+            }
+            try:
+                stop = asyncio.create_task(self.suspend_flow.wait())
+                done, _ = await asyncio.wait({*self._fetches, stop}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stop}:
+                    if not task.cancelled():  # cancelled by wait_empty
+                        task.result()  # a fetch loop only ends by an error: Faust crashes the app with it
+            finally:
+                stop.cancel()
+                await self._stop_fetches()
+
+    async def _fetch_forever(self, tp: TP, generation: int) -> None:
+        source = TopicPartition(tp.topic, tp.partition)
+        while True:
+            await self.hooks.intake.room(tp.partition)
+            portion = _Portion()
+            fetch = self._thread.fetch(source, portion)
+            try:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(fetch, self._thread.thread_loop))
+            except NoRoom as error:
+                await error.share.turn(error.key)
+                continue
+            records = portion.records
+            if records and self.flow_active and self.app.consumer_generation_id == generation:
+                idle = not self.hooks.intake
+                self.hooks.intake.add(tp.partition, records)
+                if idle:  # otherwise the agent is at work and sees them by itself
+                    await self.callback(_wake_up(tp, records[0].offset, generation))
+            if portion.lease is not None:
+                portion.lease.end()
+            del records, portion, fetch  # not kept while the next fetch waits
+
+    async def _stop_fetches(self) -> None:
+        fetches, self._fetches = self._fetches, set()
+        for task in fetches:
+            task.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    @Service.task
+    async def _look_for_unheld_partitions(self) -> None:
+        while self.hooks.settings.group_instance_id and not self.should_stop:
+            await self.sleep(UNHELD_SECONDS)
+            try:
+                unheld = await self._thread.call_thread(self._thread.rejoin_for_unheld_partitions)
+            except (KafkaError, ConsumerNotStarted) as error:
+                faust_log.info(
+                    "could not ask for the group's assignment, trying again in %.0f s: %r", UNHELD_SECONDS, error
+                )
+                continue
+            if unheld:
+                faust_log.info("joining the group again: no member holds the partitions %s", sorted(unheld))
+
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        """Note which rebalance this assignment ends."""
+        self._rebalance = self.app.rebalancing_count
+        await super().on_partitions_assigned(assigned, generation_id)
+
+    def resume_flow(self) -> None:
+        """Let records flow, unless the next rebalance has begun.
+
+        Faust's completion of an assignment may come after the revocation of the next one: its restore took that long.
+        """
+        if self._rebalance == self.app.rebalancing_count:
+            super().resume_flow()
+
+    async def wait_empty(self) -> None:
+        """Wait until no fetch is under way and the lanes have committed what they took.
+
+        Order matters: a fetch that outlived this could move the position after Faust's seek to the committed offset.
+        """
+        await self.halt()
+        await self.hooks.drain()
+
+    async def halt(self) -> None:
+        """Stop fetching and forget what waits; Faust's resume_flow starts it again, after the seek.
+
+        A rebalance that begins while another one's restore is under way can find the flow resumed by the older one.
+        """
+        self.stop_flow()
+        await self._stop_fetches()
+        self.hooks.intake.clear()
+        self.hooks.budget.forget_waiting()
+
+    async def perform_seek(self) -> None:
+        """Read on where the lanes are (Faust calls this before it lets records flow).
+
+        Faust would ask aiokafka for the committed offsets, which reports none while the coordinator moves or loads.
+        """
+        await self._thread.call_thread(self._thread.seek_all, self.hooks.positions())
+
+    async def commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
+        """Commit nothing: the lanes do."""
+        return False
+
+    async def commit_offset(self, tp: TopicPartition, offset: int, metadata: str) -> None:
+        """Commit one offset (at least once). Raises what aiokafka raises, for example after a rebalance."""
+        await self._thread.call_thread(self._thread.commit_offset, tp, offset, metadata)
+
+    def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
+        """Return how many records of a partition are not committed; None where that is not known yet."""
+        return self._thread.lag(tp, committed, idle)
+
+
+def _wake_up(tp: TP, offset: int, generation: int) -> ConsumerMessage:
+    return ConsumerMessage(
+        tp.topic, tp.partition, offset, 0.0, 0, None, b"", b"", None, 0, 0, tp, generation_id=generation
+    )
+
+
+class _App(faust.App):
+    logger = faust_log
+
+    def _create_directories(self) -> None:
+        """Create none: Faust keeps table data there, and this worker has no tables (and may not write at all)."""
+
+
+def connect(signal: Any, handler: Callable[..., Awaitable[None]]) -> None:
+    """Call a handler for a Faust signal (Faust's own types refuse bound methods)."""
+    signal.connect(handler)
+
+
+def create_app(hooks: Hooks) -> faust.App:
+    """Build the Faust app: group membership, rebalances and the agent's stream; it neither produces nor commits."""
+    settings = hooks.settings
+    app = _App(
+        settings.group_id,
+        broker=f"kafka://{settings.bootstrap_servers.split(',')[0]}",
+        agent_supervisor=CrashingSupervisor,
+        stream_wait_empty=True,
+        stream_recovery_delay=0.0,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        table_standby_replicas=0,
+        web_enabled=False,
+        autodiscover=False,
+        broker_session_timeout=settings.session_timeout_seconds,
+        broker_request_timeout=max(90.0, settings.session_timeout_seconds),
+    )
+    app.boot_strategy.enable_kafka_producer = False
+    consumer = type("Consumer", (KpConsumer,), {"hooks": hooks})
+    transport = type("Transport", (driver.Transport,), {"Consumer": consumer})
+    app.transport = transport([app.conf.broker[0]], app)
+    return app
