@@ -1,6 +1,6 @@
 """The job that the worker and all peers do with one record: parse, (embed,) compare, score, build the output.
 
-It is the product's own core, called as worker/stream/partition_task.py calls it, so that only the Kafka side differs between peers.
+It is the product's own core, called as the worker's stream calls it, so that only the Kafka side differs between peers.
 The cache entry goes to the changelog topic as an ordinary record: the same bytes for everybody, and in favour of the
 peers, who have no restore that would use it.
 """

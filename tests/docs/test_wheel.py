@@ -27,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build it from a copy of what git tracks: setuptools leaves its build folders in the tree."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     tracked = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "worker", "pyproject.toml", "README.md", "LICENSE"],
+        ["git", "ls-files", "-co", "--exclude-standard", "worker", "pyproject.toml", "README.md", "LICENSE"],
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.split()  # fmt: skip
     for name in tracked:

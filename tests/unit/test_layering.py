@@ -1,4 +1,4 @@
-"""The folders of worker/ say who may import what, and each library has one home. No function or class outgrows a page."""
+"""The folders of worker/ say who may import what, and each library has one home."""
 
 import ast
 import sys
@@ -51,7 +51,7 @@ HOMES = {
     "markupsafe": {"commands.report_page"},
     "matplotlib": {"commands.report_charts"},
     "opentelemetry": {"observe.tracing", "stream.partition_task"},  # partition_task: the type alone
-} | dict.fromkeys(sorted(MODEL_RUNTIMES), {"embed"})
+} | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}
 
 NOT_IN_THE_CORE = {
     # clocks, chance, the environment, logging, input and output, and whatever runs beside the caller
@@ -86,7 +86,7 @@ def siblings(module: str) -> set[str]:
 
 
 def room(module: str) -> str:
-    return module.split(".")[0]
+    return module.partition(".")[0]
 
 
 def test_the_walk_sees_imports_everywhere() -> None:

@@ -1,4 +1,4 @@
-"""What worker/stream/faust_consumer.py and its neighbours lean on in Faust and aiokafka: a version that changes it fails here."""
+"""What worker/stream and worker/kafka lean on in Faust and aiokafka: a version that changes it fails here."""
 
 from __future__ import annotations
 
