@@ -8,7 +8,6 @@ answers at once).
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future
 from typing import Any, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
@@ -17,7 +16,8 @@ import worker.stream.process
 from tests.benchmarks.job import TABLE, table_vector
 from worker import config
 from worker.core.pipeline import EmbedderIdentity
-from worker.embed.embedder import Embedder, Embedding, EmbeddingPool
+from worker.embed.embedder import Embedder, Embedding
+from worker.embed.pool import EmbeddingPool
 
 
 class TableEmbedder:
@@ -33,7 +33,7 @@ class TableEmbedder:
 class InlinePool(EmbeddingPool):
     """The pool without its thread."""
 
-    def submit(self, text: str) -> Future[Embedding] | Embedding:
+    def embed(self, text: str) -> Embedding:
         """Answer at once."""
         return self._embedder.embed(text)
 

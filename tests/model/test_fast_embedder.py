@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from worker.embed.embedder import OFFICIAL_SHA256, ModelError, SentenceTransformersEmbedder
+from worker.embed.embedder import OFFICIAL_SHA256, ModelError
 from worker.embed.model_dir import (
     file_sha256,
     read_manifest,
 )
 from worker.embed.openvino_embedder import OpenVinoEmbedder, runs_here
+from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
 TEXTS = [
     "",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from worker.embed.embedder import Embedding, ModelError, SentenceTransformersEmbedder, token_limit
+from worker.embed.embedder import Embedding, ModelError
 from worker.embed.export_graph import convert, quantise
 from worker.embed.export_samples import TEXTS
 from worker.embed.model_dir import (
@@ -33,6 +33,7 @@ from worker.embed.model_dir import (
     is_exported,
 )
 from worker.embed.openvino_embedder import PRECISIONS, RUNTIME, OpenVinoEmbedder, import_runtime, runs_here
+from worker.embed.torch_embedder import SentenceTransformersEmbedder, token_limit
 from worker.version import __version__
 
 if TYPE_CHECKING:
@@ -79,45 +80,67 @@ def export_model(
     # One thread: on a busy host torch's threads spin for each other, 1 s a text where one thread needs 0.05 s.
     reference = SentenceTransformersEmbedder(model, _CHECK_TOKENS, 1)
     identity = reference.identity
-    transformer = reference._model
     target = (output or default_directory(identity.name, identity.weights_sha256)).absolute()
-    if target.exists() and not is_exported(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise ModelError(f"{target} exists and is no exported model: it is not overwritten; choose another --output")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise ModelError(f"{target.parent} cannot be written ({error.strerror}); choose another --output") from error
+    work = _work_directory(target)
     try:
         # 2. Graphs and tokenizer, into a directory beside the target.
-        try:
-            files = _write_files(openvino, transformer, work, wanted)
-        except (RuntimeError, ValueError, TypeError, AttributeError, OSError) as error:
-            raise ModelError(
-                f"{identity.name} cannot be exported: {error}; use it with KP_EMBEDDER=sentence-transformers"
-            ) from error
-        manifest = Manifest(
-            format=FORMAT,
-            name=identity.name,
-            weights_sha256=identity.weights_sha256,
-            dimensions=identity.dimensions,
-            max_tokens=token_limit(transformer),
-            runtime=RUNTIME,
-            tokenizer=_checked(work / "tokenizer.json"),
-            precisions={name: ExportedPrecision(files[name], None) for name in wanted},
-            made_by={"kp-worker": __version__, **{it: version(it) for it in _TOOLS}},
-        )
-        _write_manifest(work, manifest)
+        manifest = _write_unchecked(openvino, reference, work, wanted)
         # 3. The check, with the embedder that the worker will use.
-        expected = [reference.embed(text) for text in TEXTS]
-        checked = {name: ExportedPrecision(files[name], _check(expected, work, name)) for name in wanted}
-        manifest = msgspec.structs.replace(manifest, precisions=checked)
-        _write_manifest(work, manifest)
+        manifest = _write_checked(reference, work, manifest)
         # 4. Publish: from here on the directory is whole.
         _replace(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return ExportReport(target, manifest)
+
+
+def _work_directory(target: Path) -> Path:
+    """Return a new directory beside the target. Raises ModelError where the target may not be replaced."""
+    if target.exists() and not is_exported(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise ModelError(f"{target} exists and is no exported model: it is not overwritten; choose another --output")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise ModelError(f"{target.parent} cannot be written ({error.strerror}); choose another --output") from error
+
+
+def _write_unchecked(
+    openvino: ModuleType, reference: SentenceTransformersEmbedder, work: Path, wanted: Sequence[str]
+) -> Manifest:
+    """Write graphs, tokenizer and manifest; the embedder reads the manifest when it is checked."""
+    identity, transformer = reference.identity, reference.model
+    try:
+        files = _write_files(openvino, transformer, work, wanted)
+    except (RuntimeError, ValueError, TypeError, AttributeError, OSError) as error:
+        raise ModelError(
+            f"{identity.name} cannot be exported: {error}; use it with KP_EMBEDDER=sentence-transformers"
+        ) from error
+    manifest = Manifest(
+        format=FORMAT,
+        name=identity.name,
+        weights_sha256=identity.weights_sha256,
+        dimensions=identity.dimensions,
+        max_tokens=token_limit(transformer),
+        runtime=RUNTIME,
+        tokenizer=_checked(work / "tokenizer.json"),
+        precisions={name: ExportedPrecision(files[name], None) for name in wanted},
+        made_by={"kp-worker": __version__, **{it: version(it) for it in _TOOLS}},
+    )
+    _write_manifest(work, manifest)
+    return manifest
+
+
+def _write_checked(reference: SentenceTransformersEmbedder, work: Path, manifest: Manifest) -> Manifest:
+    """Compare the written model with the reference and write the manifest with the result. Raises ModelError."""
+    expected = [reference.embed(text) for text in TEXTS]
+    checked = {
+        name: ExportedPrecision(written.files, _check(expected, work, name))
+        for name, written in manifest.precisions.items()
+    }
+    manifest = msgspec.structs.replace(manifest, precisions=checked)
+    _write_manifest(work, manifest)
+    return manifest
 
 
 def _describe(exported: ExportedPrecision) -> str:

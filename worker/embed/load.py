@@ -10,9 +10,10 @@ from pathlib import Path
 
 from worker.config import Settings
 from worker.core.pipeline import EmbedderIdentity, PartitionScorer
-from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError, SentenceTransformersEmbedder
+from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError
 from worker.embed.model_dir import default_directory, find_exported
 from worker.embed.openvino_embedder import OpenVinoEmbedder
+from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
 
 def new_scorer(settings: Settings, identity: EmbedderIdentity | None) -> PartitionScorer:

@@ -16,14 +16,8 @@ import numpy as np
 
 from worker.core.novelty import Vector
 from worker.core.pipeline import EmbedderIdentity
-from worker.embed.embedder import (
-    Embedding,
-    ModelError,
-    finite,
-    long_texts,
-    mean_of_windows,
-    read_beginning,
-)
+from worker.embed.embedder import Embedding, ModelError, finite
+from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
 from worker.embed.model_dir import Manifest, checked_path, read_manifest
 
 if TYPE_CHECKING:

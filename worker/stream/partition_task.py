@@ -37,7 +37,8 @@ from worker.core.pipeline import (
 )
 from worker.core.records import RECORD_OVERHEAD, encoded_size
 from worker.core.trace import InvalidTrace, Limits, Reason, ReasoningTrace, embedding_text, parse_trace
-from worker.embed.embedder import Embedding, EmbeddingPool, ModelError
+from worker.embed.embedder import Embedding, ModelError
+from worker.embed.pool import EmbeddingPool
 from worker.kafka.publication import Batch
 from worker.kafka.publisher import Publisher
 from worker.observe.metrics import Metrics

@@ -27,8 +27,9 @@ from worker.config import ConfigError, Settings
 from worker.core.changelog import Restored
 from worker.core.passes import without_embedder
 from worker.core.pipeline import embedding_bytes
-from worker.embed.embedder import Embedder, EmbeddingPool, ModelError
+from worker.embed.embedder import Embedder, ModelError
 from worker.embed.load import load_configured, new_scorer
+from worker.embed.pool import EmbeddingPool
 from worker.kafka.budget import Budget
 from worker.kafka.client import client_arguments
 from worker.kafka.errors import explain

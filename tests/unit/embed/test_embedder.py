@@ -1,156 +1,28 @@
-"""The pool and the checks around a model; the model itself is tested elsewhere."""
+"""The checks around a model; the model itself is tested in tests/model."""
 
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import CancelledError
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
 
 import pytest
 
 from tests.support.builders import TextEmbedder
-from worker.embed import embedder as embedder_module
+from worker.embed import torch_embedder
 from worker.embed.embedder import (
-    INSTALL_HINT,
-    LEAD_SECONDS,
-    LEAD_SHARE,
     OFFICIAL_HUB_NAME,
     OFFICIAL_NAME,
     OFFICIAL_SHA256,
     PROBE_TEXT,
     Embedding,
-    EmbeddingPool,
     ModelError,
-    SentenceTransformersEmbedder,
     check_weights,
     embed_or_diagnose,
     find_model,
     weights_sha256,
 )
 from worker.embed.load import load_embedder
-
-
-class SlowEmbedder(TextEmbedder):
-    """Waits in `embed` until the test lets it go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entered = threading.Event()
-        self.go_on = threading.Event()
-
-    def embed(self, text: str) -> Embedding:
-        self.entered.set()
-        assert self.go_on.wait(10)
-        return super().embed(text)
-
-
-class HandClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def slow() -> Iterator[tuple[SlowEmbedder, EmbeddingPool, HandClock]]:
-    embedder, clock = SlowEmbedder(), HandClock()
-    pool = EmbeddingPool(embedder, clock=clock)
-    yield embedder, pool, clock
-    embedder.go_on.set()
-    pool.close()
-
-
-Slow = tuple[SlowEmbedder, EmbeddingPool, HandClock]
-
-
-# -- the pool
-
-
-def test_texts_are_embedded_one_after_the_other_in_order() -> None:
-    embedder = TextEmbedder()
-    pool = EmbeddingPool(embedder)
-    texts = [f"text {n}" for n in range(50)]
-    futures = [pool.submit(text) for text in texts]
-    results = [future.result(10) for future in futures]
-    assert embedder.texts == texts
-    assert [r.vector.tolist() for r in results] == [TextEmbedder().embed(text).vector.tolist() for text in texts]
-    assert pool.identity is embedder.identity
-    pool.close()
-
-
-def test_busy_seconds_tells_how_long_the_running_embedding_takes(slow: Slow) -> None:
-    embedder, pool, clock = slow
-    assert pool.busy_seconds() == 0.0
-    first, second = pool.submit("one"), pool.submit("two")
-    assert embedder.entered.wait(10)
-    clock.now += 61
-    assert pool.busy_seconds() == 61.0
-    embedder.go_on.set()
-    first.result(10)
-    second.result(10)
-    deadline = time.monotonic() + 10
-    while pool.busy_seconds() and time.monotonic() < deadline:  # the future is done a moment before the thread
-        time.sleep(0.001)
-    assert pool.busy_seconds() == 0.0
-
-
-def test_busy_seconds_ends_with_a_failure_too() -> None:
-    pool = EmbeddingPool(TextEmbedder(), clock=HandClock())
-    assert pool.submit("poison").exception(10) is not None
-    assert pool.submit("good").exception(10) is None
-    pool.close()
-    assert pool.busy_seconds() == 0.0
-
-
-def test_the_next_text_may_wait_until_the_embedder_is_nearly_done(slow: Slow) -> None:
-    embedder, pool, clock = slow
-    assert pool.pause() == 0.0
-    first = pool.submit("x" * 100)
-    assert embedder.entered.wait(10)
-    assert pool.pause() == 0.0  # nothing is known yet
-    clock.now += 10
-    embedder.go_on.set()
-    first.result(10)  # 0.1 s a character
-    embedder.go_on.clear()
-    embedder.entered.clear()
-    second = pool.submit("y" * 50)
-    assert embedder.entered.wait(10)
-    assert pool.pause() == pytest.approx(5 * (1 - LEAD_SHARE) - LEAD_SECONDS)
-    clock.now += 2
-    assert pool.pause() == pytest.approx(5 * (1 - LEAD_SHARE) - LEAD_SECONDS - 2)
-    waiting = pool.submit("z" * 10)
-    assert pool.pause() == pytest.approx(6 * (1 - LEAD_SHARE) - LEAD_SECONDS - 2)
-    waiting.cancel()
-    assert pool.pause() == pytest.approx(5 * (1 - LEAD_SHARE) - LEAD_SECONDS - 2)
-    clock.now += 60  # longer than expected
-    assert pool.pause() == 0.0
-    clock.now = 0.0  # a running text would now have all its time before it
-    embedder.go_on.set()
-    second.result(10)
-    deadline = time.monotonic() + 10
-    while pool.pause() and time.monotonic() < deadline:  # the future is done a moment before it is counted off
-        time.sleep(0.001)
-    assert pool.pause() == 0.0
-
-
-def test_close_drops_what_waits_and_does_not_wait_itself(slow: Slow) -> None:
-    embedder, pool, _ = slow
-    running, waiting = pool.submit("one"), pool.submit("two")
-    assert embedder.entered.wait(10)
-    pool.close()
-    with pytest.raises(CancelledError):
-        waiting.result(10)
-    assert not running.done()
-    embedder.go_on.set()
-    assert running.result(10).truncated is False
-    assert embedder.texts == ["one"]
-
+from worker.embed.pool import EmbeddingPool
+from worker.embed.torch_embedder import INSTALL_HINT, SentenceTransformersEmbedder
 
 # -- who is to blame
 
@@ -288,34 +160,6 @@ def test_a_model_that_is_neither_directory_nor_on_the_hub_is_named(monkeypatch: 
     def download(name: str) -> Path:
         raise OSError(f"{name} is not on the hub")
 
-    monkeypatch.setattr(embedder_module, "_download", download)
+    monkeypatch.setattr(torch_embedder, "_download", download)
     with pytest.raises(ModelError, match=r"model '/no/such/model' cannot be loaded: .*KP_MODEL"):
         SentenceTransformersEmbedder("/no/such/model", 256, 1)
-
-
-def test_equal_texts_are_embedded_once_and_a_failure_is_not_remembered() -> None:
-    class Counting(TextEmbedder):
-        calls: ClassVar[list[str]] = []
-
-        def embed(self, text: str) -> Embedding:
-            self.calls.append(text)
-            if text == "bad" and self.calls.count("bad") == 1:
-                raise ValueError("once")
-            return super().embed(text)
-
-    pool = EmbeddingPool(Counting(), remembered=2)
-
-    def embedded(text: str) -> Embedding:
-        found = pool.submit(text)
-        return found if isinstance(found, Embedding) else found.result(5)
-
-    assert embedded("a").vector is embedded("a").vector
-    assert pool.hits == 1
-    with pytest.raises(ValueError, match="once"):
-        embedded("bad")
-    assert embedded("bad").vector.shape == (8,)
-    embedded("c")  # the oldest of three is forgotten
-    embedded("a")
-    assert pool.hits == 1
-    assert [text for text in Counting.calls if text == "a"] == ["a", "a"]
-    pool.close()

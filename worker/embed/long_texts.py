@@ -1,0 +1,60 @@
+"""Texts with more tokens than the model reads: how much is tokenised, and the mean of their windows.
+
+Lives here: what both runtimes do alike with a long text. Must not live here: tokenizers, models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import numpy as np
+
+from worker.core.novelty import Vector
+from worker.embed.embedder import finite
+
+CHARS_A_TOKEN: Final = 8
+"""Characters that are tokenised first, for each token that is wanted: nearly twice what English needs."""
+
+SPARE_TOKENS: Final = 128
+"""Tokens beyond those wanted that must be there, so that what was cut off cannot change the wanted ones: a tokenizer
+looks at a word at a time, and WordPiece splits words of at most 100 characters."""
+
+MAX_CHARS: Final = 65_536
+"""Most characters that are tokenised, for texts with next to no tokens in them (blanks, encoded files)."""
+
+Tokens = TypeVar("Tokens")
+
+
+def read_beginning(
+    text: str, wanted: int, read: Callable[[str], Tokens], count: Callable[[Tokens], int]
+) -> tuple[Tokens, bool]:
+    """Tokenise as much of a text as its first `wanted` tokens take; return that, and whether text was left over.
+
+    Tokenising 1 MiB takes seconds. The wanted tokens are those of the whole text, unless they take MAX_CHARS or more.
+    """
+    size = CHARS_A_TOKEN * (wanted + SPARE_TOKENS)
+    most = max(MAX_CHARS, size)
+    while len(text) > size:
+        tokens = read(text[:size])
+        if size == most or count(tokens) >= wanted + SPARE_TOKENS:
+            return tokens, True
+        size = min(4 * size, most)
+    return read(text), False
+
+
+def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
+    """Return the unit vector of the windows' mean, weighted by their tokens (special ones apart).
+
+    Raises ValueError where it has no direction, or a window's values are not finite.
+    """
+    mean = np.asarray(tokens, np.float64) @ np.asarray(vectors, np.float64)
+    length = float(np.linalg.norm(mean))
+    if not length > 0.0:
+        raise ValueError("the windows of this text cancel each other out")
+    return finite((mean / length).astype(np.float32))
+
+
+def long_texts(windows: int) -> str:
+    """Return what the embedder's identity says of long texts."""
+    return "cut" if windows == 1 else f"windows{windows}"

