@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 
 import worker.stream.process
+import worker.stream.worker
 from tests.benchmarks.job import TABLE, table_vector
 from worker import config
 from worker.core.pipeline import EmbedderIdentity
@@ -46,8 +47,8 @@ def load(settings: config.Settings) -> Embedder | None:
 def main() -> NoReturn:
     """Run as `kp-worker run` does."""
     if os.environ.get("BENCH_VECTORS") == "inline":
-        app: Any = worker.stream.process
-        app.EmbeddingPool = InlinePool
+        stream: Any = worker.stream.worker
+        stream.EmbeddingPool = InlinePool
     worker.stream.process.main(config.load(), load)
 
 

@@ -28,7 +28,9 @@ import aiokafka
 import numpy as np
 
 import worker.kafka.publisher
+import worker.stream.assignment
 import worker.stream.process
+import worker.stream.publishers
 from worker import config
 from worker.core.novelty import Vector
 from worker.core.pipeline import EmbedderIdentity
@@ -185,10 +187,11 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
 
 def install() -> None:
     """Put the doubles at their seams."""
-    app: Any = worker.stream.process
+    assignment: Any = worker.stream.assignment
     publisher: Any = worker.kafka.publisher
-    app.AIOKafkaProducer = publisher.AIOKafkaProducer = SteppedProducer
-    app.restore = _slowly(app.restore)
+    publishers: Any = worker.stream.publishers
+    publishers.AIOKafkaProducer = publisher.AIOKafkaProducer = SteppedProducer
+    assignment.restore = _slowly(assignment.restore)
     publisher.find_culprits = _stepped(publisher.find_culprits)
     publisher.send_rows = _searching(publisher.send_rows)
     commit_offset = KpConsumer.commit_offset
@@ -222,7 +225,7 @@ def _stepped(find_culprits: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
 def _searching(send_rows: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def searching(*args: Any) -> Any:
         result = await send_rows(*args)
-        if _SEARCHES:  # of this lane or another: all the same for a crash
+        if _SEARCHES:  # of this partition or another: all the same for a crash
             PLAN.passing("searching")
         return result
 

@@ -37,8 +37,8 @@ ROOMS = {
 HOMES = {
     # library: the rooms (or modules) that may import it
     "aiokafka": {"kafka", "stream", "commands"},
-    "faust": {"stream.process", "stream.faust_consumer"},
-    "mode": {"stream.process", "stream.faust_consumer"},
+    "faust": {"stream.worker", "stream.faust_consumer"},
+    "mode": {"stream.faust_consumer"},
     "cramjam": {"kafka.unpack"},
     "aiohttp": {"observe.http_server"},
     "prometheus_client": {"observe", "commands.demo"},
@@ -50,7 +50,7 @@ HOMES = {
     "jinja2": {"commands.report_page"},
     "markupsafe": {"commands.report_page"},
     "matplotlib": {"commands.report_charts"},
-    "opentelemetry": {"observe.tracing", "stream.partition_task"},  # partition_task: the type alone
+    "opentelemetry": {"observe.tracing", "stream.evaluator", "stream.partition_state"},  # stream: the type alone
 } | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}
 
 NOT_IN_THE_CORE = {

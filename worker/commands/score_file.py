@@ -14,8 +14,9 @@ from typing import BinaryIO
 import msgspec
 
 from worker.config import Settings
-from worker.core.pipeline import SourceRecord, embedding_failed, event_time_ms, scored_record
-from worker.core.trace import InvalidTrace, embedding_text, parse_trace
+from worker.core.evaluation import Evaluation, EvaluationConfig
+from worker.core.pipeline import SourceRecord, embedding_failed
+from worker.core.trace import InvalidTrace, embedding_text
 from worker.embed.embedder import Embedder, Embedding, ModelError, embed_or_diagnose
 from worker.embed.load import new_scorer
 
@@ -44,12 +45,13 @@ def score_lines(
     A line that cannot be read is written to `dead_letters` as one JSON object with its reason. Raises OSError.
     """
     identity = None if embedder is None else embedder.identity
-    scorer = new_scorer(settings, identity)
+    config = EvaluationConfig(settings.limits, settings.event_time, settings.output_embedding)
+    evaluation = Evaluation(new_scorer(settings, identity), identity, config)
     summary = Summary()
     for number, line in _lines(source, on_line):
         record = SourceRecord(settings.source_topic, 0, number, None, None, line)
         try:
-            trace = parse_trace(line, settings.limits)
+            trace = evaluation.read(record)
             vector = None
             if embedder is not None:
                 vector, truncated = _embed(embedder, embedding_text(trace))
@@ -59,13 +61,12 @@ def score_lines(
             if dead_letters is not None:
                 dead_letters.write(_dead_line(number, line, error) + b"\n")
             continue
-        scored = scorer.score(trace, vector, event_time_ms(trace, None, settings.event_time))
+        scored, document = evaluation.evaluate(record, trace, vector)
         summary.scores.append(scored.score)
         if scored.accepted:
             summary.accepted += 1
         else:
             summary.rejected += 1
-        document = scored_record(record, scored, identity, embedding=settings.output_embedding)
         output.write((document.value or b"") + b"\n")
     return summary
 

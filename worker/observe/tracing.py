@@ -1,4 +1,4 @@
-"""OpenTelemetry spans: one for each source record, from taken to committed. Off unless KP_TRACING=true.
+"""OpenTelemetry spans: one for each source record, from taken to committed. None are made unless KP_TRACING=true.
 
 Lives here: the span's name, attributes and events (semantic conventions for messaging, Kafka), its parent from the
 record's `traceparent`, the worker's own `traceparent` on the output, and the exporter that the OTEL_* variables name.
@@ -33,8 +33,39 @@ FLUSH_SECONDS: Final = 3.0
 """Longest wait for the last spans when the worker stops: a collector that is away must not delay a restart."""
 
 
+class NoTracing:
+    """Makes no spans: tracing is off."""
+
+    def begin(self, record: SourceRecord) -> None:
+        """Begin none."""
+
+    def embedded(self, span: Span | None) -> None:
+        """Note nothing."""
+
+    def scored(
+        self, span: Span | None, trace: ReasoningTrace, scored: ScoredTrace, output: OutputRecord
+    ) -> OutputRecord:
+        """Return the output as it is."""
+        return output
+
+    def refused(self, span: Span | None, reason: Reason) -> None:
+        """Note nothing."""
+
+    def end(self, spans: Iterable[Span | None]) -> None:
+        """End none."""
+
+    def stop(self) -> None:
+        """Export nothing."""
+
+
+NO_TRACING: Final = NoTracing()
+
+
 class Tracing:
-    """Makes spans for the records of one consumer group. Nothing here waits for the exporter."""
+    """Makes spans for the records of one consumer group. Nothing here waits for the exporter.
+
+    Without a span (None, as NoTracing gives) the methods do nothing.
+    """
 
     def __init__(self, provider: TracerProvider, group: str) -> None:
         from opentelemetry import trace
@@ -67,8 +98,17 @@ class Tracing:
             attributes,
         )
 
-    def scored(self, span: Span, trace: ReasoningTrace, scored: ScoredTrace, output: OutputRecord) -> OutputRecord:
+    def embedded(self, span: Span | None) -> None:
+        """Note that the record's text is embedded."""
+        if span is not None:
+            span.add_event("embedded")
+
+    def scored(
+        self, span: Span | None, trace: ReasoningTrace, scored: ScoredTrace, output: OutputRecord
+    ) -> OutputRecord:
         """Note the verdict; return the output with the worker's span in its `traceparent`."""
+        if span is None:
+            return output
         span.add_event("scored")
         span.set_attributes(
             {
@@ -84,8 +124,10 @@ class Tracing:
         headers += [(name, value.encode()) for name, value in carrier.items()]
         return replace(output, headers=headers)
 
-    def refused(self, span: Span, reason: Reason) -> None:
+    def refused(self, span: Span | None, reason: Reason) -> None:
         """Note that the record became a dead letter (whose headers stay the producer's)."""
+        if span is None:
+            return
         span.set_attributes({"error.type": str(reason), "kp.decision": "dead_letter"})
         span.set_status(self._api.StatusCode.ERROR, "dead letter")
 
@@ -106,10 +148,10 @@ def _context_headers(headers: Headers) -> dict[str, str]:
     return {name: (value or b"").decode("latin-1") for name, value in headers if name in CONTEXT_HEADERS}
 
 
-def start_tracing(settings: Settings) -> Tracing | None:
-    """Start to export spans as the OTEL_* variables say; None where tracing is off. Raises ConfigError."""
+def start_tracing(settings: Settings) -> Tracing | NoTracing:
+    """Start to export spans as the OTEL_* variables say, where tracing is on. Raises ConfigError."""
     if not settings.tracing:
-        return None
+        return NO_TRACING
     try:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider

@@ -1,16 +1,16 @@
-"""The dead-letter breaker: stop when a deploy has broken all producers, rather than dead-letter the whole topic."""
+"""The dead-letter limit: the worker stops when a deploy has broken all producers, and not a whole topic later."""
 
 from __future__ import annotations
 
 from collections import deque
 
 
-class BreakerTrippedError(Exception):
+class DeadLetterLimitError(Exception):
     """Too many of the last records were dead letters; the worker stops so that someone looks."""
 
 
-class Breaker:
-    """Trips when more than `share` (0..1) of the last `window` records were dead letters.
+class DeadLetterLimit:
+    """Ends the worker when more than `share` (0..1) of the last `window` records were dead letters.
 
     It needs a full window to judge: after each start at most `window` records pass unseen.
     """
@@ -21,13 +21,13 @@ class Breaker:
         self._dead = 0
 
     def record(self, dead: bool) -> None:
-        """Count one record. Raises BreakerTrippedError."""
+        """Count one record. Raises DeadLetterLimitError."""
         if len(self._last) == self._last.maxlen and self._last[0]:
             self._dead -= 1
         self._last.append(dead)
         self._dead += dead
         if dead and len(self._last) == self._last.maxlen and self._dead > self._share * len(self._last):
-            raise BreakerTrippedError(
+            raise DeadLetterLimitError(
                 f"{self._dead} of the last {len(self._last)} records were dead letters, more than the share "
                 f"{self._share:g} of KP_DEAD_LETTER_BREAKER_SHARE: look at kp-error-reason on the dead-letter topic, "
                 "mend the producers, then start again (or raise the share)"

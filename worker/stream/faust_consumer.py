@@ -1,12 +1,12 @@
 """Faust's consumer, as this worker needs it. The one module that leans on private names of Faust.
 
 What is changed, and why (measured on faust-streaming 0.15.3):
-- records go to the intake in whole fetches, and the stream only gets an event when there is something to wake the
+- records go to the fetch buffer in whole fetches, and the stream only gets an event when there is something to wake the
   agent for: Faust's own way makes four tasks for each message, and sleeps a second whenever back-pressure has paused
   every partition;
 - the source is read committed: Faust's consumer does so only under its own `exactly_once`, which does not work;
 - Faust commits nothing: offsets travel with the transaction, and a later plain commit could move them back. Waiting for
-  open messages (`wait_empty`: at a rebalance and at shutdown) becomes waiting for the lanes;
+  open messages (`wait_empty`: at a rebalance and at shutdown) becomes waiting for the partition tasks;
 - with static membership every member looks for partitions that nobody holds: aiokafka leaves that to the group's
   leader, and a leader that restarts as a static member does not learn that it leads.
 
@@ -41,7 +41,7 @@ from worker.core.pipeline import Fault, SourceRecord
 from worker.core.records import memory_size
 from worker.kafka import batches
 from worker.kafka.budget import Budget, Lease, NoRoom
-from worker.stream.fetch_buffer import Intake
+from worker.stream.fetch_buffer import FetchBuffer
 
 faust_log = logging.getLogger("faust")
 """Faust names a service's logger after the module of its class; these are Faust's messages and not ours."""
@@ -78,7 +78,7 @@ class Hooks:
 
     settings: Settings
     client: Mapping[str, Any] = field(repr=False)  # holds secrets
-    intake: Intake
+    buffer: FetchBuffer
     budget: Budget
     drain: Callable[[], Awaitable[None]]
     positions: Callable[[], Mapping[TopicPartition, int]]
@@ -263,7 +263,7 @@ class KpConsumer(driver.Consumer):
     async def _fetch_forever(self, tp: TP, generation: int) -> None:
         source = TopicPartition(tp.topic, tp.partition)
         while True:
-            await self.hooks.intake.room(tp.partition)
+            await self.hooks.buffer.room(tp.partition)
             portion = _Portion()
             fetch = self._thread.fetch(source, portion)
             try:
@@ -273,8 +273,8 @@ class KpConsumer(driver.Consumer):
                 continue
             records = portion.records
             if records and self.flow_active and self.app.consumer_generation_id == generation:
-                idle = not self.hooks.intake
-                self.hooks.intake.add(tp.partition, records)
+                idle = not self.hooks.buffer
+                self.hooks.buffer.add(tp.partition, records)
                 if idle:  # otherwise the agent is at work and sees them by itself
                     await self.callback(_wake_up(tp, records[0].offset, generation))
             if portion.lease is not None:
@@ -315,7 +315,7 @@ class KpConsumer(driver.Consumer):
             super().resume_flow()
 
     async def wait_empty(self) -> None:
-        """Wait until no fetch is under way and the lanes have committed what they took.
+        """Wait until no fetch is under way and the partition tasks have committed what they took.
 
         Order matters: a fetch that outlived this could move the position after Faust's seek to the committed offset.
         """
@@ -329,18 +329,18 @@ class KpConsumer(driver.Consumer):
         """
         self.stop_flow()
         await self._stop_fetches()
-        self.hooks.intake.clear()
+        self.hooks.buffer.clear()
         self.hooks.budget.forget_waiting()
 
     async def perform_seek(self) -> None:
-        """Read on where the lanes are (Faust calls this before it lets records flow).
+        """Read on where the partition tasks are (Faust calls this before it lets records flow).
 
         Faust would ask aiokafka for the committed offsets, which reports none while the coordinator moves or loads.
         """
         await self._thread.call_thread(self._thread.seek_all, self.hooks.positions())
 
     async def commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
-        """Commit nothing: the lanes do."""
+        """Commit nothing: the partition tasks do."""
         return False
 
     async def commit_offset(self, tp: TopicPartition, offset: int, metadata: str) -> None:

@@ -37,7 +37,7 @@ class _Queue:
             self.room.clear()
 
 
-class Intake:
+class FetchBuffer:
     """The waiting records of all assigned partitions, counted in the `share`; whoever takes them gives it back."""
 
     def __init__(self, share: Share) -> None:

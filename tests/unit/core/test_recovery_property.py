@@ -18,6 +18,7 @@ from tests.support.builders import T0, TextEmbedder, make_record, random_trace_b
 from worker import InvalidTrace, PartitionScorer, embedding_text, parse_trace
 from worker.core import changelog
 from worker.core.changelog import Log, Restored
+from worker.core.evaluation import EvaluationConfig
 from worker.core.passes import MARKER_KEY, Found, committed_from
 from worker.core.pipeline import (
     OutputRecord,
@@ -33,8 +34,9 @@ from worker.embed.embedder import Embedding
 from worker.kafka.publication import Batch
 from worker.kafka.publisher import offset_metadata, stream_time_from
 from worker.observe.metrics import Metrics
-from worker.stream import partition_task as lane
-from worker.stream.partition_task import Lane, Rules
+from worker.stream import partition_task
+from worker.stream.partition_state import PartitionState
+from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
 
 DIMENSIONS = 6
 IDENTITY = TextEmbedder(DIMENSIONS).identity
@@ -148,7 +150,7 @@ class Topics:
 
 
 class CoreWorker:
-    """One life of a worker without a lane: restore, then score records, and commit when it is told to."""
+    """One life of a worker without a partition task: restore, then score records, and commit when it is told to."""
 
     def __init__(self, plan: Plan, topics: Topics, embedder: TextEmbedder, limits: Limits = DEFAULT_LIMITS) -> None:
         self.restored = found = topics.restored(plan.capacity)
@@ -482,7 +484,7 @@ def test_entries_of_another_model_or_dimension_and_rubbish_are_left_out() -> Non
     assert (found.skipped["other_model"], found.skipped["corrupt"]) == (3, 2)
 
 
-# -- the real lane
+# -- the real partition task
 
 
 class CrashError(Exception):
@@ -538,10 +540,10 @@ class RandomPool:
         self._rng = rng
         self._waiting: list[tuple[str, Future[Embedding]]] = []
 
-    def submit(self, text: str) -> Future[Embedding]:
+    def embed(self, text: str) -> asyncio.Future[Embedding]:
         future: Future[Embedding] = Future()
         self._waiting.append((text, future))
-        return future
+        return asyncio.wrap_future(future)
 
     def work(self) -> None:
         if not self._waiting:
@@ -553,37 +555,31 @@ class RandomPool:
             future.set_exception(error)
 
 
-async def live_in_a_lane(
+async def live_in_a_task(
     rng: random.Random, plan: Plan, topics: Topics, records: Sequence[SourceRecord], failing: float
 ) -> list[int]:
-    """Live one life of a real lane, until it fails, is given up, or has committed everything; return batch sizes."""
+    """Live one life of a real task, until it fails, is given up, or has committed everything; return batch sizes."""
     found = topics.restored(plan.capacity)
     pool = RandomPool(rng)
     publisher = SimulatedPublisher(topics, plan, rng, failing)
     failures: list[BaseException] = []
-    worker = Lane(
+    state = PartitionState(topics.scorer(plan, found), topics.offset, found.replay, found.current, found.housekeeping)
+    worker = PartitionTask(
         0,
-        topics.scorer(plan, found),
+        state,
         publisher,
         pool,  # type: ignore[arg-type]
-        Rules(DEFAULT_LIMITS, "created_at", 0.1),
+        TaskConfig(EvaluationConfig(DEFAULT_LIMITS)),
         Metrics(CollectorRegistry()),
-        replay=found.replay,
-        next_offset=topics.offset,
-        waiting=lambda: 0,
-        on_room=lambda: None,
-        on_failure=failures.append,
-        source_pass=found.current,
-        housekeeping=found.housekeeping,
+        Callbacks(backlog=lambda: 0, on_room=lambda: None, on_failure=lambda _, error: failures.append(error)),
     )
     worker.start()
     todo = [record for record in records if record.offset >= topics.offset]
-    embeddings = []
     while (todo or len(worker)) and not failures:
         if rng.random() < failing / 4:
             break  # the partition is given up
         if todo and worker.has_room() and rng.random() < 0.7:
-            embeddings.append(worker.take(todo.pop(0)))
+            worker.take(todo.pop(0))
         elif rng.random() < 0.7:
             pool.work()
         else:
@@ -591,24 +587,21 @@ async def live_in_a_lane(
         assert len(worker) <= plan.slack
     assert all(isinstance(failure, CrashError) for failure in failures)
     await worker.close()
-    for embedding in embeddings:  # asyncio complains about errors that nobody looked at
-        if embedding is not None and embedding.done():
-            embedding.exception()
     return publisher.batches
 
 
-async def test_a_real_lane_that_crashes_changes_no_byte(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_real_task_that_crashes_changes_no_byte(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     lives, sizes = 0, set()
     for _ in range(80):
         plan = Plan.random(rng)
         monkeypatch.setattr(changelog, "SLACK", plan.slack)
-        monkeypatch.setattr(lane, "SLACK", plan.slack)
+        monkeypatch.setattr(partition_task, "SLACK", plan.slack)
         records = random_records(rng, rng.randint(5, 50))
         topics = Topics()
         end = records[-1].offset + 1
         while topics.offset < end:
-            sizes.update(await live_in_a_lane(rng, plan, topics, records, failing=0.08))
+            sizes.update(await live_in_a_task(rng, plan, topics, records, failing=0.08))
             lives += 1
         check_outputs(plan, topics, undisturbed(plan, records))
     assert lives > 160

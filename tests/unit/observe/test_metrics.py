@@ -3,11 +3,11 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.lane import LaneHarness, record, settle
+from tests.support.partition import TaskHarness, record, settle
 from worker.core.trace import Reason
 from worker.kafka.budget import Share
 from worker.observe.metrics import Metrics, lag_seconds
-from worker.stream.fetch_buffer import Intake
+from worker.stream.fetch_buffer import FetchBuffer
 
 
 def test_every_counter_has_all_its_series_at_zero_from_the_start() -> None:
@@ -59,10 +59,10 @@ def test_lag_in_seconds_is_the_age_of_what_waits(lag: int, timestamp_ms: int | N
 
 
 async def test_the_oldest_record_of_a_lane_is_the_first_past_the_committed_offset() -> None:
-    stage = LaneHarness()
+    stage = TaskHarness()
 
     def oldest() -> int | None:
-        found = stage.lane.oldest()
+        found = stage.task.oldest()
         return None if found is None else found.offset
 
     assert oldest() is None
@@ -72,24 +72,24 @@ async def test_the_oldest_record_of_a_lane_is_the_first_past_the_committed_offse
     stage.pool.finish(0)
     stage.pool.finish(1)
     await settle()
-    assert stage.lane.committed == 0
+    assert stage.task.committed == 0
     assert oldest() == 0  # is being committed
     stage.publisher.gate.set()
     await settle()
-    assert oldest() == stage.lane.committed == 2
+    assert oldest() == stage.task.committed == 2
     stage.pool.finish(2)
-    await stage.lane.drain()
+    await stage.task.drain()
     assert oldest() is None
-    await stage.lane.close()
+    await stage.task.close()
 
 
-def test_the_oldest_record_of_the_intake() -> None:
-    intake = Intake(Share(1 << 20))
-    intake.assign([0, 1])
-    assert intake.oldest(0) is None
-    assert intake.oldest(7) is None
-    intake.add(0, [record(5), record(6)])
-    first = intake.oldest(0)
+def test_the_oldest_record_of_the_buffer() -> None:
+    buffer = FetchBuffer(Share(1 << 20))
+    buffer.assign([0, 1])
+    assert buffer.oldest(0) is None
+    assert buffer.oldest(7) is None
+    buffer.add(0, [record(5), record(6)])
+    first = buffer.oldest(0)
     assert first is not None
     assert first.offset == 5
-    assert intake.oldest(1) is None
+    assert buffer.oldest(1) is None

@@ -11,20 +11,22 @@ import aiohttp
 from prometheus_client import CollectorRegistry
 
 from tests.support.builders import NEVER_ACCEPTED, make_record, trace_bytes
-from tests.support.lane import ManualPublisher, settle
+from tests.support.partition import ManualPublisher, settle
 from worker import PartitionScorer
 from worker.config import Settings
+from worker.core.evaluation import EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS
 from worker.observe.http_server import HttpServer
 from worker.observe.metrics import Metrics
 from worker.observe.status_page import KEPT_DEAD_LETTERS, KEPT_TRACES, PAGE, TEXT_LENGTH, WINDOW_SECONDS, Status
-from worker.stream.partition_task import Lane, Rules
+from worker.stream.partition_state import PartitionState
+from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
 
 HTML = PAGE.read_text("utf-8")
 
 
 class Desk:
-    """A status and a lane that tells it what it commits."""
+    """A status and a partition task that tells it what it commits."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = Settings(status_page=True, **settings)
@@ -33,26 +35,26 @@ class Desk:
         self.status = Status(self.settings, self.metrics, lambda: self.problem)
         self.publisher = ManualPublisher()
         self.failures: list[BaseException] = []
-        self.lane = Lane(
+        self.task = PartitionTask(
             3,
-            PartitionScorer(dimensions=8, threshold=self.settings.threshold),
+            PartitionState(PartitionScorer(dimensions=8, threshold=self.settings.threshold), next_offset=0),
             self.publisher,
             None,
-            Rules(DEFAULT_LIMITS, "created_at", self.settings.latency_budget_seconds),
+            TaskConfig(EvaluationConfig(DEFAULT_LIMITS), self.settings.latency_budget_seconds),
             self.metrics,
-            replay={},
-            next_offset=0,
-            waiting=lambda: 0,
-            on_room=lambda: None,
-            on_failure=self.failures.append,
-            on_committed=self.status.committed,
+            Callbacks(
+                backlog=lambda: 0,
+                on_room=lambda: None,
+                on_failure=lambda _, error: self.failures.append(error),
+                on_committed=self.status.committed,
+            ),
         )
-        self.lane.start()
+        self.task.start()
 
     async def commit(self, *values: bytes) -> None:
         for value in values:
-            self.lane.take(make_record(value, self.lane._taken + 1, partition=3))
-        await self.lane.drain()
+            self.task.take(make_record(value, self.task._taken_to + 1, partition=3))
+        await self.task.drain()
 
     def json(self) -> Any:
         """Return the snapshot as the page gets it."""
@@ -74,14 +76,14 @@ async def test_a_committed_trace_is_shown_with_what_explains_its_score() -> None
     assert first["components"] == list(output["components"].values())
     assert (first["threshold"], first["profile"], first["nearest"]) == (0.75, "finance", None)
     assert (second["decision"], second["overrides"]) == ("rejected", ["single_thought"])
-    await desk.lane.close()
+    await desk.task.close()
 
 
 async def test_only_what_is_committed_is_shown() -> None:
     desk = Desk()
     desk.publisher.gate.clear()
-    desk.lane.take(make_record(trace_bytes("kp:trace:a"), 0))
-    desk.lane.take(make_record(b"no trace", 1))
+    desk.task.take(make_record(trace_bytes("kp:trace:a"), 0))
+    desk.task.take(make_record(b"no trace", 1))
     await settle()
     assert desk.publisher.begun
     assert desk.json()["traces"] == desk.json()["dead_letters"] == []
@@ -91,7 +93,7 @@ async def test_only_what_is_committed_is_shown() -> None:
     assert desk.failures
     assert desk.json()["traces"] == desk.json()["dead_letters"] == []
     assert sum(value for value in desk.json()["verdicts"].values() if not isinstance(value, dict)) == 0
-    await desk.lane.close()
+    await desk.task.close()
 
 
 async def test_texts_are_shown_where_the_setting_allows_them_and_nowhere_else() -> None:
@@ -107,7 +109,7 @@ async def test_texts_are_shown_where_the_setting_allows_them_and_nowhere_else() 
         assert ("SECRET" in (letter["message"] or "")) is allowed
         if allowed:
             assert shown["traces"][0]["objective"] == ("SECRET " * 100)[:TEXT_LENGTH]
-        await desk.lane.close()
+        await desk.task.close()
 
 
 async def test_the_last_records_are_kept_and_no_more() -> None:
@@ -117,7 +119,7 @@ async def test_the_last_records_are_kept_and_no_more() -> None:
     shown = desk.json()
     assert [row["id"] for row in shown["traces"]] == [f"kp:trace:{i}" for i in range(KEPT_TRACES + 19, 19, -1)]
     assert [row["offset"] for row in shown["dead_letters"]] == list(range(109, 109 - KEPT_DEAD_LETTERS, -1))
-    await desk.lane.close()
+    await desk.task.close()
 
 
 async def test_a_hostile_trace_neither_stops_the_lane_nor_grows_the_page() -> None:
@@ -128,7 +130,7 @@ async def test_a_hostile_trace_neither_stops_the_lane_nor_grows_the_page() -> No
     assert desk.json()["traces"][1]["objective"] == "Explain"
     assert desk.json()["traces"][0]["id"].startswith("kp:trace:\\u202e<img src=x")
     assert len(desk.status.pages()["/status.json"]()[0]) < 10_000
-    await desk.lane.close()
+    await desk.task.close()
 
 
 # -- the numbers
@@ -146,7 +148,7 @@ async def test_verdicts_and_scores_are_those_of_the_metrics() -> None:
     assert sum(shown["scores"]["counts"]) == count("kp_score_count") == 4
     assert shown["scores"]["counts"][1] == 1  # the single thought: 0.1
     assert (shown["scores"]["threshold"], shown["scores"]["thresholds"]) == (0.8, {"code": 0.9})
-    await desk.lane.close()
+    await desk.task.close()
 
 
 async def test_percentiles_are_of_the_last_minutes() -> None:
@@ -167,7 +169,7 @@ async def test_percentiles_are_of_the_last_minutes() -> None:
     assert (after["count"], after["over_budget"], after["over_seconds"]) == (WINDOW_SECONDS, 0, WINDOW_SECONDS)
     assert 25 < after["p50"] < after["p95"] < after["p99"] <= 50
     assert after["budget"] == 100
-    await desk.lane.close()
+    await desk.task.close()
 
 
 async def test_the_rate_is_that_of_the_last_seconds() -> None:
@@ -179,7 +181,7 @@ async def test_the_rate_is_that_of_the_last_seconds() -> None:
     rate = desk.json()["rate"]
     assert rate["now"] == 17.0
     assert (len(rate["chart"]), rate["chart"][0], rate["chart"][-1]) == (120, 7.0, 27.0)
-    await desk.lane.close()
+    await desk.task.close()
 
 
 async def test_partitions_come_and_go_with_their_gauges() -> None:
@@ -191,7 +193,7 @@ async def test_partitions_come_and_go_with_their_gauges() -> None:
     assert desk.json()["partitions"] == [{"partition": p, "lag": 5, "cache": 3} for p in (9, 10)]
     desk.metrics.forget_partition(9)
     assert [row["partition"] for row in desk.json()["partitions"]] == [10]
-    await desk.lane.close()
+    await desk.task.close()
 
 
 # -- the page and its headers
@@ -275,7 +277,7 @@ async def test_http_serves_the_pages_it_is_given() -> None:
         async with session.get(url + "/status.html") as answer:
             assert answer.status == 404
     await server.stop()
-    await desk.lane.close()
+    await desk.task.close()
 
 
 # -- a real worker

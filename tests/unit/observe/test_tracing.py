@@ -13,9 +13,9 @@ from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.support.builders import make_record, trace_bytes
-from tests.support.lane import LaneHarness, settle
+from tests.support.partition import TaskHarness, settle
 from worker import config
-from worker.observe.tracing import Tracing, start_tracing
+from worker.observe.tracing import NO_TRACING, Tracing, start_tracing
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-1] + b"0"
@@ -23,24 +23,24 @@ STATE = b"vendor=opaque,other=1"
 
 
 class Traced:
-    """A lane whose spans stay in memory."""
+    """A partition task whose spans stay in memory."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.stage = LaneHarness(tracing=Tracing(provider, "kp-group"))
+        self.stage = TaskHarness(tracing=Tracing(provider, "kp-group"))
 
     async def run(self, value: bytes | None, *headers: tuple[str, bytes]) -> tuple[Any, Any]:
         """Return the span and the output of one record."""
         submitted = len(self.stage.pool.submitted)
-        self.stage.lane.take(make_record(value, 42, headers=headers, partition=3))
+        self.stage.task.take(make_record(value, 42, headers=headers, partition=3))
         await settle()
         if len(self.stage.pool.submitted) > submitted:
             self.stage.pool.finish(submitted)
-        await self.stage.lane.drain()
+        await self.stage.task.drain()
         await settle()
-        await self.stage.lane.close()
+        await self.stage.task.close()
         (span,) = self.exporter.get_finished_spans()
         return span, self.stage.publisher.committed[-1].outputs[-1]
 
@@ -103,32 +103,32 @@ async def test_a_dead_letter_is_an_error_and_keeps_its_headers(value: bytes | No
 async def test_a_span_lasts_until_the_commit() -> None:
     traced = Traced()
     traced.stage.publisher.gate.clear()
-    traced.stage.lane.take(make_record(b"no json", 0))
+    traced.stage.task.take(make_record(b"no json", 0))
     await settle()
     assert not traced.exporter.get_finished_spans()
     traced.stage.publisher.gate.set()
-    await traced.stage.lane.drain()
+    await traced.stage.task.drain()
     await settle()
     assert len(traced.exporter.get_finished_spans()) == 1
-    await traced.stage.lane.close()
+    await traced.stage.task.close()
 
 
 async def test_what_the_producer_does_not_sample_is_not_exported_and_passed_on_unsampled() -> None:
     traced = Traced()
-    traced.stage.lane.take(make_record(trace_bytes(), 0, headers=[("traceparent", UNSAMPLED)]))
+    traced.stage.task.take(make_record(trace_bytes(), 0, headers=[("traceparent", UNSAMPLED)]))
     await settle()
     traced.stage.pool.finish(0)
-    await traced.stage.lane.drain()
+    await traced.stage.task.drain()
     assert not traced.exporter.get_finished_spans()
     (output,) = traced.stage.publisher.committed[0].outputs
     passed_on = dict(output.headers)["traceparent"]
     assert passed_on[:36] == UNSAMPLED[:36]
     assert passed_on.endswith(b"-00")
-    await traced.stage.lane.close()
+    await traced.stage.task.close()
 
 
 def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert start_tracing(config.load()) is None
+    assert start_tracing(config.load()) is NO_TRACING
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
     with pytest.raises(config.ConfigError, match="OTEL_TRACES_EXPORTER=pigeon"):
         start_tracing(config.load(tracing=True))

@@ -6,155 +6,155 @@ from collections import Counter
 from tests.support.builders import make_record
 from worker.core.pipeline import SourceRecord
 from worker.kafka.budget import Share
-from worker.stream.fetch_buffer import LOW_WATER_BYTES, LOW_WATER_RECORDS, Intake
+from worker.stream.fetch_buffer import LOW_WATER_BYTES, LOW_WATER_RECORDS, FetchBuffer
 
 
 def records(partition: int, count: int, size: int = 1, first: int = 0) -> list[SourceRecord]:
     return [make_record(b"x" * size, first + n, partition=partition) for n in range(count)]
 
 
-def intake_of(**counts: int) -> Intake:
-    """Return an intake with so many records waiting: intake_of(p0=3, p1=1)."""
-    intake = Intake(Share(1 << 40))
-    intake.assign([int(name[1:]) for name in counts])
+def intake_of(**counts: int) -> FetchBuffer:
+    """Return an buffer with so many records waiting: intake_of(p0=3, p1=1)."""
+    buffer = FetchBuffer(Share(1 << 40))
+    buffer.assign([int(name[1:]) for name in counts])
     for name, count in counts.items():
-        intake.add(int(name[1:]), records(int(name[1:]), count))
-    return intake
+        buffer.add(int(name[1:]), records(int(name[1:]), count))
+    return buffer
 
 
 def everything(partition: int) -> bool:
     return True
 
 
-def take_all(intake: Intake) -> list[tuple[int, int]]:
+def take_all(buffer: FetchBuffer) -> list[tuple[int, int]]:
     taken = []
-    while (record := intake.next(everything)) is not None:
+    while (record := buffer.next(everything)) is not None:
         taken.append((record.partition, record.offset))
     return taken
 
 
-async def has_room(intake: Intake, partition: int) -> bool:
+async def has_room(buffer: FetchBuffer, partition: int) -> bool:
     try:
-        await asyncio.wait_for(intake.room(partition), 0.01)
+        await asyncio.wait_for(buffer.room(partition), 0.01)
     except TimeoutError:
         return False
     return True
 
 
 async def test_partitions_take_turns_and_each_keeps_its_order() -> None:
-    intake = intake_of(p0=4, p1=1, p2=2)
-    assert len(intake) == 7
-    assert take_all(intake) == [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (0, 2), (0, 3)]
-    assert len(intake) == 0
-    assert intake.next(everything) is None
+    buffer = intake_of(p0=4, p1=1, p2=2)
+    assert len(buffer) == 7
+    assert take_all(buffer) == [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (0, 2), (0, 3)]
+    assert len(buffer) == 0
+    assert buffer.next(everything) is None
 
 
 async def test_who_stays_takes_one_partition_to_its_end_and_then_the_next() -> None:
-    intake = intake_of(p0=2, p1=3, p2=1)
+    buffer = intake_of(p0=2, p1=3, p2=1)
     taken = []
-    while (record := intake.next(everything, stay=True)) is not None:
+    while (record := buffer.next(everything, stay=True)) is not None:
         taken.append((record.partition, record.offset))
     assert taken == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
 
 
 async def test_who_stays_is_refused_like_anybody_and_turns_go_on_after_it() -> None:
-    intake = intake_of(p0=9, p1=9)
-    first = [intake.next(everything, stay=True) for _ in range(3)]
-    first.append(intake.next(lambda partition: partition == 1, stay=True))
-    first += [intake.next(everything) for _ in range(2)]
+    buffer = intake_of(p0=9, p1=9)
+    first = [buffer.next(everything, stay=True) for _ in range(3)]
+    first.append(buffer.next(lambda partition: partition == 1, stay=True))
+    first += [buffer.next(everything) for _ in range(2)]
     assert [record and record.partition for record in first] == [0, 0, 0, 1, 0, 1]
 
 
 async def test_a_partition_that_comes_late_gets_its_turn_at_once() -> None:
-    intake = intake_of(p0=100, p1=0)
-    first = [intake.next(everything) for _ in range(10)]
+    buffer = intake_of(p0=100, p1=0)
+    first = [buffer.next(everything) for _ in range(10)]
     assert {record.partition for record in first if record} == {0}
-    intake.add(1, records(1, 3))
-    turns = Counter(record.partition for _ in range(6) if (record := intake.next(everything)))
+    buffer.add(1, records(1, 3))
+    turns = Counter(record.partition for _ in range(6) if (record := buffer.next(everything)))
     assert turns == {0: 3, 1: 3}
 
 
 async def test_a_refused_partition_is_passed_over_and_keeps_its_records() -> None:
-    intake = intake_of(p0=2, p1=2)
-    taken = [intake.next(lambda partition: partition == 1) for _ in range(3)]
+    buffer = intake_of(p0=2, p1=2)
+    taken = [buffer.next(lambda partition: partition == 1) for _ in range(3)]
     assert [record and (record.partition, record.offset) for record in taken] == [(1, 0), (1, 1), None]
-    assert take_all(intake) == [(0, 0), (0, 1)]
+    assert take_all(buffer) == [(0, 0), (0, 1)]
 
 
 async def test_a_partition_is_never_asked_twice_in_one_turn() -> None:
-    intake = intake_of(p0=3, p1=3, p2=3)
+    buffer = intake_of(p0=3, p1=3, p2=3)
     asked: list[int] = []
 
     def refuse(partition: int) -> bool:
         asked.append(partition)
         return False
 
-    assert intake.next(refuse) is None
+    assert buffer.next(refuse) is None
     assert sorted(asked) == [0, 1, 2]
-    intake.add(0, records(0, 3, first=3))  # not a second turn for a partition that waits already
-    intake.add(1, [])
-    assert len(take_all(intake)) == 12
+    buffer.add(0, records(0, 3, first=3))  # not a second turn for a partition that waits already
+    buffer.add(1, [])
+    assert len(take_all(buffer)) == 12
 
 
 async def test_an_empty_fetch_gives_no_turn() -> None:
-    intake = intake_of(p0=0, p1=1)
-    intake.add(0, [])
-    assert take_all(intake) == [(1, 0)]
+    buffer = intake_of(p0=0, p1=1)
+    buffer.add(0, [])
+    assert take_all(buffer) == [(1, 0)]
 
 
 async def test_room_ends_with_too_many_records_and_comes_back() -> None:
-    intake = intake_of(p0=LOW_WATER_RECORDS - 1, p1=0)
-    assert await has_room(intake, 0)
-    intake.add(0, records(0, 1, first=LOW_WATER_RECORDS))
-    assert not await has_room(intake, 0)
-    assert await has_room(intake, 1)
-    assert intake.next(everything) is not None
-    assert await has_room(intake, 0)
+    buffer = intake_of(p0=LOW_WATER_RECORDS - 1, p1=0)
+    assert await has_room(buffer, 0)
+    buffer.add(0, records(0, 1, first=LOW_WATER_RECORDS))
+    assert not await has_room(buffer, 0)
+    assert await has_room(buffer, 1)
+    assert buffer.next(everything) is not None
+    assert await has_room(buffer, 0)
 
 
 async def test_room_ends_with_too_many_bytes_and_comes_back() -> None:
-    intake = intake_of(p0=0)
-    intake.add(0, records(0, 1, size=LOW_WATER_BYTES - 100))
-    assert await has_room(intake, 0)
-    intake.add(0, [make_record(None, 1), make_record(b"x", 2)])
-    assert not await has_room(intake, 0)
+    buffer = intake_of(p0=0)
+    buffer.add(0, records(0, 1, size=LOW_WATER_BYTES - 100))
+    assert await has_room(buffer, 0)
+    buffer.add(0, [make_record(None, 1), make_record(b"x", 2)])
+    assert not await has_room(buffer, 0)
     for expected in (True, True):
-        intake.next(everything)
-        assert await has_room(intake, 0) is expected
-    assert take_all(intake) == [(0, 2)]
+        buffer.next(everything)
+        assert await has_room(buffer, 0) is expected
+    assert take_all(buffer) == [(0, 2)]
 
 
 async def test_whoever_waits_for_room_is_woken() -> None:
-    intake = intake_of(p0=LOW_WATER_RECORDS)
-    waiting = asyncio.create_task(intake.room(0))
+    buffer = intake_of(p0=LOW_WATER_RECORDS)
+    waiting = asyncio.create_task(buffer.room(0))
     await asyncio.sleep(0)
     assert not waiting.done()
-    intake.next(everything)
+    buffer.next(everything)
     await asyncio.wait_for(waiting, 1)
 
 
 async def test_records_of_a_partition_that_is_not_assigned_are_dropped_and_it_has_no_room() -> None:
-    intake = intake_of(p0=1)
-    intake.add(5, records(5, 3))
-    assert len(intake) == 1
-    assert not await has_room(intake, 5)
+    buffer = intake_of(p0=1)
+    buffer.add(5, records(5, 3))
+    assert len(buffer) == 1
+    assert not await has_room(buffer, 5)
 
 
 async def test_clear_drops_the_records_and_keeps_the_partitions() -> None:
-    intake = intake_of(p0=LOW_WATER_RECORDS, p1=3)
-    intake.clear()
-    assert len(intake) == 0
-    assert intake.next(everything) is None
-    assert await has_room(intake, 0)
-    intake.add(0, records(0, 2, first=10))
-    intake.add(1, records(1, 1, first=20))
-    assert take_all(intake) == [(0, 10), (1, 20), (0, 11)]
+    buffer = intake_of(p0=LOW_WATER_RECORDS, p1=3)
+    buffer.clear()
+    assert len(buffer) == 0
+    assert buffer.next(everything) is None
+    assert await has_room(buffer, 0)
+    buffer.add(0, records(0, 2, first=10))
+    buffer.add(1, records(1, 1, first=20))
+    assert take_all(buffer) == [(0, 10), (1, 20), (0, 11)]
 
 
 async def test_assign_starts_anew() -> None:
-    intake = intake_of(p0=3, p1=3)
-    intake.assign([1, 2])
-    assert len(intake) == 0
-    intake.add(0, records(0, 1))
-    intake.add(2, records(2, 1))
-    assert take_all(intake) == [(2, 0)]
+    buffer = intake_of(p0=3, p1=3)
+    buffer.assign([1, 2])
+    assert len(buffer) == 0
+    buffer.add(0, records(0, 1))
+    buffer.add(2, records(2, 1))
+    assert take_all(buffer) == [(2, 0)]

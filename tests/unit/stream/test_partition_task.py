@@ -1,8 +1,9 @@
-"""A lane with a model and a publisher that the test controls: order, overlap, bounds, failures, counters."""
+"""A partition task with a model and a publisher that the test controls: order, overlap, bounds, failures, counters."""
 
 import asyncio
 import json
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.support.builders import (
     text_vector,
     trace_bytes,
 )
-from tests.support.lane import DIMENSIONS, LaneHarness, record, settle
+from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
@@ -22,42 +23,42 @@ from worker.core.pipeline import Fault
 from worker.core.records import HEADER_OVERHEAD
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
-from worker.stream import partition_task as lane_module
-from worker.stream.dead_letter_limit import Breaker, BreakerTrippedError
+from worker.stream import committer, partition_task
+from worker.stream.dead_letter_limit import DeadLetterLimit, DeadLetterLimitError
 
 # -- order and overlap
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]], ids=str)
 async def test_outputs_come_in_offset_order_whatever_embedding_is_ready_first(order: list[int]) -> None:
-    stage = LaneHarness()
+    stage = TaskHarness()
     stage.take(0, 1, 2, 3)
     for number in order:
         stage.pool.finish(number)
         await settle()
-    await stage.lane.drain()
+    await stage.task.drain()
     assert [offset for _, offset in stage.publisher.outputs()] == [0, 1, 2, 3]
     sequences = [decode(value).sequence for batch in stage.publisher.committed for _, value in batch.entries]
     assert sequences == [0, 1, 2, 3]
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_a_dead_letter_waits_for_the_traces_before_it() -> None:
-    stage = LaneHarness()
+    stage = TaskHarness()
     stage.take(0)
-    stage.lane.take(make_record(b"no trace", 1))
+    stage.task.take(make_record(b"no trace", 1))
     stage.take(2)
     stage.pool.finish(1)
     await settle()
     assert stage.publisher.begun == []
     stage.pool.finish(0)
-    await stage.lane.drain()
+    await stage.task.drain()
     assert stage.publisher.outputs() == [("accepted", 0), ("dead_letter", 1), ("accepted", 2)]
-    await stage.lane.close()
+    await stage.task.close()
 
 
-async def test_scoring_goes_on_during_a_commit_and_the_next_one_takes_all_that_gathered() -> None:
-    stage = LaneHarness(embed=False)
+async def test_scoring_goes_on_during_a_commit_and_the_next_one_takes_all_that_waits() -> None:
+    stage = TaskHarness(embed=False)
     stage.publisher.gate.clear()
     stage.take(0)
     await settle()
@@ -66,25 +67,25 @@ async def test_scoring_goes_on_during_a_commit_and_the_next_one_takes_all_that_g
     await settle()
     assert len(stage.publisher.begun) == 1  # one transaction at a time
     assert stage.count("kp_evaluation_duration_seconds_count") == 8  # and all are scored
-    assert len(stage.lane) == 8
+    assert len(stage.task) == 8
     stage.publisher.gate.set()
-    await stage.lane.drain()
+    await stage.task.drain()
     assert stage.publisher.sizes() == [1, 7]
-    assert len(stage.lane) == 0
-    await stage.lane.close()
+    assert len(stage.task) == 0
+    await stage.task.close()
 
 
-async def test_an_idle_lane_publishes_each_trace_at_once() -> None:
-    stage = LaneHarness(embed=False)
+async def test_without_a_backlog_the_task_publishes_each_trace_at_once() -> None:
+    stage = TaskHarness(embed=False)
     for offset in range(3):
         stage.take(offset)
         await settle()
         assert stage.publisher.sizes() == [1] * (offset + 1)
-    await stage.lane.close()
+    await stage.task.close()
 
 
-async def test_behind_a_backlog_traces_gather_until_the_last_one_is_taken() -> None:
-    stage = LaneHarness(embed=False)
+async def test_behind_a_backlog_a_batch_lingers_until_the_last_one_is_taken() -> None:
+    stage = TaskHarness(embed=False)
     stage.take(0)
     await settle()
     stage.waiting = 10**6
@@ -93,14 +94,14 @@ async def test_behind_a_backlog_traces_gather_until_the_last_one_is_taken() -> N
         await settle()
     assert stage.publisher.sizes() == [1]
     stage.waiting = 0
-    stage.lane.hurry()
+    stage.task.flush()
     await settle()
     assert stage.publisher.sizes() == [1, 5]
-    await stage.lane.close()
+    await stage.task.close()
 
 
-async def test_gathering_ends_with_its_time() -> None:
-    stage = LaneHarness(embed=False, commit_interval=0.05)
+async def test_a_linger_ends_with_its_time() -> None:
+    stage = TaskHarness(embed=False, commit_interval=0.05)
     stage.waiting = 10**6
     stage.take(0, 1)
     await settle()
@@ -110,11 +111,11 @@ async def test_gathering_ends_with_its_time() -> None:
     assert stage.publisher.sizes() == [2]
     await asyncio.sleep(0.2)
     assert stage.publisher.sizes() == [2, 2]
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_no_output_is_held_back_longer_than_those_that_wait_will_take() -> None:
-    stage = LaneHarness(embed=False)
+    stage = TaskHarness(embed=False)
     stage.take(0)
     await settle()
     stage.waiting = 2  # 20 ms, not the interval
@@ -123,13 +124,17 @@ async def test_no_output_is_held_back_longer_than_those_that_wait_will_take() ->
     assert stage.publisher.sizes() == [1]
     await asyncio.sleep(0.2)
     assert stage.publisher.sizes() == [1, 1]
-    await stage.lane.close()
+    await stage.task.close()
 
 
-@pytest.mark.parametrize("bound", ["MAX_COMMIT_RECORDS", "SLACK"])
-async def test_gathering_ends_with_a_full_transaction_or_lane(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(lane_module, bound, 4)
-    stage = LaneHarness(embed=False)
+@pytest.mark.parametrize(
+    "bound", [(committer, "MAX_COMMIT_RECORDS"), (partition_task, "SLACK")], ids=["batch", "slack"]
+)
+async def test_a_linger_ends_with_a_full_batch_or_partition(
+    monkeypatch: pytest.MonkeyPatch, bound: tuple[Any, str]
+) -> None:
+    monkeypatch.setattr(*bound, 4)
+    stage = TaskHarness(embed=False)
     stage.take(0)
     await settle()
     stage.waiting = 10**6
@@ -139,11 +144,11 @@ async def test_gathering_ends_with_a_full_transaction_or_lane(monkeypatch: pytes
     stage.take(4)
     await settle()
     assert stage.publisher.sizes() == [1, 4]
-    await stage.lane.close()
+    await stage.task.close()
 
 
-async def test_a_drain_does_not_wait_for_more_and_gathering_goes_on_after_it() -> None:
-    stage = LaneHarness()
+async def test_a_drain_does_not_wait_for_more_and_batches_linger_again_after_it() -> None:
+    stage = TaskHarness()
     stage.waiting = 10**6
     stage.take(0, 1, 2)
     stage.pool.finish(0)
@@ -151,7 +156,7 @@ async def test_a_drain_does_not_wait_for_more_and_gathering_goes_on_after_it() -
     stage.pool.finish(1)
     await settle()
     assert stage.publisher.sizes() == [1]
-    drain = asyncio.create_task(stage.lane.drain())
+    drain = asyncio.create_task(stage.task.drain())
     await settle()
     stage.pool.finish(2)
     await asyncio.wait_for(drain, 5)
@@ -160,37 +165,37 @@ async def test_a_drain_does_not_wait_for_more_and_gathering_goes_on_after_it() -
     stage.pool.finish(3)
     await settle()
     assert len(stage.publisher.outputs()) == 3
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MAX_COMMIT_RECORDS", 3)
-    stage = LaneHarness(embed=False)
+    monkeypatch.setattr(committer, "MAX_COMMIT_RECORDS", 3)
+    stage = TaskHarness(embed=False)
     stage.take(*range(7))
-    await stage.lane.drain()
+    await stage.task.drain()
     assert stage.publisher.sizes() == [3, 3, 1]
 
     first = stage.publisher.committed[0]
     size = first.records[0].size + len(first.outputs[0].value or b"")
-    monkeypatch.setattr(lane_module, "MAX_COMMIT_BYTES", size + 1)
+    monkeypatch.setattr(committer, "MAX_COMMIT_BYTES", size + 1)
     stage.take(*range(7, 12))
-    await stage.lane.drain()
+    await stage.task.drain()
     assert stage.publisher.sizes()[3:] == [2, 2, 1]
     assert [offset for _, offset in stage.publisher.outputs()] == list(range(12))
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_what_a_batch_carries() -> None:
-    stage = LaneHarness(stream_time_ms=T0 - 1)
-    stage.lane.take(make_record(b"", 4))
+    stage = TaskHarness(stream_time_ms=T0 - 1)
+    stage.task.take(make_record(b"", 4))
     stage.take(5, created_at=T0 - 50_000)
     stage.take(6, created_at=T0)
-    stage.lane.take(make_record(b"{}", 9))  # compaction and transactions leave gaps between offsets
+    stage.task.take(make_record(b"{}", 9))  # compaction and transactions leave gaps between offsets
     for number in (0, 1):
         stage.pool.finish(number)
-    await stage.lane.drain()
+    await stage.task.drain()
     batches = stage.publisher.committed
-    assert (batches[-1].next_offset, stage.lane.committed) == (10, 10)
+    assert (batches[-1].next_offset, stage.task.committed) == (10, 10)
     assert batches[0].stream_time_ms == T0 - 1  # a dead letter moves no time
     assert batches[-1].stream_time_ms == T0
     entries = [(key, decode(value)) for batch in batches for key, value in batch.entries]
@@ -200,90 +205,88 @@ async def test_what_a_batch_carries() -> None:
     expected = [text_vector(text, DIMENSIONS).tolist() for text, _ in stage.pool.submitted]
     assert [e.array().tolist() for _, e in entries] == expected
     assert [e.trace_id for _, e in entries] == ["kp:trace:5", "kp:trace:6"]
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_a_batch_of_dead_letters_carries_the_stream_time_of_before() -> None:
-    stage = LaneHarness(embed=False)
-    stage.lane.take(make_record(b"", 0))
-    await stage.lane.drain()
+    stage = TaskHarness(embed=False)
+    stage.task.take(make_record(b"", 0))
+    await stage.task.drain()
     stage.take(1, created_at=T0 - 7)
-    await stage.lane.drain()
-    stage.lane.take(make_record(b"", 2))
-    await stage.lane.drain()
+    await stage.task.drain()
+    stage.task.take(make_record(b"", 2))
+    await stage.task.drain()
     assert [batch.stream_time_ms for batch in stage.publisher.committed] == [None, T0 - 7, T0 - 7]
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_without_an_embedder_there_are_no_entries_and_novelty_is_one_half() -> None:
-    stage = LaneHarness(embed=False)
+    stage = TaskHarness(embed=False)
     stage.take(0, 1)
-    await stage.lane.drain()
+    await stage.task.drain()
     for batch in stage.publisher.committed:
         assert batch.entries == []
         for output in batch.outputs:
             scoring = json.loads(output.value or b"")["scoring"]
             assert (scoring["components"]["novelty"], scoring["embedder"]) == (0.5, None)
-    await stage.lane.close()
+    await stage.task.close()
 
 
 # -- bounds
 
 
 async def test_no_more_than_the_slack_is_taken_past_the_committed_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "SLACK", 4)
-    stage = LaneHarness()
+    monkeypatch.setattr(partition_task, "SLACK", 4)
+    stage = TaskHarness()
     stage.publisher.gate.clear()
     for offset in range(4):
-        assert stage.lane.has_room()
+        assert stage.task.has_room()
         stage.take(offset)
-    assert not stage.lane.has_room()
+    assert not stage.task.has_room()
     stage.pool.finish(0)
     stage.pool.finish(1)
     await settle()  # in the publisher's hands, or scored, but not committed: still counted
-    assert len(stage.lane) == 4
-    assert not stage.lane.has_room()
+    assert len(stage.task) == 4
+    assert not stage.task.has_room()
     assert stage.room == 0
     stage.publisher.gate.set()
     await settle()
     assert stage.room > 0
-    assert len(stage.lane) == 2
-    assert stage.lane.has_room()
-    await stage.lane.close()
+    assert len(stage.task) == 2
+    assert stage.task.has_room()
+    await stage.task.close()
 
 
 def test_a_transaction_cannot_exceed_the_slack() -> None:
-    assert lane_module.MAX_COMMIT_RECORDS <= lane_module.SLACK
+    assert committer.MAX_COMMIT_RECORDS <= partition_task.SLACK
 
 
 async def test_a_record_that_was_taken_already_is_dropped() -> None:
-    stage = LaneHarness(embed=False, next_offset=10)
+    stage = TaskHarness(embed=False, next_offset=10)
     for offset in (9, 10, 10, 11, 10, 0, 11, 12):
         stage.take(offset)
-    await stage.lane.drain()
+    await stage.task.drain()
     assert [offset for _, offset in stage.publisher.outputs()] == [10, 11, 12]
     assert stage.count("kp_records_consumed_total") == 3
     assert stage.count("kp_stage_duration_seconds_count", stage="parse") == 3
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_a_record_is_too_large_with_its_key_and_headers() -> None:
     value = trace_bytes()
     limit = len(value) + len(b"12345" + b"abc" + b"de") + HEADER_OVERHEAD
-    stage = LaneHarness(embed=False, limits=Limits(max_bytes=limit))
-    stage.lane.take(make_record(value, 0, key=b"12345", headers=[("abc", b"de")]))
-    stage.lane.take(make_record(value, 1, key=b"12345", headers=[("abc", b"def")]))
-    stage.lane.take(make_record(value, 2, key=None, headers=[("abc", None)]))  # type: ignore[list-item]
-    await stage.lane.drain()
+    stage = TaskHarness(embed=False, limits=Limits(max_bytes=limit))
+    stage.task.take(make_record(value, 0, key=b"12345", headers=[("abc", b"de")]))
+    stage.task.take(make_record(value, 1, key=b"12345", headers=[("abc", b"def")]))
+    stage.task.take(make_record(value, 2, key=None, headers=[("abc", None)]))  # type: ignore[list-item]
+    await stage.task.drain()
     assert stage.publisher.outputs() == [("accepted", 0), ("dead_letter", 1), ("accepted", 2)]
     assert stage.count("kp_dead_letters_total", reason="too_large") == 1
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_a_scored_trace_that_its_topic_does_not_take_counts_as_a_dead_letter() -> None:
-    stage = LaneHarness()
-    seen: list[Any] = []
-    stage.lane._on_committed = lambda *what: seen.append(what)
+    stage = TaskHarness()
     stage.publisher.gate.clear()
     stage.publisher.replaced = {1: InvalidTrace(Reason.REFUSED_BY_TOPIC, "", "refused for a test")}
     stage.waiting = 10**6
@@ -292,16 +295,20 @@ async def test_a_scored_trace_that_its_topic_does_not_take_counts_as_a_dead_lett
         stage.pool.finish(number)
     await settle()
     stage.publisher.gate.set()
-    await stage.lane.drain()
+    await stage.task.drain()
     assert stage.publisher.sizes() == [3]
     assert len(stage.publisher.committed[0].entries) == 3, "it was scored: its cache entry is committed"
     assert [record.offset for record in stage.publisher.committed[0].records] == [0, 1, 2]
     assert stage.count("kp_dead_letters_total", reason="refused_by_topic") == 1
     assert stage.count("kp_traces_total", decision="accepted", profile="finance") == 2
     assert stage.count("kp_score_count") == 2
-    assert [(record.offset, scored is None) for record, _, scored in seen] == [(0, False), (1, True), (2, False)]
-    assert ("kp-error-message", b"refused for a test") in seen[1][1].headers
-    await stage.lane.close()
+    assert [(record.offset, scored is None) for record, _, scored in stage.committed] == [
+        (0, False),
+        (1, True),
+        (2, False),
+    ]
+    assert ("kp-error-message", b"refused for a test") in stage.committed[1][1].headers
+    await stage.task.close()
 
 
 # -- the replay
@@ -316,48 +323,48 @@ def ready_entry(offset: int, trace_id: str, vector: Vector, hashed: bytes | None
 
 async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() -> None:
     ready = text_vector("from the changelog", DIMENSIONS)
-    stage = LaneHarness(replay={1: ready_entry(1, "kp:trace:1", ready)})
+    stage = TaskHarness(replay={1: ready_entry(1, "kp:trace:1", ready)})
     stage.take(0, 1, 2)
     assert [text.strip() for text, _ in stage.pool.submitted] == ["task 0", "task 2"]
     stage.pool.finish(0)
     stage.pool.finish(1)
-    await stage.lane.drain()
+    await stage.task.drain()
     entries = [decode(value) for batch in stage.publisher.committed for _, value in batch.entries]
     assert entries[1].array().tobytes() == ready.tobytes()
     assert [offset for _, offset in stage.publisher.outputs()] == [0, 1, 2]
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
-    stage = LaneHarness(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS))})
-    assert stage.lane.take(record(0)) is None
-    await stage.lane.drain()
+    stage = TaskHarness(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS))})
+    assert stage.task.take(record(0)) is False
+    await stage.task.drain()
     assert stage.publisher.sizes() == [1]
-    await stage.lane.close()
+    await stage.task.close()
 
 
 @pytest.mark.parametrize("hashed", [text_hash("another text"), b""], ids=["another text", "of 0.1.0"])
 async def test_an_entry_of_another_text_is_no_ready_embedding(hashed: bytes) -> None:
     """The source topic was deleted and made anew: the same ids stand at the same offsets, with other texts."""
-    stage = LaneHarness(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS), hashed)})
-    assert stage.lane.take(record(0)) is not None
+    stage = TaskHarness(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS), hashed)})
+    assert stage.task.take(record(0)) is True
     assert len(stage.pool.submitted) == 1
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_entries_and_commits_name_their_pass_and_the_first_commit_keeps_house() -> None:
     """Also where the first commit holds nothing but a dead letter: the metadata beside the offset names the pass."""
     source_pass = Pass("topic-id-of-22-letters", 4, 2)
-    stage = LaneHarness(
+    stage = TaskHarness(
         next_offset=2,
         source_pass=source_pass,
         housekeeping=Housekeeping([(b"dead", None), (b"passes", b"marker")], [(0, b"leaves"), (1, b"stays")]),
     )
-    stage.lane.take(make_record(b"", 2))
-    await stage.lane.drain()
-    stage.lane.take(make_record(trace_bytes("kp:trace:3", objective="ü"), 3))
+    stage.task.take(make_record(b"", 2))
+    await stage.task.drain()
+    stage.task.take(make_record(trace_bytes("kp:trace:3", objective="ü"), 3))
     stage.pool.finish(0)
-    await stage.lane.drain()
+    await stage.task.drain()
     first, second = stage.publisher.committed
     assert {batch.source_pass for batch in (first, second)} == {source_pass}
     assert first.entries == [(b"dead", None), (b"passes", b"marker")]
@@ -366,7 +373,7 @@ async def test_entries_and_commits_name_their_pass_and_the_first_commit_keeps_ho
     assert gone == (b"leaves", None)
     entry = decode(value)
     assert (entry.pass_number, entry.text_hash) == (4, text_hash(stage.pool.submitted[0][0]))
-    await stage.lane.close()
+    await stage.task.close()
 
 
 # -- failures
@@ -375,14 +382,14 @@ async def test_entries_and_commits_name_their_pass_and_the_first_commit_keeps_ho
 async def test_a_text_that_breaks_the_model_is_a_dead_letter_and_the_others_are_scored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stage = LaneHarness()
+    stage = TaskHarness()
     stage.take(0, 1, 2)
     stage.pool.finish(0)
     with caplog.at_level(logging.WARNING):
         stage.pool.finish(1, ValueError("not finite"))
         await settle()
     stage.pool.finish(2)
-    await stage.lane.drain()
+    await stage.task.drain()
     assert stage.publisher.outputs() == [("accepted", 0), ("dead_letter", 1), ("accepted", 2)]
     letter = next(o for batch in stage.publisher.committed for o in batch.outputs if o.kind == "dead_letter")
     assert dict(letter.headers)["kp-error-reason"] == b"embedding_failed"
@@ -394,12 +401,12 @@ async def test_a_text_that_breaks_the_model_is_a_dead_letter_and_the_others_are_
     sequences = [decode(value).sequence for batch in stage.publisher.committed for _, value in batch.entries]
     assert sequences == [0, 1]  # a dead letter takes no place in the cache
     assert stage.failures == []
-    await stage.lane.close()
+    await stage.task.close()
 
 
 @pytest.mark.parametrize("error", [ModelError("the model fails on every text"), MemoryError()], ids=repr)
-async def test_a_model_that_is_broken_fails_the_lane_once_and_loses_nothing(error: Exception) -> None:
-    stage = LaneHarness()
+async def test_a_model_that_is_broken_fails_the_task_once_and_loses_nothing(error: Exception) -> None:
+    stage = TaskHarness()
     stage.take(0, 1, 2)
     stage.pool.finish(0)
     await settle()
@@ -407,40 +414,40 @@ async def test_a_model_that_is_broken_fails_the_lane_once_and_loses_nothing(erro
     stage.pool.finish(2, error)
     await settle()
     assert stage.failures == [error]
-    assert stage.lane.failed
-    assert not stage.lane.has_room()
+    assert stage.task.failed
+    assert not stage.task.has_room()
     assert stage.publisher.outputs() == [("accepted", 0)]
-    assert stage.lane.committed == 1
-    await asyncio.wait_for(stage.lane.drain(), 1)  # nobody waits for a lane that failed
-    await stage.lane.close()
+    assert stage.task.committed == 1
+    await asyncio.wait_for(stage.task.drain(), 1)  # nobody waits for a task that failed
+    await stage.task.close()
     assert stage.failures == [error]
 
 
-async def test_a_commit_that_fails_ends_the_lane_and_counts_nothing() -> None:
-    stage = LaneHarness(embed=False)
+async def test_a_commit_that_fails_ends_the_task_and_counts_nothing() -> None:
+    stage = TaskHarness(embed=False)
     stage.publisher.error = OSError("broker away")
     stage.take(0, 1)
-    await asyncio.wait_for(stage.lane.drain(), 1)
+    await asyncio.wait_for(stage.task.drain(), 1)
     assert stage.failures == [stage.publisher.error]
-    assert stage.lane.committed == 0
+    assert stage.task.committed == 0
     assert stage.count("kp_records_consumed_total") == 0
     assert stage.count("kp_traces_total", decision="accepted", profile="finance") == 0
     stage.publisher.error = None
     await settle()
-    assert stage.publisher.committed == []  # never again by this lane
-    await stage.lane.close()
+    assert stage.publisher.committed == []  # never again by this task
+    await stage.task.close()
     assert len(stage.failures) == 1
 
 
 async def test_close_during_a_commit_is_no_failure_and_stops_the_publisher() -> None:
-    stage = LaneHarness()
+    stage = TaskHarness()
     stage.publisher.gate.clear()
     stage.take(0, 1)
     stage.pool.finish(0)
     await settle()
     assert len(stage.publisher.begun) == 1
-    waiting = asyncio.create_task(stage.lane.drain())
-    await stage.lane.close()
+    waiting = asyncio.create_task(stage.task.drain())
+    await stage.task.close()
     await asyncio.wait_for(waiting, 1)
     assert stage.publisher.stopped
     stage.pool.finish(1)  # an embedding that ends after the partition was given up
@@ -451,22 +458,22 @@ async def test_close_during_a_commit_is_no_failure_and_stops_the_publisher() -> 
 
 
 async def test_close_survives_a_publisher_that_does_not_stop(caplog: pytest.LogCaptureFixture) -> None:
-    stage = LaneHarness()
+    stage = TaskHarness()
 
     async def stop() -> None:
         raise OSError("no broker")
 
     stage.publisher.stop = stop  # type: ignore[method-assign]
-    await stage.lane.close()
+    await stage.task.close()
     assert "no broker" in caplog.text
 
 
 async def test_drain_waits_for_what_is_pending_scored_and_publishing() -> None:
-    stage = LaneHarness()
-    await asyncio.wait_for(stage.lane.drain(), 1)  # an idle lane is drained
+    stage = TaskHarness()
+    await asyncio.wait_for(stage.task.drain(), 1)  # an idle task is drained
     stage.publisher.gate.clear()
     stage.take(0)
-    drained = asyncio.create_task(stage.lane.drain())
+    drained = asyncio.create_task(stage.task.drain())
     await settle()
     assert not drained.done()
     stage.pool.finish(0)
@@ -475,34 +482,34 @@ async def test_drain_waits_for_what_is_pending_scored_and_publishing() -> None:
     stage.publisher.gate.set()
     await asyncio.wait_for(drained, 1)
     assert stage.publisher.sizes() == [1]
-    await stage.lane.close()
+    await stage.task.close()
 
 
-async def test_the_breaker_fails_the_lane_before_the_last_dead_letter_is_published() -> None:
-    stage = LaneHarness(embed=False, breaker=Breaker(0.5, 4))
+async def test_the_dead_letter_limit_fails_the_task_before_the_last_dead_letter_is_published() -> None:
+    stage = TaskHarness(embed=False, dead_letter_limit=DeadLetterLimit(0.5, 4))
     stage.take(0, 1)
     for offset in (2, 3, 4):
-        stage.lane.take(make_record(b"", offset))
+        stage.task.take(make_record(b"", offset))
         await settle()
-    assert isinstance(stage.failures[0], BreakerTrippedError)
+    assert isinstance(stage.failures[0], DeadLetterLimitError)
     assert len(stage.failures) == 1
     assert [offset for _, offset in stage.publisher.outputs()] == [0, 1, 2, 3]
-    await stage.lane.close()
+    await stage.task.close()
 
 
 # -- what is counted
 
 
 async def test_counters_agree_with_what_is_committed_and_with_nothing_else() -> None:
-    stage = LaneHarness()
+    stage = TaskHarness()
     stage.take(0)
     stage.take(1, steps=NEVER_ACCEPTED, domain="gardening")
     stage.take(2, objective="a long text")
     for offset, value in ((3, None), (4, b"nope"), (5, b"also nope")):
-        stage.lane.take(make_record(value, offset))
+        stage.task.take(make_record(value, offset))
     for number in range(3):
         stage.pool.finish(number)
-    await stage.lane.drain()
+    await stage.task.drain()
     stage.publisher.gate.clear()
     stage.take(6)
     stage.pool.finish(3)
@@ -526,13 +533,13 @@ async def test_counters_agree_with_what_is_committed_and_with_nothing_else() -> 
     assert stage.count("kp_stage_duration_seconds_count", stage="embed") == 4
     assert stage.count("kp_stage_duration_seconds_count", stage="score") == 4
     assert stage.count("kp_truncated_texts_total") == 1
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_an_evaluation_is_timed_from_taken_to_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(lane_module.time, "perf_counter", lambda: now)
-    stage = LaneHarness()
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    stage = TaskHarness()
     stage.publisher.gate.clear()
     stage.take(0, 1)
     now += 0.0625
@@ -543,38 +550,38 @@ async def test_an_evaluation_is_timed_from_taken_to_scored(monkeypatch: pytest.M
     await settle()
     now += 10.0  # a slow commit is no slow evaluation
     stage.publisher.gate.set()
-    await stage.lane.drain()
+    await stage.task.drain()
     assert stage.count("kp_evaluation_duration_seconds_sum") == 0.0625 + 0.125
     assert stage.count("kp_evaluations_over_budget_total") == 1
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_records_without_a_timestamp_have_no_latency() -> None:
-    stage = LaneHarness(embed=False)
+    stage = TaskHarness(embed=False)
     for offset, timestamp in enumerate((None, -1, T0)):
-        stage.lane.take(make_record(trace_bytes(), offset, timestamp_ms=timestamp))
-    await stage.lane.drain()
+        stage.task.take(make_record(trace_bytes(), offset, timestamp_ms=timestamp))
+    await stage.task.drain()
     assert stage.count("kp_end_to_end_latency_seconds_count") == 1
-    await stage.lane.close()
+    await stage.task.close()
 
 
 async def test_a_fault_becomes_a_dead_letter_in_its_place_and_its_bytes_are_given_back() -> None:
-    stage = LaneHarness(embed=False)
+    stage = TaskHarness(embed=False)
     fault = Fault(Reason.BATCH_TOO_LARGE, "the batch is too large", 3)
     stage.take(0, 1)
-    stage.lane.take(make_record(None, 7)._replace(fault=fault))
+    stage.task.take(make_record(None, 7)._replace(fault=fault))
     stage.take(8)
-    await stage.lane.drain()
+    await stage.task.drain()
     outputs = [output for batch in stage.publisher.committed for output in batch.outputs]
     assert [dict(output.headers).get("kp-error-reason") for output in outputs] == [None, None, b"batch_too_large", None]
     assert stage.publisher.committed[-1].next_offset == 9
     size = sum(record(offset).size for offset in (0, 1, 8)) + make_record(None).size
     assert stage.given_back == size
-    stage.lane.take(record(8))  # fetched twice
+    stage.task.take(record(8))  # fetched twice
     assert stage.given_back == (size := size + record(8).size)
     stage.publisher.gate.clear()
     stage.take(9)
     await settle()
     assert stage.given_back == size
-    await stage.lane.close()
+    await stage.task.close()
     assert stage.given_back == size + record(9).size

@@ -1,4 +1,4 @@
-"""A lane with a model and a publisher that the test controls."""
+"""A partition task with a model and a publisher that the test controls."""
 
 import asyncio
 import json
@@ -16,15 +16,17 @@ from tests.support.builders import (
 )
 from worker import PartitionScorer
 from worker.core.changelog import Entry, Housekeeping
+from worker.core.evaluation import EvaluationConfig
 from worker.core.passes import NO_PASS, Pass
-from worker.core.pipeline import SourceRecord
+from worker.core.pipeline import OutputRecord, ScoredTrace, SourceRecord
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
 from worker.embed.embedder import Embedding
 from worker.kafka.publication import Batch
 from worker.observe.metrics import Metrics
-from worker.observe.tracing import Tracing
-from worker.stream.dead_letter_limit import Breaker
-from worker.stream.partition_task import Lane, Rules
+from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
+from worker.stream.dead_letter_limit import DeadLetterLimit
+from worker.stream.partition_state import PartitionState
+from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
 
 DIMENSIONS = 8
 
@@ -36,10 +38,10 @@ class ManualPool:
         self.identity = TextEmbedder(DIMENSIONS).identity
         self.submitted: list[tuple[str, Future[Embedding]]] = []
 
-    def submit(self, text: str) -> Future[Embedding]:
+    def embed(self, text: str) -> asyncio.Future[Embedding]:
         future: Future[Embedding] = Future()
         self.submitted.append((text, future))
-        return future
+        return asyncio.wrap_future(future)
 
     def finish(self, number: int, error: BaseException | None = None) -> None:
         text, future = self.submitted[number]
@@ -89,8 +91,8 @@ def source_offset(output: Any) -> int:
     return int(json.loads(output.value)["scoring"]["source"]["offset"])
 
 
-class LaneHarness:
-    """A lane and everything around it."""
+class TaskHarness:
+    """A partition task and everything around it."""
 
     def __init__(
         self,
@@ -99,10 +101,10 @@ class LaneHarness:
         replay: Mapping[int, Entry] | None = None,
         next_offset: int = 0,
         stream_time_ms: int | None = None,
-        breaker: Breaker | None = None,
+        dead_letter_limit: DeadLetterLimit | None = None,
         limits: Limits = DEFAULT_LIMITS,
         commit_interval: float = 1000.0,
-        tracing: Tracing | None = None,
+        tracing: Tracing | NoTracing = NO_TRACING,
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
     ) -> None:
@@ -115,23 +117,23 @@ class LaneHarness:
         self.waiting = 0
         self.failures: list[BaseException] = []
         self.given_back = 0
-        self.lane = Lane(
+        self.committed: list[tuple[SourceRecord, OutputRecord, ScoredTrace | None]] = []
+        self.task = PartitionTask(
             0,
-            self.scorer,
+            PartitionState(self.scorer, next_offset, replay, source_pass, housekeeping),
             self.publisher,
             self.pool if embed else None,  # type: ignore[arg-type]
-            Rules(limits, "created_at", 0.1, commit_interval, breaker, tracing),
+            TaskConfig(EvaluationConfig(limits), 0.1, commit_interval, dead_letter_limit, tracing),
             self.metrics,
-            replay=replay or {},
-            next_offset=next_offset,
-            waiting=lambda: self.waiting,
-            on_room=self._count_room,
-            on_failure=self.failures.append,
-            source_pass=source_pass,
-            housekeeping=housekeeping,
-            give_back=self._give_back,
+            Callbacks(
+                backlog=lambda: self.waiting,
+                on_room=self._count_room,
+                on_failure=lambda _, error: self.failures.append(error),
+                on_committed=lambda *what: self.committed.append(what),
+                give_back=self._give_back,
+            ),
         )
-        self.lane.start()
+        self.task.start()
 
     def _give_back(self, size: int) -> None:
         self.given_back += size
@@ -141,7 +143,7 @@ class LaneHarness:
 
     def take(self, *offsets: int, **fields: Any) -> None:
         for offset in offsets:
-            self.lane.take(record(offset, **fields))
+            self.task.take(record(offset, **fields))
 
     def count(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0

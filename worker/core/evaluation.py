@@ -1,0 +1,94 @@
+"""The evaluation of one record: read its trace, compare, score, and build the document. The stream and files share it.
+
+Lives here: the order of these steps, and what the settings say about them. Must not live here: embedding, clocks and
+measuring, the cache (novelty.py), the formula (scoring.py), the documents' bytes (documents.py).
+
+The order of calls is the order of the partition: a trace is compared and scored once, in offset order, and never when
+its record is a dead letter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.core.novelty import Vector
+from worker.core.pipeline import (
+    Comparison,
+    EmbedderIdentity,
+    OutputRecord,
+    PartitionScorer,
+    ScoredTrace,
+    SourceRecord,
+    event_time_ms,
+    scored_record,
+)
+from worker.core.records import RECORD_OVERHEAD, encoded_size
+from worker.core.trace import InvalidTrace, Limits, Reason, ReasoningTrace, parse_trace
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationConfig:
+    """What the settings say: what is refused, which time counts (KP_EVENT_TIME), and what a document holds."""
+
+    limits: Limits
+    event_time: str = "created_at"
+    output_embedding: bool = False
+
+
+def read_trace(record: SourceRecord, limits: Limits) -> ReasoningTrace:
+    """Return the trace that a record holds. Raises InvalidTrace, which makes the record a dead letter."""
+    if record.fault is not None:
+        raise InvalidTrace(record.fault.reason, "", record.fault.message)
+    if record.size > limits.max_bytes:  # in memory it is never smaller than encoded
+        _check_size(record, limits)
+    return parse_trace(record.value, limits)
+
+
+def _check_size(record: SourceRecord, limits: Limits) -> None:
+    """Raise InvalidTrace for a record that is too large with its key and headers, in bytes as they are encoded.
+
+    The record's own few bytes do not count: KP_MAX_MESSAGE_BYTES is the largest value of a record without more.
+    """
+    size = encoded_size(record.key, record.value, record.headers) - RECORD_OVERHEAD
+    if size > limits.max_bytes:
+        raise InvalidTrace(
+            Reason.TOO_LARGE,
+            "",
+            f"the message has {size} bytes with its key and headers, the limit is {limits.max_bytes} "
+            "(KP_MAX_MESSAGE_BYTES, and the output topics' max.message.bytes)",
+        )
+
+
+class Evaluation:
+    """The evaluation of one partition's records. `identity` is the embedder's; None where there is none.
+
+    `evaluate` is all of it; a caller that measures each step calls `compare`, `decide` and `document` in this order.
+    """
+
+    def __init__(self, scorer: PartitionScorer, identity: EmbedderIdentity | None, config: EvaluationConfig) -> None:
+        self.scorer = scorer
+        self._identity = identity
+        self._config = config
+
+    def read(self, record: SourceRecord) -> ReasoningTrace:
+        """Return the record's trace. Raises InvalidTrace."""
+        return read_trace(record, self._config.limits)
+
+    def compare(self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None) -> Comparison:
+        """Move stream time on and find the nearest live neighbour of the vector, shape (dimensions,)."""
+        return self.scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._config.event_time))
+
+    def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
+        """Score the trace, and add its vector to the cache."""
+        return self.scorer.decide(trace, comparison)
+
+    def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
+        """Build the accepted or rejected record."""
+        return scored_record(record, scored, self._identity, embedding=self._config.output_embedding)
+
+    def evaluate(
+        self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None
+    ) -> tuple[ScoredTrace, OutputRecord]:
+        """Score the partition's next trace; return the verdict and the record to publish."""
+        scored = self.decide(trace, self.compare(record, trace, vector))
+        return scored, self.document(record, scored)

@@ -1,0 +1,176 @@
+"""The assignment: which partition tasks a worker has, what they are restored from, and when they are closed.
+
+Lives here: the steps from an assigned partition to its first record. Must not live here: the group's protocol
+(faust_consumer.py), the records (partition_task.py), reading the changelog (kafka/restore.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiokafka import TopicPartition
+
+from worker.config import Settings
+from worker.core.changelog import Restored
+from worker.core.passes import without_embedder
+from worker.core.pipeline import EmbedderIdentity, embedding_bytes
+from worker.embed.load import new_scorer
+from worker.embed.pool import EmbeddingPool
+from worker.kafka.publisher import Publisher
+from worker.kafka.restore import Position, read_positions, restore
+from worker.kafka.topics import Layout, prepare_topics
+from worker.observe.metrics import Metrics
+from worker.stream.partition_state import PartitionState
+from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
+from worker.stream.publishers import Publishers
+
+log = logging.getLogger(__name__)
+
+
+async def prepare_layout(settings: Settings, client: Mapping[str, Any], identity: EmbedderIdentity | None) -> Layout:
+    """Create or check the topics, with room for what KP_OUTPUT_EMBEDDING adds to each output. Raises ConfigError."""
+    extra_bytes = embedding_bytes(identity.dimensions) if settings.output_embedding and identity else 0
+    return await prepare_topics(settings, client, extra_bytes)
+
+
+class Assignment:
+    """The partition tasks of one worker, by partition.
+
+    A task is kept when it took part in the generation just before the new one and has nothing on its way: its state is
+    then what the changelog holds. Any other is restored, because someone else may have worked on the partition.
+
+    For a new one, this order carries the guarantee:
+     1. start the producer (exactly once: fences the former owner and ends its open transaction);
+     2. take the committed offset;
+     3. read the changelog to its end, entries below that offset are the cache;
+     4. only then may the first record flow.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: Mapping[str, Any],
+        layout: Layout,
+        publishers: Publishers,
+        pool: EmbeddingPool | None,
+        config: TaskConfig,
+        metrics: Metrics,
+        callbacks: Callbacks,
+    ) -> None:
+        self.tasks: dict[int, PartitionTask] = {}
+        self._settings = settings
+        self._client = client
+        self._layout = layout
+        self._publishers = publishers
+        self._pool = pool
+        self._config = config
+        self._metrics = metrics
+        self._callbacks = callbacks
+
+    def next_offsets(self) -> dict[TopicPartition, int]:
+        """Return the offsets from which to read on."""
+        topic = self._settings.source_topic
+        return {TopicPartition(topic, partition): task.committed for partition, task in self.tasks.items()}
+
+    async def change(self, mine: Sequence[int], generation: int) -> int:
+        """Hold the partitions of a new generation: close tasks that are gone, open new ones; return how many are new.
+
+        Step 4 is the caller's: `confirm`, if the group is not rebalancing again, and then the records.
+        """
+        kept = {
+            partition
+            for partition, task in self.tasks.items()
+            if partition in mine and not task.failed and not len(task) and task.generation == generation - 1
+        }
+        gone = [partition for partition in self.tasks if partition not in kept]
+        await asyncio.gather(*(self.tasks.pop(partition).close() for partition in gone))
+        for partition in set(gone) - set(mine):
+            self._metrics.forget_partition(partition)
+        if mine and mine[-1] >= self._layout.source_partitions:  # the source topic has gained partitions
+            identity = None if self._pool is None else self._pool.identity
+            self._layout = await prepare_layout(self._settings, self._client, identity)
+        new = [partition for partition in mine if partition not in kept]
+        await self._open(new)
+        return len(new)
+
+    def confirm(self, generation: int) -> None:
+        """Note that all tasks took part in this generation; without it the next `change` restores them anew."""
+        for task in self.tasks.values():
+            task.generation = generation
+
+    async def drain(self) -> None:
+        """Wait until every task has committed what it took."""
+        await asyncio.gather(*(task.drain() for task in self.tasks.values()))
+
+    async def close(self) -> None:
+        """Give every partition up."""
+        await asyncio.gather(*(task.close() for task in self.tasks.values()))
+
+    async def _open(self, partitions: Sequence[int]) -> None:
+        publishers = {partition: self._publishers.publisher(partition, self._layout) for partition in partitions}
+        try:
+            await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
+            positions = await self._positions(partitions)  # 2
+            restored = await self._restore(positions)  # 3
+        except BaseException:
+            await asyncio.gather(*(publisher.stop() for publisher in publishers.values()), return_exceptions=True)
+            raise
+        for partition in partitions:
+            task = self._task(partition, publishers[partition], positions[partition], restored[partition])
+            self.tasks[partition] = task
+            task.start()
+
+    async def _positions(self, partitions: Sequence[int]) -> dict[int, Position]:
+        if not partitions:
+            return {}
+        settings = self._settings
+        positions = await read_positions(
+            self._client, settings.group_id, settings.source_topic, partitions, settings.transaction_timeout_seconds
+        )
+        for partition, position in positions.items():
+            if position.lost:
+                self._metrics.lost.inc(position.lost)
+                log.error(
+                    "partition %d: %d records that were not scored yet are gone from %s (retention, or deleted); "
+                    "going on at offset %d",
+                    partition,
+                    position.lost,
+                    settings.source_topic,
+                    position.offset,
+                )
+        return positions
+
+    async def _restore(self, positions: dict[int, Position]) -> dict[int, Restored]:
+        if self._pool is None:  # without an embedder there are no entries, and an embedder's must not be touched
+            return {
+                partition: Restored(current=without_embedder(position.found()))
+                for partition, position in positions.items()
+            }
+        if not positions:
+            return {}
+        started = time.perf_counter()
+        identity = self._pool.identity
+        restored = await restore(
+            self._client,
+            self._settings.changelog,
+            positions,
+            identity.key(),
+            identity.dimensions,
+            self._settings.cache_max_elements,
+        )
+        for result in restored.values():
+            self._metrics.restored_entries.inc(len(result.entries))
+            for cause in ("corrupt", "other_model"):
+                self._metrics.skipped_entries.labels(cause).inc(result.skipped[cause])
+        self._metrics.restore.observe(time.perf_counter() - started)
+        return restored
+
+    def _task(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> PartitionTask:
+        scorer = new_scorer(self._settings, None if self._pool is None else self._pool.identity)
+        scorer.restore(restored.cache(), position.stream_time_ms)
+        state = PartitionState(scorer, position.offset, restored.replay, restored.current, restored.housekeeping)
+        return PartitionTask(partition, state, publisher, self._pool, self._config, self._metrics, self._callbacks)

@@ -1,0 +1,166 @@
+"""The committer of one source partition: decided records become batches, one transaction at a time.
+
+Lives here: how long a batch lingers, how large it grows, and the counters of what is committed. Must not live here:
+scoring and its order (partition_task.py), what a batch holds (partition_state.py), transactions (publisher.py).
+
+A partition with no backlog commits each record at once. Behind a backlog its records linger, because a transaction
+costs the cores as much as an embedding, whether it carries one record or hundreds. Scoring goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from worker.core.pipeline import SourceRecord
+from worker.core.trace import InvalidTrace
+from worker.kafka.publisher import Publisher
+from worker.observe.metrics import Metrics
+from worker.stream.partition_state import Decided, PartitionState
+
+MAX_COMMIT_RECORDS: Final = 512
+"""Most records of one transaction. A commit costs the same for 1 or 500; more would only hold memory and latency."""
+
+MAX_COMMIT_BYTES: Final = 8 << 20
+"""Most bytes of one transaction, source records (SourceRecord.size) and output values, so that large documents do not
+add up."""
+
+LINGER_SECONDS_EACH: Final = 0.01
+"""A batch lingers this long for each record of the backlog, and at most KP_COMMIT_INTERVAL_SECONDS: no output is held
+back longer than the backlog delays it anyway."""
+
+
+class Committer:
+    """Gathers the decided records of a partition, in offset order, and commits them.
+
+    `backlog` returns how many records wait to be taken; whoever takes the last one calls `flush`. `is_full` says
+    whether the partition must commit before it takes more. `refuse` returns what becomes of a scored record that its
+    topic refused. `on_commit` is called with each batch that is committed.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        state: PartitionState,
+        metrics: Metrics,
+        interval_seconds: float,
+        *,
+        backlog: Callable[[], int],
+        is_full: Callable[[], bool],
+        refuse: Callable[[Decided, InvalidTrace], Decided],
+        on_commit: Callable[[Sequence[Decided]], None],
+    ) -> None:
+        self.committed = state.next_offset
+        self._publisher = publisher
+        self._state = state
+        self._metrics = metrics
+        self._interval_seconds = interval_seconds
+        self._backlog = backlog
+        self._is_full = is_full
+        self._refuse = refuse
+        self._on_commit = on_commit
+        self._decided: deque[Decided] = deque()
+        self._publishing = 0
+        self._oldest: SourceRecord | None = None  # of those that are being published
+        self._began = 0.0  # the last transaction, s of the performance counter
+        self._work = asyncio.Event()
+        self._flush = asyncio.Event()
+        self._lingers = True
+
+    def __len__(self) -> int:
+        """Return the number of records that are decided and not committed."""
+        return len(self._decided) + self._publishing
+
+    def oldest(self) -> SourceRecord | None:
+        """Return the first record that is decided and not committed."""
+        if self._publishing:
+            return self._oldest
+        return self._decided[0].record if self._decided else None
+
+    def add(self, decided: Decided) -> None:
+        """Add the partition's next record."""
+        self._decided.append(decided)
+        self._work.set()
+
+    def batch_is_full(self) -> bool:
+        """Whether the next transaction has all the records that it may have."""
+        return len(self._decided) >= MAX_COMMIT_RECORDS
+
+    def flush(self) -> None:
+        """Look again whether there is a reason to linger."""
+        self._flush.set()
+
+    def stop_lingering(self) -> None:
+        """Commit whatever is decided at once, from now on."""
+        self._lingers = False
+        self.flush()
+
+    def linger_again(self) -> None:
+        """Let batches linger behind a backlog, as they did before `stop_lingering`."""
+        self._lingers = True
+
+    async def run(self) -> None:
+        """Commit batch after batch. Ends with the first error: the partition is then ahead of what is committed."""
+        while True:
+            await self._work.wait()
+            await self._linger()
+            await self._commit(self._next_batch())
+
+    async def _linger(self) -> None:
+        """Wait for more records while there is a backlog, until the batch is full or the interval is over."""
+        while self._lingers and not self._is_full() and not self.batch_is_full():
+            linger = min(self._interval_seconds, self._backlog() * LINGER_SECONDS_EACH)
+            left = self._began + linger - time.perf_counter()
+            if left <= 0:
+                return
+            self._flush.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._flush.wait()
+
+    def _next_batch(self) -> list[Decided]:
+        batch: list[Decided] = []
+        size = 0
+        while self._decided and len(batch) < MAX_COMMIT_RECORDS and size < MAX_COMMIT_BYTES:
+            decided = self._decided.popleft()
+            size += decided.record.size + len(decided.output.value or b"")  # key and headers are the source record's
+            batch.append(decided)
+        if not self._decided:
+            self._work.clear()
+        return batch
+
+    async def _commit(self, batch: list[Decided]) -> None:
+        self._publishing = len(batch)
+        self._oldest = batch[0].record
+        self._began = time.perf_counter()
+        refused = await self._publisher.publish(self._state.batch(batch))
+        for position, error in refused.items():
+            batch[position] = self._refuse(batch[position], error)
+        self._publishing = 0
+        self._oldest = None
+        self.committed = batch[-1].record.offset + 1
+        self._count(batch, time.perf_counter() - self._began)
+        self._on_commit(batch)
+
+    def _count(self, batch: Sequence[Decided], seconds: float) -> None:
+        metrics = self._metrics
+        metrics.stages["publish"].observe(seconds)
+        metrics.commit_traces.observe(len(batch))
+        metrics.consumed.inc(len(batch))
+        now = time.time()
+        verdicts: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
+        for decided in batch:
+            timestamp_ms, verdict = decided.record.timestamp_ms, decided.verdict
+            if timestamp_ms is not None and timestamp_ms >= 0:
+                metrics.end_to_end.observe(max(0.0, now - timestamp_ms / 1000))
+            if isinstance(verdict, InvalidTrace):
+                metrics.dead_letters.labels(str(verdict.reason)).inc()
+            else:
+                verdicts[decided.output.kind, verdict.profile] += 1
+                metrics.score.observe(verdict.score)
+        for labels, count in verdicts.items():
+            metrics.traces.labels(*labels).inc(count)

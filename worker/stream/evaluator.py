@@ -1,0 +1,181 @@
+"""The evaluator: the evaluation of one partition's records, with what is measured, logged and traced on the way.
+
+Lives here: the stages of a record from taken to decided, their clocks, and the dead letters that come of them.
+Must not live here: the order of records and their bounds (partition_task.py), scores and documents
+(core/evaluation.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from worker.core.changelog import text_hash
+from worker.core.evaluation import Evaluation, EvaluationConfig
+from worker.core.novelty import Vector
+from worker.core.pipeline import SourceRecord, cached_id, dead_letter, embedding_failed
+from worker.core.trace import InvalidTrace, ReasoningTrace, embedding_text
+from worker.embed.embedder import Embedding, ModelError
+from worker.embed.pool import EmbeddingPool
+from worker.observe.metrics import Metrics
+from worker.observe.tracing import NoTracing, Tracing
+from worker.stream.partition_state import Decided, PartitionState
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+log = logging.getLogger(__name__)
+
+
+class Taken:
+    """A record between its admission and its verdict. `embedding` None: nothing is embedded."""
+
+    __slots__ = ("embedding", "parsed", "record", "span", "started", "submitted", "text_hash")
+
+    def __init__(self, record: SourceRecord) -> None:
+        self.started = self.submitted = time.perf_counter()
+        self.record = record
+        self.span: Span | None = None
+        self.parsed: ReasoningTrace | InvalidTrace
+        self.embedding: Embedding | asyncio.Future[Embedding] | None = None
+        self.text_hash = b""  # of what is embedded
+
+    def ready(self) -> bool:
+        """Whether the record can be decided."""
+        return not isinstance(self.embedding, asyncio.Future) or self.embedding.done()
+
+
+class Evaluator:
+    """Evaluates the records of one partition, one after the other. `pool` None: traces are not embedded."""
+
+    def __init__(
+        self,
+        state: PartitionState,
+        pool: EmbeddingPool | None,
+        config: EvaluationConfig,
+        latency_budget_seconds: float,
+        metrics: Metrics,
+        tracing: Tracing | NoTracing,
+    ) -> None:
+        identity = None if pool is None else pool.identity
+        self._state = state
+        self._pool = pool
+        self._model = "" if identity is None else identity.key()
+        self._latency_budget_seconds = latency_budget_seconds
+        self._metrics = metrics
+        self._tracing = tracing
+        self._evaluation = Evaluation(state.scorer, identity, config)
+
+    def take(self, record: SourceRecord) -> Taken:
+        """Read a record and submit its text. The clock of the evaluation starts here."""
+        taken = Taken(record)
+        taken.span = self._tracing.begin(record)
+        try:
+            taken.parsed = self._evaluation.read(record)
+        except InvalidTrace as error:
+            taken.parsed = error.with_traceback(None)  # it leads to this frame: a circle that would keep the record
+        taken.submitted = time.perf_counter()
+        self._metrics.stages["parse"].observe(taken.submitted - taken.started)
+        if self._pool is not None and not isinstance(taken.parsed, InvalidTrace):
+            taken.embedding = self._embed(taken, taken.parsed, self._pool)
+        return taken
+
+    def _embed(self, taken: Taken, trace: ReasoningTrace, pool: EmbeddingPool) -> asyncio.Future[Embedding] | Embedding:
+        text = embedding_text(trace)
+        taken.text_hash = text_hash(text)
+        ready = self._state.ready_embedding(taken.record.offset, taken.text_hash)
+        return pool.embed(text) if ready is None else Embedding(ready.array(), False)
+
+    def decide(self, taken: Taken) -> Decided:
+        """Return what becomes of a record that is ready. Raises what the worker cannot go on after."""
+        trace = taken.parsed
+        if isinstance(trace, InvalidTrace):
+            return self._refused(taken, trace)
+        try:
+            vector = self._vector(taken)
+        except InvalidTrace as error:
+            return self._refused(taken, error.with_traceback(None), trace)
+        return self._scored(taken, trace, vector)
+
+    def _vector(self, taken: Taken) -> Vector | None:
+        """Return the trace's vector; None where there is no embedder. Raises InvalidTrace where the model failed."""
+        embedding = taken.embedding
+        if isinstance(embedding, asyncio.Future):
+            failure = embedding.exception()
+            if failure is not None:
+                raise self._embedding_failed(taken, failure)
+            embedding = embedding.result()
+        if embedding is None:
+            if self._pool is not None:
+                raise RuntimeError(f"this is a bug: record {_place(taken.record)} was not embedded")
+            return None
+        self._metrics.stages["embed"].observe(time.perf_counter() - taken.submitted)
+        self._tracing.embedded(taken.span)
+        if embedding.truncated:
+            self._metrics.truncated.inc()
+        return embedding.vector
+
+    def _embedding_failed(self, taken: Taken, failure: BaseException) -> InvalidTrace:
+        """Return the reason for the dead letter. Raises the failure where it says nothing about this text alone."""
+        if isinstance(failure, ModelError | MemoryError) or not isinstance(failure, Exception):
+            raise failure
+        about = _about(taken.record, taken.parsed)
+        log.warning("the model failed on this text alone: %s", type(failure).__name__, extra=about)
+        log.debug("the model's words: %r", failure, extra=about)  # they may quote the text
+        return embedding_failed(failure)
+
+    def _scored(self, taken: Taken, trace: ReasoningTrace, vector: Vector | None) -> Decided:
+        record, evaluation, stages = taken.record, self._evaluation, self._metrics.stages
+        begun = time.perf_counter()
+        comparison = evaluation.compare(record, trace, vector)
+        compared = time.perf_counter()
+        scored = evaluation.decide(trace, comparison)
+        stages["novelty"].observe(compared - begun)
+        stages["score"].observe(time.perf_counter() - compared)
+        self._evaluated(taken)
+        output = self._tracing.scored(taken.span, trace, scored, evaluation.document(record, scored))
+        entry = self._state.entry(record, trace, scored, taken.text_hash, self._model)
+        return Decided(record, output, scored, entry, taken.span)
+
+    def _refused(self, taken: Taken, error: InvalidTrace, trace: ReasoningTrace | None = None) -> Decided:
+        self._evaluated(taken)
+        return self._dead_letter(taken.record, error, None, taken.span, trace)
+
+    def refused_by_topic(self, decided: Decided, error: InvalidTrace) -> Decided:
+        """Return what becomes of a scored trace whose topic refused it; its cache entry stays."""
+        return self._dead_letter(decided.record, error, decided.entry, decided.span)
+
+    def _dead_letter(
+        self,
+        record: SourceRecord,
+        error: InvalidTrace,
+        entry: tuple[bytes, bytes] | None,
+        span: Span | None,
+        trace: ReasoningTrace | None = None,
+    ) -> Decided:
+        about = {**_about(record, trace), "reason": str(error.reason), "path": error.path}
+        log.info("dead letter", extra=about)
+        log.debug("dead letter: %s", error.message, extra=about)  # the message may quote the document
+        self._tracing.refused(span, error.reason)
+        return Decided(record, dead_letter(record, error), error, entry, span)
+
+    def _evaluated(self, taken: Taken) -> None:
+        seconds = time.perf_counter() - taken.started
+        self._metrics.evaluation.observe(seconds)
+        if seconds > self._latency_budget_seconds:
+            self._metrics.over_budget.inc()
+            if log.isEnabledFor(logging.DEBUG):
+                about = {**_about(taken.record, taken.parsed), "seconds": round(seconds, 4)}
+                log.debug("over KP_LATENCY_BUDGET_SECONDS", extra=about)
+
+
+def _place(record: SourceRecord) -> str:
+    return f"{record.topic}/{record.partition}/{record.offset}"
+
+
+def _about(record: SourceRecord, trace: ReasoningTrace | InvalidTrace | None) -> dict[str, object]:
+    """Return the fields of a log event about one source record (logs.py)."""
+    place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+    return {**place, "trace": cached_id(trace)} if isinstance(trace, ReasoningTrace) else place

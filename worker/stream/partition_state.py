@@ -1,0 +1,107 @@
+"""The state of one source partition: its cache and stream time, its pass, and what of it goes to the changelog.
+
+Lives here: ready embeddings, cache entries, and the batch that is made of decided records. Must not live here: asyncio,
+the order of records (partition_task.py), when to commit (committer.py), Kafka clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worker.core.changelog import Entry, Housekeeping, encode, slot_key
+from worker.core.passes import NO_PASS, Pass
+from worker.core.pipeline import (
+    CACHED_ID_LENGTH,
+    OutputRecord,
+    PartitionScorer,
+    ScoredTrace,
+    SourceRecord,
+    cached_id,
+)
+from worker.core.trace import InvalidTrace, ReasoningTrace
+from worker.kafka.publication import Batch
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A record that waits for its commit: its output, the verdict or the error, and its row for the changelog."""
+
+    record: SourceRecord
+    output: OutputRecord
+    verdict: ScoredTrace | InvalidTrace
+    entry: tuple[bytes, bytes] | None
+    span: Span | None
+
+
+class PartitionState:
+    """What a partition's task was given to go on with, and what has been decided since.
+
+    `next_offset` is the offset of the first record to take. `replay` holds the entries of records that come again, by
+    source offset.
+    """
+
+    def __init__(
+        self,
+        scorer: PartitionScorer,
+        next_offset: int,
+        replay: Mapping[int, Entry] | None = None,
+        source_pass: Pass = NO_PASS,
+        housekeeping: Housekeeping | None = None,
+    ) -> None:
+        self.scorer = scorer
+        self.next_offset = next_offset
+        self._replay = dict(replay or {})
+        self._pass = source_pass
+        self._housekeeping = housekeeping or Housekeeping()
+        self._stream_time_ms = scorer.stream_time_ms  # after the last batch
+
+    def ready_embedding(self, offset: int, text_hash: bytes) -> Entry | None:
+        """Return the entry of a record that was embedded before a restart, unless another text stood at this offset."""
+        entry = self._replay.pop(offset, None)
+        return entry if entry is not None and entry.text_hash == text_hash else None
+
+    def entry(
+        self, record: SourceRecord, trace: ReasoningTrace, scored: ScoredTrace, text_hash: bytes, model: str
+    ) -> tuple[bytes, bytes] | None:
+        """Return the changelog's key and value for a scored trace; None where it has no vector."""
+        if scored.sequence is None or scored.vector is None:
+            return None
+        return (
+            slot_key(scored.sequence, self.scorer.cache.max_elements, self._pass.number or 0),
+            encode(
+                sequence=scored.sequence,
+                source_offset=record.offset,
+                stream_time_ms=scored.stream_time_ms,
+                trace_id=cached_id(trace),
+                model=model,
+                vector=scored.vector,
+                pass_number=self._pass.number,
+                text_hash=text_hash,
+                agent_id=trace.metadata.agent_id[:CACHED_ID_LENGTH],
+            ),
+        )
+
+    def batch(self, decided: Sequence[Decided]) -> Batch:
+        """Return what is published of these records, the partition's next in offset order."""
+        entries: list[tuple[bytes, bytes | None]] = []
+        newest = None
+        for each in decided:
+            if not isinstance(each.verdict, InvalidTrace):
+                self._stream_time_ms = each.verdict.stream_time_ms
+                if each.entry is not None:
+                    entries.append(each.entry)
+                    newest = each.verdict.sequence
+        next_offset = decided[-1].record.offset + 1
+        return Batch(
+            outputs=[each.output for each in decided],
+            entries=self._housekeeping.rows(entries, newest, next_offset),
+            next_offset=next_offset,
+            stream_time_ms=self._stream_time_ms,
+            records=[each.record for each in decided],
+            source_pass=self._pass,
+        )
