@@ -1,10 +1,12 @@
-"""Cache entries on the changelog topic: key, bytes, which of them count, and which must go. No I/O (store.py's).
+"""Cache entries on the changelog topic: their keys and bytes, which of them count, and which must be deleted.
+
+Lives here: values only. Must not live here: reading and writing the topic (kafka/restore.py, kafka/publisher.py).
 
 The topic is compacted. A key names a pass (passes.py), a number of slots = capacity + slack, and a slot, sequence %
-slots. Within one pass and one capacity a slot is only written again when its old entry is out of every cache that a
-restart could need, as long as no more than `slack` traces are past the committed offset (lane.py enforces that bound).
-Another pass, or another capacity, has keys of its own and overwrites nothing: what it finds leaves by tombstones, one
-by one, as it leaves the window of the newest `slots` entries. So a partition holds `slots` live entries at most.
+slots. Within one pass and one capacity, a slot is only overwritten when no restart can need its old entry any more, as
+long as at most `slack` traces are past the committed offset (partition_task.py enforces that bound). Another pass or
+another capacity has other keys and overwrites nothing: a tombstone deletes each entry that it found once the entry is
+no longer among the newest `slots`. So a partition never holds more than `slots` live entries.
 """
 
 from __future__ import annotations
@@ -36,15 +38,15 @@ from worker.core.passes import (
 )
 
 VERSION: Final = 1
-"""Raise it when a field changes its meaning: an entry of another version is skipped on restore, never guessed at.
+"""Raise this when a field changes its meaning: a restore skips entries of another version and never guesses.
 
 New fields at the end need no new version: a worker that does not know them reads the entry without them."""
 
 SLACK: Final = 1024
 """Most traces of one partition that may be past the committed offset, and the spare slots that cover them.
 
-More costs 1.7 kB of changelog each; less makes traces wait for a commit. At 1 ms a trace it spans one second, a long
-commit."""
+Each costs 1.7 kB of changelog; with fewer, traces wait for a commit. At 1 ms a trace they last for one second, which is
+a long commit."""
 
 HASH_BYTES: Final = 16
 
@@ -59,12 +61,12 @@ class CorruptEntry(ValueError):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One embedding: where it came from, when it was inserted, and what model made it.
+    """One embedding: where it came from, when it was inserted, and which model made it.
 
     `stream_time_ms`: the partition's stream time at insertion. `vector`: little-endian float32, unit length.
-    The rest came with 0.2.0. `pass_number`: None in an entry of 0.1.0, which belongs to the pass under which it was
-    written. `text_hash`: of the embedded text, see `text_hash`; empty where not known. `agent_id`: the trace's, cut as
-    the id is.
+    0.2.0 added the rest. `pass_number` is None in an entry of 0.1.0, which belongs to the pass that was current when it
+    was written. `text_hash` is that of the embedded text (see `text_hash`), empty where it is not known. `agent_id` is
+    the trace's, cut like the trace id.
     """
 
     version: int
@@ -94,7 +96,7 @@ def slot_key(sequence: int, capacity: int, pass_number: int = 0) -> bytes:
 
 
 def text_hash(text: str) -> bytes:
-    """Return what binds an entry to the text that was embedded, 16 bytes."""
+    """Return the hash, 16 bytes, that binds an entry to the text that was embedded."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest()
 
 
@@ -137,12 +139,12 @@ def decode(value: bytes | None) -> Entry:
 
 
 class Housekeeping:
-    """What a lane writes around its entries so that the partition stays bounded and says which passes count.
+    """The rows that go with a partition's entries: they keep the changelog bounded and say which passes count.
 
-    `first`: rows for the first commit, before all entries. `leaving`: (sequence, key) of entries with keys that this
-    lane never writes; each goes when an entry of that sequence is written. `ahead`: (source offset, key) of entries
-    past the committed offset: written again, they keep their key; where their record becomes a dead letter this time,
-    they go when its offset is committed.
+    `first`: rows of the first commit, before all entries. `leaving`: (sequence, key) of entries whose keys are not
+    written any more; each is deleted when an entry of that sequence is written. `ahead`: (source offset, key) of
+    entries past the committed offset. Such an entry is written again under its key; where its record becomes a dead
+    letter this time, the entry is deleted when that offset is committed.
     """
 
     def __init__(
@@ -157,17 +159,17 @@ class Housekeeping:
         self._again: set[bytes] = set()
 
     def rows(self, entries: list[Row], newest: int | None, next_offset: int) -> list[Row]:
-        """Return the rows of the next batch: its entries, and what belongs around them.
+        """Return the rows of the next batch: its entries, and the housekeeping that goes with them.
 
-        `entries`: with consecutive sequences; `newest`: the last one's, None where there is none. `next_offset`: what
-        is committed with them.
+        `entries` have consecutive sequences; `newest` is the last one's, None where there is none. `next_offset` is
+        committed with them.
 
-        The order makes it safe without a transaction, too, wherever the process dies:
-         1. what counts in no pass, and the marker: both follow from what is committed, so the next restore says the
-            same of them;
-         2. the entries, and just before each what leaves for it: that is `slots` behind, out of every cache of an
-            offset up to `slack` traces back, and the oldest there is, so that no gap opens;
-         3. what was ahead and did not come again.
+        The order makes the rows safe without a transaction too, wherever the process dies:
+         1. tombstones of entries that count in no pass, and the marker. Both follow from what is committed, so the next
+            restore comes to the same;
+         2. the entries, and just before each one the tombstone that is due with it. The deleted entry is `slots`
+            behind: no cache of an offset up to `slack` traces back needs it, and it is the oldest, so no gap opens;
+         3. tombstones of entries that were ahead and whose records were not scored again.
         """
         first, self._first = self._first, []
         if not (first or self._leaving or self._ahead):
@@ -190,13 +192,14 @@ class Housekeeping:
 
 @dataclass(slots=True)
 class Restored:
-    """What the changelog holds for one partition, and with it the pass that goes on.
+    """What a partition is restored to from its changelog, and the pass that it goes on with.
 
-    `entries`: of committed traces, of the passes that count, in rising order of sequence and offset; for the cache.
-    `replay`: by source offset, of traces at or past the committed offset (after a crash at least once, or a reset of
-    the offset): they come again, and the embedding is ready where the text is the same. `skipped`: by cause
-    (other_model, corrupt), and by "model NAME". `overridden`: entries of this model whose pass does not count any more.
-    `begins`: why the pass is a new one, None where it goes on. `problem`: of the first record that could not be read.
+    `entries`: those of committed traces in the passes that count, in rising order of sequence and offset; they are the
+    cache. `replay`: entries at or past the committed offset, by source offset (after a crash at least once, or a reset
+    of the offset). Their traces are read again, and the embedding is ready where the text is the same. `skipped`:
+    counts by cause (other_model, corrupt) and by "model NAME". `overridden`: entries of this model whose pass no longer
+    counts. `begins`: why the pass is a new one, None where the committed pass goes on. `problem`: the first record that
+    could not be read, and why.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -225,7 +228,7 @@ class _Live:
 
 
 class Log:
-    """The live records of one changelog partition: the last one of each key, as compaction would leave them."""
+    """The live records of one changelog partition: the last one of each key, as compaction leaves them."""
 
     def __init__(self) -> None:
         self._values: dict[bytes | None, tuple[int, bytes]] = {}
@@ -233,16 +236,16 @@ class Log:
 
     def apply(self, key: bytes | None, value: bytes | None, position: int) -> None:
         """Take the next record, in the order of the log; `position` is its offset there."""
-        self._values.pop(key, None)  # the latest write takes its place in the order
+        self._values.pop(key, None)  # the last write of a key gives it its place in the order
         if value is not None:
             self._values[key] = position, value
         self.end = position + 1
 
     def restore(self, found: Found, model: str, dimensions: int, capacity: int) -> Restored:
-        """Say which pass goes on, and tell the entries that count from those that do not and must go.
+        """Decide which pass goes on, which entries count, and which must be deleted.
 
-        An entry counts when its source offset is below the committed one, its model ours, and its pass the one that
-        holds for its offset.
+        An entry counts when its source offset is below the committed one, its model is ours, and its pass is the one
+        that counts at its offset.
         """
         result = Restored()
         marker = self._marker(result)
@@ -250,10 +253,13 @@ class Log:
         greatest = max((it.entry.pass_number or 0 for it in live if it.entry is not None), default=0)
         resolved = resolve(found, marker, greatest, self.end)
         result.current, result.begins = resolved.current, resolved.begins
-        first, leaving, ahead = _select(result, live, resolved, found.offset, model, dimensions, capacity + SLACK)
+        sorting = _sort(result, live, resolved, found.offset, model, dimensions)
+        slots = capacity + SLACK
+        own = b"%d:%d:" % (resolved.current.number or 0, slots)
+        first, leaving = _select(result, sorting, own, slots)
         if resolved.marker() != marker:
             first.append((MARKER_KEY, encode_marker(resolved.marker())))
-        result.housekeeping = Housekeeping(first, leaving, ahead)
+        result.housekeeping = Housekeeping(first, leaving, sorting.ahead)
         return result
 
     def _marker(self, result: Restored) -> Marker | None:
@@ -276,7 +282,7 @@ class Log:
                 entry = decode(value)
             except CorruptEntry as error:
                 _corrupt(result, position, error)
-            if key is not None and _KEY.fullmatch(key):  # never touch what a later release may keep beside the entries
+            if key is not None and _KEY.fullmatch(key):  # a later release may keep other records here: leave them alone
                 live.append(_Live(key, position, entry))
         return live
 
@@ -286,25 +292,29 @@ def _corrupt(result: Restored, position: int, error: ValueError) -> None:
     result.problem = result.problem or f"offset {position}: {error}"
 
 
-def _select(
-    result: Restored,
-    live: Sequence[_Live],
-    resolved: Resolved,
-    committed: int,
-    model: str,
-    dimensions: int,
-    slots: int,
-) -> tuple[list[Row], list[tuple[int, bytes]], list[tuple[int, bytes]]]:
-    """Sort the records into `result`; return what goes at once, what leaves later, and what is ahead (Housekeeping)."""
-    own = b"%d:%d:" % (resolved.current.number or 0, slots)
-    counting: list[tuple[_Live, Entry]] = []
-    strange: list[bytes] = []  # of another model, or unreadable: they stay while their slots are not needed
-    ahead: list[tuple[int, bytes]] = []
-    dead: list[bytes] = []
+@dataclass(slots=True)
+class _Sorted:
+    """The live records of a changelog partition, by what becomes of them.
+
+    `strange`: of another model, or unreadable; they stay while their slots are not needed. `ahead`: source offset and
+    key of entries at or past the committed offset.
+    """
+
+    counting: list[tuple[_Live, Entry]] = field(default_factory=list)
+    strange: list[bytes] = field(default_factory=list)
+    ahead: list[tuple[int, bytes]] = field(default_factory=list)
+    dead: list[bytes] = field(default_factory=list)
+
+
+def _sort(
+    result: Restored, live: Sequence[_Live], resolved: Resolved, committed: int, model: str, dimensions: int
+) -> _Sorted:
+    """Sort the live records; put into `result` the counts of skipped ones, and the entries that can be replayed."""
+    found = _Sorted()
     for record in live:
         entry = record.entry
         if entry is None:
-            strange.append(record.key)
+            found.strange.append(record.key)
             continue
         ours = entry.model == model and len(entry.vector) == 4 * dimensions
         if not ours:
@@ -315,35 +325,44 @@ def _select(
         if ours and entry.source_offset >= committed and entry.text_hash:
             result.replay[entry.source_offset] = entry
         if segment is None or number != segment.number:
-            dead.append(record.key)
+            found.dead.append(record.key)
             result.overridden += ours
         elif not ours:
-            strange.append(record.key)
+            found.strange.append(record.key)
         elif entry.source_offset < committed:
-            counting.append((record, entry))
+            found.counting.append((record, entry))
         else:
-            ahead.append((entry.source_offset, record.key))
-    chosen = one_pass([entry for _, entry in counting])
+            found.ahead.append((entry.source_offset, record.key))
+    return found
+
+
+def _select(result: Restored, found: _Sorted, own: bytes, slots: int) -> tuple[list[Row], list[tuple[int, bytes]]]:
+    """Put the cache's entries into `result`; return the tombstones due at once, and those due later (Housekeeping).
+
+    `own` is what the keys of this pass and capacity begin with.
+    """
+    dead = [*found.dead]
+    chosen = one_pass([entry for _, entry in found.counting])
     newest = chosen[-1].sequence if chosen else -1
     result.entries = [entry for entry in chosen if entry.sequence > newest - slots]
     stays = {id(entry) for entry in result.entries}
-    leaving = [(newest + slots, key) for key in strange if not key.startswith(own)]
-    for record, entry in counting:
+    leaving = [(newest + slots, key) for key in found.strange if not key.startswith(own)]
+    for record, entry in found.counting:
         if id(entry) not in stays:
             dead.append(record.key)
         elif not record.key.startswith(own):
             leaving.append((entry.sequence + slots, record.key))
-    return [(key, None) for key in dead], leaving, ahead
+    return [(key, None) for key in dead], leaving
 
 
 def one_pass(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries of the latest pass over the source, in rising order of sequence and offset.
 
-    `entries`: those of committed traces, in the log's order, of the passes that count. Two things can still disturb
-    it. At least once, a worker that was frozen may write older entries again, behind newer ones. And 0.1.0 did not
-    tell passes apart: after a reset to an older offset the entries of its first pass are still there, with sequences
-    above the second's. Both show against the entry with the greatest source offset, which is the last that was
-    committed: in one pass, sequence and offset rise together.
+    `entries`: those of committed traces in the passes that count, in the order of the log. Two things can still disturb
+    that order. At least once, a worker that was frozen may write older entries again behind newer ones. And 0.1.0 did
+    not distinguish passes: after a reset to an older offset, the entries of its first pass are still there, with
+    greater sequences than the second's. Both show when compared with the entry of the greatest source offset, which was
+    committed last: within one pass, sequence and offset rise together.
     """
     if not entries:
         return []

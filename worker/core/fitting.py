@@ -1,10 +1,10 @@
-"""Dead letters that their topic takes: what a letter that does not fit loses, in which order, and how it says so.
+"""Dead letters that fit their topic: what is cut from one that is too large, in which order, and how it says so.
 
 Lives here: the ladder from the whole record down to the last resort. Must not live here: Kafka clients, topics, and
 what is done about a refusal (publication.py).
 
-The source topic still holds the whole record, at the place in the letter's headers. Giving the letter up instead would
-stop the partition.
+The source topic still holds the whole record, at the offset that the dead letter's headers name. Without a dead letter
+that fits, the partition would stop.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from worker.core.pipeline import OutputRecord
 from worker.core.records import BATCH_OVERHEAD, encoded_size, exact_size
 
 TRUNCATED_HEADER: Final = "kp-error-truncated"
-"""How much of the value was kept; only where some was cut."""
+"""Says how much of the value was kept; only where some was cut."""
 
 DROPPED_HEADER: Final = "kp-error-dropped"
-"""What else of the source record is not in the letter: `headers`, `key`, each with its size."""
+"""Says what else of the source record was dropped: `headers`, `key`, each with its size."""
 
 SOURCE_KEY_HEADER: Final = "kp-source-key"
-"""Says `null` where the source record has no key and the letter was given one, for a compacted topic."""
+"""Says `null` where the source record has no key and the dead letter was given one, for a compacted topic."""
 
 FIRST_OF_OURS: Final = "kp-error-reason"
-"""The worker's own headers begin here (pipeline.dead_letter); the last of that name, a producer may use it too."""
+"""The worker's own headers begin at the last header of this name; a producer may have used the name too."""
 
 VARINTS: Final = 8
-"""By how many bytes the lengths of value and record may grow when the value does."""
+"""Bytes by which the varints of the value's and the record's lengths may grow with the value."""
 
 Header = tuple[str, bytes]
 
@@ -42,10 +42,10 @@ def fits(record: OutputRecord, limit: int) -> bool:
 
 
 def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
-    """Return the letter as a topic takes it whose max.message.bytes is `limit`; the same where it fits.
+    """Return the dead letter cut to a topic's max.message.bytes (`limit`); the same where it fits.
 
-    It loses first of its value (cut to what fits), then its original headers, then its key, and says each of these in a
-    header. Where headers or key had to go, as much of the value is kept as then fits.
+    First the value is cut to what fits, then the original headers are dropped, then the key; a header says each of
+    these. Where headers or key are dropped, as much of the value is kept as then fits.
     """
     if fits(record, limit):
         return record
@@ -62,15 +62,15 @@ def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
 
 
 def place(record: OutputRecord) -> bytes:
-    """Return the source record's topic/partition/offset: a key that no other letter has."""
+    """Return the source record's topic/partition/offset: a key that no other dead letter has."""
     said = dict(record.headers)
     return b"/".join((said["kp-source-topic"], said["kp-source-partition"], said["kp-source-offset"]))
 
 
 def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRecord:
-    """Return what always fits and no topic has a reason to refuse: no value, only our headers, the time of sending.
+    """Return a dead letter that no topic has a reason to refuse: no value, only our headers, the time of sending.
 
-    `key`: `place(record)`, so that a compacted topic takes it. The value is empty and not null: there a null deletes.
+    `key` is `place(record)` where the topic is compacted. The value is empty, not null: there a null deletes.
     """
     original, own = split(record.headers)
     lost = [_about_headers(original)] if original else []
@@ -79,7 +79,7 @@ def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRe
     elif key is not None:
         own = [*own, (SOURCE_KEY_HEADER, b"null")]
     headers = [*own, *([_dropped(lost)] if lost else []), _truncated(0, record.value)]
-    for name in ("kp-error-message", "kp-error-path"):  # long only for a topic that takes less than some 2 kB
+    for name in ("kp-error-message", "kp-error-path"):  # too long only for a topic that takes less than about 2 kB
         over = exact_size(key, b"", headers) - limit
         if over > 0:
             headers = [(n, _shortened(content, over) if n == name else content) for n, content in headers]
@@ -87,7 +87,7 @@ def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRe
 
 
 def readdressed(record: OutputRecord) -> OutputRecord:
-    """Return the letter of a record without a key with `place` as its key: for a topic that takes no null."""
+    """Return the dead letter of a record without a key, with `place` as its key: for a topic that takes no null."""
     return OutputRecord(
         record.kind, place(record), record.value, [*record.headers, (SOURCE_KEY_HEADER, b"null")], record.timestamp_ms
     )

@@ -1,12 +1,12 @@
 """Passes over the source: which entries of the changelog belong to what is being read now.
 
-A pass is one run of a group over a source partition, from the offset where it began. A restart goes on with the pass
-that is committed; a reset of the offset, or a source topic that was made anew, begins another. Each cache entry names
-its pass, and so does the metadata committed beside the offset. The chain of passes, which entries of which pass still
-count, stands in one record on the changelog partition, the marker.
+A pass is one run of a group over a source partition, from the offset where it began. A restart goes on with the
+committed pass; a reset of the offset, or a source topic that was created anew, begins another. Each cache entry names
+its pass, and so does the metadata that is committed with the offset. One record on the changelog partition, the marker,
+holds the chain of passes: it says at which offsets each one counts.
 
-Lives here: the rules, and the bytes of metadata and marker. Must not live here: entries (changelog.py), I/O (store.py).
-Everything follows from what is committed and what is on the topic: no clock and no chance.
+Lives here: the rules, and the bytes of metadata and marker. Must not live here: entries (changelog.py), I/O
+(kafka/restore.py). Everything follows from what is committed and what is on the topic: no clock and no chance.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MARKER_KEY: Final = b"passes"
 MARKER_VERSION: Final = 1
 
 MAX_SEGMENTS: Final = 64
-"""Passes that a chain may name. Each has entries of its own below the next one's start, and a changelog partition holds
-some 2000: only a group whose offset is moved again and again within them loses the oldest."""
+"""Most passes of a chain. Each has entries of its own below the start of the next, and a changelog partition holds some
+2000 entries: only a group whose offset is moved again and again within those loses its oldest pass."""
 
 _KP1: Final = re.compile(r"kp1:(-?[0-9]{1,18})")
 _KP2: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18})?:([0-9]{1,18})")
@@ -30,7 +30,7 @@ _KP2: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The pass that a lane works on, as its entries and its committed metadata name it.
+    """The pass of a partition, as its entries and its committed metadata name it.
 
     `topic_id`: Kafka's id of the source topic, in the form of Kafka's tools; None where the broker knows none.
     `number`: None without an embedder, which reads and writes no entries. `start`: the source offset where it began.
@@ -49,12 +49,12 @@ class Pass:
 
 
 NO_PASS: Final = Pass()
-"""Of whoever does not say: nothing is known of the topic."""
+"""The pass where none is given: nothing is known of the topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What committed metadata says. `start` None: 0.1.0 wrote it, which knew no passes and went on with any."""
+    """What the committed metadata says. `start` is None where 0.1.0 wrote it, which knew no passes."""
 
     stream_time_ms: int | None
     topic_id: str | None = None
@@ -63,7 +63,7 @@ class Committed:
 
 
 def committed_from(metadata: str) -> Committed | None:
-    """Read committed metadata; None for what is not ours: Kafka's tools leave it empty when they move an offset."""
+    """Read committed metadata; None where it is not ours. Kafka's tools leave it empty when they move an offset."""
     if found := _KP1.fullmatch(metadata):
         return Committed(int(found[1]))
     if found := _KP2.fullmatch(metadata):
@@ -77,7 +77,7 @@ def committed_from(metadata: str) -> Committed | None:
 class Segment(NamedTuple):
     """A pass in a chain: its number, the source offset where it began, and the changelog's end at that time.
 
-    `since` tells to which pass an entry belongs that names none (0.1.0 wrote it): that under which it was written.
+    `since` assigns entries without a pass number (0.1.0 wrote them): they belong to the pass that was current then.
     """
 
     number: int
@@ -104,7 +104,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Marker)
 
 UNREADABLE: Final = Marker(MARKER_VERSION, "", ())
-"""Stands for a marker that cannot be read (a later version's, or damaged): no pass is known, nothing is inherited."""
+"""In place of a marker that cannot be read (damaged, or of a later version): no pass is known, none is inherited."""
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -143,10 +143,10 @@ def written_at(chain: Chain, position: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a partition goes on, and all that is known of its past.
+    """Where a partition goes on, and what is known of its past.
 
-    `offset`: the next source offset. `has_offset`: one was committed. `committed`: the metadata beside it, where it is
-    ours. `recreated`: it was committed for another topic of this name. `topic_id`: of the topic that is there now.
+    `offset`: the next source offset. `has_offset`: whether one was committed. `committed`: its metadata, where that is
+    ours. `recreated`: whether it was committed for another topic of this name. `topic_id`: that of today's topic.
     """
 
     offset: int
@@ -158,14 +158,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """How to go on: the pass, and the chain by which entries count. `begins`: why the pass is a new one, or None."""
+    """How to go on: the pass, and the chain that says which entries count. `begins`: why the pass is new, or None."""
 
     current: Pass
     chain: Chain
     begins: str | None = None
 
     def marker(self) -> Marker:
-        """Return the marker that says so."""
+        """Return the marker of this chain."""
         return Marker(MARKER_VERSION, self.current.topic_id or "", self.chain)
 
 
@@ -174,10 +174,10 @@ def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Res
 
     `greatest`: the greatest pass number on the changelog, 0 where none is. `end`: the changelog's end.
 
-    A pass begins where the committed metadata is missing or not ours (the offset was moved from outside), where no
-    offset is committed, after a time without an embedder, and where the source was made anew. It takes the next number
-    and inherits the entries below its start, from the same topic alone. A committed pass goes on, also where an
-    earlier worker (kp1) has committed since.
+    A pass begins where the committed metadata is missing or not ours (somebody moved the offset), where no offset is
+    committed, after a time without an embedder, and where the source topic was created anew. It takes the next number,
+    and inherits the entries below its start if they are of the same topic. Otherwise the committed pass goes on, also
+    when an earlier worker (kp1) has committed meanwhile.
     """
     committed = None if found.recreated else found.committed
     base, foreign = _inherited(found, marker)
@@ -190,7 +190,7 @@ def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Res
             return Resolved(Pass(found.topic_id, committed.number, committed.start), chain)
         start, why = committed.start, "the embedder is back"
     elif committed is not None and committed.start is None and base and base[-1].start <= found.offset:
-        return Resolved(Pass(found.topic_id, base[-1].number, base[-1].start), base)  # 0.1.0 has gone on with it
+        return Resolved(Pass(found.topic_id, base[-1].number, base[-1].start), base)  # 0.1.0 went on with it
     else:
         start, why = found.offset, "the offset was moved" if found.has_offset else "no offset is committed"
     if foreign:
@@ -201,14 +201,14 @@ def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Res
 
 
 def _inherited(found: Found, marker: Marker | None) -> tuple[Chain, bool]:
-    """Return the chain of the passes over this very topic, and whether what is there is another topic's."""
+    """Return the chain of passes over this very topic, and whether the marker is another topic's."""
     if found.recreated:
         return (), True
     known, now = "" if marker is None else marker.topic_id, found.topic_id
     if known and now and known != now:
         return (), True
     if not found.has_offset and not (known and known == now):
-        return (), False  # a deleted topic's offsets are deleted with it: only equal ids tell that it is the same one
+        return (), False  # Kafka deletes the offsets of a deleted topic: only equal ids show that it is the same topic
     if marker is not None:
         return marker.chain, False
     return BEFORE_PASSES, False
@@ -219,7 +219,7 @@ def _bounded(chain: Chain) -> Chain:
 
 
 def without_embedder(found: Found) -> Pass:
-    """Return the pass of a worker without an embedder: an embedder that comes back begins another at its start."""
+    """Return the pass of a worker without an embedder; an embedder that comes back begins another pass."""
     committed = None if found.recreated else found.committed
     start = found.offset
     if committed is not None and committed.number is None and committed.start is not None:

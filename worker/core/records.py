@@ -1,4 +1,4 @@
-"""The size of a record: the one measure for what a topic takes and for what a record costs in memory.
+"""The size of a record, on a topic and in memory.
 
 Lives here: arithmetic on Kafka's record format (magic 2). Must not live here: Kafka clients, limits, policy.
 """
@@ -34,14 +34,14 @@ def encoded_size(key: bytes | None, value: bytes | None, headers: Headers) -> in
 
 
 def memory_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Return about how many bytes of memory the record takes once it is read."""
+    """Return about how many bytes of memory the record takes when it has been read."""
     return encoded_size(key, value, headers) + HEADER_OBJECTS * len(headers)
 
 
 def exact_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Return the bytes of an uncompressed batch that holds this record alone: what max.message.bytes is compared with.
+    """Return the bytes of an uncompressed batch with this record alone: Kafka compares them with max.message.bytes.
 
-    Slower than `encoded_size`, and never more.
+    Slower than `encoded_size`, and never greater.
     """
     size = 3 + _nullable(key) + _nullable(value) + _varint(len(headers))  # attributes and two deltas of 0: a byte each
     for name, content in headers:

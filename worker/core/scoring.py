@@ -10,10 +10,10 @@ operations is part of it: it decides the last bit, and tests/data/scoring_cases.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from worker.core.trace import ReasoningTrace
+from worker.core.trace import ReasoningTrace, Step
 
 NEUTRAL_NOVELTY = 0.5
 """Novelty of a trace that has nothing to be compared with (empty cache, or no embedder)."""
@@ -120,6 +120,20 @@ def score_trace(
         + outcome_confidence * weights.outcome_confidence
     )
 
+    score, overrides = _override(score, steps, error_recoveries, success, len(tool_names))
+    return Score(
+        score=min(1.0, max(0.0, score)),
+        components=Components(complexity, novelty, tool_diversity, outcome_confidence),
+        profile=name,
+        weights=weights,
+        overrides=overrides,
+    )
+
+
+def _override(
+    score: float, steps: Sequence[Step], error_recoveries: int, success: bool, tools: int
+) -> tuple[float, tuple[str, ...]]:
+    """Apply the overrides, in their order; return the score and the names of those that applied."""
     overrides: list[str] = []
     if len(steps) == 1 and steps[0].type == "thought":
         score = 0.1
@@ -127,14 +141,7 @@ def score_trace(
     if error_recoveries > 2 and success:
         score = min(1.0, score + 0.1)
         overrides.append(OVERRIDE_ERROR_RECOVERY)
-    if len(tool_names) == 1:  # at most one unique tool, and some step has a tool: exactly one
+    if tools == 1:  # at most one unique tool, and some step has a tool: exactly one
         score = max(0.0, score - 0.1)
         overrides.append(OVERRIDE_LOW_TOOL_DIVERSITY)
-
-    return Score(
-        score=min(1.0, max(0.0, score)),
-        components=Components(complexity, novelty, tool_diversity, outcome_confidence),
-        profile=name,
-        weights=weights,
-        overrides=tuple(overrides),
-    )
+    return score, tuple(overrides)

@@ -1,7 +1,7 @@
-r"""Text that is fit for a terminal or a log: what a terminal obeys, and what hides or turns text, becomes visible.
+r"""Text that is safe for a terminal or a log: characters that steer a terminal, or hide or turn text, become visible.
 
 Lives here: which characters those are, and how they are written: `\x1b` in text, `\u001b` in JSON. Must not live here:
-output. Everything goes through here that a record, a broker, a file or a file's name may have put into a line.
+output. Whatever a record, a broker, a file or its name may have put into a line goes through here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _UNSAFE: Final = re.compile(
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # turn the direction of what follows
     "\u2028\u2029"  # end a line for some readers
     "\u180e\ufff9-\ufffb\U0001343c-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"  # format scripts and music
-    "\U000e0000-\U000e007f"  # tags: a whole text that nobody sees
-    "\ud800-\udfff\ufffe\uffff"  # lone surrogates and no characters: neither UTF-8 nor XML carry them
+    "\U000e0000-\U000e007f"  # tags: a whole text that stays invisible
+    "\ud800-\udfff\ufffe\uffff"  # lone surrogates and non-characters: neither UTF-8 nor XML can carry them
     "]"
 )
-"""The joiners U+200C and U+200D stay: words of Persian and Hindi, and families of emoji, are made with them."""
+"""The joiners U+200C and U+200D stay: Persian and Hindi words and some emoji are written with them."""
 
 
 def clean(text: str, keep: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What an embedder is: text in, unit vector out; and which model it holds.
+"""What an embedder is (text in, unit vector out), and which model it has.
 
 Lives here: the protocol, finding a model and checking its weights, and whether a text or the model is to blame for a
 failure. Must not live here: model runtimes (torch_embedder.py, openvino_embedder.py), threads (pool.py).
@@ -24,7 +24,7 @@ OFFICIAL_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4
 """sha256 of model.safetensors as published by sentence-transformers/all-MiniLM-L6-v2."""
 
 PROBE_TEXT: Final = "Check the invoice total against the order."
-"""Any model embeds this; when it fails too, the model is broken and not the text."""
+"""Any working model embeds this. Where it fails too, the model is broken and not the text."""
 
 
 class ModelError(Exception):

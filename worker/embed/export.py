@@ -1,7 +1,7 @@
 """`kp-worker export-model`: from a sentence-transformers model to a directory that OpenVinoEmbedder loads.
 
-Lives here: converting, quantising, the check against sentence-transformers, and writing the directory at once or not
-at all. Needs torch and sentence-transformers (the model extra) besides the runtime (the fast extra).
+Lives here: converting, quantising, the check against sentence-transformers, and writing the whole directory or
+nothing. Needs torch and sentence-transformers (the model extra) besides the runtime (the fast extra).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 DEFAULT_PRECISIONS: Final = ("fp32", "bf16")
-"""bf16 costs no file of its own: it is computed from the fp32 graph."""
+"""bf16 needs no file of its own: it is computed from the fp32 graph."""
 
 LEAST_COSINE: Final = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.98}
 """Every text's cosine to sentence-transformers must reach this, or the export fails. The least for all-MiniLM-L6-v2 is
@@ -52,7 +52,7 @@ _TOOLS: Final = ("openvino", "tokenizers", "torch", "transformers", "sentence-tr
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was exported and where to."""
+    """What was exported, and to which directory."""
 
     directory: Path
     manifest: Manifest
@@ -87,7 +87,7 @@ def export_model(
         manifest = _write_unchecked(openvino, reference, work, wanted)
         # 3. The check, with the embedder that the worker will use.
         manifest = _write_checked(reference, work, manifest)
-        # 4. Publish: from here on the directory is whole.
+        # 4. Put it in the target's place: from here on the directory is complete.
         _replace(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)

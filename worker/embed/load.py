@@ -1,6 +1,6 @@
-"""What the settings name: the embedder, and the scorer of a partition that goes with it.
+"""The embedder that the settings name, and the scorer that goes with it.
 
-Lives here: the choice alone; embedders and scorer are their own modules.
+Lives here: the choice alone; embedders and scorer are modules of their own.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ from worker.core.novelty import Vector
 from worker.embed.embedder import finite
 
 CHARS_A_TOKEN: Final = 8
-"""Characters that are tokenised first, for each token that is wanted: nearly twice what English needs."""
+"""Characters to tokenise first for each token that is needed: nearly twice as many as English takes."""
 
 SPARE_TOKENS: Final = 128
-"""Tokens beyond those wanted that must be there, so that what was cut off cannot change the wanted ones: a tokenizer
-looks at a word at a time, and WordPiece splits words of at most 100 characters."""
+"""Tokens that must follow the needed ones, so that text which was cut off cannot change them: a tokenizer looks at one
+word at a time, and WordPiece splits words of at most 100 characters."""
 
 MAX_CHARS: Final = 65_536
-"""Most characters that are tokenised, for texts with next to no tokens in them (blanks, encoded files)."""
+"""Most characters to tokenise, for texts that have hardly any tokens (blanks, encoded files)."""
 
 Tokens = TypeVar("Tokens")
 
@@ -29,9 +29,9 @@ Tokens = TypeVar("Tokens")
 def read_beginning(
     text: str, wanted: int, read: Callable[[str], Tokens], count: Callable[[Tokens], int]
 ) -> tuple[Tokens, bool]:
-    """Tokenise as much of a text as its first `wanted` tokens take; return that, and whether text was left over.
+    """Tokenise as much of a text as its first `wanted` tokens take; return the tokens, and whether text was left over.
 
-    Tokenising 1 MiB takes seconds. The wanted tokens are those of the whole text, unless they take MAX_CHARS or more.
+    Tokenising 1 MiB takes seconds. The tokens are those of the whole text, unless they take MAX_CHARS or more.
     """
     size = CHARS_A_TOKEN * (wanted + SPARE_TOKENS)
     most = max(MAX_CHARS, size)

@@ -17,13 +17,13 @@ from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, ModelError
 
 MANIFEST: Final = "kp-model.json"
 FORMAT: Final = 1
-"""Format of the manifest; another number is refused, because its graphs may want other inputs."""
+"""Format of the manifest. Another format is refused, because its graphs may expect other inputs."""
 
 EXPORT_HINT: Final = "export the model again: kp-worker export-model"
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A file of the directory (a plain name) and its sha256 (hex) when it was exported."""
+    """A file of the directory (a plain name), and the sha256 (hex) that it had when it was exported."""
 
     file: str
     sha256: str
@@ -64,13 +64,13 @@ def is_exported(directory: Path) -> bool:
 
 
 def default_directory(name: str, weights_sha256: str) -> Path:
-    """Return where a model is exported to unless told otherwise: the user's cache directory, by the weights' hash."""
+    """Return the default directory of an exported model: in the user's cache directory, by the weights' hash."""
     return _models() / f"{name}-{weights_sha256[:12]}"
 
 
 def _models() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored: they would depend on the working directory.
+    # Relative paths are ignored, as the XDG specification demands: they would depend on the working directory.
     base = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
     return base / "kp-worker" / "models"
 
@@ -78,8 +78,8 @@ def _models() -> Path:
 def find_exported(model: str | None) -> Path | None:
     """Return the exported directory for KP_MODEL; None: not exported.
 
-    That is the directory itself, the default model's, or for a hub name the one that was exported under it (None where
-    several were: which weights are meant is then the hub's to say).
+    That is the directory itself, or the default model's, or the one that was exported under a hub name (None where
+    several were: only the hub can say which weights are meant).
     """
     if model is None:
         found = [default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)]

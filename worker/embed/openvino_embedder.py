@@ -38,8 +38,9 @@ CPU_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "bf16": frozenset({"avx512_bf16", "amx_bf16"}),
     "int8": frozenset({"avx512_vnni"}),
 }
-"""A precision is offered where the CPU has one of these flags, all of them measured. OpenVINO says BF16 also where it
-only emulates it, over ten times slower than fp32 (oneDNN held to AVX512_CORE_VNNI), so its word does not count."""
+"""A precision is offered where the CPU has one of these flags; all of them were measured. OpenVINO also reports BF16
+where it only emulates it, more than ten times slower than fp32 (oneDNN limited to AVX512_CORE_VNNI), so its report does
+not count."""
 
 _WORD: Final = "word "
 """At least one token in any vocabulary."""
@@ -76,8 +77,8 @@ class OpenVinoEmbedder:
         )  # fmt: skip
         self._windows = windows
         self._wanted = max_tokens * windows
-        # The longest text first: buffers that grow from text to text leave a process of 535 MB (1032 MB at 512 tokens),
-        # buffers of full size from the start one of 330 MB (420 MB).
+        # The longest text first: with buffers that grow from text to text the process takes 535 MB (1032 MB at 512
+        # tokens), with buffers of full size from the start 330 MB (420 MB).
         self.embed(_WORD * max_tokens)
 
     def embed(self, text: str) -> Embedding:
@@ -107,8 +108,8 @@ def _count(windows: list[Any]) -> int:
 
 def import_runtime() -> tuple[ModuleType, ModuleType]:
     """Import openvino (without its telemetry) and tokenizers. Raises ModelError when they are not installed."""
-    # Importing openvino sends usage data over the network and writes to ~/intel unless the user opted out. With None
-    # here its own `except ImportError` takes the silent stub. A module that somebody imported before stays.
+    # Importing openvino sends usage data over the network and writes to ~/intel unless the user opted out. None makes
+    # the import of its telemetry fail, and openvino then uses a silent stub. A module imported before stays.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
         import openvino
@@ -119,18 +120,18 @@ def import_runtime() -> tuple[ModuleType, ModuleType]:
 
 
 def compile_graph(openvino: ModuleType, graph: Path, threads: int, precision: str) -> Any:
-    """Compile a graph file for this CPU: 0.2 s; nothing of it is kept on disk, compiled graphs are not portable."""
+    """Compile a graph file for this CPU (0.2 s). Compiled graphs are not portable, so none is kept on disk."""
     settings = {
         **PRECISIONS[precision],
         "INFERENCE_NUM_THREADS": threads or os.cpu_count() or 1,
-        "NUM_STREAMS": 1,  # all threads work on one text: the throughput of several sessions, half the latency
+        "NUM_STREAMS": 1,  # all threads work on one text: the same throughput as several sessions at half the latency
         "ENABLE_CPU_PINNING": False,  # pinned threads of two workers on one host would share the same cores
     }
     return openvino.Core().compile_model(str(graph), "CPU", settings)
 
 
 def runs_here(precision: str) -> bool:
-    """Tell whether this CPU is one on which the precision is offered (CPU_FLAGS)."""
+    """Return whether the precision is offered on this CPU (CPU_FLAGS)."""
     wanted = CPU_FLAGS[precision]
     return not wanted or bool(wanted & cpu_flags())
 

@@ -1,4 +1,4 @@
-"""How long a text will take to embed, learnt from those before it. No clock, no threads."""
+"""How long a text will take to embed, estimated from the texts before it. No clock, no threads."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from typing import Final
 
 WEIGHT: Final = 0.1
-"""Share of the newest text in what is learnt: some twenty texts follow a machine whose speed drifts."""
+"""Weight of the newest text in the running mean: the estimate follows a machine whose speed drifts in some 20 texts."""
 
 
 class Pace:
-    """Expects time in proportion to a text's length, and for a text that is cut no more than for the last ones cut.
+    """Estimates the time in proportion to a text's length, up to the time that texts cut at the token limit take.
 
-    A forward pass is all but linear up to a few hundred tokens (21 MFLOP a token, and attention 9 kFLOP more for each
-    token of length), and a text has about as many tokens to a character as the next one.
+    A forward pass is nearly linear up to a few hundred tokens (21 MFLOP a token, and attention 9 kFLOP more for each
+    token of length), and texts have about the same number of tokens for each character.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Pace:
         self._cut = math.inf
 
     def learn(self, characters: int, truncated: bool, seconds: float) -> None:
-        """Take into account how long a text took."""
+        """Update the estimate with the time that a text took."""
         if truncated:
             self._cut = seconds if math.isinf(self._cut) else _moved(self._cut, seconds)
         else:

@@ -27,7 +27,7 @@ INSTALL_HINT: Final = (
 
 
 def token_limit(model: SentenceTransformer, otherwise: int = 512) -> int:
-    """Return how many tokens a model can read by its position table; `otherwise` for a model without one."""
+    """Return how many tokens a model's position table has room for; `otherwise` for a model without one."""
     transformer: Any = getattr(model[0], "auto_model", None)
     positions = getattr(getattr(transformer, "config", None), "max_position_embeddings", None)
     if positions is None:
@@ -105,7 +105,7 @@ class SentenceTransformersEmbedder:
         return finite(np.asarray(vector, dtype=np.float32))
 
     def _windows(self, text: str) -> tuple[list[list[int]], list[int]]:
-        """Return the token ids of each window of a text, special tokens around them, and its number of others."""
+        """Return each window's token ids, special tokens included, and its number of tokens without these."""
         found = self.model.tokenizer(
             text, truncation=True, max_length=self._limit, padding=False, verbose=False,
             return_overflowing_tokens=True, return_special_tokens_mask=True,

@@ -1,7 +1,7 @@
-"""The HTTP port: /metrics, /healthz, /readyz, and the pages it is given. Nothing else, and nobody keeps others out.
+"""The HTTP port: /metrics, /healthz, /readyz, and the pages it is given. No client can block the others.
 
-It is open to whoever reaches it, so: one answer a connection, few connections, each for a few seconds. A new one pushes
-out the oldest; a probe or a scrape takes milliseconds, so those pushed out are the ones that hang.
+Anyone who reaches the port may use it. So there is one answer for each connection, there are few connections, and each
+lasts a few seconds. A new one closes the oldest: a probe or a scrape takes milliseconds, so the oldest one hangs.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from worker.core.terminal import clean
 log = logging.getLogger(__name__)
 
 Check = Callable[[], str | None]
-"""Returns None when all is well, else one sentence that says what is not."""
+"""Returns None when all is well, otherwise one sentence that says what is wrong."""
 
 MAX_CONNECTIONS: Final = 64
-"""Open at once: more than probes and scrapers ever need, few enough to leave the process its file descriptors."""
+"""Most connections at a time: more than probes and scrapers need, and few of the process's file descriptors."""
 
 CONNECTION_SECONDS: Final = 10.0
-"""Longest life of a connection, whatever it is doing: a scrape takes some ms."""
+"""Longest time that a connection may last, whatever it does: a scrape takes some ms."""
 
 FAILURE_LENGTH: Final = 200
-"""Characters of what a failed request says in the log: it may quote the request."""
+"""Most characters of a failure in the log: its message may quote the request."""
 
 CONTENT_TYPE: Final = re.compile(r"[\w/.;= -]{1,200}", re.ASCII)
-"""What a content type is made of. The client library puts parts of the Accept header into it."""
+"""A valid content type. The client library copies parts of the Accept header into it."""
 
 HEADERS: Final = {
     "Server": "kp-worker",  # without a version
@@ -94,7 +94,7 @@ class HttpServer:
 
 
 def _metrics(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Return the metrics and their content type, in the text format for a header that asks for none there is.
+    """Return the metrics and their content type; the text format where the Accept header asks for an unknown one.
 
     The client library trusts the header: it compares version=abc with numbers, and fails.
     """
@@ -146,7 +146,7 @@ class _Server(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """Answers what is not HTTP without a word about why, and without a line in the log for each."""
+    """Answers requests that are not HTTP without details, and logs none of them."""
 
     __slots__ = ()
 
@@ -163,7 +163,7 @@ class _Connection(web.RequestHandler):
         return _response(status, "failed" if status == 500 else "bad request")
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log a failure as one short line: whoever reaches the port must not fill the log (logs.py limits the rate)."""
+        """Log a failure as one short line: nobody may fill the log through the port (logs.py limits the rate)."""
         error = kw.get("exc_info")
         said = f"{args[0] % args[1:]}: {error!r}"[:FAILURE_LENGTH]
         place = traceback.extract_tb(error.__traceback__)[-1:] if isinstance(error, BaseException) else []

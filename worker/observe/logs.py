@@ -1,7 +1,7 @@
 """Logging: one event a line, text or JSON, on standard error; repeated messages are rate-limited.
 
-What an event is about goes into fields (FIELDS), given as `extra=`; nothing of a trace's content may be in an event
-above debug.
+The record that an event is about goes into fields (FIELDS), given as `extra=`. Above debug, an event quotes nothing of
+a trace's content.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from typing import Final
 from worker.core.terminal import clean, clean_json
 
 FIELDS: Final = ("topic", "partition", "offset", "trace", "reason", "path", "seconds")
-"""What an event may be about: the source record's place, the reasoning trace's id, and why it is a dead letter."""
+"""The fields of an event: the source record's place, the trace's id, and why it is a dead letter."""
 
 NOISY: Final = ("aiokafka", "faust", "mode", "opentelemetry")
 """Libraries that repeat themselves: with the broker away, aiokafka logs 10,000 lines a second."""
 
 LIMITED: Final = (*NOISY, "aiohttp", "worker.observe.http_server")
-"""Loggers whose every message is held back when it repeats: strangers can cause those of the HTTP port."""
+"""Loggers whose repeated messages are all held back. Strangers can cause those of the HTTP port."""
 
 WINDOW_SECONDS: Final = 30.0
 BURST: Final = 5
-"""Equal messages (by logger, template and reason) that pass in one window; the rest is counted and told later."""
+"""Equal messages (by logger, template and reason) that pass in one window; the others are only counted."""
 
 
 class RateLimit(logging.Filter):
-    """Lets `BURST` records of one template through in each window, and says how many it held back.
+    """Lets `BURST` log records of one template through in each window, and says how many it held back.
 
-    Applies to what can come with every record on a topic or request to the HTTP port: the messages of LIMITED
-    loggers, and the worker's own about one source record (those with an offset). Debug is not held back: who asks for
-    it wants every event.
+    It applies to messages that any record on a topic or any request to the HTTP port can cause: those of the LIMITED
+    loggers, and the worker's own about one source record (those with an offset). Debug messages are never held back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,7 +102,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class BareFormatter(logging.Formatter):
-    """The message alone, as Python writes the warnings of a program that has not set up logging: the commands' way."""
+    """The message alone, as Python writes warnings where logging is not set up; the commands use it."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write the record; line breaks stay, control characters as Python escapes them."""
@@ -117,7 +116,7 @@ def fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def configure(level: str, style: str) -> None:
-    """Set up the root logger. Libraries log from warning on: a log record built for each message costs more than it."""
+    """Set up the root logger. Libraries log warnings and errors only: a log record for each message would cost more."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     handler.addFilter(RateLimit())

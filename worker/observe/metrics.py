@@ -26,13 +26,13 @@ from worker.core.trace import Reason
 STAGES = ("parse", "embed", "novelty", "score", "publish")
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-"""Buckets of an evaluation. 0.1 is the latency budget, and must be a bucket bound for the SLO to be exact."""
+"""Buckets of an evaluation. The latency budget, 0.1, must be a bucket's bound so that the SLO is exact."""
 
 STAGE_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *SECONDS)
 """The stages parse and novelty take microseconds."""
 
 END_TO_END_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
-"""Up to an hour: this one shows a backlog."""
+"""Up to an hour, because this one shows a backlog."""
 
 SCORES = tuple(round(0.05 * i, 2) for i in range(1, 21))
 COMMIT_TRACES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -41,7 +41,7 @@ COMMIT_TRACES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 class Histogram(Collector):
     """A histogram for one thread: 0.14 us an observation where prometheus_client's takes 0.78 us (measured).
 
-    A record makes eight of them, and without a model all of its processing takes some 60 us. Exposition is
+    A record takes eight observations, and without a model all of its processing takes about 60 us. Exposition is
     prometheus_client's own. Observe only from the event loop's thread.
     """
 
@@ -62,7 +62,7 @@ class Histogram(Collector):
         registry.register(self)
 
     def labels(self, value: str) -> Series:
-        """Return the series of one label value, out of the closed set given at the start."""
+        """Return the series of one label value, one of the closed set given at the start."""
         return self._series[value]
 
     def observe(self, value: float) -> None:
@@ -103,8 +103,8 @@ class Series:
 class Metrics:
     """The worker's metrics, registered in `registry`.
 
-    Every counter with labels begins with all its series at 0: `rate` and `increase` see nothing of a series' first
-    value, so one that appeared with its first event would hide that event. `profiles` names those of the settings.
+    Every counter with labels starts with all its series at 0. `rate` and `increase` do not see the first value of a
+    series, so a series that appeared with its first event would hide that event. `profiles`: those of the settings.
     """
 
     def __init__(self, registry: CollectorRegistry, profiles: Iterable[str] = PROFILES) -> None:
@@ -235,10 +235,10 @@ def quantile(buckets: Mapping[float, float], q: float) -> float:
 
 
 def lag_seconds(lag: int, timestamp_ms: int | None, now: float) -> float | None:
-    """Return the lag in seconds of a partition with `lag` uncommitted records; None where that cannot be said.
+    """Return the lag in seconds of a partition with `lag` uncommitted records; None where it is not known.
 
-    `timestamp_ms` is the oldest one's, None where it was not fetched yet or has none; `now` in seconds since 1970. A
-    partition with nothing to commit has no lag, however long ago its last record came.
+    `timestamp_ms` is that of the oldest one, None where it is not fetched yet or has none; `now` in seconds since 1970.
+    A partition with nothing to commit has no lag, however old its last record is.
     """
     if lag == 0:
         return 0.0

@@ -1,8 +1,8 @@
 """The status page: what the HTTP port shows a person at `/`, and the numbers behind it at `/status.json`.
 
-Lives here: the ring of the last committed traces, the history for "in the last minutes", the snapshot as JSON, the
-page with its security headers. Must not live here: HTTP itself (http.py). Numbers that /metrics has come from Metrics,
-so that both say the same. Without KP_STATUS_PAGE none of this exists and no lane knows of it.
+Lives here: the last committed traces, the history for "in the last minutes", the snapshot as JSON, and the page with
+its security headers. Must not live here: HTTP itself (http_server.py). Numbers that /metrics also has come from
+Metrics, so that both say the same. Without KP_STATUS_PAGE none of this is created.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ KEPT_TRACES: Final = 50
 KEPT_DEAD_LETTERS: Final = 20
 
 TEXT_LENGTH: Final = 200
-"""Characters of an objective that are kept."""
+"""Most characters of an objective that are kept."""
 
 WINDOW_SECONDS: Final = 300
-"""The "last minutes" of the latency percentiles: long enough for a p99 at a few traces a second."""
+"""The "last minutes" of the latency percentiles, long enough for a p99 at a few traces a second."""
 
 RATE_SECONDS: Final = 10
-"""The rate is the mean of these last seconds; a commit behind a backlog comes once a second."""
+"""The rate is the mean of this many seconds, because behind a backlog there is one commit a second."""
 
 CHART_SECONDS: Final = 120
 
@@ -269,13 +269,15 @@ def _value(counter: Any) -> float:
 
 
 def _objective(record: SourceRecord) -> str:
-    """Return the beginning of a valid trace's objective."""
-    document = msgspec.json.decode(record.value or b"")  # untyped, as the parser does: of a key given twice, the last
+    """Return the start of a valid trace's objective."""
+    document = msgspec.json.decode(
+        record.value or b""
+    )  # untyped like the parser: of a key given twice, the last value counts
     return _shown(str(document["task"]["objective"]), TEXT_LENGTH)
 
 
 def _shown(text: str, length: int) -> str:
-    """Return the beginning of a text of a record, fit to be shown."""
+    """Return the start of a record's text, safe to be shown."""
     return clean(text[:length])[:length]
 
 

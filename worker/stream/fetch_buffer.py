@@ -1,10 +1,10 @@
-"""Records that were fetched and wait to be admitted, by partition, taken in turn.
+"""The fetch buffer: records that were fetched and wait to be taken, one partition after the other.
 
 Lives here: the queues between fetching and scoring and their bounds. Must not live here: Kafka clients, scoring.
 
-The bounds hold memory: a partition is fetched again only when its queue has fallen below them, so that a full topic
-of large documents costs a few MiB a partition. All partitions together are bounded by the share of the memory budget
-that the records are counted in, from here until their commit.
+The bounds limit memory: a partition is fetched again only when its queue has fallen below them, so that a full topic
+of large documents costs a few MiB for each partition. A share of the memory budget bounds all partitions together; a
+record counts there from its fetch until its commit.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from worker.core.pipeline import SourceRecord
 from worker.kafka.budget import Share
 
 LOW_WATER_RECORDS = 256
-"""Fetch the next records when fewer wait: enough to bridge one fetch (some ms) at the rate without a model."""
+"""Fetch again when fewer records wait: enough to bridge one fetch (some ms) at the rate without a model."""
 
 LOW_WATER_BYTES = 1 << 20
-"""The same in bytes; one fetch adds 1 MiB at most, or a single larger message."""
+"""The same in bytes. One fetch adds at most 1 MiB, or a single larger record."""
 
 
 class _Queue:
@@ -60,12 +60,12 @@ class FetchBuffer:
         return queue.records[0] if queue is not None and queue.records else None
 
     def assign(self, partitions: Iterable[int]) -> None:
-        """Start anew with these partitions; whatever waited is dropped (it is not committed and will be read again)."""
+        """Start anew with these partitions. What waited is dropped: it is not committed, and will be read again."""
         former, self._queues = self._queues, {partition: _Queue() for partition in partitions}
         self._turns = deque()
         for queue in former.values():
             self._share.give_back(queue.bytes)
-            queue.room.set()  # whoever waits for room looks again, at the new queue
+            queue.room.set()  # a fetch that waits for room looks at the new queue
 
     def clear(self) -> None:
         """Drop whatever waits, keep the partitions."""

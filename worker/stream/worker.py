@@ -86,11 +86,15 @@ class Worker:
         )
         self._gauges = Gauges(metrics, settings.source_topic, self._buffer, self._pool)
         hooks = Hooks(settings, client, self._buffer, budget, self._drain, self._assignment.next_offsets, self._fail)
-        self.app = create_app(hooks)
-        topic = self.app.topic(settings.source_topic, key_serializer="raw", value_serializer="raw")
-        self.app.agent(topic, name="score")(self._agent)
-        connect(self.app.on_rebalance_complete, self._on_assigned)
-        connect(self.app.on_partitions_revoked, self._on_revoked)
+        self.app = self._create_app(hooks)
+
+    def _create_app(self, hooks: Hooks) -> faust.App:
+        app = create_app(hooks)
+        topic = app.topic(self._settings.source_topic, key_serializer="raw", value_serializer="raw")
+        app.agent(topic, name="score")(self._agent)
+        connect(app.on_rebalance_complete, self._on_assigned)
+        connect(app.on_partitions_revoked, self._on_revoked)
+        return app
 
     @property
     def _consumer(self) -> KpConsumer:
