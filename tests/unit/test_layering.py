@@ -147,7 +147,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     # others start processes.
     assert readers <= {
         "config", "cli", "embed.model_dir", "observe.tracing",
-        "commands.demo", "broker.embedded_kafka", "broker.kafka_jars",
+        "commands.demo", "broker.kafka_node", "broker.kafka_jars",
     }  # fmt: skip
 
 
