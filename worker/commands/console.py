@@ -87,12 +87,12 @@ def errors_for_the_user() -> Iterator[None]:
         raise CommandError(str(error)) from None
 
 
-def read_settings(**overrides: Any) -> Settings:
-    """Read the settings, and warn of variables that are none; `overrides` as in `config.load`. Raises SettingsError."""
+def read_settings(**fields: Any) -> Settings:
+    """Read the settings as `config.load` does, and warn of unknown variables. Raises SettingsError."""
     from worker import config
 
     try:
-        settings = config.load(**overrides)
+        settings = config.load(**fields)
     except config.ConfigError as error:
         raise SettingsError(str(error)) from None
     for warning in config.unknown_variables():

@@ -103,38 +103,49 @@ async def publish_lines(
     timeout_ms = round(session.settings.transaction_timeout_seconds * 1000)
     arguments = producer_arguments(session.client) | {"linger_ms": LINGER_MS, "request_timeout_ms": timeout_ms}
     async with session.connected(AIOKafkaProducer(**arguments)) as producer:
-        check = _Check(producer, session.settings.limits if validate else None, target.max_bytes)
+        check = _LineCheck(producer, session.settings.limits if validate else None, target.max_bytes)
         sender = _Sender(producer, topic, rate, counts)
 
-        async def send_all() -> None:
-            number = 0
-            async for line in _lines(source):
-                number += 1
-                on_line(len(line) + 1)
-                if not line.strip():
-                    continue
-                record_key = key_of(line, key)
-                try:
-                    check.line(record_key, line)
-                except InvalidTrace as error:
-                    counts.count_refused()
-                    on_refused(number, error)
-                else:
-                    await sender.send(number, record_key, line)
-            await sender.finish()
+        def refuse(number: int, error: InvalidTrace) -> None:
+            counts.count_refused()
+            on_refused(number, error)
 
-        await while_sending(producer, send_all())
+        await while_sending(producer, _send_lines(source, key, check, sender, on_line, refuse))
+
+
+async def _send_lines(
+    source: BinaryIO,
+    key: KeyField,
+    check: _LineCheck,
+    sender: _Sender,
+    on_line: Callable[[int], None],
+    refuse: Callable[[int, InvalidTrace], None],
+) -> None:
+    number = 0
+    async for line in _lines(source):
+        number += 1
+        on_line(len(line) + 1)
+        if not line.strip():
+            continue
+        record_key = key_of(line, key)
+        try:
+            check.check(record_key, line)
+        except InvalidTrace as error:
+            refuse(number, error)
+        else:
+            await sender.send(number, record_key, line)
+    await sender.finish()
 
 
 @dataclass(frozen=True, slots=True)
-class _Check:
+class _LineCheck:
     """What a line must be to be sent: a valid trace (`limits` None: anything), and small enough for its topic."""
 
     producer: AIOKafkaProducer
     limits: Limits | None
     max_batch_bytes: int
 
-    def line(self, key: bytes | None, line: bytes) -> None:
+    def check(self, key: bytes | None, line: bytes) -> None:
         """Raise InvalidTrace for a line that the worker or the topic would refuse.
 
         The topic's limit must be checked before sending: a refused batch breaks the sequence of an idempotent

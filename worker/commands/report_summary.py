@@ -35,9 +35,8 @@ MIN_IN_BIN: Final = 25
 DOMAINS_SHOWN: Final = 20
 """Domains are free text of the agents, so there can be as many as traces: the rest becomes one row."""
 
-EXAMPLES: Final = 3
-EXTREMES: Final = 10
-CLUSTERS: Final = 10
+EXAMPLES, EXTREMES, CLUSTERS = 3, 10, 10
+"""How many the page shows: traces beside a threshold or of a cluster, longest and slowest traces, clusters."""
 
 _Floats = npt.NDArray[np.float64]
 _Rows = npt.NDArray[np.intp]
