@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 def main() -> NoReturn:
     """Run the command line."""
-    # One cache scan takes 20 us on one core; OpenBLAS would spread it over all of them, at more than that in hand-overs
-    # and against the embedder's threads. Must stand before numpy is imported.
+    # One cache scan takes 20 us on one core. OpenBLAS would spread it over all cores: the synchronisation costs more
+    # than that, and takes time from the embedder's threads. Must be set before numpy is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.excepthook = say_traceback
     if logging.lastResort is not None:  # where no handler is set up: every command but run
@@ -65,7 +65,7 @@ def run() -> None:
     Exit codes: 0 stopped as asked, everything taken is committed; 1 failed, what was not committed is read again after
     a restart; 2 the settings, the topics or the model are wrong.
     """
-    # Until the worker's own handlers are there (it imports for a second), there is nothing to finish.
+    # Until the worker installs its own handlers (its imports take a second), there is nothing to finish.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     settings = read_settings()
     from worker.stream.process import main as run_worker
@@ -137,7 +137,7 @@ def broker(port: int | None, data_dir: Path | None) -> None:
 
 
 def _as_json(wanted: bool | None) -> bool:
-    """Whether to write JSON: as asked for, otherwise where standard output is no terminal."""
+    """Whether to write JSON: as asked for, otherwise where standard output is not a terminal."""
     return not sys.stdout.isatty() if wanted is None else wanted
 
 
@@ -156,7 +156,7 @@ def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> Non
     trace, or a document whose score does not follow from its own figures.
     """
     if novelty is not None and novelty != novelty:  # NaN passes any range
-        raise ArgumentError("--novelty", "nan is no number")
+        raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
     from worker.commands.explain import run_explain
 
@@ -201,7 +201,7 @@ def completion(shell: str) -> None:
     bash  eval "$(kp-worker completion bash)"     in ~/.bashrc
     zsh   eval "$(kp-worker completion zsh)"      in ~/.zshrc, after compinit
     fish  kp-worker completion fish | source      in ~/.config/fish/config.fish
-    """  # noqa: D301 click's own mark, the character itself
+    """  # noqa: D301 click's mark for text that it must not wrap
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
@@ -215,17 +215,17 @@ def completion(shell: str) -> None:
 @click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file.")
 @click.option("--since", type=click.DateTime(["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d"]),
               help="With --from-kafka: records from this time on (UTC).")  # fmt: skip
-@click.option("--last", type=click.IntRange(min=1), help="With --from-kafka: at most so many traces, the latest.")
+@click.option("--last", type=click.IntRange(min=1), help="With --from-kafka: at most this many traces, the latest.")
 @click.option("--output", "-o", default="report.html", show_default=True, type=click.Path(dir_okay=False,
               allow_dash=True, path_type=Path), help="The page; - is standard output.")  # fmt: skip
 @click.option("--similarity", type=click.FloatRange(-1, 1), default=0.9, show_default=True,
-              help="From which similarity on two traces count as near-duplicates.")  # fmt: skip
+              help="Similarity from which two traces count as near-duplicates.")  # fmt: skip
 @click.option("--hide-texts", is_flag=True, help="Leave out the objectives, to share the page; ids and domains stay.")
 def report(
     file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, output: Path, similarity: float,
     hide_texts: bool,
 ) -> None:  # fmt: skip
-    """Make one HTML page on scored traces, to choose a threshold by: verdicts, components, near-duplicates.
+    """Make an HTML page on scored traces, for choosing a threshold: verdicts, components, near-duplicates.
 
     FILE holds output documents of kp-worker, JSON Lines (- is standard input). Lines that cannot be read are left out
     and counted, on the page and on standard error.
@@ -251,8 +251,8 @@ def report(
 def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool) -> None:
     """Publish the traces of a JSON Lines file to the source topic.
 
-    FILE may be - for standard input, or the word samples for the traces of the demo. Lines that are no valid trace are
-    named and not sent. Exit codes: 0 all sent; 1 some refused, or not all could be sent; 2 wrong settings or topic.
+    FILE may be - for standard input, or the word samples for the traces of the demo. Lines that are not a valid trace
+    are named and not sent. Exit codes: 0 all sent; 1 some refused, or not all could be sent; 2 wrong settings or topic.
     """
     settings = read_settings()
     from worker.commands.publish import run_publish
@@ -278,7 +278,7 @@ def tail(
 ) -> None:  # fmt: skip
     """Show scored traces as they come: a table on a terminal, JSON Lines into a pipe.
 
-    Reads committed records only, and joins no group: it takes nothing away from anybody.
+    Reads committed records only, and joins no group: it takes no records from other consumers.
     """
     if from_beginning and last is not None:
         raise click.UsageError("--from-beginning and --last exclude each other")
@@ -311,7 +311,11 @@ def tail(
 @click.option("--partition", type=click.IntRange(0), help="Only this partition of the dead-letter topic.")
 @click.option("--offset", metavar="A:B", help="Only its offsets from A up to, not including, B (A:, :B or A).")
 @click.option(
-    "--max-redrives", type=click.IntRange(1), default=3, show_default=True, help="Refuse what failed as often."
+    "--max-redrives",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Refuse dead letters that were re-driven this often.",
 )
 @click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
 @click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
@@ -323,7 +327,8 @@ def redrive(
     """Send dead letters back to the source topic, each exactly once, or write them to a file.
 
     Without --execute it shows what would be done, and does nothing. It may be killed and run again at any time: what
-    it has re-driven is marked in the same transaction. Exit codes: 0 done; 1 some letters were refused, or it failed;
+    it has re-driven is marked in the same transaction. Exit codes: 0 done; 1 some dead letters were refused, or it
+    failed;
     2 wrong settings or topics.
     """
     if to_source and to_file is not None:

@@ -180,7 +180,9 @@ class Settings(BaseSettings):
     dead_letter_breaker_share: float = Field(
         0.0, ge=0, le=1, description="stop when more than this share of the last records were dead letters; 0: never"
     )
-    dead_letter_breaker_window: int = Field(1000, ge=10, description="how many last records the breaker looks at")
+    dead_letter_breaker_window: int = Field(
+        1000, ge=10, description="how many of the last records the dead-letter limit covers"
+    )
 
     latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
     stuck_seconds: float = Field(60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this")
@@ -330,7 +332,7 @@ def given_variables() -> list[str]:
 
 
 def unknown_variables() -> list[str]:
-    """Describe each KP_ variable that is no setting (usually a misspelt one), with the nearest that is."""
+    """Describe each KP_ variable that is not a setting (usually a misspelt one), with the nearest one that is."""
     known = [PREFIX + name.upper() for name in Settings.model_fields]
     result = []
     for name in sorted(os.environ):

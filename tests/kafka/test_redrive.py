@@ -322,7 +322,7 @@ def test_wrong_options_are_named(kafka: EmbeddedKafka) -> None:
         "--offset 1:2": "--offset needs --partition",
         "--offset 2:1 --partition 0": "holds no offset",
         "--partition 7": "has no partition 7",
-        "--since noon": "is no time",
+        "--since noon": "is not a time",
         "--to-source --to-file x": "exclude each other",
     }.items():
         done = desk.run("redrive", *options.split())

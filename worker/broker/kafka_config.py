@@ -1,6 +1,6 @@
 """A node's configuration files: server.properties, and log4j2.properties.
 
-Lives here: what Kafka is told. Must not live here: processes (kafka_node.py), which ports are free (ports.py).
+Lives here: what Kafka reads at start. Must not live here: processes (kafka_node.py), which ports are free (ports.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from worker.broker.ports import HOST
 
-# Silent in health: the two loggers below warn at each first start and while a neighbour is down.
+# No output in normal operation: the two loggers below would warn at each first start and while another node is down.
 LOG4J2 = """\
 rootLogger.level = warn
 rootLogger.appenderRef.out.ref = out
@@ -35,7 +35,7 @@ _TUNING = {
     "log.cleaner.dedupe.buffer.size": "4194304",  # the default of 128 MB would be half the heap
     "log.cleaner.backoff.ms": "1000",  # compacts within a second, where the topic's own settings allow it
     "broker.heartbeat.interval.ms": "500",
-    "broker.session.timeout.ms": "3000",  # only then do a killed node's partitions move and may it return
+    "broker.session.timeout.ms": "3000",  # until then a killed node's partitions do not move, and it cannot return
     "num.network.threads": "2",
     "num.io.threads": "4",
 }

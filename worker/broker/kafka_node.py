@@ -27,8 +27,8 @@ from worker.broker.kafka_jars import BrokerError, Runtime
 STOP_TIMEOUT_S = 30.0  # 0.2 s on an idle machine; then SIGKILL, which costs a log recovery at the next start
 LOG_TAIL_LINES = 20
 
-# The child: leave a watchdog behind, then become the JVM. The watchdog is the JVM's child, so that
-# getppid() tells it whether the JVM still lives: it can never kill a stranger that got the same pid.
+# The child: leave a watchdog behind, then become the JVM. The watchdog is the JVM's child, so getppid() shows
+# whether the JVM still runs: it can never kill another process that got the same pid.
 _LAUNCH = """
 import os, sys
 java = os.getpid()

@@ -116,7 +116,7 @@ def write_line(text: str, label: str = "", colour: str | None = None) -> None:
 
 
 class _JsonForTerminal:
-    """A binary file that gets the same JSON Lines, in a form that no terminal obeys."""
+    """A binary file that gets the same JSON Lines, in a form that cannot control a terminal."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

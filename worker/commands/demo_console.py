@@ -35,7 +35,7 @@ def print_error(console: Console, error: Exception) -> None:
 
 
 def wide_console() -> Console:
-    """Return the console, as wide as the tables need where the output is no terminal; Kafka's clients fall silent."""
+    """Return the console, wide enough for the tables where the output is not a terminal; silence Kafka's clients."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # traces are in all languages, terminals are not
@@ -45,7 +45,7 @@ def wide_console() -> Console:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal end everything in order, as Ctrl-C does."""
+    """Make SIGTERM and a closed terminal end everything in order, as Ctrl-C does."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
@@ -57,7 +57,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def step(console: Console, name: str) -> Iterator[Callable[[str], None]]:
-    """Show a step while it lasts, and one line when it is done; the value takes what is happening now."""
+    """Show a step while it lasts, and one line when it is done; yields a function that sets the text."""
     began = time.monotonic()
     now = ""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())

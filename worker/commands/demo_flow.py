@@ -54,7 +54,7 @@ class DemoOutcome:
         self.seconds = seconds
 
     def sort(self) -> None:
-        """Bring everything into the order of the source topic."""
+        """Sort everything by its position on the source topic."""
         self.scored.sort(key=position)
         self.dead.sort(key=dead_position)
 
@@ -76,7 +76,7 @@ async def run_flow(
 ) -> DemoOutcome:
     """Publish the samples and read the three output topics until every record came out, or none comes any more.
 
-    Meanwhile `check` may raise, and `show` gets what came out so far.
+    Meanwhile `check` may raise, and `show` gets the outcome so far.
     """
     began = time.monotonic()
     async with (

@@ -1,6 +1,6 @@
-"""The demo's worker: a child process, run exactly as in production, and seen only through HTTP, its log and its exit.
+"""The demo's worker: a child process, run exactly as in production.
 
-Must not live here: Kafka, output.
+Lives here: its start and stop; reading its HTTP endpoints, log and exit code. Must not live here: Kafka, output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PASSED_ON: Final = (
     "KP_EMBEDDER", "KP_MODEL", "KP_PRECISION", "KP_MAX_TOKENS", "KP_EMBED_THREADS", "KP_THRESHOLD", "KP_PROFILES",
     "KP_CACHE_MAX_ELEMENTS", "KP_CACHE_TTL_SECONDS", "KP_DELIVERY",
 )  # fmt: skip
-"""Settings worth playing with here; any other of the caller's could aim the worker at real topics."""
+"""Settings of the caller that the worker gets; any other could point it to real topics."""
 
 READY_SECONDS: Final = 600.0  # a first start may download a model
 STOP_SECONDS: Final = 30.0
@@ -56,7 +56,7 @@ class DemoWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # After a regular stop() there is nothing left; after an error its broker goes away too, so nothing to drain.
+        # After stop() the process has ended; after an error the broker stops too, so there is nothing to drain.
         self.process.kill()
         self.process.wait()
 
@@ -91,7 +91,7 @@ class DemoWorker:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Ask it to stop and wait; raise DemoError unless it says that everything is committed."""
+        """Stop the worker and wait; raise DemoError unless it exits with 0: everything is committed."""
         self.process.terminate()
         try:
             code = self.process.wait(STOP_SECONDS)
@@ -106,7 +106,7 @@ class DemoWorker:
         return "\n".join(["The end of its log:", *lines])
 
     def figures(self) -> str:
-        """Say how fast it evaluates and how far it is behind, from /metrics."""
+        """Return evaluation time and consumer lag from /metrics, as text."""
         buckets: dict[float, float] = {}
         lag = 0.0
         for family in text_string_to_metric_families(self.get("/metrics")[1]):

@@ -29,10 +29,10 @@ from worker.embed.model_dir import default_directory
 from worker.kafka.topics import CODECS, codec_problems
 
 KAFKA_SECONDS: Final = 45.0
-"""Longest time for all questions to the broker together."""
+"""Longest time for all checks of the broker together."""
 
 LEAST_FREE_BYTES: Final = 500 << 20
-"""Less is worth a warning: an exported model takes 90 to 180 MB, and logs and temporary files some more."""
+"""Less causes a warning: an exported model takes 90 to 180 MB, and logs and temporary files some more."""
 
 
 def run_doctor(*, as_json: bool) -> NoReturn:
@@ -111,7 +111,7 @@ def _port(settings: Settings) -> Finding:
     where = f"{host}:{port}"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the worker's own server
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the worker's HTTP server does
         try:
             probe.bind((host, port))
         except OSError as error:

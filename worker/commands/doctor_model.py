@@ -50,7 +50,8 @@ def _check(settings: Settings) -> Iterator[Finding]:
     if find_exported(settings.model) is None and settings.embedder != "openvino" and not Path(hub_name).is_dir():
         yield warn(
             "model",
-            f"{hub_name} is no directory here: the worker would take it from the hub (not tried, it would be stored)",
+            f"{hub_name} is not a directory here: the worker would take it from the hub (not tried: the model would be "
+            "stored)",
             "export it beforehand (kp-worker export-model), or set KP_MODEL to a directory",
         )
         return

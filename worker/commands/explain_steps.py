@@ -1,7 +1,7 @@
 """The score of one trace, step by step, as values.
 
 Lives here: the steps from the counts to the decision. Must not live here: the score itself (score_trace computes it,
-and the steps told here are checked against its result, bit for bit), output (explain_view.py).
+and these steps are checked against its result, bit for bit), output (explain_view.py).
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from worker.core.scoring import (
 )
 from worker.core.trace import ReasoningTrace, created_at_ms, parse_trace
 
-OVERRIDES: Final[Mapping[str, str]] = {
+OVERRIDE_RULES: Final[Mapping[str, str]] = {
     OVERRIDE_SINGLE_THOUGHT: "a single step, and it is a thought: 0.1, whatever the sum",
     OVERRIDE_ERROR_RECOVERY: "more than 2 error recoveries, and success: + 0.1, at most 1",
     OVERRIDE_LOW_TOOL_DIVERSITY: "exactly one tool: - 0.1, at least 0",
 }
 
 
-_decoder: Final = msgspec.json.Decoder(float_hook=float)  # as the parser: 1e400 in an unknown field is no error
+_decoder: Final = msgspec.json.Decoder(float_hook=float)  # as the parser does: 1e400 in an unknown field is valid
 
 
 class Nearest(Struct, frozen=True):
-    """The nearest earlier trace and its cosine similarity, as the document tells them."""
+    """The nearest earlier trace and its cosine similarity, as the document gives them."""
 
     id: str
     similarity: float
 
 
 class RecordedScoring(Struct, frozen=True):
-    """What the `scoring` object of a scored document says of its score."""
+    """What the `scoring` object of a scored document says about its score."""
 
     score: float
     decision: str
@@ -232,7 +232,7 @@ def is_json(raw: bytes) -> bool:
 
 
 def _about_time(trace: ReasoningTrace, recorded: RecordedScoring, settings: Settings) -> list[str]:
-    """Say where stream time stayed behind the trace's own time; told only where a setting can be the cause."""
+    """Return a note where stream time is behind the trace's own time, and a setting can be the cause."""
     step, created = settings.stream_time_max_step_seconds, rfc3339(created_at_ms(trace))
     compared = recorded.stream_time
     if step is None or not isinstance(compared, str) or not "" < compared < created:
@@ -294,6 +294,6 @@ def _overrides(names: tuple[str, ...], value: float) -> tuple[list[Override], fl
     result = []
     for name in names:
         after = steps[name](value)
-        result.append(Override(name, OVERRIDES[name], value, after))
+        result.append(Override(name, OVERRIDE_RULES[name], value, after))
         value = after
     return result, value

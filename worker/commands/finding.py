@@ -17,7 +17,7 @@ MARGIN: Final = 6
 
 
 class Finding(Struct, frozen=True):
-    """`fail`: the worker would not run; `warn`: it would, but look at it. Field names are those of the JSON output."""
+    """`fail`: the worker would not run; `warn`: it would, with a risk. Field names are those of the JSON output."""
 
     level: Literal["ok", "warn", "fail"]
     check: str
@@ -41,7 +41,7 @@ def fail(check: str, message: str, remedy: str = "") -> Finding:
 
 
 def as_lines(finding: Finding, width: int) -> list[str]:
-    """Return check and message, then the remedy, in lines of `width` characters; what could be copied is not cut."""
+    """Return check and message, then the remedy, in lines of `width` characters; words are not broken."""
     lines = []
     for text in (f"{finding.check}: {finding.message}", f"-> {finding.remedy}" if finding.remedy else ""):
         lines += textwrap.wrap(clean(text, "\n"), width, break_long_words=False, break_on_hyphens=False)

@@ -70,7 +70,7 @@ _key_decoder = msgspec.json.Decoder(_KeyFields)
 def key_of(line: bytes, choice: KeyField) -> bytes | None:
     """Return the record key of a trace; None where the trace does not have that field.
 
-    An agent's traces under one key stay in order and meet in one novelty cache.
+    An agent's traces have one key, so they stay in order and share one novelty cache.
     """
     if choice == "none":
         return None
@@ -204,7 +204,7 @@ class _Sender:
 async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:
     """Yield lines without their ends, as soon as each is there.
 
-    Read by a daemon thread from the bare descriptor: a slow pipe must not hold up what is already read, nor Ctrl-C.
+    Read by a daemon thread from the file descriptor: a slow pipe must delay neither earlier lines nor Ctrl-C.
     """
     loop, chunks = asyncio.get_running_loop(), asyncio.Queue[bytes | OSError](maxsize=4)
 

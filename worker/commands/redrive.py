@@ -60,7 +60,7 @@ def run_redrive(
                 else:
                     run(redrive.to_file(to_file))
         except KeyboardInterrupt:
-            say(f"interrupted after {counts.done.total()} letters; run it again to go on")
+            say(f"interrupted after {counts.done.total()} dead letters; run it again to go on")
             return 130
     print_counts(counts, to_file, execute)
     return 1 if execute and counts.refused else 0

@@ -44,8 +44,8 @@ async def find_marks_topic(session: Session, *, create_missing: bool) -> Topic |
         policy = marks.config.get("cleanup.policy", "compact")
         if "compact" not in policy or "delete" in policy:
             raise ConfigError(
-                f"topic {name} has cleanup.policy={policy}: marks would be deleted, and letters "
-                "re-driven again; set cleanup.policy=compact"
+                f"topic {name} has cleanup.policy={policy}: marks would be deleted, and dead "
+                "letters re-driven again; set cleanup.policy=compact"
             )
     return marks
 

@@ -41,7 +41,7 @@ def parse_time(text: str, now_ms: int) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no time; give one such as 2026-04-14T08:00Z, or an age such as 90m, 2h, 3d"
+            f"{text!r} is not a time; give one such as 2026-04-14T08:00Z, or an age such as 90m, 2h, 3d"
         ) from None
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
@@ -50,7 +50,7 @@ def parse_offsets(text: str) -> tuple[int, int | None]:
     """Return (first, end) of A:B (without B), A:, :B or a single offset. Raises ValueError."""
     found = re.fullmatch(r"([0-9]{0,18})(:?)([0-9]{0,18})", text)
     if found is None or not (found[1] or found[3]):
-        raise ValueError(f"{text!r} is no range of offsets; give A:B (from A up to, not including, B), A:, :B or A")
+        raise ValueError(f"{text!r} is not a range of offsets; give A:B (from A up to, not including, B), A:, :B or A")
     first = int(found[1] or 0)
     end = first + 1 if not found[2] else int(found[3]) if found[3] else None
     if end is not None and end <= first:

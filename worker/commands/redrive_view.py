@@ -1,4 +1,4 @@
-"""What `kp-worker redrive` shows: how many letters of each reason, and examples."""
+"""What `kp-worker redrive` shows: how many dead letters of each reason, and examples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _count(number: int) -> str:
 
 
 def examples_table(examples: list[Letter]) -> Table:
-    """Tabulate some letters: partition and offset, the source record's time, and what is wrong."""
+    """Tabulate some dead letters: partition and offset, the source record's time, and what is wrong."""
     table = _table()
     for name in ("letter", "time (UTC)", "reason"):
         table.add_column(name, no_wrap=True)
@@ -82,7 +82,7 @@ def print_counts(counts: RedriveCounts, to_file: Path | None, execute: bool) -> 
     target = "the source topic" if to_file is None else escape(clean(str(to_file)))
     if counts.foreign:
         console.print(
-            f"{counts.foreign} records are of another source topic (KP_SOURCE_TOPIC), or no dead letters: left out"
+            f"{counts.foreign} records are of another source topic (KP_SOURCE_TOPIC), or not dead letters: left out"
         )
     if not counts.found:
         console.print("no dead letter matches")

@@ -86,7 +86,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Traces that hang together by near neighbours. `similarity`: median of those links."""
+    """Traces that are linked by their nearest neighbours. `similarity`: median of those links."""
 
     size: int
     accepted: int

@@ -16,7 +16,7 @@ SAMPLES: Final = Path(__file__).parents[1] / "data" / "demo_traces.jsonl"
 
 
 class Sample(NamedTuple):
-    """A record to publish; the key is the agent, so that its traces stay in order and meet in one cache."""
+    """A record to publish; the key is the agent, so that its traces stay in order and share one cache."""
 
     key: bytes
     value: bytes | None
@@ -32,7 +32,7 @@ def samples() -> list[Sample]:
 
 
 def broken_values(trace: bytes) -> list[bytes | None]:
-    """Return values that are no valid trace, each in its own way."""
+    """Return values that are not a valid trace, each for another reason."""
     document = msgspec.json.decode(trace)
     del document["task"]
     too_sure = msgspec.json.decode(trace)

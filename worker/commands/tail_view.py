@@ -17,7 +17,7 @@ from worker.core.terminal import clean, clean_json_bytes
 COLOURS: Final = {"accepted": "green", "rejected": "red", "dead": "yellow"}
 COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
 LOW_NOVELTY: Final = 0.3
-"""Below this a row's novelty is marked: something much like it was there before."""
+"""Below this a row's novelty is highlighted: a very similar trace came before."""
 
 SCORED: Final = (
     ("id", 8), ("time", 5), ("domain", 16), ("C", 4), ("N", 4), ("D", 4), ("O", 4), ("score", 5), ("decision", 8),
@@ -96,7 +96,7 @@ def _short(trace_id: str) -> str:
 
 
 def _dead_among_scored(record: TailRecord) -> list[Text]:
-    """Return the row of a dead letter between scored traces: the reason in the place of the domain."""
+    """Return the row of a dead letter between scored traces: the reason stands in the column of the domain."""
     cells = [Text("-", "dim") for _ in range(len(SCORED) + 1)]
     if record.dead_letter is not None:
         cells[2] = Text(clean(record.dead_letter.reason), "yellow")

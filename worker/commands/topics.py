@@ -30,7 +30,7 @@ TIMEOUT_MS: Final = 10_000
 """How long one answer of the broker may take."""
 
 AT_LEAST: Final = frozenset({"max.message.bytes", AFTER})
-"""Settings of which more is as good; of AFTER on the source topic less is."""
+"""Settings that may be greater than planned; AFTER on the source topic may be less."""
 
 
 class ConfigRow(Struct, frozen=True):
@@ -43,7 +43,7 @@ class ConfigRow(Struct, frozen=True):
 
 
 class TopicRow(Struct, frozen=True):
-    """One topic as it is and as it should be. `commands`: what makes it so by hand; none where all is well."""
+    """One topic as it is and as it should be. `commands`: they correct it by hand; none where it is right."""
 
     setting: str
     topic: str
@@ -82,7 +82,7 @@ def run_topics(settings: Settings, *, create: bool, as_json: bool) -> int:
 
 
 async def topics_report(settings: Settings, create: bool) -> TopicsReport:
-    """Look at the topics, after creating what is missing if so asked. Raises ConfigError."""
+    """Describe the topics; with `create`, first create those that are missing. Raises ConfigError."""
     client = {**client_arguments(settings), "request_timeout_ms": TIMEOUT_MS}
     admin = await connect(settings, client, attempts=0)
     try:

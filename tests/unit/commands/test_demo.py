@@ -142,11 +142,11 @@ def test_explanation_does_the_arithmetic() -> None:
     assert "(novelty 0.5) it would have got 0.8032" in text
 
 
-@pytest.mark.parametrize("override", sorted(demo_view.OVERRIDES))
+@pytest.mark.parametrize("override", sorted(demo_view.OVERRIDE_LABELS))
 def test_explanation_names_overrides_and_a_neutral_novelty(override: str) -> None:
     document = next(document for document in scored(embedder=False) if override in document["scoring"]["overrides"])
     text = str(demo_view.explanation(document, []))
-    assert f"override {demo_view.OVERRIDES[override]}" in text
+    assert f"override {demo_view.OVERRIDE_LABELS[override]}" in text
     assert "no embedder is configured" in text
 
 
