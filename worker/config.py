@@ -1,7 +1,8 @@
 """Settings: every one is an environment variable with the prefix KP_, checked once at start.
 
-Lives here: names, types, defaults, limits and meaning of the settings, and the words of the error when one is wrong.
-Nothing else in worker/ reads the environment.
+Lives here: names, types, defaults, limits and meaning of the settings, and the error when one is wrong. Must not live
+here: which security settings fit together (config_security.py), what KP_PROFILES holds (config_profiles.py). Nothing
+else in worker/ reads KP_ variables.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from worker.config_profiles import ProfileSetting, merged_profiles
+from worker.config_security import SASL, TLS, check_security
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
-from worker.core.scoring import DEFAULT_PROFILE, PROFILES, Profile, Weights
+from worker.core.scoring import Profile
 from worker.core.trace import Limits
 
 PREFIX = "KP_"
@@ -26,14 +29,6 @@ Topic = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 
 class ConfigError(Exception):
     """A setting is missing or wrong; the message names the variable, the value and what is allowed."""
-
-
-class _ProfileSetting(BaseModel):
-    """One profile of KP_PROFILES: `weights` (four numbers that sum to 1), `threshold` (0..1), or one of them."""
-
-    model_config = ConfigDict(extra="forbid")
-    weights: dict[Literal["complexity", "novelty", "tool_diversity", "outcome_confidence"], float] | None = None
-    threshold: float | None = Field(None, ge=0, le=1)
 
 
 class Settings(BaseSettings):
@@ -104,7 +99,7 @@ class Settings(BaseSettings):
     )
 
     threshold: float = Field(0.75, ge=0, le=1, description="score from which a trace is accepted")
-    profiles: dict[str, _ProfileSetting] = Field(
+    profiles: dict[str, ProfileSetting] = Field(
         default_factory=dict,
         description='JSON: profiles to add or change, {"domain": {"weights": {...}, "threshold": 0.8}}',
     )
@@ -185,7 +180,9 @@ class Settings(BaseSettings):
     dead_letter_breaker_share: float = Field(
         0.0, ge=0, le=1, description="stop when more than this share of the last records were dead letters; 0: never"
     )
-    dead_letter_breaker_window: int = Field(1000, ge=10, description="how many last records the breaker looks at")
+    dead_letter_breaker_window: int = Field(
+        1000, ge=10, description="how many of the last records the dead-letter limit covers"
+    )
 
     latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
     stuck_seconds: float = Field(60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this")
@@ -229,7 +226,7 @@ class Settings(BaseSettings):
         topics = list(self.topics.values())
         if len(set(topics)) != len(topics):
             raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
-        self._check_security()
+        check_security(self._given(), self.security_protocol, self.sasl_mechanism)
         if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
             raise ValueError(
                 f"KP_MAX_BATCH_BYTES={self.max_batch_bytes} is less than a message of KP_MAX_MESSAGE_BYTES="
@@ -242,51 +239,19 @@ class Settings(BaseSettings):
             raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")
         return self
 
-    def _check_security(self) -> None:
-        """Raise ValueError for settings that contradict each other, or would be ignored."""
-        protocol, mechanism = f"KP_SECURITY_PROTOCOL={self.security_protocol}", self.sasl_mechanism
-        login = self._given("sasl_username", *_secret("sasl_password"))
-        token = self._given("sasl_token_file")
-        tls = self._given("tls_ca_file", "tls_certificate_file", "tls_key_file", *_secret("tls_key_password"))
-        for name in ("sasl_password", "tls_key_password"):
-            if len(both := self._given(*_secret(name))) == 2:
-                raise ValueError(f"{both[0]} and {both[1]} are both set; keep one")
-        if tls and not self.uses_tls:
-            raise ValueError(f"{tls[0]} is set, but {protocol} uses no TLS; set SSL or SASL_SSL")
-        if (key := self._given("tls_key_file", *_secret("tls_key_password"))) and not self.tls_certificate_file:
-            raise ValueError(f"{key[0]} is set, but no KP_TLS_CERTIFICATE_FILE that it belongs to")
-        if not self.uses_sasl:
-            if given := [*(["KP_SASL_MECHANISM"] if mechanism else []), *login, *token]:
-                raise ValueError(f"{given[0]} is set, but {protocol} uses no SASL; set SASL_SSL")
-        elif mechanism is None:
-            raise ValueError(f"{protocol} needs KP_SASL_MECHANISM: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER")
-        elif mechanism == "OAUTHBEARER":
-            if login:
-                raise ValueError(f"{login[0]} is set, but KP_SASL_MECHANISM=OAUTHBEARER takes KP_SASL_TOKEN_FILE alone")
-            if not token:
-                raise ValueError("KP_SASL_MECHANISM=OAUTHBEARER needs KP_SASL_TOKEN_FILE")
-        else:
-            if token:
-                raise ValueError(f"{token[0]} is set, but KP_SASL_MECHANISM={mechanism} takes a user and a password")
-            if not self.sasl_username or len(login) < 2:
-                raise ValueError(
-                    f"KP_SASL_MECHANISM={mechanism} needs KP_SASL_USERNAME, and KP_SASL_PASSWORD_FILE or "
-                    "KP_SASL_PASSWORD"
-                )
-
-    def _given(self, *names: str) -> list[str]:
-        """Return the variables of those fields that have a value."""
-        return [PREFIX + name.upper() for name in names if getattr(self, name) is not None]
+    def _given(self) -> set[str]:
+        """Return the fields that have a value."""
+        return {name for name in type(self).model_fields if getattr(self, name) is not None}
 
     @property
     def uses_tls(self) -> bool:
         """Whether connections are encrypted."""
-        return self.security_protocol in ("SSL", "SASL_SSL")
+        return self.security_protocol in TLS
 
     @property
     def uses_sasl(self) -> bool:
         """Whether the worker logs in by SASL."""
-        return self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+        return self.security_protocol in SASL
 
     @property
     def topics(self) -> Mapping[str, str]:
@@ -327,29 +292,12 @@ class Settings(BaseSettings):
 
     def scoring_profiles(self) -> Mapping[str, Profile]:
         """Return the built-in profiles with those of KP_PROFILES over them. Raises ValueError for bad weights."""
-        result = dict(PROFILES)
-        for domain, setting in self.profiles.items():
-            weights = result.get(domain, result[DEFAULT_PROFILE]).weights
-            if setting.weights is not None:
-                missing = set(Weights.__dataclass_fields__) - set(setting.weights)
-                if missing:
-                    raise ValueError(f"profile {domain!r} lacks the weights {', '.join(sorted(missing))}")
-                try:
-                    weights = Weights(**setting.weights)
-                except ValueError as error:
-                    raise ValueError(f"profile {domain!r}: {error}") from error
-            result[domain] = Profile(weights, setting.threshold)
-        return result
+        return merged_profiles(self.profiles)
 
 
-def _secret(name: str) -> tuple[str, str]:
-    """Return the two fields in which a secret may be given."""
-    return name, f"{name}_file"
-
-
-def load(**overrides: Any) -> Settings:
-    """Read the settings from the environment; `overrides` (by field name, None: not given) win. Raises ConfigError."""
-    given = {name: value for name, value in overrides.items() if value is not None}
+def load(**fields: Any) -> Settings:
+    """Read the settings from the environment; `fields` (None: not given) win over it. Raises ConfigError."""
+    given = {name: value for name, value in fields.items() if value is not None}
     try:
         return Settings(**given)
     except SettingsError as error:
@@ -384,7 +332,7 @@ def given_variables() -> list[str]:
 
 
 def unknown_variables() -> list[str]:
-    """Describe each KP_ variable that is no setting (usually a misspelt one), with the nearest that is."""
+    """Describe each KP_ variable that is not a setting (usually a misspelt one), with the nearest one that is."""
     known = [PREFIX + name.upper() for name in Settings.model_fields]
     result = []
     for name in sorted(os.environ):

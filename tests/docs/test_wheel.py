@@ -15,7 +15,7 @@ for module in pkgutil.walk_packages(worker.__path__, "worker."):
     if module.name != "worker.__main__":
         importlib.import_module(module.name)
 from worker.broker.kafka_jars import LOCK_FILE
-from worker.commands.publish import SAMPLES
+from worker.commands.samples import SAMPLES
 from worker.observe.status_page import PAGE
 assert LOCK_FILE.is_file() and SAMPLES.is_file() and PAGE.is_file()
 print(worker.__file__)

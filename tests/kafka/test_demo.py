@@ -11,21 +11,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from worker.commands import demo
+from worker.commands.samples import SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = demo.SAMPLES.read_bytes().splitlines()
+LINES = SAMPLES.read_bytes().splitlines()
+IMPORTS = """
+import sys
+from pathlib import Path
+from worker.commands.broker import run_broker
+from worker.commands.demo import run_demo
+"""
 DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 
 
-def run_demo(code: str, tmp_path: Path) -> subprocess.Popen[str]:
+def start_python(code: str, tmp_path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
             sys.executable,
             "-W",
             "error::ResourceWarning",
             "-c",
-            f"import sys; from worker.commands.demo import *; sys.exit({code})",
+            f"{IMPORTS}sys.exit({code})",
         ],
         cwd=ROOT,
         env={**os.environ, "KP_EMBEDDER": "none", "TMPDIR": str(tmp_path)},
@@ -47,7 +53,7 @@ def read_to(process: subprocess.Popen[str], words: str) -> str:
 
 
 def test_demo_end_to_end(tmp_path: Path) -> None:
-    process = run_demo("demo()", tmp_path)
+    process = start_python("run_demo()", tmp_path)
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
     found = re.search(r"published (\d+) +accepted (\d+) +rejected (\d+) +dead letters (\d+)", text)
@@ -63,7 +69,7 @@ def test_demo_end_to_end(tmp_path: Path) -> None:
 
 
 def test_demo_keeps_running_until_asked(tmp_path: Path) -> None:
-    with run_demo("demo(True)", tmp_path) as process:
+    with start_python("run_demo(True)", tmp_path) as process:
         text = read_to(process, "stop     Ctrl-C")
         assert "kcat -Ceq -b 127.0.0.1:" in text
         process.send_signal(signal.SIGTERM)
@@ -74,14 +80,14 @@ def test_demo_keeps_running_until_asked(tmp_path: Path) -> None:
 
 
 def test_demo_cleans_up_when_interrupted_or_when_the_worker_fails(tmp_path: Path) -> None:
-    with run_demo("demo()", tmp_path) as process:
+    with start_python("run_demo()", tmp_path) as process:
         read_to(process, "ok  kafka")
         process.send_signal(signal.SIGINT)
         text, _ = process.communicate(timeout=60)
     assert process.returncode == 130, text
     assert list(tmp_path.iterdir()) == []
 
-    process = run_demo("demo(http_port=65536)", tmp_path)
+    process = start_python("run_demo(http_port=65536)", tmp_path)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "Error: the worker ended with exit code" in text
@@ -91,7 +97,7 @@ def test_demo_cleans_up_when_interrupted_or_when_the_worker_fails(tmp_path: Path
 
 def test_broker_runs_until_asked_and_keeps_its_data(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with run_demo(f"broker(data_dir=Path({str(data)!r}))", tmp_path) as process:
+    with start_python(f"run_broker(data_dir=Path({str(data)!r}))", tmp_path) as process:
         text = read_to(process, "stop     Ctrl-C")
         assert re.search(r"KP_BOOTSTRAP_SERVERS=127\.0\.0\.1:\d+ KP_CREATE_TOPICS=true kp-worker run", text)
         process.send_signal(signal.SIGTERM)

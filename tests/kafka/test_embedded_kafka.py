@@ -30,6 +30,7 @@ from tests.support.kafka_fixtures import (
 )
 from worker.broker import embedded_kafka, kafka_jars
 from worker.broker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka
+from worker.broker.ports import free_ports
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 60) -> None:
@@ -267,7 +268,7 @@ def test_late_start_is_an_error(tmp_path: Path) -> None:
 
 
 def test_fixed_port_and_port_in_use(kafka: EmbeddedKafka) -> None:
-    port = embedded_kafka._free_ports(1)[0]
+    port = free_ports(1)[0]
     with EmbeddedKafka(port=port) as broker:
         assert broker.bootstrap_servers == f"127.0.0.1:{port}"
         with pytest.raises(BrokerError, match=f"port {port} is in use"):

@@ -14,7 +14,8 @@ from tests.support.builders import trace_bytes, trace_document
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, create_topics
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.commands.publish import SAMPLES, key_of
+from worker.commands.publish_lines import key_of
+from worker.commands.samples import SAMPLES
 from worker.core.trace import parse_trace
 
 

@@ -17,7 +17,7 @@ from tests.support.builders import T0, trace_bytes
 from tests.support.commands import Desk, header
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.commands.redrive import parse_offsets, parse_time
+from worker.commands.redrive_selection import parse_offsets, parse_time
 from worker.core.fitting import fit_dead_letter, last_resort, readdressed
 from worker.core.pipeline import OutputRecord, SourceRecord, dead_letter
 from worker.core.trace import InvalidTrace, Reason
@@ -322,7 +322,7 @@ def test_wrong_options_are_named(kafka: EmbeddedKafka) -> None:
         "--offset 1:2": "--offset needs --partition",
         "--offset 2:1 --partition 0": "holds no offset",
         "--partition 7": "has no partition 7",
-        "--since noon": "is no time",
+        "--since noon": "is not a time",
         "--to-source --to-file x": "exclude each other",
     }.items():
         done = desk.run("redrive", *options.split())

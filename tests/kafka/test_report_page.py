@@ -10,8 +10,9 @@ from tests.support.builders import T0
 from tests.support.kafka_fixtures import create_topics, produce, unique
 from tests.support.reports import dump, parsed, run, scored_document
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.commands.report import EmptyReport, Traces, summarize
+from worker.commands.report_columns import Traces
 from worker.commands.report_kafka import read_outputs
+from worker.commands.report_summary import EmptyReport, summarize
 from worker.config import Settings
 
 

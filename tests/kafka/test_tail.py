@@ -6,15 +6,14 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 
 from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.commands import ROOT, Desk
 from tests.support.kafka_fixtures import produce
+from tests.support.terminal import until_it_ends
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.pipeline import PartitionScorer, scored_record
 from worker.core.trace import Reason, parse_trace
@@ -112,17 +111,8 @@ def on_terminal(desk: Desk, columns: int, *args: str) -> list[str]:
             [sys.executable, "-m", "worker", *args],
             desk.env | {"COLUMNS": str(columns), "TERM": "xterm"},
         )
-    output = b""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if select.select([terminal], [], [], 0.1)[0]:
-            try:
-                output += os.read(terminal, 65536)
-            except OSError:  # it has ended
-                break
-    os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    code, output = until_it_ends(child, terminal)
+    assert code == 0
     assert b"\x1b[32maccepted" in output or "--dead-letters" in args
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
     return [line for line in text.replace("\r", "").split("\n") if line.strip()]

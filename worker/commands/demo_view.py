@@ -26,7 +26,7 @@ STORY: Final = (
 """Beginnings of the ids of one incident told three times: first, 39 minutes later, 69 minutes after that."""
 
 COLOURS: Final = {"accepted": "green", "rejected": "red"}
-OVERRIDES: Final = {
+OVERRIDE_LABELS: Final = {
     "single_thought": "one thought",
     "error_recovery_bonus": "recovery +0.1",
     "low_tool_diversity_penalty": "one tool -0.1",
@@ -40,9 +40,9 @@ def position(document: Document) -> tuple[int, int]:
     return source["partition"], source["offset"]
 
 
-def dead_position(letter: Mapping[str, str]) -> tuple[int, int]:
+def dead_position(headers: Mapping[str, str]) -> tuple[int, int]:
     """Return source partition and offset of a dead letter, from its headers."""
-    return int(letter["kp-source-partition"]), int(letter["kp-source-offset"])
+    return int(headers["kp-source-partition"]), int(headers["kp-source-offset"])
 
 
 def short(trace_id: str) -> str:
@@ -88,7 +88,7 @@ def _row(document: Document) -> list[RenderableType]:
         decision,
         Text(short(nearest["id"]) if nearest else "-"),
         f"{nearest['similarity']:.2f}" if nearest else "-",
-        ", ".join(OVERRIDES.get(name, name) for name in scoring["overrides"]),
+        ", ".join(OVERRIDE_LABELS.get(name, name) for name in scoring["overrides"]),
     ]
 
 
@@ -122,7 +122,7 @@ def explanation(document: Document, others: Sequence[Document]) -> Text:
     raw = sum(parts[name] * weights[name] for name in COMPONENTS)
     text.append(f"  {'sum':<29}     = {raw:.4f}\n")
     for name in scoring["overrides"]:
-        text.append(f"  override {OVERRIDES.get(name, name)}\n")
+        text.append(f"  override {OVERRIDE_LABELS.get(name, name)}\n")
     sign = ">=" if scoring["decision"] == "accepted" else "<"
     text.append(f"  {'score':<29}     = {score:.4f} {sign} {scoring['threshold']:g}: ")
     text.append(scoring["decision"] + "\n", COLOURS[scoring["decision"]])

@@ -1,190 +1,69 @@
-"""`kp-worker publish`: traces from a JSON Lines file to a topic, each looked at before it is sent.
+"""`kp-worker publish`: the traces of a file, published, with progress, refused lines and counts on standard error.
 
-Lives here: reading lines, refusing bad ones, the key, the producer. Must not live here: what a trace is (trace.py).
+Must not live here: reading and sending lines (publish_lines.py).
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO
 
-import msgspec
-from aiokafka import AIOKafkaProducer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-from worker.commands.session import Session, SessionError
-from worker.core.trace import InvalidTrace, Reason, parse_trace
-from worker.kafka.publisher import producer_arguments, while_sending
-
-SAMPLES: Final = Path(__file__).parents[1] / "data" / "demo_traces.jsonl"
-
-IN_FLIGHT: Final = 1000
-"""Traces that may be on their way to the broker at once: bounds memory, and keeps a thousand in a batch's reach."""
-
-LINGER_MS: Final = 5
-"""How long a batch waits for company. Without it the first of many traces would each travel alone."""
-
-CHUNK_BYTES: Final = 1 << 16
-
-KeyField = Literal["agent", "id", "domain", "none"]
+from worker.commands.console import ArgumentError, CommandError, errors_for_the_user, open_file, say, size_of
+from worker.commands.publish_lines import KeyField, PublishCounts, publish_lines
+from worker.commands.samples import SAMPLES
+from worker.commands.session import Session, run
+from worker.config import Settings
+from worker.core.terminal import clean
+from worker.core.trace import InvalidTrace
 
 
-@dataclass(slots=True)
-class Summary:
-    """Counts of one run, kept up to date while it lasts."""
+def run_publish(file: str, settings: Settings, *, topic: str, key: KeyField, rate: float | None, validate: bool) -> int:
+    """Publish a file, say how it went, and return the exit code. Raises CommandError, ArgumentError."""
+    with errors_for_the_user():
+        session = Session(settings)
+    source = _open(file)
+    console = Console(stderr=True, highlight=False)
+    counts = PublishCounts()
+    columns = (TextColumn("{task.fields[sent]} sent"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with source, Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("publishing", total=size_of(source), sent=0)
 
-    sent: int = 0
-    refused: int = 0
-    seconds: float = 0.0
+        def on_refused(line: int, error: InvalidTrace) -> None:
+            where = Text(clean(f"{file}:{line}: "), "bold")
+            why = Text(f"{error.reason}: ", "yellow") + Text(clean(str(error)))
+            progress.console.print(where + why, soft_wrap=True)
+
+        interrupted = False
+        try:
+            with errors_for_the_user():
+                run(
+                    publish_lines(
+                        source, session, topic=topic, key=key, rate=rate, validate=validate, counts=counts,
+                        on_line=lambda size: progress.update(task, advance=size, sent=counts.sent),
+                        on_refused=on_refused,
+                    )
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            interrupted = True
+        except CommandError as error:
+            raise (error.adding(f"; {counts.sent} were published before") if counts.sent else error) from None
+    _say_counts(counts, topic, interrupted)
+    return 130 if interrupted else 1 if counts.refused else 0
 
 
-class _KeyMetadata(msgspec.Struct):
-    agent_id: str = ""
-    task_domain: str = ""
-
-
-class _KeyFields(msgspec.Struct):
-    id: str = ""
-    metadata: _KeyMetadata = msgspec.field(default_factory=_KeyMetadata)
-
-
-_key_decoder = msgspec.json.Decoder(_KeyFields)
-
-
-def key_of(line: bytes, choice: KeyField) -> bytes | None:
-    """Return the record key of a trace; None where the trace does not have that field.
-
-    An agent's traces under one key stay in order and meet in one novelty cache.
-    """
-    if choice == "none":
-        return None
+def _open(file: str) -> BinaryIO:
     try:
-        fields = _key_decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # unvalidated lines may be anything
-        return None
-    text = {"agent": fields.metadata.agent_id, "id": fields.id, "domain": fields.metadata.task_domain}[choice]
-    return text.encode() or None
+        return open_file(str(SAMPLES) if file == "samples" else file, "rb")
+    except OSError as error:
+        raise ArgumentError("FILE", f"{file}: {error.strerror}") from None
 
 
-async def publish(
-    source: BinaryIO,
-    session: Session,
-    *,
-    topic: str,
-    key: KeyField,
-    rate: float | None,
-    validate: bool,
-    summary: Summary,
-    on_line: Callable[[int], None],
-    on_refused: Callable[[int, InvalidTrace], None],
-) -> None:
-    """Send every line of `source` that is a valid trace (or every line), at most `rate` a second.
-
-    `summary` counts as it goes; `on_line` gets each line's size (bytes), `on_refused` its number (from 1) and
-    what is wrong. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
-    """
-    (target,) = await session.existing(topic)
-    limits = session.settings.limits
-    began = time.perf_counter()
-
-    def acknowledged(future: asyncio.Future[object]) -> None:
-        summary.sent += not future.cancelled() and future.exception() is None
-
-    async def send_lines(producer: AIOKafkaProducer) -> None:
-        waiting: deque[tuple[int, asyncio.Future[object]]] = deque()
-        number = due = 0
-        async for line in _lines(source):
-            number += 1
-            on_line(len(line) + 1)
-            if not line.strip():
-                continue
-            record_key = key_of(line, key)
-            try:
-                if validate:  # the key counts against the worker's limit, too
-                    parse_trace(line, replace(limits, max_bytes=limits.max_bytes - len(record_key or b"")))
-                _check_fits(producer, record_key, line, target.max_bytes)
-            except InvalidTrace as error:
-                summary.refused += 1
-                on_refused(number, error)
-                continue
-            if rate is not None:
-                await asyncio.sleep(began + due / rate - time.perf_counter())
-                due += 1
-            future = await producer.send(topic, line, key=record_key)
-            future.add_done_callback(acknowledged)
-            waiting.append((number, future))
-            summary.seconds = time.perf_counter() - began
-            while len(waiting) >= IN_FLIGHT or (waiting and waiting[0][1].done()):
-                await _result(*waiting.popleft())
-        while waiting:
-            await _result(*waiting.popleft())
-        summary.seconds = time.perf_counter() - began
-
-    timeout_ms = round(session.settings.transaction_timeout_seconds * 1000)
-    arguments = producer_arguments(session.client) | {"linger_ms": LINGER_MS, "request_timeout_ms": timeout_ms}
-    async with session.connected(AIOKafkaProducer(**arguments)) as producer:
-        began = time.perf_counter()
-        await while_sending(producer, send_lines(producer))
-
-
-async def _result(number: int, future: asyncio.Future[object]) -> None:
-    try:
-        await future
-    except Exception as error:
-        raise SessionError(f"line {number}: {error!r}; it and what follows may not be on the topic") from error
-
-
-def _check_fits(producer: AIOKafkaProducer, key: bytes | None, line: bytes, limit: int) -> None:
-    """Raise InvalidTrace for a record that the topic refuses.
-
-    Must be seen before it is sent: a refused batch breaks the sequence of an idempotent producer.
-    """
-    if len(line) + len(key or b"") < limit // 2:
-        return
-    batch = producer.create_batch()
-    batch.append(timestamp=None, key=key, value=line)
-    if batch.size() > limit:
-        message = f"{len(line)} bytes are too large for the topic, whose max.message.bytes is {limit}"
-        raise InvalidTrace(Reason.TOO_LARGE, "", message)
-
-
-async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:
-    """Yield lines without their ends, as soon as each is there.
-
-    Read by a daemon thread from the bare descriptor: a slow pipe must not hold up what is already read, nor Ctrl-C.
-    """
-    loop, chunks = asyncio.get_running_loop(), asyncio.Queue[bytes | OSError](maxsize=4)
-
-    def read() -> None:
-        chunk: bytes | OSError = b"-"
-        while isinstance(chunk, bytes) and chunk:
-            try:
-                chunk = os.read(source.fileno(), CHUNK_BYTES)
-            except OSError as error:
-                chunk = error
-            try:
-                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
-            except (RuntimeError, asyncio.CancelledError):  # the command has ended
-                return
-
-    threading.Thread(target=read, daemon=True).start()
-    pieces: list[bytes] = []
-    while chunk := await chunks.get():
-        if isinstance(chunk, OSError):
-            raise chunk
-        *ended, rest = chunk.split(b"\n")
-        if ended:
-            pieces.append(ended[0])
-            yield b"".join(pieces).rstrip(b"\r")
-            for line in ended[1:]:
-                yield line.rstrip(b"\r")
-            pieces = []
-        pieces.append(rest)
-    if last := b"".join(pieces):
-        yield last.rstrip(b"\r")
+def _say_counts(counts: PublishCounts, topic: str, interrupted: bool) -> None:
+    rate = f", {counts.sent / counts.seconds:.0f}/s" if counts.seconds > 1 else ""
+    say(
+        f"{counts.sent} trace{'s' * (counts.sent != 1)} published to topic {topic}{rate}, "
+        f"{counts.refused} refused" + (", then interrupted" if interrupted else "")
+    )

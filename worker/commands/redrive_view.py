@@ -1,8 +1,8 @@
-"""What `kp-worker redrive` shows: how many letters of each reason, and examples."""
+"""What `kp-worker redrive` shows: how many dead letters of each reason, and examples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from worker.commands.redrive import Report
+from worker.commands.redrive_counts import RedriveCounts, RedriveProgress
 from worker.core.terminal import clean
 from worker.kafka.dead_letters import Letter
 
@@ -22,17 +22,17 @@ def _table(*names: str) -> Table:
     return Table(*names, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
 
 
-def counts_table(report: Report, done: str) -> Table:
+def counts_table(counts: RedriveCounts, done: str) -> Table:
     """Tabulate the counts by reason; `done` names the last column."""
-    columns = {"letters": report.found, "already done": report.already, "refused": report.refused, done: report.done}
+    columns = {"letters": counts.found, "already done": counts.already, "refused": counts.refused, done: counts.done}
     table = _table("reason")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for reason in sorted(report.found):
-        table.add_row(Text(clean(reason), "yellow"), *(_count(counts[reason]) for counts in columns.values()))
-    if len(report.found) != 1:
+    for reason in sorted(counts.found):
+        table.add_row(Text(clean(reason), "yellow"), *(_count(column[reason]) for column in columns.values()))
+    if len(counts.found) != 1:
         table.add_section()
-        table.add_row("all", *(_count(counts.total()) for counts in columns.values()), style="bold")
+        table.add_row("all", *(_count(column.total()) for column in columns.values()), style="bold")
     return table
 
 
@@ -41,7 +41,7 @@ def _count(number: int) -> str:
 
 
 def examples_table(examples: list[Letter]) -> Table:
-    """Tabulate some letters: partition and offset, the source record's time, and what is wrong."""
+    """Tabulate some dead letters: partition and offset, the source record's time, and what is wrong."""
     table = _table()
     for name in ("letter", "time (UTC)", "reason"):
         table.add_column(name, no_wrap=True)
@@ -61,8 +61,8 @@ def _time(ms: int | None) -> str:
 
 
 @contextmanager
-def watching(report: Report) -> Iterator[tuple[Callable[[Letter, str], None], Callable[[], None]]]:
-    """Show progress on a terminal, and each refused letter; yields the two callbacks of `Redrive`."""
+def watching(counts: RedriveCounts) -> Iterator[RedriveProgress]:
+    """Show progress on a terminal, and each refused dead letter."""
     console = Console(stderr=True, highlight=False)
     with console.status("reading dead letters") if console.is_terminal else nullcontext() as status:
 
@@ -71,43 +71,43 @@ def watching(report: Report) -> Iterator[tuple[Callable[[Letter, str], None], Ca
 
         def on_progress() -> None:
             if status is not None:
-                status.update(f"{report.found.total()} dead letters match")
+                status.update(f"{counts.found.total()} dead letters match")
 
-        yield on_refused, on_progress
+        yield RedriveProgress(counts, on_refused, on_progress)
 
 
-def show(report: Report, to_file: Path | None, execute: bool) -> None:
+def print_counts(counts: RedriveCounts, to_file: Path | None, execute: bool) -> None:
     """Print the counts, and after a dry run some examples and what to do next."""
     console = Console(highlight=False)
     target = "the source topic" if to_file is None else escape(clean(str(to_file)))
-    if report.foreign:
+    if counts.foreign:
         console.print(
-            f"{report.foreign} records are of another source topic (KP_SOURCE_TOPIC), or no dead letters: left out"
+            f"{counts.foreign} records are of another source topic (KP_SOURCE_TOPIC), or not dead letters: left out"
         )
-    if not report.found:
+    if not counts.found:
         console.print("no dead letter matches")
         return
     verb, does = ("re-driven", "sends") if to_file is None else ("written", "writes")
-    console.print(counts_table(report, verb if execute else "to do"))
+    console.print(counts_table(counts, verb if execute else "to do"))
     if execute:
-        done = report.done.total()
+        done = counts.done.total()
         console.print(f"\n{done} dead letter{'s' * (done != 1)} {verb} to {target}", soft_wrap=True)
-        _warn_of_retention(console, report)
+        _warn_of_retention(console, counts)
         return
-    todo = report.done.total()
+    todo = counts.done.total()
     if todo:
-        console.print(Text("\nExamples", "bold"), examples_table(report.examples), sep="\n")
+        console.print(Text("\nExamples", "bold"), examples_table(counts.examples), sep="\n")
         console.print(f"\nDry run: nothing was done. --execute {does} {todo} to {target}", soft_wrap=True)
-        _warn_of_retention(console, report)
+        _warn_of_retention(console, counts)
     else:
         console.print("\nNothing to do")
 
 
-def _warn_of_retention(console: Console, report: Report) -> None:
-    if report.old and report.retention_ms is not None:
-        days = report.retention_ms / 86_400_000
+def _warn_of_retention(console: Console, counts: RedriveCounts) -> None:
+    if counts.old and counts.retention_ms is not None:
+        days = counts.retention_ms / 86_400_000
         console.print(
-            f"{report.old} of them are older than the source topic keeps records ({days:.1f} days): they keep their "
+            f"{counts.old} of them are older than the source topic keeps records ({days:.1f} days): they keep their "
             "timestamps, so Kafka may delete them before a worker reads them. Have a worker running, or raise "
             "retention.ms",
             style="yellow",

@@ -1,7 +1,7 @@
 """The plots of a report, as SVG that stands inside a page. Needs matplotlib (the `report` extra).
 
-Lives here: what is drawn. Must not live here: numbers (report.py), names and texts (report_page.py): texts of the
-documents stay out of the SVG, since matplotlib reads `$` as mathematics and has no fonts for all scripts.
+Lives here: what is drawn. Must not live here: numbers (report_summary.py), names and texts (report_page.py): texts of
+the documents stay out of the SVG, since matplotlib reads `$` as mathematics and has no fonts for all scripts.
 
 Colours are names of CSS variables, so that the page decides on them: light, dark, print.
 """
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from worker.commands.report import CURVE, SCORE_BINS, Moment
+from worker.commands.report_numbers import CURVE, SCORE_BINS, Moment
 
 # matplotlib takes real colours only: each variable has one that is used for nothing else.
 _VARIABLES: Final = {f"#0101{index:02x}": f"var(--{name})" for index, name in enumerate(

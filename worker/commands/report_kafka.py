@@ -1,7 +1,7 @@
 """Reading the accepted and rejected topics for a report: once, from an offset or a time to the present end.
 
-Lives here: which records, in what bounds. Must not live here: what is in them (report.py). It joins no group and
-commits nothing; it needs the ACLs Read and Describe on the two topics.
+Lives here: which records, in what bounds. Must not live here: what is in them (report_columns.py). It joins no group
+and commits nothing; it needs the ACLs Read and Describe on the two topics.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, for_code
 
-from worker.commands.report import Traces
+from worker.commands.report_columns import Traces
 from worker.commands.session import SessionError, read_to
 from worker.config import ConfigError, Settings
 from worker.kafka.client import client_arguments, why_not

@@ -1,7 +1,7 @@
 """The page of a report: one HTML file that loads nothing. Needs Jinja2 and matplotlib (the `report` extra).
 
 Lives here: how numbers are written, and what the template (data/report.html.j2) gets. Must not live here: numbers
-(report.py), plots (report_charts.py). Jinja2 escapes all texts; `Markup` is for our own SVG alone.
+(report_summary.py), plots (report_charts.py). Jinja2 escapes all texts; `Markup` is for our own SVG alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import jinja2
 from markupsafe import Markup
 
 from worker.commands import report_charts as charts
-from worker.commands.report import COMPONENTS, SHARES, THRESHOLDS, Summary, clean
+from worker.commands.report_columns import COMPONENTS, shown_text
+from worker.commands.report_numbers import SHARES, THRESHOLDS, ReportNumbers
 from worker.core import terminal
 from worker.core.pipeline import rfc3339
 from worker.version import __version__
@@ -21,7 +22,7 @@ from worker.version import __version__
 MS = 1000.0
 
 
-def render(summary: Summary, source: str) -> str:
+def render(summary: ReportNumbers, source: str) -> str:
     """Return the page. `source` says where the documents come from; the same arguments give the same page."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -38,12 +39,12 @@ def render(summary: Summary, source: str) -> str:
     }
     template = environment.from_string(files("worker").joinpath("data/report.html.j2").read_text("utf-8"))
     return template.render(
-        s=summary, source=clean(source), version=__version__, component_names=COMPONENTS, thresholds=THRESHOLDS,
+        s=summary, source=shown_text(source), version=__version__, component_names=COMPONENTS, thresholds=THRESHOLDS,
         cutoff_shares=SHARES, plots=_plots(summary), series=charts.SERIES,
     )  # fmt: skip
 
 
-def _plots(summary: Summary) -> dict[str, Any]:
+def _plots(summary: ReportNumbers) -> dict[str, Any]:
     profiles = summary.profiles
     thresholds = {profile.threshold for profile in profiles}
     shared = thresholds.pop() if len(thresholds) == 1 else None

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from worker.commands.tail import Entry
+from worker.commands.tail_records import TailRecord
 from worker.core.terminal import clean, clean_json_bytes
 
 COLOURS: Final = {"accepted": "green", "rejected": "red", "dead": "yellow"}
 COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
 LOW_NOVELTY: Final = 0.3
-"""Below this a row's novelty is marked: something much like it was there before."""
+"""Below this a row's novelty is highlighted: a very similar trace came before."""
 
 SCORED: Final = (
     ("id", 8), ("time", 5), ("domain", 16), ("C", 4), ("N", 4), ("D", 4), ("O", 4), ("score", 5), ("decision", 8),
@@ -27,46 +27,46 @@ WIDE: Final = 80 + 27
 """From this width on the overrides have a column, after the 80 of the others."""
 
 
-def write_lines(entries: list[Entry]) -> None:
-    """Write entries as JSON Lines, at once. Raises BrokenPipeError."""
+def write_lines(records: list[TailRecord]) -> None:
+    """Write records as JSON Lines, at once. Raises BrokenPipeError."""
     output = sys.stdout.buffer
-    output.writelines(clean_json_bytes(entry.as_json()) + b"\n" for entry in entries)
+    output.writelines(clean_json_bytes(record.as_json()) + b"\n" for record in records)
     output.flush()
 
 
 @contextmanager
-def on_terminal(*, only_letters: bool, follow: bool) -> Iterator[Callable[[list[Entry]], None]]:
-    """Yield what prints entries as rows of one table; while it follows, the last line says that it waits."""
+def on_terminal(*, only_dead_letters: bool, follow: bool) -> Iterator[Callable[[list[TailRecord]], None]]:
+    """Yield a function that prints records as rows of one table; with `follow`, a last line says that it waits."""
     console = Console(highlight=False)
     header = True
 
-    def show(entries: list[Entry]) -> None:
+    def show(records: list[TailRecord]) -> None:
         nonlocal header
-        if entries:
-            console.print(rows(entries, console.width, header=header, letters=only_letters))
+        if records:
+            console.print(rows(records, console.width, header=header, only_dead_letters=only_dead_letters))
             header = False
 
     with console.status("waiting for traces; Ctrl-C ends") if follow else nullcontext():
         yield show
 
 
-def rows(entries: Sequence[Entry], width: int, *, header: bool, letters: bool) -> Table:
-    """Tabulate entries; `letters`: of the dead-letter topic alone."""
+def rows(records: Sequence[TailRecord], width: int, *, header: bool, only_dead_letters: bool) -> Table:
+    """Tabulate records; `only_dead_letters`: of the dead-letter topic alone."""
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=header, header_style="bold", pad_edge=False)
-    if letters:
+    if only_dead_letters:
         for name, cells in (("source", 11), ("time", 8), ("reason", 16)):
             table.add_column(name, width=cells, no_wrap=True)
         table.add_column("message", width=max(20, width - 38))
-        for entry in entries:
-            table.add_row(*_letter(entry))
+        for record in records:
+            table.add_row(*_dead_letter(record))
         return table
     for name, cells in SCORED:
         right = name in ("C", "N", "D", "O", "score")
         table.add_column(name, width=cells, no_wrap=True, justify="right" if right else "left")
     if width >= WIDE:
         table.add_column("overrides", no_wrap=True)
-    for entry in entries:
-        cells_of = _scored(entry.document) if entry.document is not None else _dead_among_scored(entry)
+    for record in records:
+        cells_of = _scored(record.document) if record.document is not None else _dead_among_scored(record)
         table.add_row(*cells_of[: len(table.columns)])
     return table
 
@@ -95,22 +95,22 @@ def _short(trace_id: str) -> str:
     return clean(trace_id.removeprefix("kp:trace:")[:8])
 
 
-def _dead_among_scored(entry: Entry) -> list[Text]:
-    """Return the row of a dead letter between scored traces: the reason in the place of the domain."""
+def _dead_among_scored(record: TailRecord) -> list[Text]:
+    """Return the row of a dead letter between scored traces: the reason stands in the column of the domain."""
     cells = [Text("-", "dim") for _ in range(len(SCORED) + 1)]
-    if entry.letter is not None:
-        cells[2] = Text(clean(entry.letter.reason), "yellow")
+    if record.dead_letter is not None:
+        cells[2] = Text(clean(record.dead_letter.reason), "yellow")
     cells[8] = Text("dead", "yellow")
     return cells
 
 
-def _letter(entry: Entry) -> list[Text]:
-    letter = entry.letter
-    if letter is None:
+def _dead_letter(record: TailRecord) -> list[Text]:
+    dead = record.dead_letter
+    if dead is None:
         return []
-    time = "-" if letter.timestamp_ms is None else _clock(letter.timestamp_ms)
-    place = f"{letter.source_partition}:{letter.source_offset}"
-    return [Text(place), Text(time), Text(clean(letter.reason), "yellow"), Text(clean(letter.message))]
+    time = "-" if dead.timestamp_ms is None else _clock(dead.timestamp_ms)
+    place = f"{dead.source_partition}:{dead.source_offset}"
+    return [Text(place), Text(time), Text(clean(dead.reason), "yellow"), Text(clean(dead.message))]
 
 
 def _clock(ms: int) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from worker.broker import embedded_kafka, kafka_jars
-from worker.broker.embedded_kafka import KAFKA_VERSION, BrokerError, server_properties
+from worker.broker import kafka_jars
+from worker.broker.kafka_config import java_properties, server_properties
+from worker.broker.kafka_jars import KAFKA_VERSION, BrokerError
 
 ONE = [{"PLAINTEXT": 1, "CONTROLLER": 2}]
 PLAIN = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
@@ -49,7 +50,7 @@ def test_advertised_follows_overridden_listeners() -> None:
 
 
 def test_values_survive_the_properties_format() -> None:
-    written = embedded_kafka._java_properties({"a": "C:\\d", "pem": "x\ny", "dir": "/é/Ω"})
+    written = java_properties({"a": "C:\\d", "pem": "x\ny", "dir": "/é/Ω"})
     assert written == b"a=C:\\\\d\npem=x\\ny\ndir=/\xe9/\\u03a9\n"
 
 

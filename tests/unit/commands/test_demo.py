@@ -16,11 +16,15 @@ from aiokafka.partitioner import DefaultPartitioner
 from rich.console import Console, RenderableType
 
 from worker import InvalidTrace, PartitionScorer, parse_trace
-from worker.commands import demo, demo_view
+from worker.commands import demo_view
+from worker.commands.demo_flow import DemoOutcome
+from worker.commands.demo_worker import PARTITIONS
+from worker.commands.samples import SAMPLES, samples
 from worker.core.pipeline import SourceRecord, event_time_ms, scored_record
+from worker.observe.metrics import quantile
 
 ROOT = Path(__file__).resolve().parents[3]
-LINES = demo.SAMPLES.read_bytes().splitlines()
+LINES = SAMPLES.read_bytes().splitlines()
 DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 FIRST, RETOLD, LATE = demo_view.STORY
 
@@ -89,12 +93,12 @@ def test_the_story_spans_the_ttl_in_one_partition() -> None:
 
 
 def partition_of(agent: str) -> int:
-    partitions = list(range(demo.PARTITIONS))
+    partitions = list(range(PARTITIONS))
     return int(DefaultPartitioner()(agent.encode(), partitions, partitions))
 
 
 def test_broken_samples_are_broken_in_different_ways() -> None:
-    records = demo.samples()
+    records = samples()
     broken = [record.value for record in records if record.value not in LINES]
     assert [record.value for record in records if record.value in LINES] == LINES
     reasons = []
@@ -138,11 +142,11 @@ def test_explanation_does_the_arithmetic() -> None:
     assert "(novelty 0.5) it would have got 0.8032" in text
 
 
-@pytest.mark.parametrize("override", sorted(demo_view.OVERRIDES))
+@pytest.mark.parametrize("override", sorted(demo_view.OVERRIDE_LABELS))
 def test_explanation_names_overrides_and_a_neutral_novelty(override: str) -> None:
     document = next(document for document in scored(embedder=False) if override in document["scoring"]["overrides"])
     text = str(demo_view.explanation(document, []))
-    assert f"override {demo_view.OVERRIDES[override]}" in text
+    assert f"override {demo_view.OVERRIDE_LABELS[override]}" in text
     assert "no embedder is configured" in text
 
 
@@ -163,7 +167,7 @@ def test_story() -> None:
 
 def test_imbalance_names_what_is_missing_and_what_came_twice() -> None:
     documents = scored()
-    outcome = demo.Outcome([(0, offset) for offset in range(len(documents))], documents)
+    outcome = DemoOutcome([(0, offset) for offset in range(len(documents))], documents)
     assert outcome.imbalance() is None
     outcome.scored = [*documents[1:], copy.deepcopy(documents[2])]
     problem = outcome.imbalance()
@@ -173,9 +177,9 @@ def test_imbalance_names_what_is_missing_and_what_came_twice() -> None:
 
 
 def test_quantile() -> None:
-    assert math.isnan(demo.quantile({}, 0.5))
-    assert math.isnan(demo.quantile({0.1: 0.0, math.inf: 0.0}, 0.5))
+    assert math.isnan(quantile({}, 0.5))
+    assert math.isnan(quantile({0.1: 0.0, math.inf: 0.0}, 0.5))
     buckets = {0.01: 10.0, 0.1: 30.0, math.inf: 40.0}
-    assert math.isclose(demo.quantile(buckets, 0.25), 0.01)
-    assert math.isclose(demo.quantile(buckets, 0.5), 0.055)
-    assert demo.quantile(buckets, 0.99) == 0.1
+    assert math.isclose(quantile(buckets, 0.25), 0.01)
+    assert math.isclose(quantile(buckets, 0.5), 0.055)
+    assert quantile(buckets, 0.99) == 0.1

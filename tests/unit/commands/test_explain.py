@@ -16,7 +16,7 @@ from tests.support.builders import (
     trace_document,
 )
 from worker.cli import cli
-from worker.commands.explain import explain_trace
+from worker.commands.explain_steps import explain_trace
 from worker.config import load
 from worker.core.pipeline import PartitionScorer, scored_record
 from worker.core.scoring import score_trace

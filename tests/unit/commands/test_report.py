@@ -9,18 +9,9 @@ import pytest
 
 from tests.support.builders import T0, trace_document
 from tests.support.reports import dump, random_documents, scored_document, summary_of
-from worker.commands.report import (
-    COMPONENTS,
-    CURVE,
-    DOMAINS_SHOWN,
-    SHARES,
-    TEXT_LENGTH,
-    THRESHOLDS,
-    EmptyReport,
-    Traces,
-    clean,
-    summarize,
-)
+from worker.commands.report_columns import COMPONENTS, TEXT_LENGTH, Traces, shown_text
+from worker.commands.report_numbers import CURVE, SHARES, THRESHOLDS
+from worker.commands.report_summary import DOMAINS_SHOWN, EmptyReport, summarize
 
 
 def brute_clusters(documents: list[dict[str, Any]], limit: float) -> list[set[int]]:
@@ -91,8 +82,8 @@ def test_the_numbers_are_those_of_brute_force(seed: int) -> None:
     for group in summary.domains:
         of_domain = [s for d, s in zip(documents, scores, strict=True) if d["metadata"]["task_domain"] == group.name]
         assert (group.count, group.accepted) == (len(of_domain), sum(s >= 0.75 for s in of_domain))
-    for rule, count, accepted in summary.overrides:
-        hit = [s for d, s in zip(documents, scores, strict=True) if rule in d["scoring"]["overrides"]]
+    for override, count, accepted in summary.overrides:
+        hit = [s for d, s in zip(documents, scores, strict=True) if override in d["scoring"]["overrides"]]
         assert (count, accepted) == (len(hit), sum(s >= 0.75 for s in hit))
 
     expected = brute_clusters(documents, limit)
@@ -198,6 +189,6 @@ def test_nothing_is_an_error() -> None:
 
 
 def test_shown_texts_have_no_control_characters() -> None:
-    assert clean("a\x00b\tc\u202ed\ufffe") == r"a\x00b c\u202ed\ufffe"
-    assert clean("家👩\u200d🚒") == "家👩\u200d🚒"
-    assert clean("x" * 200) == "x" * (TEXT_LENGTH - 1) + "…"
+    assert shown_text("a\x00b\tc\u202ed\ufffe") == r"a\x00b c\u202ed\ufffe"
+    assert shown_text("家👩\u200d🚒") == "家👩\u200d🚒"
+    assert shown_text("x" * 200) == "x" * (TEXT_LENGTH - 1) + "…"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.reports import dump, parsed, random_documents, render, run, scored_document, summary_of, words
-from worker.commands.report import Traces, summarize
+from worker.commands.report_columns import Traces
+from worker.commands.report_summary import summarize
 
 ROOT = Path(__file__).parents[3]
 HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"

@@ -33,7 +33,7 @@ from worker.cli import cli
 from worker.commands import demo_view
 from worker.commands.finding import as_lines, fail
 from worker.commands.redrive_view import examples_table
-from worker.commands.topics_view import Report, TopicRow, show
+from worker.commands.topics import TopicRow, TopicsReport, print_report
 from worker.core.terminal import clean, clean_json, clean_json_bytes
 from worker.observe.logs import BareFormatter, JsonFormatter, TextFormatter
 
@@ -96,7 +96,7 @@ def topics() -> str:
     file = io.StringIO()
     row = TopicRow("KP_SOURCE_TOPIC", EVIL, "exists", 1, 1, 1, [], [EVIL])
     problem = {"level": "warn", "message": EVIL, "remedy": EVIL}
-    show(Console(file=file, width=200, highlight=False), Report([row], [problem]))
+    print_report(Console(file=file, width=200, highlight=False), TopicsReport([row], [problem]))
     return file.getvalue()
 
 

@@ -5,6 +5,8 @@ Lives here: the comparison as rows, as JSON and as text. Must not live here: wha
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import shlex
 from collections.abc import Sequence
 from typing import Any, Final
@@ -17,6 +19,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from worker.commands.console import SettingsError, write_line
 from worker.config import ConfigError, Settings
 from worker.core.terminal import clean, clean_json
 from worker.kafka.client import client_arguments
@@ -27,7 +30,7 @@ TIMEOUT_MS: Final = 10_000
 """How long one answer of the broker may take."""
 
 AT_LEAST: Final = frozenset({"max.message.bytes", AFTER})
-"""Settings of which more is as good; of AFTER on the source topic less is."""
+"""Settings that may be greater than planned; AFTER on the source topic may be less."""
 
 
 class ConfigRow(Struct, frozen=True):
@@ -40,7 +43,7 @@ class ConfigRow(Struct, frozen=True):
 
 
 class TopicRow(Struct, frozen=True):
-    """One topic as it is and as it should be. `commands`: what makes it so by hand; none where all is well."""
+    """One topic as it is and as it should be. `commands`: they correct it by hand; none where it is right."""
 
     setting: str
     topic: str
@@ -52,7 +55,7 @@ class TopicRow(Struct, frozen=True):
     commands: list[str]
 
 
-class Report(Struct, frozen=True):
+class TopicsReport(Struct, frozen=True):
     """All topics, and what keeps the worker from starting or is worth a warning."""
 
     topics: list[TopicRow]
@@ -64,8 +67,22 @@ class Report(Struct, frozen=True):
         return not any(problem["level"] == "fail" for problem in self.problems)
 
 
-async def topics_report(settings: Settings, create: bool) -> Report:
-    """Look at the topics, after creating what is missing if so asked. Raises ConfigError."""
+def run_topics(settings: Settings, *, create: bool, as_json: bool) -> int:
+    """Show the topics as they are and as they should be; return the exit code. Raises SettingsError."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)  # its words are in the error
+    try:
+        report = asyncio.run(topics_report(settings, create))
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+    if as_json:
+        write_line(_as_json(report))
+    else:
+        print_report(Console(highlight=False), report)
+    return 0 if report.usable else 1
+
+
+async def topics_report(settings: Settings, create: bool) -> TopicsReport:
+    """Describe the topics; with `create`, first create those that are missing. Raises ConfigError."""
     client = {**client_arguments(settings), "request_timeout_ms": TIMEOUT_MS}
     admin = await connect(settings, client, attempts=0)
     try:
@@ -77,7 +94,7 @@ async def topics_report(settings: Settings, create: bool) -> Report:
     finally:
         await admin.close()
     rows = [_row(settings, wanted, found) for wanted in plan(settings, found)]
-    return Report(rows, [_problem(problem) for problem in problems(settings, found)])
+    return TopicsReport(rows, [_problem(problem) for problem in problems(settings, found)])
 
 
 def _problem(problem: Problem) -> dict[str, str]:
@@ -150,18 +167,18 @@ def _commands(settings: Settings, wanted: TopicPlan, found: Observed, configs: S
     return commands
 
 
-def as_json(report: Report) -> str:
+def _as_json(report: TopicsReport) -> str:
     """Return the report as JSON Lines: the topics, then what is wrong."""
     rows: list[Any] = [*report.topics, *report.problems]
     return "\n".join(clean_json(msgspec.json.encode(row).decode()) for row in rows)
 
 
-def show(console: Console, report: Report) -> None:
+def print_report(console: Console, report: TopicsReport) -> None:
     """Print the report for people; commands are not wrapped, so that they can be copied."""
     for row in report.topics:
         console.print(_head(row))
         if row.configs:
-            console.print(Padding(_settings(row), (0, 0, 0, 4)))
+            console.print(Padding(_config_table(row), (0, 0, 0, 4)))
     for problem in report.problems:
         text = f"\n{problem['level']}: {problem['message']}; {problem['remedy']}"
         console.print(Text(clean(text, "\n"), "red" if problem["level"] == "fail" else "yellow"))
@@ -184,7 +201,7 @@ def _head(row: TopicRow) -> Text:
     return text.append(f", replicas {row.replicas}", "not bold")
 
 
-def _settings(row: TopicRow) -> Table:
+def _config_table(row: TopicRow) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("setting", "is", "should be"):
         table.add_column(name)

@@ -1,0 +1,208 @@
+"""One Kafka node: its directory, and the JVM process that runs on it.
+
+Lives here: files of a node, starting, signalling and reaping its process, whether it answers. Must not live here: what
+the files say (kafka_config.py), which nodes form a cluster (embedded_kafka.py).
+
+How a node is tied to its parent: the child forks a tiny watchdog that blocks on a pipe whose write end only the parent
+holds, and then becomes the JVM by exec. However the parent dies, the pipe closes and the watchdog kills the JVM.
+PR_SET_PDEATHSIG would be Linux only and would also fire when just the starting *thread* ends. A node has its own
+session, so Ctrl-C in the terminal reaches the worker alone and it can drain first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from worker.broker.kafka_config import LOG4J2, java_properties
+from worker.broker.kafka_jars import BrokerError, Runtime
+
+STOP_TIMEOUT_S = 30.0  # 0.2 s on an idle machine; then SIGKILL, which costs a log recovery at the next start
+LOG_TAIL_LINES = 20
+
+# The child: leave a watchdog behind, then become the JVM. The watchdog is the JVM's child, so getppid() shows
+# whether the JVM still runs: it can never kill another process that got the same pid.
+_LAUNCH = """
+import os, sys
+java = os.getpid()
+if os.fork() == 0:
+    os.read(0, 1)
+    if os.getppid() == java:
+        os.kill(java, 9)
+    os._exit(0)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+_JVM_FLAGS = [
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xms48m",  # 155 MB resident; without it the JVM starts with 1/64 of the machine and takes 325 MB
+    "-XX:-UsePerfData",
+    "--sun-misc-unsafe-memory-access=allow",  # no warning of Kafka's use of Unsafe
+    "-XX:+IgnoreUnrecognizedVMOptions",  # the next two are diagnostic: another JRE may not know them
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:-AOTAdapterCaching",  # with stubs in the class cache Java 25 warns of wrong links
+    "-XX:-AOTStubCaching",
+    "-Xlog:aot*=off",
+]
+
+
+class KafkaNode:
+    """A combined broker and controller. It keeps its ports and data between starts."""
+
+    def __init__(
+        self, number: int, directory: Path, runtime: Runtime, *, heap_mb: int, jvm_flags: Sequence[str] = ()
+    ) -> None:
+        self.log = directory / "node.log"
+        self.listeners: Mapping[str, str] = {}
+        """The advertised listeners: name -> host:port."""
+        self._number = number
+        self._directory = directory
+        self._runtime = runtime
+        self._heap_mb = heap_mb
+        self._jvm_flags = tuple(jvm_flags)
+        self._probe = ""  # host:port of a listener without TLS or SASL; empty: there is none
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def data(self) -> Path:
+        """Return the directory of the node's log segments."""
+        return self._directory / "data"
+
+    @property
+    def formatted(self) -> bool:
+        """Return whether the node has storage from an earlier start."""
+        return (self.data / "meta.properties").exists()
+
+    @property
+    def alive(self) -> bool:
+        """Return whether the process runs (paused counts as running)."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Return the process id. Raises BrokerError if the node does not run."""
+        if self._process is None or self._process.poll() is not None:
+            raise BrokerError(f"node {self._number} is not running")
+        return self._process.pid
+
+    def write_files(self, properties: Mapping[str, str]) -> None:
+        """Write the configuration files for these server.properties."""
+        (self._directory / "tmp").mkdir(parents=True, exist_ok=True)
+        (self._directory / "server.properties").write_bytes(java_properties(properties))
+        (self._directory / "log4j2.properties").write_text(LOG4J2)
+        advertised = properties["advertised.listeners"].split(",")
+        protocol = dict(p.split(":") for p in properties["listener.security.protocol.map"].split(","))
+        self.listeners = dict(item.split("://", 1) for item in advertised)
+        plain = (address for name, address in self.listeners.items() if protocol.get(name) == "PLAINTEXT")
+        self._probe = next(plain, "")
+
+    def start_format(self, cluster_id: str) -> None:
+        """Start Kafka's StorageTool on the node; `reap` returns its exit status."""
+        self._process = self._java("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c")
+
+    def start(self) -> None:
+        """Start the node; it takes some time until it is `ready`."""
+        self._process = self._java("kafka.Kafka", jvm_flags=self._jvm_flags)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal. Raises BrokerError if the node does not run."""
+        os.kill(self.pid, number)
+
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal that ends the process, also while it is paused; do nothing if there is none."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)
+
+    def reap(self, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
+        """Wait for the process to end, then release its watchdog; return the exit status. Raises BrokerError."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        late = False
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            late = True
+            process.kill()
+            process.wait()
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()
+        if late:
+            raise BrokerError(f"Kafka did not stop in {timeout_s} s and was killed; {self.tail()}")
+        return process.returncode
+
+    def ready(self, wanted: set[int]) -> bool:
+        """Return whether the node answers and knows all wanted nodes as live."""
+        with contextlib.suppress(OSError):
+            if self._probe:
+                return wanted <= _live_brokers(self._probe)
+            for address in self.listeners.values():  # TLS or SASL only: an accepted TCP connection must do
+                socket.create_connection(_split(address), timeout=2).close()
+            return True
+        return False
+
+    def tail(self) -> str:
+        """Return the end of the log, for an error."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return f"last lines of {self.log}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
+
+    def _java(self, main: str, *arguments: str, jvm_flags: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start one of Kafka's programs on the node's server.properties, with its output in the node's log."""
+        aot = self._runtime.aot_cache
+        flags = [*_JVM_FLAGS, f"-Xmx{self._heap_mb}m", *jvm_flags]
+        if aot.exists() and aot.stat().st_size:
+            flags.append(f"-XX:AOTCache={aot}")
+        flags.append(f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}")
+        flags.append(f"-Djava.io.tmpdir={self._directory / 'tmp'}")
+        java = [str(self._runtime.java), *flags, "-cp", self._runtime.class_path, main, *arguments]
+        # A reduced environment: no JAVA_TOOL_OPTIONS that change the JVM, and no secrets.
+        environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCH, *java, str(self._directory / "server.properties")],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment | {"LC_ALL": "C.UTF-8"},
+                cwd=self._directory,
+                start_new_session=True,
+            )
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, port = address.rsplit(":", 1)
+    return host, int(port)
+
+
+def _live_brokers(address: str) -> set[int]:
+    """Ask one broker for the ids of all live brokers it knows: Metadata v1 for no topics, without TLS or SASL.
+
+    Raises OSError while nobody answers.
+    """
+    request = struct.pack(">hhih5si", 3, 1, 0, 5, b"probe", 0)
+    with socket.create_connection(_split(address), timeout=2) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        with connection.makefile("rb") as stream:
+            (size,) = struct.unpack(">i", stream.read(4).ljust(4, b"\0"))
+            answer = stream.read(size)
+    if size < 8 or len(answer) < size:
+        raise ConnectionError("the broker closed the connection")
+    (count,), at = struct.unpack_from(">i", answer, 4), 8
+    ids = set()
+    for _ in range(count):  # node id, host, port, nullable rack
+        node_id, length = struct.unpack_from(">ih", answer, at)
+        (rack,) = struct.unpack_from(">h", answer, at + 6 + length + 4)
+        ids.add(node_id)
+        at += 6 + length + 4 + 2 + max(rack, 0)
+    return ids

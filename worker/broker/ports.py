@@ -1,0 +1,35 @@
+"""Ports on which a node can listen, now and after a restart."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from worker.broker.kafka_jars import BrokerError
+
+HOST = "127.0.0.1"
+# Below the ephemeral ranges of Linux (32768-) and macOS (49152-): there an outgoing connection could take the
+# port of a node that is down, and the node could not restart.
+PORT_RANGE = range(20_000, 32_000)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return that many free ports, chosen at random. Raises BrokerError."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(PORT_RANGE, len(PORT_RANGE)):
+        if len(found) == count:
+            return found
+        if is_free(port):
+            found.append(port)
+    raise BrokerError(f"no {count} free ports in {PORT_RANGE}")
+
+
+def is_free(port: int) -> bool:
+    """Return whether a broker can listen on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the broker does: TIME_WAIT is free
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

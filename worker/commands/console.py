@@ -1,0 +1,151 @@
+"""What all commands share: settings, errors with their exit codes, lines on standard error, files.
+
+Lives here: the only use of click besides cli.py. Must not live here: options (cli.py), the output of one command. It
+imports what is heavy inside functions: `--help` loads this module.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+
+import click
+
+from worker.core.terminal import clean, clean_json_bytes
+
+if TYPE_CHECKING:
+    from worker.config import Settings
+
+
+class CommandError(click.ClickException):
+    """The command failed, with a message for the user: exit code 1."""
+
+    def adding(self, text: str) -> CommandError:
+        """Return the same error with a longer message."""
+        return type(self)(self.message + text)
+
+
+class SettingsError(CommandError):
+    """Wrong settings or topics: exit code 2, as for wrong options."""
+
+    exit_code = 2
+
+
+class ArgumentError(click.BadParameter):
+    """A wrong argument or option: exit code 2, with the command's usage."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message, param_hint=name)
+
+
+class CommandGroup(click.Group):
+    """The group of all commands. Errors quote files, brokers and arguments, so they are cleaned here, in one place."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command as click does; exit, unless `standalone_mode` is false."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.ClickException as error:
+            message = io.StringIO()
+            error.show(message)
+            click.echo(clean(message.getvalue(), "\n"), err=True, nl=False)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("Aborted!", err=True)
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def errors_for_the_user() -> Iterator[None]:
+    """Turn the errors of a command's Kafka work into one line and exit code 1, or 2 for settings and topics."""
+    from worker.commands.session import SessionError
+    from worker.config import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+    except BrokenPipeError:
+        raise
+    except (SessionError, OSError) as error:
+        raise CommandError(str(error)) from None
+
+
+def read_settings(**fields: Any) -> Settings:
+    """Read the settings as `config.load` does, and warn of unknown variables. Raises SettingsError."""
+    from worker import config
+
+    try:
+        settings = config.load(**fields)
+    except config.ConfigError as error:
+        raise SettingsError(str(error)) from None
+    for warning in config.unknown_variables():
+        say(f"warning: {warning}")
+    return settings
+
+
+def say(text: str) -> None:
+    """Write lines to standard error."""
+    click.echo(clean(text, "\n"), err=True)
+
+
+def say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write the traceback of a bug, cleaned: it may quote a record, too."""
+    say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
+
+
+def write_line(text: str, label: str = "", colour: str | None = None) -> None:
+    """Write a line to standard output, after a label that has the colour on a terminal."""
+    click.echo((click.style(label, colour) if label else "") + text)
+
+
+class _JsonForTerminal:
+    """A binary file that gets the same JSON Lines, in a form that cannot control a terminal."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> int:
+        return self._file.write(clean_json_bytes(data))
+
+
+def json_output(file: BinaryIO) -> BinaryIO:
+    """Return what to write JSON Lines to: a terminal gets them cleaned, a file or pipe gets them to the byte."""
+    return cast("BinaryIO", _JsonForTerminal(file)) if file.isatty() else file
+
+
+def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
+    """Open a file; - is standard input or output, which stays open."""
+    return cast("BinaryIO", click.open_file(path, mode))
+
+
+def size_of(file: BinaryIO) -> int | None:
+    """Return the size of an open file, bytes; None for a pipe."""
+    try:
+        return os.fstat(file.fileno()).st_size if file.seekable() else None
+    except OSError:  # no file behind it
+        return None
+
+
+def discard_buffered(*files: BinaryIO | None) -> None:
+    """Discard what is still buffered: closing the files would fail with the same error again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for file in files:
+        if file is not None:
+            os.dup2(nowhere, file.fileno())

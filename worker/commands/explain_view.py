@@ -1,0 +1,69 @@
+"""How `kp-worker explain` shows an explanation: as one line of JSON, or as tables for a terminal."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from worker.commands.explain_steps import Explanation
+from worker.core.terminal import clean, clean_json
+
+
+def explanation_json(explanation: Explanation) -> str:
+    """Return the explanation as one line of JSON."""
+    return clean_json(msgspec.json.encode(explanation).decode())
+
+
+def explanation_text(it: Explanation) -> RenderableType:
+    """Return the explanation for a terminal."""
+    head = Text(clean(it.id), "bold")
+    return Group(head, "", _formulas(it), "", _weighting(it), "", _steps(it))
+
+
+def _weighting(it: Explanation) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("component", no_wrap=True)
+    for name in ("value", "* weight", "= part"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, formula in it.components.items():
+        cells = (f"{formula.value:.4f}", f"{formula.weight:.2f}", f"{formula.weighted:.4f}")
+        table.add_row(name.replace("_", " "), *cells)
+    table.add_row("sum", "", "", Text(f"{it.weighted_sum:.4f}", "bold"))
+    return table
+
+
+def _named_rows() -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    return table
+
+
+def _formulas(it: Explanation) -> Table:
+    table = _named_rows()
+    for name, formula in it.components.items():
+        table.add_row(name.replace("_", " "), Text(formula.formula, "dim"))
+        table.add_row("", Text(f"= {formula.numbers} = {formula.value:.6g}"))
+    if it.nearest is not None:
+        table.add_row("nearest trace", Text(clean(it.nearest.id)))
+    return table
+
+
+def _steps(it: Explanation) -> Table:
+    table = _named_rows()
+    table.add_row("profile", Text(clean(f"{it.profile}, because {it.profile_because}")))
+    for override in it.overrides:
+        change = f"{override.before:.4f} -> {override.after:.4f}"
+        table.add_row("override", f"{override.name}: {change} ({override.rule})")
+    if not it.overrides:
+        table.add_row("overrides", "none applies")
+    clamped = it.score != it.before_clamp
+    table.add_row("clamp to 0..1", f"{it.before_clamp:.4f} -> {it.score:.4f}" if clamped else "changes nothing")
+    sign, colour = (">=", "green") if it.decision == "accepted" else ("<", "red")
+    verdict = Text(f"{it.score!r} {sign} {it.threshold:g} ({it.threshold_from}): ")
+    table.add_row(Text("score", "bold"), verdict.append(it.decision, f"bold {colour}"))
+    for note in it.notes:
+        table.add_row(Text("note", "yellow"), Text(clean(note)))
+    return table

@@ -1,0 +1,237 @@
+"""Publishing the traces of a JSON Lines file to a topic, each checked before it is sent.
+
+Lives here: reading lines, refusing bad ones, the key, the producer. Must not live here: what a trace is (trace.py),
+output (publish.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import BinaryIO, Final, Literal
+
+import msgspec
+from aiokafka import AIOKafkaProducer
+
+from worker.commands.session import Session, SessionError
+from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
+from worker.kafka.publisher import producer_arguments, while_sending
+
+IN_FLIGHT: Final = 1000
+"""Traces that may be on their way to the broker at once: bounds memory, and still fills batches."""
+
+LINGER_MS: Final = 5
+"""How long a batch waits for more records. Without it the first of many traces would each be sent alone."""
+
+CHUNK_BYTES: Final = 1 << 16
+
+KeyField = Literal["agent", "id", "domain", "none"]
+
+
+@dataclass(slots=True)
+class PublishCounts:
+    """Counts of one run, kept up to date while it lasts."""
+
+    sent: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+
+    def count_answer(self, future: asyncio.Future[object]) -> None:
+        """Count a trace whose sending has ended: as sent, if it was acknowledged."""
+        self.sent += not future.cancelled() and future.exception() is None
+
+    def count_refused(self) -> None:
+        """Count a line that was not sent."""
+        self.refused += 1
+
+    def set_seconds(self, seconds: float) -> None:
+        """Set how long the run has lasted."""
+        self.seconds = seconds
+
+
+class _KeyMetadata(msgspec.Struct):
+    agent_id: str = ""
+    task_domain: str = ""
+
+
+class _KeyFields(msgspec.Struct):
+    id: str = ""
+    metadata: _KeyMetadata = msgspec.field(default_factory=_KeyMetadata)
+
+
+_key_decoder = msgspec.json.Decoder(_KeyFields)
+
+
+def key_of(line: bytes, choice: KeyField) -> bytes | None:
+    """Return the record key of a trace; None where the trace does not have that field.
+
+    An agent's traces have one key, so they stay in order and share one novelty cache.
+    """
+    if choice == "none":
+        return None
+    try:
+        fields = _key_decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # unvalidated lines may be anything
+        return None
+    text = {"agent": fields.metadata.agent_id, "id": fields.id, "domain": fields.metadata.task_domain}[choice]
+    return text.encode() or None
+
+
+async def publish_lines(
+    source: BinaryIO,
+    session: Session,
+    *,
+    topic: str,
+    key: KeyField,
+    rate: float | None,
+    validate: bool,
+    counts: PublishCounts,
+    on_line: Callable[[int], None],
+    on_refused: Callable[[int, InvalidTrace], None],
+) -> None:
+    """Send every line of `source` that is a valid trace (or every line), at most `rate` a second.
+
+    `counts` are kept up to date; `on_line` gets each line's size (bytes), `on_refused` its number (from 1) and
+    what is wrong. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
+    """
+    (target,) = await session.existing(topic)
+    timeout_ms = round(session.settings.transaction_timeout_seconds * 1000)
+    arguments = producer_arguments(session.client) | {"linger_ms": LINGER_MS, "request_timeout_ms": timeout_ms}
+    async with session.connected(AIOKafkaProducer(**arguments)) as producer:
+        check = _LineCheck(producer, session.settings.limits if validate else None, target.max_bytes)
+        sender = _Sender(producer, topic, rate, counts)
+
+        def refuse(number: int, error: InvalidTrace) -> None:
+            counts.count_refused()
+            on_refused(number, error)
+
+        await while_sending(producer, _send_lines(source, key, check, sender, on_line, refuse))
+
+
+async def _send_lines(
+    source: BinaryIO,
+    key: KeyField,
+    check: _LineCheck,
+    sender: _Sender,
+    on_line: Callable[[int], None],
+    refuse: Callable[[int, InvalidTrace], None],
+) -> None:
+    number = 0
+    async for line in _lines(source):
+        number += 1
+        on_line(len(line) + 1)
+        if not line.strip():
+            continue
+        record_key = key_of(line, key)
+        try:
+            check.check(record_key, line)
+        except InvalidTrace as error:
+            refuse(number, error)
+        else:
+            await sender.send(number, record_key, line)
+    await sender.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _LineCheck:
+    """What a line must be to be sent: a valid trace (`limits` None: anything), and small enough for its topic."""
+
+    producer: AIOKafkaProducer
+    limits: Limits | None
+    max_batch_bytes: int
+
+    def check(self, key: bytes | None, line: bytes) -> None:
+        """Raise InvalidTrace for a line that the worker or the topic would refuse.
+
+        The topic's limit must be checked before sending: a refused batch breaks the sequence of an idempotent
+        producer.
+        """
+        key_size = len(key or b"")
+        if self.limits is not None:  # the key counts against the worker's limit, too
+            parse_trace(line, replace(self.limits, max_bytes=self.limits.max_bytes - key_size))
+        if len(line) + key_size < self.max_batch_bytes // 2:
+            return
+        batch = self.producer.create_batch()
+        batch.append(timestamp=None, key=key, value=line)
+        if batch.size() > self.max_batch_bytes:
+            limit = f"the topic, whose max.message.bytes is {self.max_batch_bytes}"
+            raise InvalidTrace(Reason.TOO_LARGE, "", f"{len(line)} bytes are too large for {limit}")
+
+
+class _Sender:
+    """Sends records at a limited rate, and awaits their acknowledgements in order."""
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str, rate: float | None, counts: PublishCounts) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._rate = rate
+        self._counts = counts
+        self._began = time.perf_counter()
+        self._due = 0
+        self._waiting: deque[tuple[int, asyncio.Future[object]]] = deque()
+
+    async def send(self, number: int, key: bytes | None, line: bytes) -> None:
+        """Send a line when its time has come. Raises SessionError for an earlier one that failed."""
+        if self._rate is not None:
+            await asyncio.sleep(self._began + self._due / self._rate - time.perf_counter())
+            self._due += 1
+        future = await self._producer.send(self._topic, line, key=key)
+        future.add_done_callback(self._counts.count_answer)
+        self._waiting.append((number, future))
+        self._counts.set_seconds(time.perf_counter() - self._began)
+        while len(self._waiting) >= IN_FLIGHT or (self._waiting and self._waiting[0][1].done()):
+            await self._next_answer()
+
+    async def finish(self) -> None:
+        """Return when all lines are acknowledged. Raises SessionError."""
+        while self._waiting:
+            await self._next_answer()
+        self._counts.set_seconds(time.perf_counter() - self._began)
+
+    async def _next_answer(self) -> None:
+        number, future = self._waiting.popleft()
+        try:
+            await future
+        except Exception as error:
+            raise SessionError(f"line {number}: {error!r}; it and what follows may not be on the topic") from error
+
+
+async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:
+    """Yield lines without their ends, as soon as each is there.
+
+    Read by a daemon thread from the file descriptor: a slow pipe must delay neither earlier lines nor Ctrl-C.
+    """
+    loop, chunks = asyncio.get_running_loop(), asyncio.Queue[bytes | OSError](maxsize=4)
+
+    def read() -> None:
+        chunk: bytes | OSError = b"-"
+        while isinstance(chunk, bytes) and chunk:
+            try:
+                chunk = os.read(source.fileno(), CHUNK_BYTES)
+            except OSError as error:
+                chunk = error
+            try:
+                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+            except (RuntimeError, asyncio.CancelledError):  # the command has ended
+                return
+
+    threading.Thread(target=read, daemon=True).start()
+    pieces: list[bytes] = []
+    while chunk := await chunks.get():
+        if isinstance(chunk, OSError):
+            raise chunk
+        *ended, rest = chunk.split(b"\n")
+        if ended:
+            pieces.append(ended[0])
+            yield b"".join(pieces).rstrip(b"\r")
+            for line in ended[1:]:
+                yield line.rstrip(b"\r")
+            pieces = []
+        pieces.append(rest)
+    if last := b"".join(pieces):
+        yield last.rstrip(b"\r")

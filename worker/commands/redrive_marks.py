@@ -1,0 +1,68 @@
+"""The marks of re-driven dead letters, on the topic `<group>-redriven` (compacted, one partition).
+
+A mark's key is the position and timestamp of the dead letter's *source* record: two dead letters for one record (after
+a crash at least once, or a replay) count as one, and a dead-letter topic that was recreated does not inherit marks.
+Offsets of a consumer group could not tell which dead letters between two offsets a filter left out, and Kafka forgets
+them after a week without a member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+from worker.commands.session import Session, Topic, read_to
+from worker.config import ConfigError, Settings
+from worker.kafka.dead_letters import Letter
+from worker.kafka.topics import SETTLE_ATTEMPTS, TopicPlan, create
+
+MARKS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
+
+
+def marks_topic(settings: Settings) -> str:
+    """Return the name of the topic of the marks."""
+    return f"{settings.group_id}-redriven"
+
+
+def mark_of(letter: Letter) -> bytes:
+    """Return the key of a dead letter's mark."""
+    return f"{letter.source}@{letter.timestamp_ms}".encode()
+
+
+async def find_marks_topic(session: Session, *, create_missing: bool) -> Topic | None:
+    """Return the topic of the marks; None: it is missing. Raises ConfigError where Kafka would delete marks."""
+    name = marks_topic(session.settings)
+    async with session.admin() as admin:
+        marks = (await session.topics(admin, name)).get(name)
+        if marks is None and create_missing:
+            marks = await _create(session, admin, name)
+    if marks is not None:
+        policy = marks.config.get("cleanup.policy", "compact")
+        if "compact" not in policy or "delete" in policy:
+            raise ConfigError(
+                f"topic {name} has cleanup.policy={policy}: marks would be deleted, and dead "
+                "letters re-driven again; set cleanup.policy=compact"
+            )
+    return marks
+
+
+async def _create(session: Session, admin: AIOKafkaAdminClient, name: str) -> Topic:
+    await create(admin, session.settings, TopicPlan("", name, 1, MARKS_CONFIG))
+    for _ in range(SETTLE_ATTEMPTS):
+        if found := await session.topics(admin, name):
+            return found[name]
+        await asyncio.sleep(0.2)
+    raise ConfigError(f"topic {name} was created, but the broker does not show it; try again")
+
+
+async def read_marks(reader: AIOKafkaConsumer, marks: Topic | None) -> set[bytes]:
+    """Return the keys of all marks that are committed now."""
+    if marks is None:
+        return set()
+    tps = [TopicPartition(marks.name, partition) for partition in range(marks.partitions)]
+    starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
+    return {record.key async for record in read_to(reader, starts, ends)}

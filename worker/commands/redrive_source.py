@@ -1,0 +1,140 @@
+"""The dead letters to re-drive, read from Kafka, and with them the records that they were made of.
+
+Lives here: which dead letters are left, and their source records, complete. Must not live here: writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.structs import ConsumerRecord
+
+from worker.commands.redrive_counts import RedriveProgress, RefusedError
+from worker.commands.redrive_marks import mark_of, read_marks
+from worker.commands.redrive_selection import Selection
+from worker.commands.session import Session, Topic, read_to
+from worker.config import ConfigError
+from worker.core.trace import Reason
+from worker.kafka.dead_letters import Letter, originals, read_letter
+
+NO_VALUE: Final[Mapping[str, str]] = {
+    Reason.BATCH_TOO_LARGE: "publish those records again from where they came from, in smaller batches "
+    "(docs/publishing.md), or raise the worker's KP_MAX_BATCH_BYTES and score them again (docs/operations.md)",
+    Reason.UNREADABLE: "no client can read them there; publish them again from where they came from",
+}
+"""What to do with dead letters that have no value, by reason."""
+
+SOURCE_SECONDS: Final = 10.0
+"""How long one record that must be there may take to come from the source topic."""
+
+
+class WholeRecord(NamedTuple):
+    """A dead letter with key, value and headers of its source record, complete."""
+
+    letter: Letter
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+@asynccontextmanager
+async def open_source(
+    session: Session, selection: Selection, progress: RedriveProgress, marks: Topic | None
+) -> AsyncIterator[DeadLetterSource]:
+    """Connect to the dead letters, and read the marks of earlier runs. Raises ConfigError."""
+    async with (
+        session.connected(session.reader()) as reader,
+        session.connected(session.reader(), tolerant=True) as lookup,
+    ):
+        yield DeadLetterSource(session, selection, progress, reader, lookup, await read_marks(reader, marks))
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSource:
+    """The dead letters of a selection. `reader` reads them, `lookup` single records of the source topic.
+
+    `marks` are those of earlier runs, and of the dead letters that this one has read.
+    """
+
+    session: Session
+    selection: Selection
+    progress: RedriveProgress
+    reader: AIOKafkaConsumer
+    lookup: AIOKafkaConsumer
+    marks: set[bytes] = field(default_factory=set)
+
+    async def to_redrive(self, max_redrives: int) -> AsyncIterator[WholeRecord]:
+        """Yield the records to re-drive; those that were re-driven `max_redrives` times are refused."""
+        async for letter in self.unmarked():
+            with self.progress.refusing(letter):
+                if letter.redriven >= max_redrives:
+                    raise RefusedError(
+                        f"was re-driven {letter.redriven} times and failed each time: mend it (--to-file), or raise "
+                        "--max-redrives"
+                    )
+                yield await self.whole(letter)
+
+    async def unmarked(self) -> AsyncIterator[Letter]:
+        """Yield the selected dead letters that were not re-driven, one for each source record."""
+        async for letter in self._selected():
+            if mark_of(letter) in self.marks:
+                self.progress.counts.count_already(letter)
+            else:
+                self.marks.add(mark_of(letter))
+                yield letter
+
+    async def whole(self, letter: Letter) -> WholeRecord:
+        """Return the source record as it was: what the dead letter holds, unless it is a part. Raises RefusedError."""
+        if letter.reason in NO_VALUE:
+            raise RefusedError(f"holds nothing of {letter.source_range} on the source topic: {NO_VALUE[letter.reason]}")
+        if not letter.incomplete:
+            return WholeRecord(letter, letter.key, letter.record.value, letter.original_headers())
+        record = await self._source_record(letter)
+        if record is None or not letter.is_of(record):
+            raise RefusedError(
+                f"holds only a part of its source record, and {letter.source} is not on the source topic any more: "
+                "publish it again from where it came from"
+            )
+        return WholeRecord(letter, record.key, record.value, originals(record.headers))
+
+    async def _selected(self) -> AsyncIterator[Letter]:
+        """Yield the selected dead letters, up to the topic's end at the time of the call."""
+        settings, selection, counts = self.session.settings, self.selection, self.progress.counts
+        (topic,) = await self.session.existing(settings.dead_letter_topic)
+        wanted = range(topic.partitions) if selection.partition is None else [selection.partition]
+        if wanted[-1] >= topic.partitions:
+            raise ConfigError(
+                f"topic {topic.name} has no partition {wanted[-1]}, only 0 to {topic.partitions - 1} (--partition)"
+            )
+        tps = [TopicPartition(topic.name, partition) for partition in wanted]
+        starts = {tp: max(first, selection.first) for tp, first in (await self.reader.beginning_offsets(tps)).items()}
+        ends = await self.reader.end_offsets(tps)
+        if selection.end is not None:
+            ends = {tp: min(end, selection.end) for tp, end in ends.items()}
+        async for record in read_to(self.reader, starts, ends):
+            letter = read_letter(record)
+            if letter is None or letter.source_topic != settings.source_topic:
+                counts.count_foreign()
+            elif selection.takes(letter):
+                counts.count_found(letter)
+                yield letter
+            self.progress.on_progress()
+
+    async def _source_record(self, letter: Letter) -> ConsumerRecord | None:
+        tp = TopicPartition(letter.source_topic, letter.source_partition)
+        (topic,) = await self.session.existing(tp.topic)
+        if tp.partition >= topic.partitions:
+            return None
+        first, end = (await self.lookup.beginning_offsets([tp]))[tp], (await self.lookup.end_offsets([tp]))[tp]
+        if not first <= letter.source_offset < end:
+            return None
+        ends = {tp: letter.source_offset + 1}
+        async with asyncio.timeout(SOURCE_SECONDS):
+            async for record in read_to(self.lookup, {tp: letter.source_offset}, ends):
+                return record
+        return None

@@ -1,0 +1,125 @@
+"""Re-driven records and their marks, in transactions.
+
+Lives here: one transaction, what the source topic refuses in it, what an error means. Must not live here: which dead
+letters, how many at once (redrive.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import InvalidProducerEpoch, ProducerFenced
+
+from worker.commands.redrive_counts import RedriveProgress, RefusedError
+from worker.commands.redrive_marks import mark_of
+from worker.commands.redrive_source import WholeRecord
+from worker.commands.session import Session, SessionError, Topic
+from worker.core.records import exact_size
+from worker.kafka.dead_letters import REDRIVE_COUNT, REDRIVEN_FROM, Letter
+from worker.kafka.errors import chain
+from worker.kafka.publication import OutputTopic, Row, Shipment
+from worker.kafka.publisher import ABORT_SECONDS, PublishError, search, send_all, while_sending
+from worker.kafka.refusals import TopicRefusedError
+from worker.kafka.topics import current_limit
+
+
+class RedrivenRecord(NamedTuple):
+    """A record for the source topic, and the dead letter that it comes from."""
+
+    letter: Letter
+    partition: int
+    row: Row
+
+
+def redriven_record(whole: WholeRecord, source: Topic) -> RedrivenRecord:
+    """Return the record for the source topic: as it was, plus two headers. Raises RefusedError."""
+    letter = whole.letter
+    headers = [
+        *whole.headers,
+        (REDRIVEN_FROM, letter.place.encode()),
+        (REDRIVE_COUNT, b"%d" % (letter.redriven + 1)),
+    ]
+    size = exact_size(whole.key, whole.value, headers)
+    if size > source.max_bytes:
+        raise RefusedError(
+            f"with its two new headers it is larger than topic {source.name} takes: raise its max.message.bytes to "
+            f"{size}"
+        )
+    row = (whole.key, whole.value, letter.timestamp_ms, headers)
+    return RedrivenRecord(letter, letter.source_partition % source.partitions, row)
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveTransactions:
+    """Commits re-driven records with their marks; `source` and `marks` are the topics of both."""
+
+    session: Session
+    producer: AIOKafkaProducer
+    source: Topic
+    marks: Topic
+    progress: RedriveProgress
+
+    async def commit(self, batch: Sequence[RedrivenRecord]) -> None:
+        """Send records and marks in one transaction; records that the source topic refuses are told and left out."""
+        left = batch
+        while left:
+            refused = await self._try(left)
+            if refused is None:
+                break
+            for position, why in refused.items():
+                with self.progress.refusing(left[position].letter):
+                    raise RefusedError(f"topic {self.source.name} refuses it: {why.name} ({why.words}); {why.advice}")
+            left = [record for position, record in enumerate(left) if position not in refused]
+        for record in left:
+            self.progress.counts.count_done(record.letter)
+        self.progress.on_progress()
+
+    async def _try(self, batch: Sequence[RedrivenRecord]) -> dict[int, TopicRefusedError] | None:
+        """Run one transaction as `_transact` does; abort it after an error. Raises SessionError for a newer run."""
+        settings, producer = self.session.settings, self.producer
+        try:
+            async with asyncio.timeout(settings.transaction_timeout_seconds):
+                return await while_sending(producer, self._transact(batch))
+        except Exception as error:
+            with contextlib.suppress(Exception):  # the next run's start aborts too
+                await asyncio.wait_for(while_sending(producer, producer.abort_transaction()), ABORT_SECONDS)
+            if any(isinstance(cause, ProducerFenced | InvalidProducerEpoch) for cause in chain(error)):
+                raise SessionError(
+                    f"another redrive of group {settings.group_id} has taken over; this one stops"
+                ) from error
+            raise
+
+    async def _transact(self, batch: Sequence[RedrivenRecord]) -> dict[int, TopicRefusedError] | None:
+        """Run one transaction; None: it was committed, otherwise the positions of the records that are refused.
+
+        No position at all: the topic's limit was lowered, and sending again finds which are too large.
+        """
+        mark_rows: list[Row] = [(mark_of(record.letter), record.letter.place.encode(), None, []) for record in batch]
+        source, marks = (
+            OutputTopic(topic.name, topic.partitions, topic.max_bytes) for topic in (self.source, self.marks)
+        )
+        by_partition: dict[int, Shipment] = {}
+        for position, record in enumerate(batch):
+            shipment = by_partition.setdefault(record.partition, Shipment(source, record.partition))
+            shipment.rows.append(record.row)
+            shipment.positions.append(position)
+        await self.producer.begin_transaction()  # 3a
+        refused = await send_all(self.producer, [Shipment(marks, 0, mark_rows), *by_partition.values()])  # 3b
+        if not refused:
+            await self.producer.commit_transaction()  # 3c
+            return None
+        found: dict[int, TopicRefusedError] = {}
+        limit_of = partial(current_limit, self.session.client)
+        for shipment, culprits in await search(self.producer, refused, limit_of, aborting=True):
+            for number, error in culprits.items():
+                if not shipment.positions:
+                    raise PublishError(f"topic {marks.name} refuses a mark: {error.name}; {error.advice}") from error
+                found[shipment.positions[number]] = error
+        await self.producer.abort_transaction()
+        return found

@@ -1,0 +1,302 @@
+"""The numbers of a report, computed: columns of scored traces in, one `ReportNumbers` out.
+
+Must not live here: reading documents (report_columns.py), files, Kafka, plots, HTML, the clock. The numbers do not
+depend on the order in which documents come: they are put in stream-time order first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.commands.report_columns import COMPONENTS, DistinctValues, Traces
+from worker.commands.report_numbers import (
+    CURVE,
+    SCORE_BINS,
+    SHARES,
+    THRESHOLDS,
+    Cluster,
+    Example,
+    Group,
+    Moment,
+    ProfileNumbers,
+    ReportNumbers,
+)
+from worker.core.scoring import Weights
+
+TIME_BINS: Final = 60
+MIN_IN_BIN: Final = 25
+"""Traces that one point of the novelty curve needs at least: a median of fewer only jumps."""
+
+DOMAINS_SHOWN: Final = 20
+"""Domains are free text of the agents, so there can be as many as traces: the rest becomes one row."""
+
+EXAMPLES, EXTREMES, CLUSTERS = 3, 10, 10
+"""How many the page shows: traces beside a threshold or of a cluster, longest and slowest traces, clusters."""
+
+_Floats = npt.NDArray[np.float64]
+_Rows = npt.NDArray[np.intp]
+
+
+class EmptyReport(ValueError):
+    """There is nothing to report on; the message says why."""
+
+
+def summarize(traces: Traces, similarity: float = 0.9, last: int | None = None, since_ms: int = 0) -> ReportNumbers:
+    """Return the numbers of all traces; of those with `record_ms` from `since_ms` on and of the `last` of these.
+
+    `similarity` is the least cosine similarity of near-duplicates. Raises EmptyReport.
+    """
+    if not len(traces):
+        raise EmptyReport(_nothing(traces))
+    # 1. Documents that came twice (a worker that delivers at least once repeats its outputs to the byte) count once.
+    _, first = np.unique(traces.column("document"), return_index=True)
+    kept = np.sort(first)
+    repeated = len(traces) - len(kept)
+    # 2. The last ones only, where asked for.
+    record_ms = traces.column("record_ms")
+    kept = kept[record_ms[kept] >= since_ms]
+    if last is not None:
+        kept = np.sort(kept[np.argsort(record_ms[kept], kind="stable")][-last:])
+    if not len(kept):
+        raise EmptyReport(f"none of {len(traces)} traces lies in the time that is asked for")
+    # 3. Stream-time order; within a partition that is the order of scoring.
+    keys = [traces.column(name)[kept] for name in ("offset", "partition", "time_ms")]
+    rows = kept[np.lexsort(keys)]
+    return _Summarizer(traces, rows, similarity).summary(repeated)
+
+
+class _Summarizer:
+    """The parts of a summary, all over the same rows (in stream-time order)."""
+
+    def __init__(self, traces: Traces, rows: _Rows, similarity: float) -> None:
+        self._traces, self._limit = traces, similarity
+        self._rows = rows
+        self._score: _Floats = self._of("score")
+        self._accepted = self._of("accepted").astype(bool)
+        self._setups = traces.names("setup")
+        profiles = DistinctValues()
+        of_setup = np.array([profiles.code(name) for name, _, _ in self._setups], dtype=np.intp)
+        self._profiles, self._profile = profiles.values(), of_setup[self._of("setup")]
+
+    def _of(self, name: str) -> npt.NDArray[Any]:
+        return self._traces.column(name)[self._rows]
+
+    def summary(self, repeated: int) -> ReportNumbers:
+        times, similarity = self._of("time_ms"), self._of("similarity")
+        near = similarity >= self._limit
+        domains, others = self._domains()
+        clusters = self._clusters(near)
+        latency, steps = self._of("latency_ms"), self._of("steps")
+        everything = np.arange(len(self._rows))
+        return ReportNumbers(
+            total=self._group("all", "", everything),
+            first_ms=int(times[0]),
+            last_ms=int(times[-1]),
+            partitions=len(np.unique(self._of("partition"))),
+            repeated=repeated,
+            bad=self._traces.bad,
+            bad_shown=self._traces.bad_shown,
+            makers=[(*self._traces.names("maker")[code], n) for code, n in _counts(self._of("maker"))],
+            profiles=[self._profile_of(int(code)) for code, _ in _counts(self._profile)],
+            domains=domains,
+            other_domains=others,
+            components={name: _histogram(self._of(name)) for name in COMPONENTS},
+            compared=int(np.count_nonzero(~np.isnan(similarity))),
+            overrides=self._overrides(),
+            moments=self._moments(),
+            limit=self._limit,
+            near_duplicates=int(np.count_nonzero(near)),
+            near_duplicates_accepted=int(np.count_nonzero(near & self._accepted)),
+            cluster_count=len(clusters),
+            clustered=sum(len(members) for members, _ in clusters),
+            clusters=[self._cluster(members, links) for members, links in clusters[:CLUSTERS]],
+            longest=self._examples(np.argsort(-steps.astype(np.int64), kind="stable")[:EXTREMES]),
+            timed=int(np.count_nonzero(latency > 0)),
+            slowest=self._examples(np.argsort(-latency, kind="stable")[:EXTREMES][: np.count_nonzero(latency > 0)]),
+            texts_hidden=self._traces.hide_texts,
+        )
+
+    def _group(self, name: str, profile: str, at: _Rows, threshold: float | None = None) -> Group:
+        scores = np.sort(self._score[at])
+        low, middle, high = np.quantile(scores, (0.25, 0.5, 0.75))
+        return Group(
+            name=name,
+            profile=profile,
+            count=len(at),
+            accepted=int(np.count_nonzero(self._accepted[at])),
+            quartiles=(float(low), float(middle), float(high)),
+            histogram=_histogram(scores),
+            curve=_passing(scores, CURVE),
+            passing=_passing(scores, THRESHOLDS),
+            cutoffs=_cutoffs(scores),
+            threshold=threshold,
+        )
+
+    def _last_setup(self, at: _Rows) -> tuple[str, float, Weights]:
+        found: tuple[str, float, Weights] = self._setups[int(self._of("setup")[at[-1]])]
+        return found
+
+    def _profile_of(self, code: int) -> ProfileNumbers:
+        at = np.flatnonzero(self._profile == code)
+        name, threshold, weights = self._last_setup(at)
+        of_setup = np.array([[getattr(w, c) for c in COMPONENTS] for _, _, w in self._setups])
+        values = np.column_stack([self._of(c)[at] for c in COMPONENTS])
+        parts = values * of_setup[self._of("setup")[at]]
+        sums = parts.sum(axis=1)
+        variance = float(np.var(sums))
+        spread = ((parts - parts.mean(axis=0)) * (sums - sums.mean())[:, None]).mean(axis=0)
+        distance = np.abs(self._score[at] - threshold)
+        near = at[np.argsort(distance, kind="stable")]
+        reaches = self._score[near] >= threshold
+        above, below = near[reaches][:EXAMPLES], near[~reaches][:EXAMPLES]
+        return ProfileNumbers(
+            group=self._group(name, name, at, threshold),
+            threshold=threshold,
+            weights=tuple(getattr(weights, c) for c in COMPONENTS),
+            setups=len(np.unique(self._of("setup")[at])),
+            means=_floats(values.mean(axis=0)),
+            shares=_floats(parts.mean(axis=0) / sums.mean()) if sums.mean() > 0 else (0.0,) * len(COMPONENTS),
+            spread=_floats(spread / variance) if variance > 1e-18 else None,
+            above=self._examples(above[np.argsort(-self._score[above], kind="stable")]),
+            below=self._examples(below[np.argsort(-self._score[below], kind="stable")]),
+        )
+
+    def _domains(self) -> tuple[list[Group], int]:
+        """Return the largest domains, the rest as one group at the end, and how many are in that."""
+        codes = self._of("domain")
+        counts = _counts(codes)
+        groups = []
+        for code, _ in counts[:DOMAINS_SHOWN]:
+            at = np.flatnonzero(codes == code)
+            profile, threshold, _ = self._last_setup(at)
+            groups.append(self._group(self._traces.names("domain")[code], profile, at, threshold))
+        rest = [code for code, _ in counts[DOMAINS_SHOWN:]]
+        if rest:
+            groups.append(self._group(f"{len(rest)} others", "", np.flatnonzero(np.isin(codes, rest))))
+        return groups, len(rest)
+
+    def _overrides(self) -> list[tuple[str, int, int]]:
+        """Return (override, traces, accepted of them), most frequent first."""
+        codes = self._of("overrides")
+        found: dict[str, tuple[int, int]] = {}
+        for code, names in enumerate(self._traces.names("overrides")):
+            at = codes == code
+            for override in set(names):
+                count, accepted = found.get(override, (0, 0))
+                found[override] = (count + int(at.sum()), accepted + int((at & self._accepted).sum()))
+        result = [(override, count, accepted) for override, (count, accepted) in found.items() if count]
+        return sorted(result, key=lambda item: (-item[1], item[0]))
+
+    def _moments(self) -> list[Moment]:
+        """Cut the traces into runs of (nearly) the same length."""
+        count = len(self._rows)
+        runs = np.array_split(np.arange(count), max(1, min(TIME_BINS, count // MIN_IN_BIN)))
+        novelty, times = self._of("novelty"), self._of("time_ms")
+        result = []
+        for run in runs:
+            low, middle, high = np.quantile(novelty[run], (0.1, 0.5, 0.9))
+            share = float(self._accepted[run].mean())
+            result.append(Moment(int(times[run[0]]), len(run), (float(low), float(middle), float(high)), share))
+        return result
+
+    def _clusters(self, near: npt.NDArray[np.bool_]) -> list[tuple[_Rows, _Floats]]:
+        """Return (traces, similarities of their links) of each cluster of two or more, largest first.
+
+        Nodes are ids: a neighbour that is not among the traces still holds its followers together.
+        """
+        ids = self._of("id")
+        nodes, ends = np.unique(np.concatenate([ids[near], self._of("nearest")[near]]), return_inverse=True)
+        parents = list(range(len(nodes)))
+
+        def root(node: int) -> int:
+            while parents[node] != node:
+                parents[node] = parents[parents[node]]
+                node = parents[node]
+            return node
+
+        half = len(ends) // 2
+        for one, other in zip(ends[:half].tolist(), ends[half:].tolist(), strict=True):
+            a, b = root(one), root(other)
+            parents[max(a, b)] = min(a, b)
+        members = np.flatnonzero(np.isin(ids, nodes))
+        roots = np.array([root(node) for node in np.searchsorted(nodes, ids[members]).tolist()], dtype=np.intp)
+        order = np.argsort(roots, kind="stable")
+        members, roots = members[order], roots[order]
+        similarity = self._of("similarity")
+        parts = np.split(members, np.flatnonzero(np.diff(roots)) + 1)
+        found = [(part, similarity[part[near[part]]]) for part in parts if len(part) >= 2]
+        return sorted(found, key=lambda item: (-len(item[0]), int(item[0][0])))
+
+    def _cluster(self, members: _Rows, links: _Floats) -> Cluster:
+        times = self._of("time_ms")[members]
+        return Cluster(
+            size=len(members),
+            accepted=int(np.count_nonzero(self._accepted[members])),
+            similarity=float(np.median(links)),
+            first_ms=int(times[0]),
+            last_ms=int(times[-1]),
+            examples=self._examples(members[:EXAMPLES]),
+        )
+
+    def _examples(self, at: _Rows) -> list[Example]:
+        return [self._example(int(self._rows[position])) for position in at]
+
+    def _example(self, row: int) -> Example:
+        def cell(name: str) -> Any:
+            return self._traces.column(name)[row].item()
+
+        identity, objective = self._traces.text(row)
+        profile, threshold, _ = self._setups[cell("setup")]
+        similarity = cell("similarity")
+        return Example(
+            id=identity,
+            objective=objective,
+            domain=self._traces.names("domain")[cell("domain")],
+            profile=profile,
+            score=cell("score"),
+            threshold=threshold,
+            accepted=bool(cell("accepted")),
+            components=tuple(cell(name) for name in COMPONENTS),
+            overrides=self._traces.names("overrides")[cell("overrides")],
+            similarity=None if np.isnan(similarity) else similarity,
+            steps=cell("steps"),
+            latency_ms=cell("latency_ms"),
+            time_ms=cell("time_ms"),
+        )
+
+
+def _nothing(traces: Traces) -> str:
+    if not traces.bad:
+        return "no documents"
+    where, reason = traces.bad_shown[0]
+    return f"none of {traces.bad} documents can be read; {where}: {reason}"
+
+
+def _counts(codes: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """Return (code, how often), most frequent first, then in the order of first appearance."""
+    values, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    order = np.lexsort((first, -counts))
+    return [(int(values[i]), int(counts[i])) for i in order]
+
+
+def _histogram(values: _Floats) -> tuple[int, ...]:
+    """Count values in bars of 1 / SCORE_BINS; what lies outside of 0..1 (novelty can) goes to the outermost."""
+    bars = np.clip(np.floor(values * SCORE_BINS + 1e-9).astype(np.intp), 0, SCORE_BINS - 1)
+    return tuple(int(count) for count in np.bincount(bars, minlength=SCORE_BINS))
+
+
+def _passing(ordered: _Floats, thresholds: Sequence[float]) -> tuple[float, ...]:
+    return _floats((len(ordered) - np.searchsorted(ordered, thresholds, side="left")) / len(ordered))
+
+
+def _cutoffs(ordered: _Floats) -> tuple[float, ...]:
+    return tuple(float(ordered[len(ordered) - math.ceil(share * len(ordered))]) for share in SHARES)
+
+
+def _floats(values: npt.ArrayLike) -> tuple[float, ...]:
+    return tuple(float(value) for value in np.asarray(values))
