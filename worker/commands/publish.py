@@ -20,7 +20,7 @@ from aiokafka import AIOKafkaProducer
 
 from worker.commands.session import Session, SessionError
 from worker.core.trace import InvalidTrace, Reason, parse_trace
-from worker.kafka.publisher import producer_arguments, while_sending
+from worker.kafka.producer import producer_arguments, while_sending
 
 SAMPLES: Final = Path(__file__).parents[1] / "data" / "demo_traces.jsonl"
 

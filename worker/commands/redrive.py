@@ -43,17 +43,10 @@ from worker.core.records import exact_size
 from worker.core.trace import Reason
 from worker.kafka.dead_letters import REDRIVE_COUNT, REDRIVEN_FROM, Letter, as_json, originals, read_letter
 from worker.kafka.errors import chain
+from worker.kafka.producer import PublishError, abort_soon, send_all, transactional_producer, while_sending
 from worker.kafka.publication import OutputTopic, Row, Shipment
-from worker.kafka.publisher import (
-    ABORT_SECONDS,
-    PublishError,
-    producer_arguments,
-    search,
-    send_all,
-    survive_lost_coordinator,
-    while_sending,
-)
-from worker.kafka.refusals import TopicRefusedError, survive_refusals
+from worker.kafka.refusals import TopicRefusedError
+from worker.kafka.refused_records import search
 from worker.kafka.topics import SETTLE_ATTEMPTS, TopicPlan, create, current_limit
 
 MAX_RECORDS: Final = 500
@@ -225,16 +218,8 @@ class Redrive:
             )
         self._report.retention_ms = source.retention_ms
         settings = self._session.settings
-        timeout_ms = round(settings.transaction_timeout_seconds * 1000)
-        producer = survive_refusals(
-            survive_lost_coordinator(
-                AIOKafkaProducer(
-                    **producer_arguments(self._session.client),
-                    transactional_id=f"{settings.group_id}-redrive",
-                    transaction_timeout_ms=timeout_ms,
-                    request_timeout_ms=timeout_ms,
-                )
-            )
+        producer = transactional_producer(
+            self._session.client, f"{settings.group_id}-redrive", settings.transaction_timeout_seconds
         )
         to = _written(source), _written(marks)
         async with self._session.connected(producer), self._clients() as (reader, lookup):  # 1
@@ -385,7 +370,7 @@ class Redrive:
                     refused = await while_sending(producer, self._transact(producer, left, source, marks))
             except Exception as error:
                 with contextlib.suppress(Exception):  # the next run's start aborts too
-                    await asyncio.wait_for(while_sending(producer, producer.abort_transaction()), ABORT_SECONDS)
+                    await abort_soon(producer)
                 if any(isinstance(cause, ProducerFenced | InvalidProducerEpoch) for cause in chain(error)):
                     raise SessionError(
                         f"another redrive of group {self._session.settings.group_id} has taken over; this one stops"

@@ -22,7 +22,7 @@ from worker.config import ConfigError, Settings
 from worker.kafka import batches
 from worker.kafka.client import client_arguments, why_not
 from worker.kafka.errors import explain
-from worker.kafka.publisher import PublishError
+from worker.kafka.producer import PublishError
 from worker.kafka.topics import DEFAULT_MAX_BYTES, describe
 
 Result = TypeVar("Result")

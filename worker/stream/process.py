@@ -32,13 +32,8 @@ from worker.embed.load import load_configured, new_scorer
 from worker.kafka.budget import Budget
 from worker.kafka.client import client_arguments
 from worker.kafka.errors import explain
-from worker.kafka.publisher import (
-    AtLeastOncePublisher,
-    ExactlyOncePublisher,
-    Publisher,
-    producer_arguments,
-)
-from worker.kafka.refusals import survive_refusals
+from worker.kafka.producer import idempotent_producer
+from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
 from worker.kafka.restore import Position, read_positions, restore
 from worker.kafka.topics import Layout, current_limit, prepare_topics
 from worker.observe import logs
@@ -379,10 +374,7 @@ class Worker:
     async def start(self) -> None:
         """Join the group; returns when the first assignment is restored."""
         if self._settings.delivery == "at_least_once":
-            timeout_ms = round(self._settings.transaction_timeout_seconds * 1000)
-            self._shared_producer = survive_refusals(
-                AIOKafkaProducer(**producer_arguments(self._client), request_timeout_ms=timeout_ms)
-            )
+            self._shared_producer = idempotent_producer(self._client, self._settings.transaction_timeout_seconds)
             await self._shared_producer.start()
         self.app.finalize()
         await self.app.start()
