@@ -19,10 +19,10 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, for_code
 from aiokafka.structs import ConsumerRecord
 
 from worker.config import ConfigError, Settings
-from worker.kafka import batches
 from worker.kafka.client import client_arguments, why_not
 from worker.kafka.errors import explain
 from worker.kafka.producer import PublishError
+from worker.kafka.reading import tolerant as reading_tolerantly
 from worker.kafka.topics import DEFAULT_MAX_BYTES, describe
 
 Result = TypeVar("Result")
@@ -77,10 +77,10 @@ class Session:
     async def connected(self, client: Client, *, tolerant: bool = False) -> AsyncIterator[Client]:
         """Start a consumer or producer, stop it at the end. Raises ConfigError where no broker lets it in.
 
-        `tolerant`: records that cannot be read come as faults (batches.py); otherwise they are an error.
+        `tolerant`: records that cannot be read come as faults (reading.py); otherwise they are an error.
         """
         try:
-            with batches.tolerant(self.settings.max_batch_bytes) if tolerant else nullcontext():
+            with reading_tolerantly(self.settings.max_batch_bytes) if tolerant else nullcontext():
                 await client.start()
         except KafkaError as error:
             await client.stop()

@@ -8,7 +8,7 @@ that changes one fails there by name. Must not live here: decisions of ours (the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -158,6 +158,7 @@ class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
     def __init__(self, tp: TopicPartition, records: Any, *rest: Any) -> None:
         super().__init__(tp, records, *rest)
         self.deserializes = bool(self._key_deserializer or self._value_deserializer)
+        self._records_iterator: Generator[ConsumerRecord, None, None] = self._unpack_records()
 
     def __next__(self) -> ConsumerRecord:
         while True:

@@ -43,8 +43,8 @@ def retry_coordinator_lookup(producer: AIOKafkaProducer) -> None:
     """Make the producer look for its coordinator again when the connection closes during the request.
 
     aiokafka does so when a broker is not ready yet (NodeNotReadyError), but lets a connection that closes at this
-    moment end its sender: one in two broker restarts would end the worker. Replaces `producer.client.coordinator_lookup`;
-    the public API has no option for it.
+    moment end its sender: one in two broker restarts would end the worker. Replaces
+    `producer.client.coordinator_lookup`; the public API has no option for it.
     """
     client = producer.client
     lookup = client.coordinator_lookup

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator, collect_hosts, create_conn
-from aiokafka.errors import KafkaConnectionError, KafkaError, SaslAuthenticationFailed
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from worker.config import PREFIX, ConfigError, Settings
-from worker.kafka import batches
+from worker.kafka.aiokafka_private import ask_once, check_oauth_answers, split_servers
 from worker.kafka.errors import HungUpError, is_final
+from worker.kafka.fetch_results import install_reader
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,11 @@ SENT_IN_THE_CLEAR: Final = {
 def client_arguments(settings: Settings) -> dict[str, Any]:
     """Return the aiokafka arguments that all clients share. Raises ConfigError for a file that cannot be used.
 
-    They hold secrets: never log them. From here on, every consumer of the process reads batches by batches.py.
+    They hold secrets: never log them. From here on, every consumer of the process reads by fetch_results.py, and every
+    connection checks what a broker answers to a token.
     """
-    batches.use(settings.max_batch_bytes)
+    install_reader(settings.max_batch_bytes)
+    check_oauth_answers()
     arguments: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.group_id,
@@ -139,22 +141,6 @@ def _read(variable: str, path: Path) -> str:
     return text
 
 
-class _OAuth(OAuthAuthenticator):  # type: ignore[misc]
-    """Fails where the broker refuses the token: it says so in its answer (RFC 7628, 3.2.2), which aiokafka ignores.
-
-    Without this the worker would go on with a connection that the broker closes at the first request.
-    """
-
-    async def step(self, payload: bytes | None) -> Any:
-        """Return what to send next; None: done."""
-        if payload:
-            raise SaslAuthenticationFailed(f"the token is refused: {payload.decode('utf-8', 'replace')}")
-        return await super().step(payload)
-
-
-AIOKafkaConnection.authenticator_oauth = lambda self: _OAuth(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
-
-
 class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
     """Reads the bearer token for each new connection: whoever keeps the file fresh keeps the worker connected."""
 
@@ -179,15 +165,11 @@ async def why_not(client: Mapping[str, Any]) -> Exception | None:
     aiokafka's clients log the reason and raise an error without it. A refusal outweighs a broker that is down.
     """
     arguments = {name: client[name] for name in CONNECTION_ARGUMENTS if name in client}
-    todo = [(host, port) for host, port, _ in collect_hosts(client["bootstrap_servers"])]
+    todo = split_servers(client["bootstrap_servers"])
     found: list[Exception] = []
     for host, port in todo:
         try:
-            connection = await create_conn(host, port, request_timeout_ms=PROBE_MS, **arguments)
-            try:
-                answer = await connection.send(MetadataRequest([]))
-            finally:
-                connection.close()
+            answer = await ask_once(host, port, MetadataRequest([]), request_timeout_ms=PROBE_MS, **arguments)
         except (KafkaConnectionError, ConnectionResetError) as error:
             hung_up = HungUpError(f"{host}:{port} closed the connection")
             hung_up.__cause__ = error

@@ -37,9 +37,9 @@ from mode import CrashingSupervisor, Service
 from worker.config import Settings
 from worker.core.pipeline import Fault, SourceRecord
 from worker.core.records import memory_size
-from worker.kafka import batches
 from worker.kafka.aiokafka_private import group_assignment, raise_group_error, rejoin_group
 from worker.kafka.budget import Budget, Lease, NoRoom
+from worker.kafka.reading import Reading, read_as
 from worker.stream.fetch_buffer import Intake
 
 faust_log = logging.getLogger("faust")
@@ -98,15 +98,15 @@ class _Portion:
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
     logger = faust_log
     hooks: Hooks
-    reading: batches.Reading
+    reading: Reading
     read_to: dict[TopicPartition, int]
     """Where the last fetch that brought nothing ended: past the markers and aborted records of transactions."""
 
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
         settings = self.hooks.settings
         session_ms = round(settings.session_timeout_seconds * 1000)
-        self.reading = batches.Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget)
-        batches.read_as(self.reading)
+        self.reading = Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget)
+        read_as(self.reading)
         return AIOKafkaConsumer(
             **self.hooks.client,
             group_id=settings.group_id,
