@@ -18,12 +18,12 @@ from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.pipeline import OutputRecord, SourceRecord
 from worker.kafka import producer as producers
 from worker.kafka.aiokafka_private_producer import put_back_sequence
+from worker.kafka.describe import current_limit
 from worker.kafka.producer import producer_arguments, send_rows
 from worker.kafka.publication import Batch, OutputTopic, Refused, Shipment
 from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher
 from worker.kafka.refusals import DoubtfulRefusalError, TopicRefusedError, survive_refusals
 from worker.kafka.refused_records import settle_doubt
-from worker.kafka.topics import current_limit
 
 pytestmark = pytest.mark.timeout(300)
 

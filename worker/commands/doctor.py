@@ -27,7 +27,7 @@ from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, Mode
 from worker.embed.load import load_configured
 from worker.embed.model_dir import default_directory, find_exported
 from worker.embed.openvino_embedder import PRECISIONS, runs_here
-from worker.kafka.topics import CODECS, codec_problems
+from worker.kafka.topic_problems import CODECS, codec_problems
 
 KAFKA_SECONDS: Final = 45.0
 """Longest time for all questions to the broker together."""

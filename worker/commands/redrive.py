@@ -42,12 +42,14 @@ from worker.config import ConfigError
 from worker.core.records import exact_size
 from worker.core.trace import Reason
 from worker.kafka.dead_letters import REDRIVE_COUNT, REDRIVEN_FROM, Letter, as_json, originals, read_letter
+from worker.kafka.describe import current_limit
 from worker.kafka.errors import chain
 from worker.kafka.producer import PublishError, abort_soon, send_all, transactional_producer, while_sending
 from worker.kafka.publication import OutputTopic, Row, Shipment
 from worker.kafka.refusals import TopicRefusedError
 from worker.kafka.refused_records import search
-from worker.kafka.topics import SETTLE_ATTEMPTS, TopicPlan, create, current_limit
+from worker.kafka.topic_plan import TopicPlan
+from worker.kafka.topics import SETTLE_ATTEMPTS, create
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 8 << 20

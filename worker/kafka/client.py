@@ -1,7 +1,7 @@
-"""How every Kafka client of the worker connects: consumer, producers, admin client and restore reader alike.
+"""The arguments that every Kafka client of the worker is made with: consumers, producers and admin clients alike.
 
-Lives here: the arguments that all clients share, the files behind them (certificates, passwords, tokens), and finding
-out why a connection fails. Must not live here: which settings go together (config.py), words for errors (errors.py).
+Lives here: addresses, TLS and SASL, and the files behind them (certificates, passwords, tokens). Must not live here:
+which settings go together (config.py), opening a client (connections.py).
 """
 
 from __future__ import annotations
@@ -9,29 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.errors import KafkaConnectionError, KafkaError
-from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.errors import KafkaError
 
 from worker.config import PREFIX, ConfigError, Settings
-from worker.kafka.aiokafka_private import ask_once, check_oauth_answers, split_servers
-from worker.kafka.errors import HungUpError, is_final
+from worker.kafka.aiokafka_private import check_oauth_answers
 from worker.kafka.fetch_results import install_reader
 
 log = logging.getLogger(__name__)
-
-PROBE_MS: Final = 5000
-"""How long one broker may take to answer when the worker looks for the reason of a failed connection."""
-
-CONNECTION_ARGUMENTS: Final = (
-    "client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password",
-    "sasl_oauth_token_provider",
-)  # fmt: skip
-"""What a single connection takes of a client's arguments."""
 
 SENT_IN_THE_CLEAR: Final = {
     "PLAIN": "the password",
@@ -157,25 +145,3 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
             return await asyncio.to_thread(self.read)
         except ConfigError as error:
             raise KafkaError(str(error)) from None
-
-
-async def why_not(client: Mapping[str, Any]) -> Exception | None:
-    """Connect to each broker once, also as they advertise themselves, and return why that fails; None: it does not.
-
-    aiokafka's clients log the reason and raise an error without it. A refusal outweighs a broker that is down.
-    """
-    arguments = {name: client[name] for name in CONNECTION_ARGUMENTS if name in client}
-    todo = split_servers(client["bootstrap_servers"])
-    found: list[Exception] = []
-    for host, port in todo:
-        try:
-            answer = await ask_once(host, port, MetadataRequest([]), request_timeout_ms=PROBE_MS, **arguments)
-        except (KafkaConnectionError, ConnectionResetError) as error:
-            hung_up = HungUpError(f"{host}:{port} closed the connection")
-            hung_up.__cause__ = error
-            found.append(hung_up)
-        except (KafkaError, OSError, TimeoutError) as error:
-            found.append(error)
-        else:
-            todo += [broker[1:3] for broker in answer.brokers if broker[1:3] not in todo]
-    return next((error for error in found if is_final(error)), found[0] if found else None)

@@ -31,11 +31,12 @@ from worker.embed.embedder import Embedder, EmbeddingPool, ModelError
 from worker.embed.load import load_configured, new_scorer
 from worker.kafka.budget import Budget
 from worker.kafka.client import client_arguments
-from worker.kafka.errors import explain
+from worker.kafka.describe import current_limit
+from worker.kafka.errors import error_text
 from worker.kafka.producer import idempotent_producer
 from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
 from worker.kafka.restore import Position, read_positions, restore
-from worker.kafka.topics import Layout, current_limit, prepare_topics
+from worker.kafka.topics import Layout, prepare_topics
 from worker.observe import logs
 from worker.observe.http_server import HttpServer
 from worker.observe.metrics import Metrics, lag_seconds, process_registry
@@ -361,7 +362,7 @@ class Worker:
         )
 
     def _lane_failed(self, partition: int, error: BaseException) -> None:
-        log.error("partition %d: %s", partition, explain(error))
+        log.error("partition %d: %s", partition, error_text(error))
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -515,7 +516,7 @@ async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) ->
         task.cancel()
     failed.cancel()
     if error is not None:
-        log.error("stopping: %s; what was not committed will be read again", explain(error))
+        log.error("stopping: %s; what was not committed will be read again", error_text(error))
     else:
         log.info("stopping: finishing what was taken")
     try:
