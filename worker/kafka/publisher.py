@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -61,6 +62,7 @@ def stream_time_from(metadata: str) -> int | None:
     return None if committed is None else committed.stream_time_ms
 
 
+@dataclass(eq=False, repr=False)
 class ExactlyOncePublisher:
     """One transactional producer for one source partition.
 
@@ -79,23 +81,17 @@ class ExactlyOncePublisher:
     Any other failure on the way aborts, and is never retried here.
     """
 
-    def __init__(
-        self,
-        client: Mapping[str, Any],
-        group: str,
-        source: TopicPartition,
-        topics: Mapping[str, OutputTopic],
-        changelog: OutputTopic,
-        timeout_seconds: float,
-        limit_of: LimitOf = unknown_limit,
-    ) -> None:
-        self._limit_of = limit_of
-        self._group = group
-        self._source = source
-        self._topics = topics
-        self._changelog = changelog
-        self._timeout_seconds = timeout_seconds
-        self._producer = transactional_producer(client, f"{group}-{source.partition}", timeout_seconds)
+    client: Mapping[str, Any]  # holds secrets
+    group: str
+    source: TopicPartition
+    topics: Mapping[str, OutputTopic]
+    changelog: OutputTopic
+    timeout_seconds: float
+    limit_of: LimitOf = unknown_limit
+
+    def __post_init__(self) -> None:
+        transactional_id = f"{self.group}-{self.source.partition}"
+        self._producer = transactional_producer(self.client, transactional_id, self.timeout_seconds)
 
     async def start(self) -> None:
         """Connect and fence the former owner."""
@@ -103,20 +99,20 @@ class ExactlyOncePublisher:
 
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         """Publish one transaction, after a refusal another one in its place."""
-        publication = Publication(batch, self._source.partition, self._topics, self._changelog)
+        publication = Publication(batch, self.source.partition, self.topics, self.changelog)
         for _ in range(MAX_ROUNDS):
             try:
-                async with asyncio.timeout(self._timeout_seconds):
+                async with asyncio.timeout(self.timeout_seconds):
                     done = await while_sending(self._producer, self._transact(publication))
             except Exception as error:
                 cause = transaction_error(self._producer)
                 await self._abort()
                 if cause is None or cause in chain(error):
                     raise
-                raise PublishError(f"partition {self._source.partition}: {cause!r}") from cause
+                raise PublishError(f"partition {self.source.partition}: {cause!r}") from cause
             if done:
                 return publication.replaced
-        raise _endless(self._source)
+        raise _endless(self.source)
 
     async def _transact(self, publication: Publication) -> bool:
         """Run one transaction; whether it was committed."""
@@ -124,11 +120,11 @@ class ExactlyOncePublisher:
         await self._producer.begin_transaction()  # 1
         refused = await send_all(self._producer, publication.shipments())  # 2
         if refused:
-            await replace_refused(self._producer, publication, refused, self._limit_of, aborting=True)  # a, c
+            await replace_refused(self._producer, publication, refused, self.limit_of, aborting=True)  # a, c
             await self._producer.abort_transaction()  # b
             return False
         await self._producer.send_offsets_to_transaction(  # 3
-            {self._source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}, self._group
+            {self.source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}, self.group
         )
         await self._producer.commit_transaction()  # 4
         return True
@@ -138,13 +134,14 @@ class ExactlyOncePublisher:
         try:
             await abort_soon(self._producer)
         except Exception as error:
-            log.info("partition %d: the open transaction was not aborted: %r", self._source.partition, error)
+            log.info("partition %d: the open transaction was not aborted: %r", self.source.partition, error)
 
     async def stop(self) -> None:
         """Disconnect."""
         await self._producer.stop()
 
 
+@dataclass(eq=False, repr=False)
 class AtLeastOncePublisher:
     """The worker's one idempotent producer, as one source partition uses it, for clusters without transactions.
 
@@ -154,42 +151,32 @@ class AtLeastOncePublisher:
      2. commit the source offset through the consumer (which refuses it after a rebalance).
     """
 
-    def __init__(
-        self,
-        producer: AIOKafkaProducer,
-        source: TopicPartition,
-        topics: Mapping[str, OutputTopic],
-        changelog: OutputTopic,
-        commit: Callable[[TopicPartition, int, str], Awaitable[None]],
-        timeout_seconds: float,
-        limit_of: LimitOf = unknown_limit,
-    ) -> None:
-        self._limit_of = limit_of
-        self._timeout_seconds = timeout_seconds
-        self._producer = producer
-        self._source = source
-        self._topics = topics
-        self._changelog = changelog
-        self._commit = commit
+    producer: AIOKafkaProducer
+    source: TopicPartition
+    topics: Mapping[str, OutputTopic]
+    changelog: OutputTopic
+    commit: Callable[[TopicPartition, int, str], Awaitable[None]]
+    timeout_seconds: float
+    limit_of: LimitOf = unknown_limit
 
     async def start(self) -> None:
         """Do nothing: the producer is the worker's and is started already."""
 
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         """Publish, after a refusal again, then commit."""
-        publication = Publication(batch, self._source.partition, self._topics, self._changelog)
+        publication = Publication(batch, self.source.partition, self.topics, self.changelog)
         for _ in range(MAX_ROUNDS):
-            async with asyncio.timeout(self._timeout_seconds):
-                if await while_sending(self._producer, self._send(publication)):  # 1
-                    await self._commit(self._source, batch.next_offset, offset_metadata(batch))  # 2
+            async with asyncio.timeout(self.timeout_seconds):
+                if await while_sending(self.producer, self._send(publication)):  # 1
+                    await self.commit(self.source, batch.next_offset, offset_metadata(batch))  # 2
                     return publication.replaced
-        raise _endless(self._source)
+        raise _endless(self.source)
 
     async def _send(self, publication: Publication) -> bool:
         """Send everything once; whether everything was taken."""
-        refused = await send_all(self._producer, publication.shipments())
+        refused = await send_all(self.producer, publication.shipments())
         if refused:
-            await replace_refused(self._producer, publication, refused, self._limit_of, aborting=False)
+            await replace_refused(self.producer, publication, refused, self.limit_of, aborting=False)
         return not refused
 
     async def stop(self) -> None:

@@ -14,7 +14,7 @@ Where the answer of an earlier attempt was lost, that rests on the broker not ha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Final
 
 from aiokafka import AIOKafkaProducer
@@ -62,30 +62,21 @@ ADVICE: Final[Mapping[int, str]] = {
 }
 
 
+@dataclass(eq=False)
 class TopicRefusedError(Exception):
     """A batch that its topic refuses for good; nothing of it was appended, and the producer can go on.
 
     `words` are the broker's; `records` its words about single records, by their positions in the batch (empty: it does
-    not say which ones it means). `doubtful`: it was sent before, and may have been appended then: a limit
-    or the clock may have moved on in between.
+    not say which ones it means). `doubtful`: the batch was sent before, and may have been appended then: a limit or the
+    clock may have moved in between.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        code: int,
-        words: str,
-        records: Mapping[int, str] = MappingProxyType({}),
-        doubtful: bool = False,
-    ) -> None:
-        super().__init__(topic, partition, code, words, records, doubtful)
-        self.doubtful = doubtful
-        self.topic = topic
-        self.partition = partition
-        self.code = code
-        self.words = words
-        self.records = records
+    topic: str
+    partition: int
+    code: int
+    words: str
+    records: Mapping[int, str] = field(default_factory=dict)
+    doubtful: bool = False
 
     @property
     def name(self) -> str:
