@@ -1,7 +1,7 @@
-"""The doctor's questions to the broker: connection, APIs, topics, permissions, group and lag. Changes nothing.
+"""The doctor's checks of the broker: connection, APIs, topics, permissions, group and lag. Changes nothing.
 
-Lives here: what is asked, and what an answer means for a worker. Must not live here: what topics must be like
-(topics.py), words for Kafka's refusals (errors.py).
+Lives here: what is asked, and what an answer means for a worker. Must not live here: what topics must be
+(topic_plan.py, topic_problems.py), words for Kafka's errors (errors.py).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ ANSWER_MS: Final = 5_000
 """How long one answer may take."""
 
 RETRIES, RETRY_SECONDS = 10, 0.5
-"""A coordinator that moves or loads is there again in seconds."""
+"""A coordinator that moves or loads its data is available again within seconds."""
 
 Answer = TypeVar("Answer")
 
 GROUPS, TRANSACTION_LOG = "__consumer_offsets", "__transaction_state"
-"""A broker creates these when somebody asks for a coordinator: where they are missing, nobody is asked."""
+"""A broker creates these when a client asks for a coordinator: if they are missing, the doctor does not ask."""
 
 
 async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield the findings about brokers, topics and group, each as soon as it is there."""
+    """Yield the findings about brokers, topics and group, each as soon as it is known."""
     try:
         client = {**client_arguments(settings), "request_timeout_ms": ANSWER_MS}
     except ConfigError as error:
@@ -186,7 +186,7 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Ask a coordinator again while it moves or loads. Raises KafkaError."""
+    """Ask a coordinator again while it moves or loads its data. Raises KafkaError."""
     for _ in range(RETRIES):
         try:
             return await ask()

@@ -1,7 +1,7 @@
-"""Reading the accepted and rejected topics for a report: once, from an offset or a time to the present end.
+"""Reading the accepted and rejected topics for a report: once, from an offset or a time to the current end.
 
-Lives here: which records, in what bounds. Must not live here: what is in them (report.py). It joins no group and
-commits nothing; it needs the ACLs Read and Describe on the two topics.
+Lives here: which records are read. Must not live here: what they contain (report.py). It joins no group and commits
+nothing; it needs the ACLs Read and Describe on the two topics.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FETCH_BYTES: Final = 4 << 20
 
 
 async def read_outputs(settings: Settings, traces: Traces, since_ms: int | None, last: int | None) -> int:
-    """Add what is on the two topics; return from when on (record timestamp, ms) it is complete.
+    """Add the records of the two topics; return the time (record timestamp, ms) from which on they are complete.
 
-    `since_ms`: no records before it. `last`: at most that many offsets of each partition; since one partition may
-    reach further back than another, the result is later than `since_ms` then, and earlier records are to be left out.
-    Raises ConfigError, also for a broker that cannot be reached.
+    `since_ms`: no records before it. `last`: at most that many offsets of each partition. One partition may then reach
+    further back than another: the result is later than `since_ms`, and earlier records must be left out. Raises
+    ConfigError, also if no broker can be reached.
     """
     client = client_arguments(settings)
     try:

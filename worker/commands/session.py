@@ -1,6 +1,7 @@
-"""A command's short session with Kafka: connect or say why not, know the topics, read them.
+"""A command's session with Kafka: its clients, its topics, and reading them to a known end.
 
-Lives here: what `publish`, `tail` and `redrive` share. Must not live here: anything about traces.
+Lives here: what `publish`, `tail` and `redrive` share. Must not live here: anything about traces, opening a client
+(connections.py).
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from worker.kafka.topic_state import DEFAULT_MAX_BYTES
 Result = TypeVar("Result")
 
 STALL_SECONDS: Final = 30.0
-"""How long reading to a known end may bring nothing before it is an error and not patience."""
+"""How long reading to a known end may return no record before it is an error."""
 
 
 class SessionError(Exception):
-    """Kafka did not do what was asked; the message is for the user."""
+    """Kafka did not do what a command asked for; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic: its name, number of partitions and settings (empty where the broker does not tell)."""
+    """A topic: its name, number of partitions and settings (empty if the broker does not show them)."""
 
     name: str
     partitions: int
@@ -45,19 +46,19 @@ class Topic:
 
     @property
     def max_bytes(self) -> int:
-        """Return the largest record batch that it takes."""
+        """Return the largest record batch that it accepts."""
         return int(self.config.get("max.message.bytes", DEFAULT_MAX_BYTES))
 
     @property
     def retention_ms(self) -> int | None:
-        """Return how long it keeps records, by their timestamps; None: for ever, or unknown."""
+        """Return how long it keeps records, by their timestamps; None: forever, or unknown."""
         limit = int(self.config.get("retention.ms", -1))
         return limit if limit >= 0 and "delete" in self.config.get("cleanup.policy", "delete") else None
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command's work. Raises ConfigError, SessionError and OSError (of files), with words for the user."""
-    for library in ("aiokafka", "asyncio"):  # they log what we raise, and more often; a fenced producer's futures too
+    """Run a command's work. Raises ConfigError, SessionError and OSError (of files), with messages for the user."""
+    for library in ("aiokafka", "asyncio"):  # they log what is raised here, and futures of a fenced producer
         logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         return asyncio.run(work)
@@ -85,7 +86,7 @@ class Session:
         return connected_admin(self.settings, self.client)
 
     async def topics(self, admin: AIOKafkaAdminClient, *names: str) -> dict[str, Topic]:
-        """Return those of the topics that are there. Raises ConfigError for one that may not be described."""
+        """Return those of the topics that exist. Raises ConfigError for one that may not be described."""
         described = await describe_topics(admin, names)
         for name, topic in described.items():
             if topic.error is TopicAuthorizationFailedError:
@@ -95,7 +96,7 @@ class Session:
         return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in found.items()}
 
     async def existing(self, *names: str) -> list[Topic]:
-        """Return the topics, in order. Raises ConfigError naming the one that is missing."""
+        """Return the topics, in order. Raises ConfigError that names the missing ones."""
         async with self.admin() as admin:
             found = await self.topics(admin, *names)
         missing = [name for name in names if name not in found]

@@ -23,36 +23,36 @@ LOG_OVERHEAD: Final = 12
 """Bytes of a batch before those that its length counts: its offset and the length."""
 
 MAGIC: Final = 16
-"""Where a batch has the version of its format."""
+"""Offset of the byte with the version of the batch's format."""
 
 LEAST_BYTES: Final = 26
 """The smallest batch: a message of magic 0 without key and value."""
 
 WALKED_BYTES: Final = 1 << 20
-"""Only in a batch of more bytes can a record have more headers than allowed, about; so only there are they counted
-before the record is parsed."""
+"""Only in a larger batch can a record have (about) more headers than allowed: only there are they counted before the
+record is parsed."""
 
 _CODEC, _CONTROL = 0x07, 0x20
 _ABORT: Final = b"\0\0\0\0"
 
 
 class Reader(Protocol):
-    """Who reads the batches of one partition (fetch_results.PartitionReader)."""
+    """Reads the batches of one partition (fetch_results.PartitionReader)."""
 
     tp: TopicPartition
     next_fetch_offset: int
 
     def expect(self, batch: Batch) -> None:
-        """Prepare for the batch's records."""
+        """Prepare for the offsets of the batch."""
         ...
 
     def missed(self) -> bool:
-        """Whether the last batch had other offsets than its header says; the position is put back then."""
+        """Whether the last batch had other offsets than its header says; the position is reset then."""
         ...
 
 
 class Batch:
-    """One batch, as aiokafka's PartitionRecords looks at it."""
+    """One batch, with the attributes and methods that aiokafka's PartitionRecords uses."""
 
     __slots__ = (
         "base_offset", "data", "head", "held", "inner", "is_control_batch", "is_transactional", "next_offset",
@@ -75,7 +75,7 @@ class Batch:
         self.is_control_batch = inner.is_control_batch
 
     def replace(self, reason: Reason, message: str) -> None:
-        """Let one record with a fault stand for the whole batch, or for what is left of it from the position on."""
+        """Replace the batch, or its rest from the position on, by one record with a fault."""
         first = max(self.base_offset, self.owner.next_fetch_offset)
         self.records = [self.head.stand_in(reason, message, first, self.next_offset - 1)]
         self.slow = True
@@ -90,11 +90,11 @@ class Batch:
             self.reading.budget.batches.give_back(held)
 
     def validate_crc(self) -> bool:
-        """Say that it was validated: a batch with a wrong one is none."""
+        """Return True: `open_batch` has replaced a batch with a wrong CRC."""
         return True
 
     def __next__(self) -> Any:
-        """Return a control batch's record. A broken one is taken for an abort: it ends a transaction, in any case."""
+        """Return a control batch's record. A broken one counts as an abort: in any case it ends a transaction."""
         try:
             record = next(self.inner)
             if len(record.key) >= len(_ABORT):
@@ -125,13 +125,13 @@ class Batch:
                 raise ValueError("too many headers")
             yield next(inner)
             position = start + length
-        yield from inner  # it checks that nothing is left
+        yield from inner  # it checks that no bytes are left
 
 
 def open_batch(reading: Reading, owner: Reader, data: memoryview, rest: memoryview) -> Batch | None:
-    """Return a batch, ready to be iterated; None: it came damaged, and is to be fetched again.
+    """Return a batch, ready to be iterated; None: it is damaged, and is to be fetched again.
 
-    `rest`: what follows in the response. Raises NoRoom; then nothing has changed.
+    `rest`: the bytes after it in the response. Raises NoRoom, and has changed nothing then.
     """
     return _of_magic_2(reading, owner, data, rest) if data[MAGIC] >= 2 else _legacy(reading, owner, data)
 
@@ -144,19 +144,19 @@ def _of_magic_2(reading: Reading, owner: Reader, data: memoryview, rest: memoryv
     if not inner.validate_crc():
         if reading.fetch_again(owner.tp, head.base_offset):
             return None
-        if len(rest) >= 8:  # the header may be what is damaged: trust the next batch's
+        if len(rest) >= 8:  # its header may be damaged: use the next batch's
             (following,) = struct.unpack_from(">q", rest)
         else:
             following = head.last_offset + 1
         batch.next_offset = max(owner.next_fetch_offset + 1, following)
         batch.replace(Reason.UNREADABLE, "the batch's checksum (CRC) is wrong: it is damaged on the broker's disk")
     elif head.attributes & _CODEC and not head.attributes & _CONTROL and len(data) > HEADER.size:
-        _unpack(batch, head.attributes & _CODEC)  # compaction leaves batches without records
+        _unpack(batch, head.attributes & _CODEC)  # a compacted batch may be empty
     return batch
 
 
 def _unpack(batch: Batch, codec: int) -> None:
-    """Put what a batch unpacks to, or a fault, in its place. Raises NoRoom."""
+    """Replace a batch's content by what it unpacks to, or by a fault. Raises NoRoom."""
     limit = batch.reading.max_batch_bytes
     size = len(batch.data)
     try:
@@ -174,7 +174,7 @@ def _unpack(batch: Batch, codec: int) -> None:
 
 
 def _unpacked(batch: Batch, codec: int, limit: int) -> memoryview:
-    """Raise TooLargeError for what exceeds the limit, NoRoom for what exceeds the room there is now."""
+    """Raise TooLargeError if a batch exceeds the limit, NoRoom if it exceeds the room that there is now."""
     head = bytearray(batch.data[: HEADER.size])
     head[22] &= ~_CODEC
     payload = batch.data[HEADER.size :]
@@ -189,7 +189,7 @@ def _unpacked(batch: Batch, codec: int, limit: int) -> memoryview:
     except TooLargeError:
         if bound == limit:
             raise
-    if unpacked is None:  # raised out here, because an error's context keeps what was unpacked
+    if unpacked is None:  # raised here, because an error's context would keep what was unpacked
         raise budget.batches.refuse(tp, min(limit, 2 * bound))
     batch.held = len(unpacked)
     budget.batches.take(batch.held)
@@ -197,7 +197,7 @@ def _unpacked(batch: Batch, codec: int, limit: int) -> memoryview:
 
 
 def _legacy(reading: Reading, owner: Reader, data: memoryview) -> Batch:
-    """Return a batch of magic 0 or 1, from before Kafka 0.11: aiokafka's, after a look at what it unpacks to."""
+    """Return a batch of magic 0 or 1 (before Kafka 0.11): aiokafka's, after a check of the size that it unpacks to."""
     magic = data[MAGIC]
     inner = LegacyBatch(data, magic)
     first = last = inner.next_offset - 1
@@ -213,7 +213,7 @@ def _legacy(reading: Reading, owner: Reader, data: memoryview) -> Batch:
             at = MAGIC + (10 if magic else 2)
             (key,) = struct.unpack_from(">i", data, at)
             payload = data[at + 8 + max(0, key) :]
-            if not (codec == 3 and magic == 0):  # its lz4 frames have a wrong checksum; aiokafka mends that
+            if not (codec == 3 and magic == 0):  # lz4 frames of magic 0 have a wrong checksum; aiokafka corrects it
                 unpack(payload, codec, limit)
             batch.records = list(inner)
     except TooLargeError:

@@ -46,11 +46,11 @@ class Batches:
         return self._reading
 
     def belong_to(self, owner: Reader) -> None:
-        """Tell for which partition this is, and who knows the position. Before, `has_next` only looks."""
+        """Set the reader, which knows partition and position. Before this call, `has_next` opens no batch."""
         self._owner = owner
 
     def has_next(self) -> bool:
-        """Whether another batch can be read now. Without room for it `no_room` is set; without that, it is the end."""
+        """Whether another batch can be read now. If not, `no_room` tells missing room from the end of the response."""
         if self._owner is None:
             return self._end() is not None
         self.no_room = None
@@ -71,16 +71,16 @@ class Batches:
         return self._current
 
     def let_go(self) -> None:
-        """Drop what the last batch was unpacked to."""
+        """Drop the unpacked content of the last batch."""
         if self._current is not None:
             self._current.close()
             self._current = None
 
     def close(self) -> None:
-        """Drop everything; nothing comes any more.
+        """Drop everything, the response too.
 
-        The response too: who reads and what is read hold each other, and would keep it until the garbage collector
-        comes, which counts objects and not bytes.
+        The reader and its batches refer to each other, and would keep the response until the garbage collector runs,
+        which counts objects and not bytes.
         """
         if self._next is not None:
             self._next.close()
@@ -89,7 +89,7 @@ class Batches:
         self._data, self._position = memoryview(b""), 0
 
     def make_room(self) -> bool:
-        """Drop the batch if it is read to its end, or if another partition waits for its room: then it comes again."""
+        """Drop the batch if it is read to its end, or if another partition waits for room; then it is opened again."""
         budget, batch = self._reading.budget, self._current
         if batch is not None and self._owner is not None and self._owner.next_fetch_offset >= batch.next_offset:
             self.let_go()
@@ -105,7 +105,7 @@ class Batches:
         return self._next is None and self._current is None and self._end() is None
 
     def read_slowly(self) -> bool:
-        """Put the batch that the parser failed on in place again, for `parse`; False where that has been done."""
+        """Let the batch on which aiokafka's parser failed be read again by ours; False if that was done before."""
         batch = self._current
         if batch is None or batch.slow or batch.is_control_batch:
             return False
@@ -122,7 +122,7 @@ class Batches:
         return end if end <= len(self._data) else None
 
     def _open(self, owner: Reader) -> Batch | None:
-        """Return the next batch, ready to be iterated. Raises NoRoom; then nothing has changed."""
+        """Return the next batch, ready to be iterated. Raises NoRoom, and has changed nothing then."""
         end = self._end()
         if end is None:
             return None

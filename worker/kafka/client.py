@@ -32,15 +32,15 @@ SENT_IN_THE_CLEAR: Final = {
 def client_arguments(settings: Settings) -> dict[str, Any]:
     """Return the aiokafka arguments that all clients share. Raises ConfigError for a file that cannot be used.
 
-    They hold secrets: never log them. From here on, every consumer of the process reads by fetch_results.py, and every
-    connection checks what a broker answers to a token.
+    They contain secrets: never log them. From this call on, every consumer of the process reads by fetch_results.py,
+    and every connection checks the broker's answer to a token.
     """
     install_reader(settings.max_batch_bytes)
     check_oauth_answers()
     arguments: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.group_id,
-        "metadata_max_age_ms": 30_000,  # a source topic that gains partitions is noticed that fast
+        "metadata_max_age_ms": 30_000,  # how soon new partitions of the source are noticed
         "security_protocol": settings.security_protocol,
     }
     if settings.uses_tls:
@@ -56,7 +56,7 @@ def client_arguments(settings: Settings) -> dict[str, Any]:
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:
-    """Return a context that checks the broker's certificate and host name, with this worker's certificate if any."""
+    """Return a context that checks the broker's certificate and host name, with the worker's certificate if any."""
     authority = settings.tls_ca_file
     try:
         context = ssl.create_default_context(cafile=authority)
@@ -79,7 +79,7 @@ def _tls(settings: Settings) -> ssl.SSLContext:
 
 
 class _KeyPassword:
-    """Answers OpenSSL's question for a key's password; without an answer it would ask on the terminal."""
+    """Returns a key's password to OpenSSL, which would ask on the terminal otherwise."""
 
     def __init__(self, password: str | None) -> None:
         self._password = password
@@ -108,7 +108,7 @@ def _login(settings: Settings) -> dict[str, Any]:
 
 
 def _secret(settings: Settings, name: str) -> str | None:
-    """Return a secret from its variable or its file; None: neither is given."""
+    """Return a secret from its variable or its file; None if neither is given."""
     value, path = getattr(settings, name), getattr(settings, f"{name}_file")
     if path is not None:
         return _read(f"{PREFIX}{name.upper()}_FILE", path).rstrip("\r\n")
@@ -116,7 +116,7 @@ def _secret(settings: Settings, name: str) -> str | None:
 
 
 def _read(variable: str, path: Path) -> str:
-    """Return a file's text. Raises ConfigError when it cannot be read or is empty; never tells what is in it."""
+    """Return a file's text. Raises ConfigError if it cannot be read or is empty, without its content."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -130,7 +130,7 @@ def _read(variable: str, path: Path) -> str:
 
 
 class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
-    """Reads the bearer token for each new connection: whoever keeps the file fresh keeps the worker connected."""
+    """Reads the bearer token from its file for each new connection, so that the file may be replaced at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -140,7 +140,7 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
         return _read("KP_SASL_TOKEN_FILE", self._path).strip()
 
     async def token(self) -> str:
-        """Return the token. Raises KafkaError, on which aiokafka tries the connection again later."""
+        """Return the token. Raises KafkaError: aiokafka then tries the connection again later."""
         try:
             return await asyncio.to_thread(self.read)
         except ConfigError as error:

@@ -18,7 +18,7 @@ BAD_CERTIFICATE: Final = {
     62: "KP_BOOTSTRAP_SERVERS (or what the broker advertises) must be a name that is in it",
     64: "KP_BOOTSTRAP_SERVERS (or what the broker advertises) must be an address that is in it",
 }
-"""What to do, by OpenSSL's reason (X509_V_ERR_...); all others: the authority is not known."""
+"""What to do, by OpenSSL's reason (X509_V_ERR_...). For all others, the authority is not known."""
 
 ANOTHER_LISTENER: Final = "check KP_SECURITY_PROTOCOL and the port in KP_BOOTSTRAP_SERVERS"
 
@@ -34,7 +34,7 @@ _FENCED: Final = (
 
 
 class HungUpError(ConnectionError):
-    """A broker took the connection and closed it."""
+    """A broker accepted the connection and closed it."""
 
 
 def chain(error: BaseException) -> list[BaseException]:
@@ -48,7 +48,7 @@ def chain(error: BaseException) -> list[BaseException]:
 
 
 def remedy(error: BaseException) -> str | None:
-    """Say what would mend a Kafka error, or None where there is nothing to add to its own words."""
+    """Return what would fix a Kafka error, or None if there is nothing to add to its message."""
     for cause in chain(error):
         for kinds, advice in REMEDIES:
             if isinstance(cause, kinds):
@@ -73,7 +73,7 @@ def _about_tls(error: ssl.SSLError) -> str:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether connecting again cannot help: a refused login or certificate."""
+    """Whether connecting again cannot help, because the login or a certificate is refused."""
     final = (
         kafka.SaslAuthenticationFailed,
         kafka.UnsupportedSaslMechanismError,
@@ -84,7 +84,7 @@ def is_final(error: BaseException) -> bool:
 
 
 def error_text(error: BaseException) -> str:
-    """Return type, words and remedy of an error, in one line."""
+    """Return type, message and remedy of an error, in one line."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     advice = remedy(error)
     return text if advice is None else f"{text} ({advice})"
@@ -149,4 +149,4 @@ REMEDIES: Final[Sequence[tuple[Kinds, str | Callable[[Any], str]]]] = (
         "the broker did not answer in KP_TRANSACTION_TIMEOUT_SECONDS",
     ),
 )
-"""What would mend an error, by its type: the first row that fits counts."""
+"""What would fix an error, by its type; the first row that matches counts."""

@@ -1,7 +1,7 @@
-"""What aiokafka's consumers use to take records out of a fetch response, in place of its own classes.
+"""The records that a consumer gets from a fetch response, in place of aiokafka's PartitionRecords and FetchResult.
 
-Lives here: going on where aiokafka's reader would end, and portions that are bounded in bytes. Must not live here: the
-batches of a response (batches.py), counting of memory (budget.py), what becomes of a record that cannot be read.
+Lives here: continuing where aiokafka's reader would stop, and portions that are bounded in bytes. Must not live here:
+the batches of a response (batches.py), counting memory (budget.py), what becomes of a record that cannot be read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from worker.kafka.reading import MAX_BATCH_BYTES, UnreadableError, place, set_de
 
 
 def install_reader(max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
-    """Let every consumer of this process read this way; again with another bound, it holds for new fetches."""
+    """Let every consumer of this process read with these classes; another bound applies to new fetches."""
     set_default_bound(max_batch_bytes)
     read_fetches_with(Batches, PartitionReader, PartitionFetch)
 
 
 class PartitionReader(PartitionRecords):
-    """aiokafka's way through the batches, which goes on where it would end."""
+    """Reads the batches of one partition, and continues where aiokafka's reader would stop."""
 
     def __init__(self, tp: TopicPartition, records: Batches, *rest: Any) -> None:
         super().__init__(tp, records, *rest)
@@ -38,17 +38,17 @@ class PartitionReader(PartitionRecords):
         records.belong_to(self)
 
     def recovers(self, error: Exception) -> bool:
-        """Whether the batch on which the parser failed can be read once more, slowly."""
+        """Whether the batch on which aiokafka's parser failed can be read again, by ours."""
         return not isinstance(error, UnreadableError) and self.batches.read_slowly()
 
     def expect(self, batch: Batch) -> None:
-        """Prepare for the batch's offsets: broken ones would make others be passed over."""
+        """Prepare for the batch's offsets: a wrong one would let aiokafka skip records."""
         self._end = batch.next_offset
         self._complete = not batch.slow and batch.head.records == batch.head.last_delta + 1
         self._expected = max(batch.base_offset, self.next_fetch_offset)
 
     def missed(self) -> bool:
-        """Whether the batch that was read had other offsets than its head says; the position is put back then."""
+        """Whether the batch that was read had other offsets than its header says; the position is reset then."""
         missed = self._complete and self._expected < self._end
         self._complete = False
         if missed:
@@ -83,7 +83,7 @@ class PartitionReader(PartitionRecords):
         )
 
     def restart(self) -> None:
-        """Go on from the position, at the begin of the batch that is there now."""
+        """Continue at the position, with the batch that comes next."""
         self._complete = False
         self.begin_again()
 
@@ -94,7 +94,7 @@ class PartitionReader(PartitionRecords):
 
 
 class PartitionFetch(FetchResult):
-    """What was fetched of one partition, taken in portions that are bounded in bytes too."""
+    """What was fetched from one partition, returned in portions that are bounded in bytes too."""
 
     def __init__(self, tp: TopicPartition, *, partition_records: PartitionReader, **rest: Any) -> None:
         super().__init__(tp, partition_records=partition_records, **rest)
@@ -104,7 +104,7 @@ class PartitionFetch(FetchResult):
         self._reading.open[tp] = self
 
     def drop(self) -> None:
-        """Drop what is left; aiokafka fetches on from the position."""
+        """Drop the rest; aiokafka fetches from the position on."""
         records, self.records = self.records, None
         if records is not None:
             records.close()
@@ -114,7 +114,7 @@ class PartitionFetch(FetchResult):
             del self._reading.open[self.tp]
 
     def check_assignment(self, tp: TopicPartition) -> bool:
-        """Whether what was fetched is still wanted; otherwise it is dropped."""
+        """Whether what was fetched is still needed; otherwise it is dropped."""
         records = self.records
         wanted = records is not None and super().check_assignment(tp)
         if not wanted:
@@ -128,7 +128,7 @@ class PartitionFetch(FetchResult):
         return found[0] if found else None
 
     def getall(self, max_records: int | None = None) -> list[ConsumerRecord]:
-        """Return the next records, up to the number or about as many bytes as allowed. Raises NoRoom."""
+        """Return the next records, up to the number or about the bytes allowed. Raises NoRoom."""
         reading, records = self._reading, self.records
         if records is None or not self.check_assignment(self.tp):
             return []
@@ -145,7 +145,7 @@ class PartitionFetch(FetchResult):
                 self.update_position()
                 if records.batches.make_room():
                     if records.batches.at_end():
-                        self.drop()  # now, so that the response is not kept and the next one is fetched
+                        self.drop()  # now: the response is released and the next one fetched
                     else:
                         records.restart()
                 return found

@@ -1,7 +1,7 @@
-"""The worker's producers: how they are made, how batches are sent with them, and what ends them.
+"""The worker's producers: how they are created, and how batches are sent with them.
 
-Lives here: the arguments that all producers share, one transactional and one idempotent producer, sending rows as
-batches. Must not live here: transactions and offsets (publisher.py), what follows on a refusal (refused_records.py).
+Lives here: the arguments that all producers share, the transactional and the idempotent producer, sending rows as
+batches. Must not live here: transactions and offsets (publisher.py), what follows a refusal (refused_records.py).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from worker.kafka.refusals import TopicRefusedError, survive_refusals
 Result = TypeVar("Result")
 
 RETRY_BACKOFF_MS: Final = 20
-"""Pause before a retry. The broker needs some ms to finish the last transaction before it takes the next; aiokafka's
-default of 100 ms makes that wait the p99."""
+"""Pause before a retry. The broker needs some ms to complete one transaction before it accepts the next; with
+aiokafka's default of 100 ms that wait is the p99."""
 
 MAX_BATCH_BYTES: Final = 262_144
 """Bytes of one producer batch: larger than aiokafka's 16 KiB, because a busy transaction carries hundreds of traces."""
 
 MAX_REQUEST_BYTES: Final = 64 << 20
-"""Upper limit of the client alone; what a topic takes is the broker's to say (max.message.bytes)."""
+"""Limit of the client alone; the broker enforces that of the topic (max.message.bytes)."""
 
 ABORT_SECONDS: Final = 3.0
 """How long a failed worker tries to abort before it exits."""
@@ -74,7 +74,7 @@ def idempotent_producer(client: Mapping[str, Any], timeout_seconds: float) -> AI
 async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, Result]) -> Result:
     """Await work that needs the producer's sender task, or raise the error that ended that task.
 
-    aiokafka's sender ends when the producer is fenced, and what waits for acknowledgements then would wait for ever.
+    aiokafka's sender ends when the producer is fenced; acknowledgements would then be awaited forever.
     """
     task = asyncio.ensure_future(work)
     sender = sender_task(producer)
@@ -94,7 +94,7 @@ async def abort_soon(producer: AIOKafkaProducer) -> None:
 
 
 async def send_all(producer: AIOKafkaProducer, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[Refused]]]:
-    """Send shipments, wait until every record is acknowledged, and return what was refused for good.
+    """Send shipments, wait until every record is acknowledged, and return the batches that were refused for good.
 
     Raises the first other error, naming the topic.
     """
@@ -114,9 +114,9 @@ async def send_rows(
 ) -> list[Refused]:
     """Send rows to one partition, in order; wait until all are acknowledged, and return the batches that were refused.
 
-    As batches, not record by record: aiokafka's `send` costs 20 us a record (measured), most of it for the future that
-    tells each record's own offset, which nobody asks for here. A batch is never larger than the topic takes, unless a
-    single record is.
+    As batches, not record by record: aiokafka's `send` costs 20 us a record (measured), most of it for the future with
+    each record's offset, which is not needed here. A batch is never larger than the topic's limit, unless a single
+    record is.
     """
     limit = topic.batch_bytes
     small = limit < MAX_BATCH_BYTES  # otherwise the builder's own limit is the lower one
@@ -141,6 +141,6 @@ async def send_rows(
 
 
 async def _send(producer: AIOKafkaProducer, builder: Any, topic: OutputTopic, partition: int) -> asyncio.Future[Any]:
-    builder.close()  # nobody else's records may join
+    builder.close()  # no other records may be added
     acknowledged: asyncio.Future[Any] = await producer.send_batch(builder, topic.name, partition=partition)
     return acknowledged

@@ -1,9 +1,9 @@
-"""Publishing: outputs, cache entries and the source offset, together or (at least once) in this order.
+"""Publishing outputs, cache entries and the source offset: in one transaction, or (at least once) in this order.
 
 Lives here: the transaction and its order of steps. Must not live here: scoring, restore, rebalance decisions.
 
-Output partition: source partition modulo the output topic's partitions, so that each source partition stays in order
-and equal keys stay together where the counts agree.
+The output partition is the source partition modulo the output topic's partitions: each source partition stays in order,
+and equal keys stay together if the numbers of partitions are equal.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from worker.kafka.refused_records import LimitOf, replace_refused, unknown_limit
 log = logging.getLogger(__name__)
 
 MAX_ROUNDS: Final = 24
-"""Publications of one batch, each with another dead letter or a lower limit than the one before, until it goes
-through. Four are the most that one cause takes; a limit that the broker does not tell is halved."""
+"""Attempts to publish one batch. Each has another dead letter or a lower limit than the one before. One cause takes
+four at most; a limit that the broker does not tell is halved each time."""
 
 
 class Publisher(Protocol):
     """Publishes the batches of one source partition, one after the other."""
 
     async def start(self) -> None:
-        """Connect; exactly once, this fences whoever published for the partition before."""
+        """Connect; with exactly once, this fences the partition's former owner."""
         ...
 
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
-        """Publish and commit; return which outputs came out as dead letters instead, by position, and why.
+        """Publish and commit; return why outputs were replaced by dead letters, by position.
 
-        After any exception the batch's fate is unknown and the partition must be restored.
+        After any exception it is unknown whether the batch was committed, and the partition must be restored.
         """
         ...
 
@@ -52,12 +52,12 @@ class Publisher(Protocol):
 
 
 def offset_metadata(batch: Batch) -> str:
-    """Return the metadata committed beside the offset: stream time and pass, so that a restart knows them."""
+    """Return the metadata that is committed with the offset: stream time and pass, for the next restart."""
     return batch.source_pass.metadata(batch.stream_time_ms)
 
 
 def stream_time_from(metadata: str) -> int | None:
-    """Read the stream time (ms) from committed metadata; None for metadata that is not ours."""
+    """Read the stream time (ms) from committed metadata; None if the metadata is not ours."""
     committed = committed_from(metadata)
     return None if committed is None else committed.stream_time_ms
 
@@ -71,14 +71,14 @@ class ExactlyOncePublisher:
      2. send outputs and cache entries, and await every acknowledgement (a transaction that commits its offset before
         the broker has verified its partitions runs into retries, and with a new topic into a dead producer);
      3. send the source offset, with the stream time and the pass;
-     4. commit. Only now do readers of committed records see any of it.
-    Where a topic refuses records for good in step 2, the same producer (a new one would fence a successor, if the
-    partition is lost already) goes on so:
-     a. find the records that are refused, in the transaction that is lost anyway;
-     b. abort: nothing of it is ever seen;
-     c. put dead letters in their place and begin again at 1, with all of the batch. Its cache entries stay, so the
-        scores of all others do too, and a restart that replays the batch comes to the same.
-    Any other failure on the way aborts, and is never retried here.
+     4. commit. Readers of committed records see none of it before.
+    If a topic refuses records for good in step 2, the same producer goes on (a new one would fence the next owner if
+    the partition is already lost):
+     a. find the refused records, in the transaction that will be aborted;
+     b. abort: readers of committed records never see any of it;
+     c. replace them by dead letters and begin again at 1 with the whole batch. Its cache entries stay, so all other
+        scores stay the same, and a restart that replays the batch has the same result.
+    Any other failure aborts the transaction and is not retried here.
     """
 
     client: Mapping[str, Any]  # holds secrets
@@ -98,7 +98,7 @@ class ExactlyOncePublisher:
         await self._producer.start()
 
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
-        """Publish one transaction, after a refusal another one in its place."""
+        """Publish one transaction; after a refusal, another one instead."""
         publication = Publication(batch, self.source.partition, self.topics, self.changelog)
         for _ in range(MAX_ROUNDS):
             try:
@@ -115,7 +115,7 @@ class ExactlyOncePublisher:
         raise _endless(self.source)
 
     async def _transact(self, publication: Publication) -> bool:
-        """Run one transaction; whether it was committed."""
+        """Run one transaction; return whether it was committed."""
         batch = publication.batch
         await self._producer.begin_transaction()  # 1
         refused = await send_all(self._producer, publication.shipments())  # 2
@@ -130,7 +130,7 @@ class ExactlyOncePublisher:
         return True
 
     async def _abort(self) -> None:
-        """Try to abort, so that readers need not wait for the timeout; the next owner's start aborts too."""
+        """Try to abort, so that readers need not wait for the timeout; the next owner aborts it at its start too."""
         try:
             await abort_soon(self._producer)
         except Exception as error:
@@ -146,8 +146,8 @@ class AtLeastOncePublisher:
     """The worker's one idempotent producer, as one source partition uses it, for clusters without transactions.
 
     The order of steps in `publish` carries the guarantee:
-     1. send cache entries and outputs, and await every acknowledgement. Where a topic refuses records for good, find
-        them, put dead letters in their place and send all again: what was taken the first time is there twice;
+     1. send cache entries and outputs, and await every acknowledgement. If a topic refuses records for good, find
+        them, replace them by dead letters and send all again: what was accepted the first time is there twice;
      2. commit the source offset through the consumer (which refuses it after a rebalance).
     """
 
@@ -160,7 +160,7 @@ class AtLeastOncePublisher:
     limit_of: LimitOf = unknown_limit
 
     async def start(self) -> None:
-        """Do nothing: the producer is the worker's and is started already."""
+        """Do nothing: the worker has started its producer."""
 
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         """Publish, after a refusal again, then commit."""
@@ -173,14 +173,14 @@ class AtLeastOncePublisher:
         raise _endless(self.source)
 
     async def _send(self, publication: Publication) -> bool:
-        """Send everything once; whether everything was taken."""
+        """Send everything once; return whether everything was accepted."""
         refused = await send_all(self.producer, publication.shipments())
         if refused:
             await replace_refused(self.producer, publication, refused, self.limit_of, aborting=False)
         return not refused
 
     async def stop(self) -> None:
-        """Do nothing: other partitions go on with the producer."""
+        """Do nothing: other partitions use the same producer."""
 
 
 def _endless(source: TopicPartition) -> PublishError:

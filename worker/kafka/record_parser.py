@@ -1,9 +1,9 @@
-"""Parsing the records of one batch (magic 2), whatever is in them.
+"""Parsing the records of one batch (magic 2), whatever it contains.
 
-Lives here: the format of a batch's header and of its records, and what takes the place of a record that cannot be
-read. Must not live here: compression (unpack.py), aiokafka, who reads the batch (batch.py).
+Lives here: the format of a batch's header and of its records, and what replaces a record that cannot be read. Must not
+live here: compression (unpack.py), aiokafka, which parser reads a batch (batch.py).
 
-aiokafka's parser in C is used where it can read; this one goes on after what is broken.
+aiokafka's parser in C reads the valid batches; this one continues after what is broken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from worker.core.pipeline import Fault
 from worker.core.trace import Reason
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
-"""A batch's header, whose fields `Head` names."""
+"""A batch's header; `Head` names its fields."""
 
 LOG_APPEND: Final = 0x08
 """The attribute bit of a batch whose timestamps are the broker's."""
@@ -29,7 +29,10 @@ _SHOWN: Final = 60
 
 
 class Parsed(NamedTuple):
-    """A record as aiokafka's own; with a fault, what is left of one (offset: the last that it stands for)."""
+    """A record with the attributes of aiokafka's; with a fault, what could be read of it.
+
+    `offset` is then the last of those that it stands for.
+    """
 
     offset: int
     timestamp: int
@@ -59,7 +62,7 @@ class Head(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Return the offset of the last record, also where compaction has removed that."""
+        """Return the offset of the last record, also if compaction has removed it."""
         return self.base_offset + self.last_delta
 
     def stand_in(self, reason: Reason, message: str, first: int, last: int | None = None) -> Parsed:
@@ -70,14 +73,14 @@ class Head(NamedTuple):
 
 
 def parse(head: Head, data: memoryview, position: int = 0) -> Iterator[Parsed]:
-    """Yield the batch's records whatever is in them; `data` begins with the header and is not compressed.
+    """Yield the batch's records, whatever they contain; `data` begins with the header and is not compressed.
 
-    A record that is broken comes with a fault. Where the next one cannot be found, one fault stands for the rest. Each
-    offset is greater than the one before, and none is beyond the batch's last. `position`: the first that is wanted.
-    Linear in the size; a record's content is copied once.
+    A broken record has a fault. If the next record cannot be found, one fault stands for the rest. Each offset is
+    greater than the one before, and none is beyond the batch's last. `position`: the first offset that is needed.
+    The time is linear in the size; a record's content is copied once.
     """
     at, done = HEADER.size, head.base_offset - 1
-    complete = head.records == head.last_delta + 1  # compaction has removed nothing: the place tells the offset
+    complete = head.records == head.last_delta + 1  # nothing was compacted: the index gives the offset
     for index in range(head.records):
         try:
             length, start = varint(data, at)
@@ -131,7 +134,7 @@ def _record(head: Head, data: memoryview, done: int, expected: int | None) -> Pa
 
 
 def _headers(data: memoryview, at: int, end: int) -> tuple[list[tuple[str, bytes | None]], Fault | None]:
-    """Parse a record's headers, which end the record; with a fault where one had to be changed or all are left out."""
+    """Parse a record's headers, up to its end; with a fault if a name had to be changed or all are left out."""
     count, at = varint(data, at)
     if not 0 <= count <= (end - at) // 2:
         raise ValueError("its headers do not fit")
@@ -170,7 +173,7 @@ def _why(error: IndexError | ValueError) -> str:
 
 
 def varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Return a zigzag number and the position behind it. Raises IndexError at the end, ValueError beyond 64 bits."""
+    """Return a zigzag number and the position after it. Raises IndexError at the end, ValueError beyond 64 bits."""
     shift = result = 0
     while True:
         byte = data[position]

@@ -1,14 +1,15 @@
-"""What a topic refuses for good, and a producer that goes on behind it.
+"""What a topic refuses for good, and a producer that continues after a refusal.
 
 Lives here: which of Kafka's answers are about the records themselves, and the error that they become. Must not live
 here: how aiokafka handles an answer (aiokafka_private_producer.py), what is published instead (publication.py),
 transactions (publisher.py).
 
-aiokafka counts a batch's records into the partition's sequence number when it takes the batch off its queue, and leaves
-it so when the broker refuses the batch; the broker does not count it. The next batch to that partition would then fail
-with OutOfOrderSequenceNumber. So the number is put back where the answer is handled. A partition has one batch on its
-way at a time, and its next one is taken off the queue only after that: the number is then exactly the refused batch's.
-Where the answer of an earlier attempt was lost, that rests on the broker not having appended it then; see `doubtful`.
+aiokafka adds a batch's records to the partition's sequence number when it takes the batch off its queue, and does not
+subtract them when the broker refuses the batch, which the broker does not count. The next batch to that partition would
+fail with OutOfOrderSequenceNumber. So the number is reduced again where the response is handled. A partition has one
+batch in flight at a time, and the next one is taken off the queue after that: the number is then the refused batch's.
+If the response to an earlier attempt was lost, this assumes that the broker did not append the batch then; see
+`doubtful`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ NOT_APPENDED: Final = (
     NotLeaderForPartitionError,
     UnknownTopicOrPartitionError,
 )
-"""After these a batch is sent again, and it is certain that the broker did not append it the first time."""
+"""After these errors a batch is sent again, and the broker is known not to have appended it the first time."""
 
 ADVICE: Final[Mapping[int, str]] = {
     10: "raise its max.message.bytes",
@@ -85,11 +86,11 @@ class TopicRefusedError(Exception):
 
     @property
     def advice(self) -> str:
-        """Say what would let the topic take such records."""
+        """Return what would make the topic accept such records."""
         return ADVICE.get(self.code, "look at the broker's log and the topic's settings")
 
     def about(self, record: int) -> TopicRefusedError:
-        """Return the complaint about one record of the batch."""
+        """Return the error for one record of the batch."""
         return TopicRefusedError(self.topic, self.partition, self.code, self.records[record] or self.words)
 
     def __str__(self) -> str:

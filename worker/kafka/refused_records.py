@@ -22,11 +22,11 @@ from worker.kafka.refusals import TOO_LARGE, DoubtfulRefusalError, TopicRefusedE
 log = logging.getLogger(__name__)
 
 LimitOf = Callable[[str], Awaitable[int | None]]
-"""Tells a topic's max.message.bytes as it is now; None where nobody may know."""
+"""Returns a topic's current max.message.bytes; None if it is not known."""
 
 
 async def unknown_limit(topic: str) -> int | None:
-    """Tell no limit."""
+    """Return no limit."""
     return None
 
 
@@ -38,7 +38,7 @@ async def replace_refused(
     *,
     aborting: bool,
 ) -> None:
-    """Find the records that their topics refuse and put dead letters in their place. Raises as `search` does."""
+    """Find the records that their topics refuse and replace them by dead letters. Raises as `search` does."""
     for shipment, culprits in await search(producer, refused, limit_of, aborting=aborting):
         publication.replace(shipment, culprits)
         for words, count in Counter(map(str, culprits.values())).items():
@@ -52,9 +52,9 @@ async def search(
     *,
     aborting: bool,
 ) -> list[tuple[Shipment, dict[int, TopicRefusedError]]]:
-    """Return the rows of each shipment that are refused by themselves (none: its topic takes less than was known).
+    """Return the rows of each shipment that are refused by themselves (none: its topic's limit is lower than known).
 
-    Raises PublishError where there is neither: sending all again would end the same way.
+    Raises PublishError if there is neither: sending all again would have the same result.
     """
     found = []
     news = False
@@ -70,10 +70,10 @@ async def search(
 async def find_culprits(
     producer: AIOKafkaProducer, shipment: Shipment, refused: Sequence[Refused], limit_of: LimitOf, *, aborting: bool
 ) -> tuple[dict[int, TopicRefusedError], bool]:
-    """Return the rows that are refused by themselves, and whether the topic was found to take less than was known.
+    """Return the rows that are refused by themselves, and whether the topic's limit is lower than known.
 
-    Where the broker does not say which records it means, parts of the batch are sent again, down to single records.
-    `aborting`: in a transaction that will be aborted, so that what is sent here is never seen.
+    If the broker does not name the records, parts of the batch are sent again, down to single records. `aborting`: in
+    a transaction that will be aborted, so that readers of committed records never see what is sent here.
     """
     topic = shipment.topic
     too_large = [each for each in refused if each.error.code in TOO_LARGE]
@@ -81,9 +81,9 @@ async def find_culprits(
         limit = await limit_of(topic.name)
         if limit is not None:
             topic.learn(limit)
-        news = any(topic.batch_bytes < each.limit for each in too_large)  # found now, or by another lane in between
+        news = any(topic.batch_bytes < each.limit for each in too_large)  # found now, or by another partition task
         if news and not any(each.error.doubtful for each in refused):
-            return {}, True  # the next round cuts batches, records and letters to it
+            return {}, True  # the next round fits batches, records and dead letters
     culprits: dict[int, TopicRefusedError] = {}
     waiting = list(refused)
     while waiting:
@@ -106,9 +106,9 @@ async def find_culprits(
 async def settle_doubt(producer: AIOKafkaProducer, shipment: Shipment, refused: Refused, *, aborting: bool) -> None:
     """Make sure that a refused batch, sent more than once, was never appended. Raises DoubtfulRefusalError.
 
-    If it was, the broker is ahead of the producer's sequence number by it: the next batch would fail, or, being as many
-    records, be taken for its repetition and be lost. So a batch of another number of records goes first, of records
-    that any topic takes, which only an aborted transaction can hide.
+    If it was, the broker's sequence number is ahead of the producer's by that batch. The next batch would fail, or, if
+    it has as many records, be taken for a duplicate and be lost. So a batch with another number of records is sent
+    first. Any topic accepts its records, and only an aborted transaction can hide them.
     """
     if aborting:
         rows: list[Row] = [(b"kp-worker", b"", None, [])] * (2 if refused.count == 1 else 1)

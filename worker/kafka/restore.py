@@ -1,6 +1,6 @@
-"""What a newly assigned partition goes on from: its committed offset, and its cache out of the changelog topic.
+"""Restoring a newly assigned partition: its committed offset, and its cache from the changelog topic.
 
-Lives here: reading both. Must not live here: writing entries (publisher.py), their bytes and which of them count
+Lives here: reading both. Must not live here: writing entries (publisher.py), their format and which of them count
 (changelog.py, passes.py), what the cache does with them (novelty.py).
 """
 
@@ -31,23 +31,23 @@ FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one."""
 
 PROGRESS_SECONDS: Final = 2.0
-"""A restore that takes longer says how far it is, this often."""
+"""A restore that takes longer logs its progress, this often."""
 
 RETRY_SECONDS: Final = 0.2
-"""Pause before the group's coordinator is asked again while it moves or loads."""
+"""Pause before the group's coordinator is asked again while it moves or loads its data."""
 
 
 class OffsetsError(Exception):
-    """The committed offset does not fit the source topic any more; the message says what to do."""
+    """The committed offset does not fit the source topic; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a partition goes on: the next source offset, and the stream time that was committed with it.
+    """Where a partition continues: the next source offset, and the stream time that was committed with it.
 
-    `lost`: records between the committed offset and the oldest one that the topic still has. `committed_offset`: None
-    where there is none. `committed`: the metadata beside it, where it is ours. `topic_id`: of the source topic that is
-    there now, None where the broker knows none. `recreated`: the offset was committed for another topic of this name.
+    `lost`: records between the committed offset and the oldest one on the topic. `committed_offset`: None if there is
+    none. `committed`: the metadata with the offset, if it is ours. `topic_id`: of the source topic as it is now, None
+    if the broker has no topic ids. `recreated`: the offset was committed for another topic of this name.
     """
 
     offset: int
@@ -59,18 +59,19 @@ class Position:
     recreated: bool = False
 
     def found(self) -> Found:
-        """Return what the pass follows from."""
+        """Return what decides which pass continues."""
         return Found(self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated)
 
 
 async def read_positions(
     client: Mapping[str, Any], group: str, topic: str, partitions: Sequence[int], timeout_seconds: float
 ) -> dict[int, Position]:
-    """Return where each partition goes on. Raises OffsetsError, KafkaError, TimeoutError.
+    """Return where each partition continues. Raises OffsetsError, KafkaError, TimeoutError.
 
-    A partition without a committed offset starts at the oldest record. One whose committed offset is older than that
-    goes on at the oldest record, and says how many were lost. One whose offset was committed for another topic of the
-    same name starts at the oldest record, however long the new topic is: none of its records was scored.
+    A partition without a committed offset starts at the oldest record. If the committed offset is older than that, the
+    partition continues at the oldest record, with the number of lost records. If the offset was committed for another
+    topic of the same name, the partition starts at the oldest record, however long the new topic is: none of its
+    records was scored.
     """
     tps = [TopicPartition(topic, partition) for partition in partitions]
     async with asyncio.timeout(timeout_seconds):
@@ -89,7 +90,7 @@ async def read_positions(
     moved = [partition for partition, position in positions.items() if position.recreated]
     if moved:
         log.warning(
-            "%s was deleted and made anew (topic id %s) since group %s committed partitions %s: they start at the "
+            "%s was deleted and created again (topic id %s) since group %s committed partitions %s: they start at the "
             "oldest record, with empty caches",
             topic, now, group, moved,
         )  # fmt: skip
@@ -97,7 +98,7 @@ async def read_positions(
 
 
 def _recreated(found: OffsetAndMetadata, now: str | None) -> bool:
-    """Whether an offset was committed for another topic of the same name; `now`: the topic's id."""
+    """Whether an offset was committed for another topic of the same name; `now`: the topic's current id."""
     committed = committed_from(found.metadata)
     before = None if committed is None else committed.topic_id
     return before is not None and now is not None and before != now
@@ -127,8 +128,8 @@ async def _committed(
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata], str | None]:
     """Ask the group's coordinator for committed offsets, and a broker for the topic's id, until they answer.
 
-    Not by aiokafka's own methods: they overlook an error of the whole response (while the coordinator moves or loads)
-    and then report that nothing is committed, on which a worker would start from the oldest record.
+    aiokafka's own methods ignore an error of the whole response (while the coordinator moves or loads) and report that
+    nothing is committed; a worker would then start at the oldest record.
     """
     async with admin_client(client) as admin:
         while True:
@@ -166,10 +167,10 @@ async def restore(
     dimensions: int,
     capacity: int,
 ) -> dict[int, Restored]:
-    """Read the changelog of the given source partitions to its end, and decide which pass goes on (changelog.Log).
+    """Read the changelog of the given source partitions to its end, and decide which pass continues (changelog.Log).
 
     Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
-    committed then. Another model's entries are left out, with one warning; corrupt ones are skipped and counted.
+    committed then. Entries of another model are left out, with one warning; corrupt ones are skipped and counted.
     """
     logs = await _read(client, changelog, list(positions))
     result = {}
@@ -206,7 +207,7 @@ async def _read(client: Mapping[str, Any], changelog: str, partitions: Sequence[
 
 
 def _report(changelog: str, partition: int, restored: Restored, model: str) -> None:
-    """Log what a restore left out, and whether a new pass begins."""
+    """Log what was left out, and whether a new pass begins."""
     if restored.problem:
         log.warning("changelog %s/%d %s; the entry is skipped", changelog, partition, restored.problem)
     if restored.skipped["other_model"]:

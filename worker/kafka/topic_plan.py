@@ -15,17 +15,17 @@ from worker.config import Settings
 from worker.kafka.topic_state import AFTER, DEFAULT_MAX_BYTES, NO_LIMIT, Observed
 
 OUTPUT_OVERHEAD: Final = 8192
-"""Bytes that an output may be larger than its input: the `scoring` object (about 1 kB, with a long nearest id 3 kB),
-headers, and the record's framing; KP_OUTPUT_EMBEDDING comes on top."""
+"""Bytes by which an output may be larger than its input: the `scoring` object (about 1 kB, 3 kB with a long nearest
+id), headers, and the record's framing. KP_OUTPUT_EMBEDDING adds to it."""
 
 DEAD_LETTER_OVERHEAD: Final = 65_536
-"""The same for a created dead-letter topic; roomy, because nothing may be too large for it."""
+"""The same for a created dead-letter topic; generous, because no record may be too large for it."""
 
 SOURCE_AFTER_MS: Final = 60_000
 """message.timestamp.after.max.ms of a created source topic: how far ahead of the broker's clock a record may be dated.
-A producer sets created_at and the record's timestamp, so this is what bounds how far one record moves stream time.
-Clocks that are kept by NTP differ by less than a second; a minute forgives one that is not, and expires a sixtieth of
-an hour's cache at most."""
+A producer sets created_at and the record's timestamp, so this limits how far one record moves stream time. Clocks that
+are synchronized by NTP differ by less than a second; a minute tolerates one that is not, and expires a sixtieth of an
+hour's cache at most."""
 
 DEFAULT_AFTER_MS: Final = 3_600_000
 """Kafka's default of AFTER, from version 4.0 on."""
@@ -53,15 +53,15 @@ class TopicPlan:
 
 
 def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[TopicPlan]:
-    """Return the five topics as they should be, given those that are there; the source first."""
+    """Return the five topics as they should be, given those that exist; the source first."""
     source = found.topics.get(settings.source_topic)
     partitions = settings.topic_partitions if source is None else source.partitions
     largest = settings.max_message_bytes + OUTPUT_OVERHEAD + extra_bytes
-    # An output keeps its record's timestamp: where the source takes more than Kafka's default, so must they.
+    # An output keeps its record's timestamp: if the source accepts more than Kafka's default, outputs must, too.
     ahead = found.milliseconds(settings.source_topic, AFTER) or 0
     times = {AFTER: limit_text(ahead)} if ahead > DEFAULT_AFTER_MS and not found.stamps(settings.source_topic) else {}
     outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, largest)), **times}
-    # A dead letter holds the source's record: nothing that the source takes may be too large for it.
+    # A dead letter contains the source's record: no record of the source may be too large for it.
     dead_letters = {"max.message.bytes": str(found.max_bytes(settings.source_topic) + DEAD_LETTER_OVERHEAD), **times}
     configs: dict[str, Mapping[str, str]] = {
         settings.source_topic: {} if found.stamps(settings.source_topic) else {AFTER: str(SOURCE_AFTER_MS)},

@@ -18,7 +18,7 @@ from worker.kafka.topic_plan import DEAD_LETTER_OVERHEAD, OUTPUT_OVERHEAD, SOURC
 from worker.kafka.topic_state import AFTER, BEFORE, DEFAULT_MAX_BYTES, Observed
 
 HARMLESS_SHARE: Final = 0.1
-"""Of KP_CACHE_TTL_SECONDS: what one record may expire without a warning."""
+"""The share of KP_CACHE_TTL_SECONDS that one record may expire without a warning."""
 
 ENTRY_BYTES: Final = 2048
 """A cache entry of 384 dimensions is about 1.7 kB, with its record's and batch's framing below this."""
@@ -29,12 +29,12 @@ LARGEST_ENTRY_BYTES: Final = 4096
 CODECS: Final[Mapping[str, Callable[[], bool]]] = {
     "gzip": codec.has_gzip, "snappy": codec.has_snappy, "lz4": codec.has_lz4, "zstd": codec.has_zstd,
 }  # fmt: skip
-"""What a batch may be compressed with, and whether it can be read here."""
+"""The codecs that a batch may be compressed with, and whether each can be read here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with the topics. `fail`: the worker does not start; `warn`: it does."""
+    """Something that is wrong with the topics. `fail`: the worker does not start; `warn`: it does."""
 
     level: Literal["warn", "fail"]
     message: str
@@ -46,10 +46,9 @@ class Problem:
 
 
 def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Problem]:
-    """Return what is wrong with the topics, in the order in which it should be mended.
+    """Return what is wrong with the topics, in the order in which it should be fixed.
 
-    `extra_bytes`, here and below: what an output may be larger than its input beyond OUTPUT_OVERHEAD (the embedding
-    in it).
+    `extra_bytes`: by how much an output may be larger than its input beyond OUTPUT_OVERHEAD (the embedding in it).
     """
     return [
         *_denied_topics(settings, found),
@@ -121,7 +120,7 @@ def _small_outputs(settings: Settings, found: Observed, extra_bytes: int) -> lis
 
 
 def codec_problems() -> list[Problem]:
-    """Return a warning where producers may send what cannot be read here; no topic tells what they send."""
+    """Return a warning if producers may send what cannot be read here; no setting of a topic tells what they send."""
     missing = [name for name, readable in CODECS.items() if not readable()]
     if not missing:
         return []
@@ -135,7 +134,7 @@ def codec_problems() -> list[Problem]:
 
 
 def _compression_problems(found: Observed) -> list[Problem]:
-    """Return the topics that the broker compresses with what cannot be read here, the worker's own writes as well."""
+    """Return the topics that the broker compresses with a codec that cannot be read here, also the worker's outputs."""
     result = []
     for name in found.topics:
         kind = found.config(name, "compression.type", "producer")
@@ -151,7 +150,7 @@ def _compression_problems(found: Observed) -> list[Problem]:
 
 
 def _refused_outputs(settings: Settings, found: Observed) -> list[Problem]:
-    """Return which outputs would refuse a record of the worker: by key, by size or by timestamp."""
+    """Return the outputs that would refuse a record of the worker: by key, by size or by timestamp."""
     result = []
     source = settings.source_topic
     for name in (settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic):
@@ -180,7 +179,7 @@ def _refused_outputs(settings: Settings, found: Observed) -> list[Problem]:
 
 
 def _refused_timestamps(source: str, output: str, found: Observed) -> list[Problem]:
-    """Compare what a record of the source may be dated with what an output takes: it keeps its timestamp there."""
+    """Compare the timestamps that the source accepts with those that an output accepts: records keep theirs."""
     if found.stamps(output):
         return []
     result = []
@@ -214,7 +213,7 @@ def _refused_timestamps(source: str, output: str, found: Observed) -> list[Probl
 
 
 def _stream_time_problems(settings: Settings, found: Observed) -> list[Problem]:
-    """Warn where one record, dated as far ahead as the source takes it, would expire much of a cache."""
+    """Warn if one record, dated as far ahead as the source accepts, would expire much of a cache."""
     source, ttl = settings.source_topic, settings.cache_ttl_ms
     ahead, step = found.milliseconds(source, AFTER), settings.stream_time_max_step_ms
     if ttl is None or settings.embedder == "none" or ahead is None or found.stamps(source):

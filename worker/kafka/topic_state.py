@@ -1,7 +1,7 @@
 """The five topics as they are.
 
-Lives here: what the broker tells of them, and the limits in their settings. Must not live here: what they should be
-like (topic_plan.py), what is wrong with them (topic_problems.py).
+Lives here: what the broker tells about them, and the limits in their settings. Must not live here: what they should be
+(topic_plan.py), what is wrong with them (topic_problems.py).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from worker.config import ConfigError, Settings
 from worker.kafka.describe import describe_topics, topic_configs
 
 DEFAULT_MAX_BYTES: Final = 1_048_588
-"""Kafka's default max.message.bytes, assumed where the worker may not read a topic's settings."""
+"""Kafka's default max.message.bytes, assumed if the worker may not read a topic's settings."""
 
 AFTER: Final = "message.timestamp.after.max.ms"
 BEFORE: Final = "message.timestamp.before.max.ms"
 
 NO_LIMIT: Final = 2**63 - 1
-"""What Kafka shows where a topic has no limit."""
+"""The value that Kafka shows for a topic without a limit."""
 
 
 class MissingTopicsError(ConfigError):
-    """A topic is not there."""
+    """A topic is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic as it is. `replicas`: the least of any partition; `leaderless`: partitions that nobody leads."""
+    """A topic as it is. `replicas`: the least of any partition; `leaderless`: partitions without a leader."""
 
     partitions: int
     replicas: int
@@ -42,9 +42,9 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the broker tells of the topics: those that exist, and those that it denies.
+    """What the broker tells about the topics: those that exist, and those to which it denies access.
 
-    `configs`: settings by topic; `unreadable`: the broker's words where it does not show them.
+    `configs`: settings by topic. `unreadable`: the broker's message, for topics whose settings it does not show.
     """
 
     topics: Mapping[str, TopicState]
@@ -53,22 +53,22 @@ class Observed:
     unreadable: Mapping[str, str]
 
     def config(self, topic: str, name: str, default: str) -> str:
-        """Return a topic's setting; `default` where it is not known."""
+        """Return a topic's setting; `default` if it is not known."""
         return self.configs.get(topic, {}).get(name, default)
 
     def max_bytes(self, topic: str) -> int:
-        """Return the largest record that a topic takes; Kafka's default where that is not known."""
+        """Return the largest record that a topic accepts; Kafka's default if that is not known."""
         return int(self.config(topic, "max.message.bytes", str(DEFAULT_MAX_BYTES)))
 
     def milliseconds(self, topic: str, name: str) -> float | None:
-        """Return a limit of a topic; infinity where it sets none, None where it is not known."""
+        """Return a limit of a topic: infinity if it sets none, None if it is not known."""
         text = self.configs.get(topic, {}).get(name)
         if text is None:
             return None
         return math.inf if int(text) < 0 or int(text) == NO_LIMIT else int(text)
 
     def stamps(self, topic: str) -> bool:
-        """Whether the broker stamps the topic's records itself: then nobody else can."""
+        """Whether the broker sets the timestamps of the topic's records, in place of the producer's."""
         return self.config(topic, "message.timestamp.type", "CreateTime") == "LogAppendTime"
 
 
@@ -91,7 +91,7 @@ async def look(admin: AIOKafkaAdminClient, settings: Settings, settings_of: Sequ
 async def _configs(
     admin: AIOKafkaAdminClient, names: Sequence[str]
 ) -> tuple[Mapping[str, Mapping[str, str]], Mapping[str, str]]:
-    """Return the topics' settings, and the broker's words for those that it does not show."""
+    """Return the topics' settings, and the broker's message for those that it does not show."""
     try:
         configs, refused = await topic_configs(admin, names)
     except KafkaError as error:

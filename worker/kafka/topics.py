@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 SETTLE_ATTEMPTS: Final = 50
-"""How often, 0.2 s apart, a new topic is looked for on a broker that does not know it yet."""
+"""How often, 0.2 s apart, a broker is asked for a new topic that it does not know yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Layout:
 async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_bytes: int = 0) -> Layout:
     """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy.
 
-    `extra_bytes`, here and below: what an output may be larger than its input beyond OUTPUT_OVERHEAD (the embedding
-    in it).
+    `extra_bytes`, here and below: by how much an output may be larger than its input beyond OUTPUT_OVERHEAD (the
+    embedding in it).
     """
     async with connected_admin(settings, client, CONNECT_ATTEMPTS) as admin:
         if not settings.create_topics:
@@ -84,7 +84,7 @@ def _written(found: Observed, name: str) -> OutputTopic:
 
 
 async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int = 0) -> None:
-    """Create the topics that are missing, and let the changelog grow with the source. Raises ConfigError."""
+    """Create the missing topics, and add partitions to the changelog if the source has more. Raises ConfigError."""
     found = await _settled(lambda: _accessible(admin, settings))
     source = plan(settings, found)[0]
     if source.name not in found.topics:
@@ -101,7 +101,7 @@ async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_b
 
 
 async def _accessible(admin: AIOKafkaAdminClient, settings: Settings, *needed: str) -> Observed:
-    """Look at the topics, and at the source's settings. Raises ConfigError for denied ones, and missing ones needed."""
+    """Look at the topics, and at the source's settings. Raises ConfigError if one is denied, or missing and needed."""
     found = await look(admin, settings, [settings.source_topic])
     if found.denied:
         raise ConfigError(str(problems(settings, found)[0]))
@@ -118,7 +118,7 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
         await admin.create_partitions({name: NewPartitions(partitions)})
         log.info("topic %s now has %d partitions, as many as the source", name, partitions)
     except InvalidPartitionsError as error:
-        refusal = error  # where another worker was faster, it has as many already
+        refusal = error  # if another worker was faster, it has as many already
     except KafkaError as error:
         raise ConfigError(
             f"topic {name} must grow to {partitions} partitions, as many as the source, and cannot: {error} "
@@ -132,7 +132,7 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
 
 
 async def _settled(look: Callable[[], Awaitable[Found]]) -> Found:
-    """Look at new topics until they are known: brokers learn of them one after the other."""
+    """Look at new topics until they are known: brokers learn about them one after the other."""
     for _ in range(SETTLE_ATTEMPTS):
         try:
             return await look()
@@ -142,7 +142,7 @@ async def _settled(look: Callable[[], Awaitable[Found]]) -> Found:
 
 
 async def create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPlan) -> None:
-    """Create a topic, unless somebody was faster. Raises ConfigError with what the broker says against it."""
+    """Create a topic, unless another process was faster. Raises ConfigError with the broker's message."""
     topic = NewTopic(wanted.name, wanted.partitions, 1, topic_configs=dict(wanted.configs))
     topic.replication_factor = settings.topic_replication  # aiokafka's constructor refuses -1, the broker's default
     try:
