@@ -23,7 +23,7 @@ from worker.commands.finding import Finding, fail, ok, warn
 from worker.config import ConfigError, Settings
 from worker.kafka.api_versions import lacking_apis
 from worker.kafka.client import client_arguments
-from worker.kafka.connections import connected_admin, why_not
+from worker.kafka.connections import connected_admin, connection_error
 from worker.kafka.describe import TopicDescription, describe_group, describe_topics
 from worker.kafka.errors import error_text
 from worker.kafka.restore import OffsetsError, read_positions, topic_offsets
@@ -50,7 +50,7 @@ async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
     except ConfigError as error:
         yield fail("broker", str(error))
         return
-    reason = await why_not(client)
+    reason = await connection_error(client)
     if reason is not None:
         yield fail("broker", f"{settings.bootstrap_servers}: {error_text(reason)}", "topics and group were not checked")
         return

@@ -16,7 +16,7 @@ from worker.commands.report import Traces
 from worker.commands.session import SessionError, read_to
 from worker.config import ConfigError, Settings
 from worker.kafka.client import client_arguments
-from worker.kafka.connections import admin_client, committed_reader, running, why_not
+from worker.kafka.connections import admin_client, committed_reader, connection_error, running
 from worker.kafka.describe import describe_topics
 from worker.kafka.errors import error_text
 
@@ -35,7 +35,7 @@ async def read_outputs(settings: Settings, traces: Traces, since_ms: int | None,
         partitions = await _partitions(client, [settings.accepted_topic, settings.rejected_topic])
         return await _read(client, partitions, traces, since_ms, last)
     except KafkaError as error:
-        cause = await why_not(client) or error
+        cause = await connection_error(client) or error
         raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error_text(cause)}") from error
     except SessionError as error:
         raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error}") from error

@@ -43,8 +43,8 @@ async def send_request(admin: AIOKafkaAdminClient, request: Request[Any], node: 
     return await admin._send_request(request, node)
 
 
-def speaks(*versions: type[RequestStruct]) -> Callable[[AnyRequest], AnyRequest]:
-    """Add further versions to those that a subclass of an aiokafka request can be sent in (`Request._CLASSES`)."""
+def with_versions(*versions: type[RequestStruct]) -> Callable[[AnyRequest], AnyRequest]:
+    """Let a subclass of an aiokafka request be sent in further versions (`Request._CLASSES`)."""
 
     def extend(request: AnyRequest) -> AnyRequest:
         request._CLASSES = (*request._CLASSES, *versions)
@@ -93,9 +93,9 @@ def _authenticator_oauth(connection: AIOKafkaConnection) -> _OAuth:
 def check_oauth_answers() -> None:
     """Let every connection of this process fail where the broker refuses its token; may be called again.
 
-    The broker says so in its answer (RFC 7628, 3.2.2), which aiokafka ignores: a client would go on with a connection
-    that the broker closes at the first request. Replaces `AIOKafkaConnection.authenticator_oauth`; the public API has
-    no place for an authenticator.
+    The broker refuses it in its answer (RFC 7628, 3.2.2), which aiokafka ignores: a client would continue with a
+    connection that the broker closes at the first request. Replaces `AIOKafkaConnection.authenticator_oauth`; the
+    public API does not accept an authenticator.
     """
     AIOKafkaConnection.authenticator_oauth = _authenticator_oauth
 
@@ -106,7 +106,7 @@ def check_oauth_answers() -> None:
 def raise_group_error(consumer: AIOKafkaConsumer) -> None:
     """Raise what the group's coordinator refused, an ACL for example (`AIOKafkaConsumer._coordinator`).
 
-    The public API tells only whoever fetches, and a member without partitions never does.
+    The public API raises it in a fetch only, and a member without partitions never fetches.
     """
     if consumer._coordinator is not None:
         consumer._coordinator.check_errors()
@@ -115,8 +115,8 @@ def raise_group_error(consumer: AIOKafkaConsumer) -> None:
 async def group_assignment(consumer: AIOKafkaConsumer, group: str) -> tuple[str, set[TopicPartition]]:
     """Return the state of the consumer's group and the partitions that its members hold. Raises KafkaError.
 
-    By `GroupCoordinator._send_req` and `ConsumerProtocol`: the public API describes groups through an admin client
-    alone, which would take another connection, and does not decode assignments.
+    Uses `GroupCoordinator._send_req` and `ConsumerProtocol`: the public API describes groups only with an admin client,
+    which needs another connection, and does not decode assignments.
     """
     answer = await consumer._coordinator._send_req(DescribeGroupsRequest([group], False))
     error, _, state, _, _, members, *_ = answer.groups[0]
@@ -127,7 +127,7 @@ async def group_assignment(consumer: AIOKafkaConsumer, group: str) -> tuple[str,
 
 
 def rejoin_group(consumer: AIOKafkaConsumer) -> None:
-    """Join the group again (`GroupCoordinator.request_rejoin`); the public API can only leave it."""
+    """Join the group again (`GroupCoordinator.request_rejoin`); the public API can only leave a group."""
     consumer._coordinator.request_rejoin()
 
 
@@ -137,8 +137,8 @@ def rejoin_group(consumer: AIOKafkaConsumer) -> None:
 def read_fetches_with(batches: type[Any], records: type[PartitionRecords], result: type[FetchResult]) -> None:
     """Let every consumer of this process read fetch responses by these classes; may be called again.
 
-    Replaces `MemoryRecords`, `PartitionRecords` and `FetchResult` in `aiokafka.consumer.fetcher`: the public API has
-    no place for a reader that is bounded in memory, or that goes on behind a record it cannot parse.
+    Replaces `MemoryRecords`, `PartitionRecords` and `FetchResult` in `aiokafka.consumer.fetcher`: the public API does
+    not accept a reader, and aiokafka's is not bounded in memory and stops at a record that it cannot parse.
     """
     fetcher.MemoryRecords = batches
     fetcher.PartitionRecords = records
@@ -146,14 +146,14 @@ def read_fetches_with(batches: type[Any], records: type[PartitionRecords], resul
 
 
 class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
-    """aiokafka's way through the batches of one partition, which can be begun again.
+    """aiokafka's iterator over the records of one partition, which can begin again after an error.
 
-    A subclass defines `consumer_record`, which takes the place of `_consumer_record`, and `recovers`.
+    A subclass defines `recovers`, and may define `consumer_record`, which replaces `_consumer_record`.
     """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._consumer_record = cls.consumer_record  # by this name without a call between: it runs for each record
+        cls._consumer_record = cls.consumer_record  # an alias, not a call: it runs for each record
 
     def __init__(self, tp: TopicPartition, records: Any, *rest: Any) -> None:
         super().__init__(tp, records, *rest)
@@ -173,7 +173,7 @@ class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
                 self._records_iterator = self._unpack_records()
 
     def consumer_record(self, tp: TopicPartition, record: Any) -> ConsumerRecord:
-        """Return what the consumer gets for a parsed record; this is aiokafka's own, with deserializers."""
+        """Return the consumer's record for a parsed one; here aiokafka's own, with deserializers."""
         return super()._consumer_record(tp, record)
 
     def recovers(self, error: Exception) -> bool:
@@ -186,7 +186,7 @@ class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
         self._records_iterator = self._unpack_records()
 
     def end(self) -> None:
-        """Close what iterates; it holds batches."""
+        """Close the iterator, which refers to batches."""
         self._records_iterator.close()
 
 
@@ -200,7 +200,7 @@ class FetchResult(fetcher.FetchResult):  # type: ignore[misc]
 
     @property
     def records(self) -> Any:
-        """What is left, None: nothing; aiokafka fetches on then."""
+        """The records that are left; None: there are none, and aiokafka fetches the next."""
         return self._partition_records
 
     @records.setter
@@ -208,5 +208,5 @@ class FetchResult(fetcher.FetchResult):  # type: ignore[misc]
         self._partition_records = records
 
     def update_position(self) -> None:
-        """Tell the consumer how far the records were taken."""
+        """Set the consumer's position to the next record."""
         self._update_position()

@@ -17,14 +17,13 @@ from aiokafka.producer.message_accumulator import MessageBatch
 from aiokafka.producer.sender import SendProduceReqHandler
 from aiokafka.protocol.produce import ProduceRequest, ProduceRequest_v8
 
-from worker.kafka.aiokafka_private import speaks
+from worker.kafka.aiokafka_private import with_versions
 
 
 def sender_task(producer: AIOKafkaProducer) -> asyncio.Task[None]:
     """Return the task that sends (`AIOKafkaProducer._sender`, `Sender.sender_task`).
 
-    It ends when the producer is fenced. The public API does not tell, and an acknowledgement that is awaited then never
-    comes.
+    It ends when the producer is fenced. The public API does not tell that, and acknowledgements never arrive then.
     """
     task: asyncio.Task[None] = producer._sender.sender_task
     return task
@@ -71,10 +70,10 @@ class Refusals(NamedTuple):
     error: Callable[[str, int, int, str, Mapping[int, str], bool], Exception]
 
 
-def go_on_after_refusals(producer: AIOKafkaProducer, refusals: Refusals) -> None:
-    """Let refused batches fail with the error that `refusals` makes, and the producer go on with the next ones.
+def continue_after_refusals(producer: AIOKafkaProducer, refusals: Refusals) -> None:
+    """Let refused batches fail with the error that `refusals` makes, and the producer continue with the next ones.
 
-    Replaces `Sender._send_produce_req`, which does not read the broker's words and leaves the sequence number where the
+    Replaces `Sender._send_produce_req`, which ignores the broker's messages and leaves a sequence number with which the
     next batch fails. It also drops a batch's bytes once they are acknowledged or refused (`BatchBuilder._buffer`):
     aiokafka's sender keeps its last batches, 8 MiB for each partition's producer.
     """
@@ -92,7 +91,7 @@ def go_on_after_refusals(producer: AIOKafkaProducer, refusals: Refusals) -> None
     sender._send_produce_req = send_produce_req
 
 
-@speaks(ProduceRequest_v8)
+@with_versions(ProduceRequest_v8)
 class _ProduceRequest(ProduceRequest):  # type: ignore[misc]  # aiokafka is untyped
     """aiokafka's request, also in the version whose answer says which records are refused, and why."""
 
@@ -116,7 +115,7 @@ class _Handler(SendProduceReqHandler):  # type: ignore[misc]
             for partition, code, *rest in partitions:
                 batch = self._batches.get(TopicPartition(topic, partition))
                 if batch is not None and code in self._refusals.codes:
-                    del self._batches[batch.tp]  # it is settled; aiokafka looks at the others
+                    del self._batches[batch.tp]  # it is complete; aiokafka handles the others
                     self._settle(batch, code, rest)
         super().handle_response(response)
 
@@ -135,7 +134,7 @@ class _Handler(SendProduceReqHandler):  # type: ignore[misc]
             put_back_sequence(self._sender._txn_manager, batch.tp, batch.record_count)
         topic, partition = batch.tp
         batch.failure(self._refusals.error(topic, partition, code, told, about, batch in self._doubtful))
-        batch.future.exception()  # marks it as retrieved: asyncio would complain where nobody awaits it any more
+        batch.future.exception()  # marks it as retrieved: asyncio would log it if nothing awaits it
 
 
 def put_back_sequence(transactions: Any, tp: TopicPartition, records: int) -> None:

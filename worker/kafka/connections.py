@@ -1,7 +1,7 @@
 """Opening clients: an admin client, a consumer or a producer, and why that fails.
 
-Lives here: the one way in which the worker and its commands start and stop a client, and the error for whoever reads
-the log or the terminal. Must not live here: the arguments of clients (client.py), words for Kafka's errors (errors.py).
+Lives here: how the worker and its commands start and stop a client, and the error for people if that fails. Must not
+live here: the arguments of clients (client.py), words for Kafka's errors (errors.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONNECT_ATTEMPTS: Final = 30
 """How often the worker tries to reach a broker at start, once a second, before it exits."""
 
 PROBE_MS: Final = 5000
-"""How long one broker may take to answer when the worker looks for the reason of a failed connection."""
+"""How long one broker may take to answer when the reason of a failed connection is looked for."""
 
 CONNECTION_ARGUMENTS: Final = (
     "client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password",
@@ -40,7 +40,7 @@ CONNECTION_ARGUMENTS: Final = (
 
 
 class UnreachableError(ConfigError):
-    """No broker can be reached, or none lets us in. `final`: trying again cannot help."""
+    """No broker can be reached, or the login is refused. `final`: trying again cannot help."""
 
     def __init__(self, message: str, *, final: bool) -> None:
         super().__init__(message)
@@ -86,8 +86,8 @@ async def connected_admin(
 ) -> AsyncIterator[AIOKafkaAdminClient]:
     """Start an admin client, close it at the end. Raises UnreachableError.
 
-    `attempts`: how often to try again, once a second: a worker that is restarted while the brokers are away should be
-    there when they come back.
+    `attempts`: how often to try again, once a second, so that a worker that is restarted while the brokers are away
+    waits for them.
     """
     attempt = 0
     async with AsyncExitStack() as stack:
@@ -125,7 +125,7 @@ async def connected(
 
 async def unreachable(settings: Settings, client: Mapping[str, Any], error: KafkaError) -> UnreachableError:
     """Return the error for a client that did not start, with the reason that aiokafka hides."""
-    cause = await why_not(client)
+    cause = await connection_error(client)
     if cause is None:  # the brokers can be reached: what failed came after that
         return UnreachableError(error_text(error), final=is_final(error))
     return UnreachableError(
@@ -134,10 +134,11 @@ async def unreachable(settings: Settings, client: Mapping[str, Any], error: Kafk
     )
 
 
-async def why_not(client: Mapping[str, Any]) -> Exception | None:
-    """Connect to each broker once, also as they advertise themselves, and return why that fails; None: it does not.
+async def connection_error(client: Mapping[str, Any]) -> Exception | None:
+    """Connect once to each broker, also at its advertised address, and return why that fails; None if it succeeds.
 
-    aiokafka's clients log the reason and raise an error without it. A refusal outweighs a broker that is down.
+    aiokafka's clients log the reason and raise an error without it. A refusal takes precedence over a broker that is
+    down.
     """
     arguments = {name: client[name] for name in CONNECTION_ARGUMENTS if name in client}
     todo = split_servers(client["bootstrap_servers"])

@@ -1,7 +1,7 @@
-"""What a broker tells of topics and groups: partitions, settings, ids, and what this login may do with them.
+"""What a broker tells about topics and groups: partitions, settings, ids, and what this login may do with them.
 
-Lives here: every question of this kind that the worker and its commands ask. Must not live here: what topics must be
-like (topic_plan.py, topic_problems.py), which operations the worker needs (doctor_kafka.py).
+Lives here: all such requests of the worker and its commands. Must not live here: what topics must be (topic_plan.py,
+topic_problems.py), which operations the worker needs (doctor_kafka.py).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ OPERATIONS: Final[Mapping[int, str]] = {
 """Names of the bits that stand for operations (KIP-430)."""
 
 NOT_TOLD: Final = -(2**31)
-"""What a broker sends that does not tell the operations."""
+"""The value from a broker that does not tell the operations."""
 
 LIMIT_SECONDS: Final = 5.0
-"""How long the question for one topic's limit may take, in the middle of a transaction."""
+"""How long reading one topic's limit may take, during a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic as a broker describes it. `error`: why it does not, or does not fully; None: it is there.
+    """A topic as a broker describes it. `error`: why the description is missing or incomplete; None: it is complete.
 
     `replicas`: the least of any partition. `leaderless`: partitions without a leader. `topic_id`: as Kafka's tools
-    write it (22 characters), None from a broker that knows no ids. `operations`: those that this login may do, None
-    where that was not asked for or is not told.
+    write it (22 characters), None from a broker without topic ids. `operations`: what this login may do, None if that
+    was not requested or is not told.
     """
 
     name: str
@@ -81,9 +81,9 @@ def _topic(answer: Mapping[str, Any]) -> TopicDescription:
 
 
 async def topic_id(admin: AIOKafkaAdminClient, name: str) -> str | None:
-    """Return a topic's id, by which a topic that was deleted and created again is told from the first one.
+    """Return a topic's id, which is another one after the topic was deleted and created again.
 
-    None from a broker that knows no ids (before Kafka 2.8). Raises KafkaError, for example where the topic is missing.
+    None from a broker without topic ids (before Kafka 2.8). Raises KafkaError, for example if the topic is missing.
     """
     topic = (await describe_topics(admin, [name]))[name]
     if topic.topic_id is None and topic.error is not None:
@@ -94,9 +94,9 @@ async def topic_id(admin: AIOKafkaAdminClient, name: str) -> str | None:
 async def topic_configs(
     admin: AIOKafkaAdminClient, names: Sequence[str]
 ) -> tuple[dict[str, Mapping[str, str]], dict[str, tuple[type[KafkaError], str]]]:
-    """Return the settings of each topic that shows them, and for the others the error and the broker's words.
+    """Return the settings by topic, and for topics without them the error and the broker's message.
 
-    Raises KafkaError where the broker answers for none.
+    Raises KafkaError if the whole request fails.
     """
     configs: dict[str, Mapping[str, str]] = {}
     refused: dict[str, tuple[type[KafkaError], str]] = {}
@@ -112,7 +112,7 @@ async def topic_configs(
 
 
 async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
-    """Return a topic's max.message.bytes as it is now; None where the broker does not tell."""
+    """Return a topic's current max.message.bytes; None if the broker does not tell it."""
     try:
         async with asyncio.timeout(LIMIT_SECONDS), admin_client(client) as admin:
             configs, _ = await topic_configs(admin, [name])
@@ -141,7 +141,7 @@ class _DescribeGroupsRequest(Request[_DescribeGroups]):  # type: ignore[misc]
 async def describe_group(admin: AIOKafkaAdminClient, group: str) -> tuple[dict[str, Any], frozenset[str] | None]:
     """Return the group as its coordinator describes it, and its allowed operations (None: not told). Raises KafkaError.
 
-    Asking for a coordinator makes a broker create __consumer_offsets where no group was ever used.
+    A request for a coordinator makes a broker create __consumer_offsets if no group was ever used.
     """
     coordinator = await admin.find_coordinator(group)
     answer = (await send_request(admin, _DescribeGroupsRequest(group), coordinator)).to_object()["groups"][0]

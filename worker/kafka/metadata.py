@@ -1,8 +1,8 @@
-"""The Metadata request in the versions that aiokafka lacks: 8 tells what a login may do, 10 also the ids of topics.
+"""The Metadata request in two versions that aiokafka lacks: 8 tells what a login may do, 10 also the ids of topics.
 
-Lives here: the format of both requests and answers. Must not live here: what an answer means (describe.py).
+Lives here: the format of both requests and responses. Must not live here: what a response means (describe.py).
 
-aiokafka ends at version 5. A broker before Kafka 2.3 is asked in one of aiokafka's versions, one before 2.8 in 8.
+aiokafka ends at version 5, which is used for brokers before Kafka 2.3; brokers before 2.8 get version 8.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from worker.kafka.aiokafka_private import speaks
+from worker.kafka.aiokafka_private import with_versions
 
 NO_ID: Final = bytes(16)
 
@@ -93,7 +93,7 @@ def _answer(*, with_ids: bool) -> Schema:
 
 
 class MetadataResponse_v8(Response):  # type: ignore[misc]  # noqa: N801  # named as aiokafka's are
-    """Brokers, and the topics that were asked for, with the operations that the login may do."""
+    """Brokers, and the requested topics, with the operations that the login may do."""
 
     API_KEY = 3
     API_VERSION = 8
@@ -127,21 +127,21 @@ class MetadataRequest_v10(RequestStruct):  # type: ignore[misc]  # noqa: N801
     SCHEMA = Schema(("topics", CompactArray(("topic_id", Uuid), ("name", CompactString()), _TAGS)), *_FLAGS, _TAGS)
 
 
-@speaks(MetadataRequest_v8, MetadataRequest_v10)
+@with_versions(MetadataRequest_v8, MetadataRequest_v10)
 class DescribeTopicsRequest(MetadataRequest):  # type: ignore[misc]
-    """Ask for topics by name, in the highest version that the broker knows; none is created by being asked for.
+    """Request topics by name, in the highest version that the broker knows; creates none.
 
     `operations`: also what the login may do with them, from version 8 on.
     """
 
     def __init__(self, topics: Sequence[str], operations: bool = False) -> None:
-        # Without the flag a broker with auto.create.topics.enable would create what is only asked for.
+        # Without the flag a broker with auto.create.topics.enable would create missing topics.
         super().__init__(list(topics), allow_auto_topic_creation=False)
         self._names = list(topics)
         self._operations = operations
 
     def build(self, request_struct_class: type[Any]) -> Any:
-        """Return the request as it goes over the wire. Raises IncompatibleBrokerVersion."""
+        """Return the request in one version. Raises IncompatibleBrokerVersion."""
         if request_struct_class is MetadataRequest_v10:
             names: list[Any] = [(NO_ID, name, {}) for name in self._names]
             return MetadataRequest_v10(names, False, False, self._operations, {})

@@ -177,9 +177,9 @@ class Publication:
                     f"{error.words}".rstrip()
                 ) from error
             else:
-                self._mend(position, error.code)
+                self._note_refusal(position, error.code)
 
-    def _mend(self, position: int, code: int) -> None:
+    def _note_refusal(self, position: int, code: int) -> None:
         """Record why a dead letter was refused: a smaller change than the last resort may be enough."""
         codes = self._refused.setdefault(position, set())
         about_key = code != INVALID_TIMESTAMP and code not in TOO_LARGE and self._outputs[position].key is None

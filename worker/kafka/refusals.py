@@ -27,7 +27,7 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from worker.kafka.aiokafka_private_producer import Refusals, go_on_after_refusals
+from worker.kafka.aiokafka_private_producer import Refusals, continue_after_refusals
 
 REFUSALS: Final[Mapping[int, str]] = {
     2: "CORRUPT_MESSAGE",
@@ -106,5 +106,5 @@ class DoubtfulRefusalError(Exception):
 
 def survive_refusals(producer: AIOKafkaProducer) -> AIOKafkaProducer:
     """Let batches that are refused for good fail with TopicRefusedError, and the producer go on after them."""
-    go_on_after_refusals(producer, Refusals(REFUSALS, NOT_APPENDED, TopicRefusedError))
+    continue_after_refusals(producer, Refusals(REFUSALS, NOT_APPENDED, TopicRefusedError))
     return producer
