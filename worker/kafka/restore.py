@@ -90,7 +90,7 @@ async def read_positions(
     moved = [partition for partition, position in positions.items() if position.recreated]
     if moved:
         log.warning(
-            "%s was deleted and created again (topic id %s) since group %s committed partitions %s: they start at the "
+            "%s was deleted and made anew (topic id %s) since group %s committed partitions %s: they start at the "
             "oldest record, with empty caches",
             topic, now, group, moved,
         )  # fmt: skip
