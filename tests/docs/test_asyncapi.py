@@ -28,7 +28,7 @@ from worker.core.fitting import (
 )
 from worker.core.pipeline import Fault, PartitionScorer, dead_letter, scored_record
 from worker.core.trace import InvalidTrace, Reason, parse_trace
-from worker.kafka.topics import CHANGELOG_CONFIG
+from worker.kafka.topic_plan import CHANGELOG_CONFIG
 from worker.version import __version__
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"

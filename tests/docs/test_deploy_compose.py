@@ -8,7 +8,8 @@ import yaml
 
 from worker.broker.kafka_jars import KAFKA_VERSION
 from worker.config import Settings, describe
-from worker.kafka import topics
+from worker.kafka.topic_plan import CHANGELOG_CONFIG, DEAD_LETTER_OVERHEAD, OUTPUT_OVERHEAD, SOURCE_AFTER_MS
+from worker.kafka.topic_state import AFTER, DEFAULT_MAX_BYTES
 from worker.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -31,13 +32,13 @@ def test_topics_are_those_that_the_worker_would_create() -> None:
             name = line.split()[1]
             found[name] = dict(option.split("=") for option in re.findall(r"--config (\S+)", line))
     settings = Settings()
-    output = {"max.message.bytes": str(settings.max_message_bytes + topics.OUTPUT_OVERHEAD)}
+    output = {"max.message.bytes": str(settings.max_message_bytes + OUTPUT_OVERHEAD)}
     assert found == {
-        settings.source_topic: {topics.AFTER: str(topics.SOURCE_AFTER_MS)},
+        settings.source_topic: {AFTER: str(SOURCE_AFTER_MS)},
         settings.accepted_topic: output,
         settings.rejected_topic: output,
-        settings.dead_letter_topic: {"max.message.bytes": str(topics.DEFAULT_MAX_BYTES + topics.DEAD_LETTER_OVERHEAD)},
-        settings.changelog: dict(topics.CHANGELOG_CONFIG),
+        settings.dead_letter_topic: {"max.message.bytes": str(DEFAULT_MAX_BYTES + DEAD_LETTER_OVERHEAD)},
+        settings.changelog: dict(CHANGELOG_CONFIG),
     }
     assert f"--partitions {settings.topic_partitions} " in script
 

@@ -21,7 +21,7 @@ from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.changelog import SLACK, decode, encode, slot_key, text_hash
 from worker.core.passes import MARKER_KEY
 from worker.core.trace import embedding_text, parse_trace
-from worker.kafka.topics import CHANGELOG_CONFIG
+from worker.kafka.topic_plan import CHANGELOG_CONFIG
 
 MODEL = HashEmbedder.identity.key()
 

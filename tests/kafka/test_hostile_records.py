@@ -26,7 +26,8 @@ from tests.support.raw_batches import (
 )
 from tests.support.stage import LINES, OUTPUTS, Stage, Workers, origin
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.kafka import batches
+from worker.kafka.fetch_results import install_reader
+from worker.kafka.reading import tolerant
 
 T0 = 1_790_000_000_000
 LIMIT = 2 << 20
@@ -169,8 +170,8 @@ def by_offset(stage: Stage) -> dict[int, tuple[str, object]]:
 
 def read_good(stage: Stage, offsets: set[int]) -> list[Any]:
     """Read the source with the tolerant reader."""
-    batches.use()
-    with batches.tolerant(64 << 20):
+    install_reader()
+    with tolerant(64 << 20):
         return [record for record in consume_all(stage.bootstrap, stage.name) if record.offset in offsets]
 
 

@@ -23,7 +23,7 @@ from worker.core.changelog import SLACK, decode
 from worker.core.passes import MARKER_KEY
 from worker.core.pipeline import PartitionScorer, cached_id
 from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
-from worker.kafka.topics import CHANGELOG_CONFIG
+from worker.kafka.topic_plan import CHANGELOG_CONFIG
 
 Start = Callable[..., WorkerProcess]
 BROKEN = b'{"not": "a trace"}'

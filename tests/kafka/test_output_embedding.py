@@ -13,7 +13,7 @@ from tests.support.output_embedding import decode
 from tests.support.stage import Stage
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.pipeline import embedding_bytes
-from worker.kafka.topics import OUTPUT_OVERHEAD
+from worker.kafka.topic_plan import OUTPUT_OVERHEAD
 
 Workers = Callable[..., WorkerProcess]
 

@@ -3,62 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-import aiokafka
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import RequestTimedOutError
-from aiokafka.producer.message_accumulator import MessageAccumulator
-from aiokafka.producer.sender import Sender, SendProduceReqHandler
-from aiokafka.producer.transaction_manager import TransactionManager
+from aiokafka.protocol.produce import ProduceRequest
 
 from tests.support.kafka_fixtures import consume_all_async, create_topics_async, unique
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.pipeline import OutputRecord, SourceRecord
-from worker.kafka import publisher as publishing
-from worker.kafka import refusals
-from worker.kafka.publication import Batch, OutputTopic
-from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher, producer_arguments, send_rows
-from worker.kafka.refusals import DoubtfulRefusalError, survive_refusals
-from worker.kafka.topics import current_limit
+from worker.kafka import producer as producers
+from worker.kafka.aiokafka_private_producer import put_back_sequence
+from worker.kafka.describe import current_limit
+from worker.kafka.producer import producer_arguments, send_rows
+from worker.kafka.publication import Batch, OutputTopic, Refused, Shipment
+from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher
+from worker.kafka.refusals import DoubtfulRefusalError, TopicRefusedError, survive_refusals
+from worker.kafka.refused_records import settle_doubt
 
 pytestmark = pytest.mark.timeout(300)
 
 CONFIG = {"message.timestamp.after.max.ms": "60000"}
 LATER = 1_200_000
-
-
-def test_the_private_names_of_aiokafka_are_those_of_the_pinned_version() -> None:
-    """A new version may move them: read its sender and accumulator again before the pin is moved."""
-    assert aiokafka.__version__.startswith("0.14.")
-    assert list(inspect.signature(Sender._send_produce_req).parameters) == ["self", "node_id", "batches"]
-    assert list(inspect.signature(SendProduceReqHandler.handle_response).parameters) == ["self", "response"]
-    assert list(inspect.signature(SendProduceReqHandler._can_retry).parameters) == ["self", "error", "batch"]
-    ours = inspect.getsource(Sender._send_produce_req).split('"""')[2]
-    assert [line.strip() for line in ours.splitlines() if line.strip()] == [
-        "handler = SendProduceReqHandler(self, batches)",
-        "await handler.do(node_id)",
-        "self._in_flight.remove(node_id)",
-        "for tp in batches:",
-        "self._muted_partitions.remove(tp)",
-    ]
-    assert "increment_sequence_number" in inspect.getsource(MessageAccumulator._pop_batch)
-    assert "_sequence_numbers" in inspect.getsource(TransactionManager.sequence_number)
-
-
-async def test_a_sequence_number_goes_back_as_it_went_on() -> None:
-    manager = TransactionManager(None, 1000)
-    tp = TopicPartition("t", 0)
-    for start in (0, 5, 2**31 - 3, -(2**31)):
-        manager._sequence_numbers[tp] = start
-        manager.increment_sequence_number(tp, 10)
-        refusals._put_back(manager, tp, 10)
-        assert manager.sequence_number(tp) == start
 
 
 class Stage:
@@ -137,7 +107,7 @@ async def test_several_batches_in_flight_of_which_any_are_refused(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 16 records or so: a transaction has dozens to one partition, sent one behind the other."""
-    monkeypatch.setattr(publishing, "MAX_BATCH_BYTES", 2048)
+    monkeypatch.setattr(producers, "MAX_BATCH_BYTES", 2048)
     publisher = stage.exactly_once()
     await publisher.start()
     for refused in (lambda n: n == 5, lambda n: n % 50 == 7, lambda n: n % 2 == 0, lambda n: True, lambda n: False):
@@ -203,10 +173,10 @@ async def test_a_refusal_after_a_lost_answer(stage: Stage, count: int) -> None:
     (refused,) = await send_rows(producer, topic, 0, rows)  # type: ignore[arg-type]
     assert answers == ["lost"]
     assert refused.error.doubtful
-    shipment = publishing.Shipment(topic, 0, list(rows))
+    shipment = Shipment(topic, 0, list(rows))
     with pytest.raises(DoubtfulRefusalError, match="not known"):
-        await publishing.settle_doubt(producer, shipment, refused, aborting=False)
-    await publishing.settle_doubt(producer, shipment, refused, aborting=True)  # it was refused the first time, too
+        await settle_doubt(producer, shipment, refused, aborting=False)
+    await settle_doubt(producer, shipment, refused, aborting=True)  # it was refused the first time, too
     await producer.abort_transaction()
     await producer.begin_transaction()
     assert not await send_rows(producer, topic, 0, [(b"k", b"after", now, [])] * count)
@@ -221,7 +191,7 @@ def lose_first_answer(producer: AIOKafkaProducer, stage: Stage) -> list[str]:
 
     async def lossy(node: int, request: Any, **group: Any) -> Any:
         answer = await send(node, request, **group)
-        if isinstance(request, refusals.ProduceRequest) and not answers:
+        if isinstance(request, ProduceRequest) and not answers:
             answers.append("lost")
             raise RequestTimedOutError
         return answer
@@ -241,9 +211,9 @@ async def test_a_refusal_after_a_lost_answer_of_a_batch_that_was_taken(stage: St
     await producer.begin_transaction()
     assert not await send_rows(producer, topic, 0, [(b"k", b"v", None, [])] * count)
     # What a second attempt finds that is refused now, after the first one was taken:
-    refusals._put_back(producer._txn_manager, TopicPartition(topic.name, 0), count)
-    error = refusals.TopicRefusedError(topic.name, 0, 32, "", {}, True)
-    refused = publishing.Refused(0, count, 100, 1 << 20, error)
+    put_back_sequence(producer._txn_manager, TopicPartition(topic.name, 0), count)
+    error = TopicRefusedError(topic.name, 0, 32, "", {}, True)
+    refused = Refused(0, count, 100, 1 << 20, error)
     with pytest.raises(DoubtfulRefusalError):
-        await publishing.settle_doubt(producer, publishing.Shipment(topic, 0, []), refused, aborting=True)
+        await settle_doubt(producer, Shipment(topic, 0, []), refused, aborting=True)
     await producer.stop()

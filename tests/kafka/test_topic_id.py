@@ -10,7 +10,7 @@ from aiokafka.errors import UnknownTopicOrPartitionError
 
 from tests.support.kafka_fixtures import create_topics_async, unique
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.kafka.topic_id import topic_id
+from worker.kafka.describe import topic_id
 
 
 async def test_a_topic_that_is_made_anew_has_another_id_and_none_is_created_by_asking(kafka: EmbeddedKafka) -> None:

@@ -16,21 +16,12 @@ from tests.support.kafka_fixtures import create_topics, produce
 from tests.support.stage import Stage, untouched
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.config import load
-from worker.kafka import topics
 from worker.kafka.client import client_arguments
-from worker.kafka.topics import (
-    AFTER,
-    BEFORE,
-    CHANGELOG_CONFIG,
-    Observed,
-    TopicState,
-    codec_problems,
-    connect,
-    create_missing,
-    look,
-    plan,
-    prepare_topics,
-)
+from worker.kafka.connections import connected_admin
+from worker.kafka.topic_plan import CHANGELOG_CONFIG, plan
+from worker.kafka.topic_problems import CODECS, codec_problems, problems
+from worker.kafka.topic_state import AFTER, BEFORE, Observed, TopicState, look
+from worker.kafka.topics import create_missing, prepare_topics
 
 
 def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka) -> None:
@@ -115,15 +106,12 @@ def test_a_dead_letter_topic_is_planned_for_the_largest_record_of_the_source(kaf
     create_topics(kafka.bootstrap_servers, {stage.name: (1, {"max.message.bytes": "5000000"})})
 
     async def scenario() -> tuple[str, int]:
-        admin = await connect(settings, client_arguments(settings))
-        try:
+        async with connected_admin(settings, client_arguments(settings)) as admin:
             found = await look(admin, settings, [stage.name])
             wanted = {topic.name: topic for topic in plan(settings, found)}[settings.dead_letter_topic]
             await create_missing(admin, settings)
             after = await look(admin, settings, [settings.dead_letter_topic])
             return wanted.configs["max.message.bytes"], after.max_bytes(settings.dead_letter_topic)
-        finally:
-            await admin.close()
 
     assert asyncio.run(scenario()) == ("5065536", 5065536)
 
@@ -193,7 +181,7 @@ def test_a_compression_that_cannot_be_read_is_a_failure(
     create_topics(kafka.bootstrap_servers, {name: (4, {"compression.type": "zstd", **more})})
     stage.topics("--create")
     for readable in (True, False):
-        monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), "zstd", lambda answer=readable: answer)
+        monkeypatch.setitem(cast("dict[str, Any]", CODECS), "zstd", lambda answer=readable: answer)
         failed = problems_of(stage)["fail"]
         if readable:
             assert not failed
@@ -206,14 +194,14 @@ def test_a_compression_that_cannot_be_read_is_a_failure(
 
 def test_what_producers_may_send_is_a_check_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("snappy", "zstd"):
-        monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), name, lambda: False)
-    monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), "lz4", lambda: True)
+        monkeypatch.setitem(cast("dict[str, Any]", CODECS), name, lambda: False)
+    monkeypatch.setitem(cast("dict[str, Any]", CODECS), "lz4", lambda: True)
     (problem,) = codec_problems()
     assert (problem.level, problem.message) == (
         "warn", "records that producers compress with snappy or zstd cannot be read here",
     )  # fmt: skip
-    for name in topics.CODECS:
-        monkeypatch.setitem(cast("dict[str, Any]", topics.CODECS), name, lambda: True)
+    for name in CODECS:
+        monkeypatch.setitem(cast("dict[str, Any]", CODECS), name, lambda: True)
     assert codec_problems() == []
 
 
@@ -224,12 +212,9 @@ def test_created_topics_bound_how_far_ahead_a_record_may_be_dated(kafka: Embedde
     async def scenario() -> dict[str, str]:
         client = client_arguments(settings)
         await prepare_topics(settings, client)
-        admin = await connect(settings, client)
-        try:
+        async with connected_admin(settings, client) as admin:
             found = await look(admin, settings, list(settings.topics.values()))
             return {name: found.config(name, AFTER, "") for name in found.topics}
-        finally:
-            await admin.close()
 
     ahead = asyncio.run(scenario())
     assert ahead.pop(stage.name) == "60000"
@@ -277,7 +262,7 @@ def test_when_the_source_lets_one_record_expire_too_much(settings: dict[str, Any
     for kind, expected in (("CreateTime", warned), ("LogAppendTime", False)):
         configs = {source: {AFTER: str(ahead), "message.timestamp.type": kind}}
         found = Observed({source: TopicState(1, 1, 0)}, [], configs, {})
-        told = [problem for problem in topics.problems(chosen, found) if AFTER in problem.message]
+        told = [problem for problem in problems(chosen, found) if AFTER in problem.message]
         assert [problem.level for problem in told] == ["warn"] * expected
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from tests.support.crash_worker import SteppedProducer
 from worker import cli
 from worker.commands import redrive
+from worker.kafka import producer
 
 RECORDS = 7
 """Letters in one transaction, so that there are many to be killed in."""
@@ -15,8 +16,9 @@ RECORDS = 7
 
 def main() -> None:
     """Run the command line with the doubles at their seams."""
+    producers: Any = producer
+    producers.AIOKafkaProducer = SteppedProducer
     module: Any = redrive
-    module.AIOKafkaProducer = SteppedProducer
     module.MAX_RECORDS = RECORDS
     cli.main()
 

@@ -27,10 +27,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 import aiokafka
 import numpy as np
 
-import worker.kafka.publisher
+import worker.kafka.producer
+import worker.kafka.refused_records
 import worker.stream.assignment
 import worker.stream.process
-import worker.stream.publishers
 from worker import config
 from worker.core.novelty import Vector
 from worker.core.pipeline import EmbedderIdentity
@@ -188,12 +188,12 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
 def install() -> None:
     """Put the doubles at their seams."""
     assignment: Any = worker.stream.assignment
-    publisher: Any = worker.kafka.publisher
-    publishers: Any = worker.stream.publishers
-    publishers.AIOKafkaProducer = publisher.AIOKafkaProducer = SteppedProducer
+    producer: Any = worker.kafka.producer
+    refused_records: Any = worker.kafka.refused_records
+    producer.AIOKafkaProducer = SteppedProducer
     assignment.restore = _slowly(assignment.restore)
-    publisher.find_culprits = _stepped(publisher.find_culprits)
-    publisher.send_rows = _searching(publisher.send_rows)
+    refused_records.find_culprits = _stepped(refused_records.find_culprits)
+    refused_records.send_rows = _searching(refused_records.send_rows)
     commit_offset = KpConsumer.commit_offset
 
     async def stepped(self: KpConsumer, *args: Any) -> None:  # at least once: the offset is the commit

@@ -1,9 +1,11 @@
 """The folders of worker/ say who may import what, and each library has one home."""
 
 import ast
+import pkgutil
 import sys
 from collections.abc import Iterator
 
+import aiokafka
 import pytest
 
 from tests.conftest import TIERS
@@ -68,8 +70,34 @@ SAME_NAMES = {
     "load",  # what its module is named for
 }
 
-NOT_YET_DIVIDED = {"core", "embed", "kafka", "observe", "stream"}
-"""Rooms that the tests of sizes and names leave out for now."""
+PRIVATE = {"kafka.aiokafka_private", "kafka.aiokafka_private_producer"}
+"""The only modules that touch private names of aiokafka; tests/unit/kafka/test_aiokafka_private.py guards each name."""
+
+AIOKAFKA_PUBLIC = {
+    # what aiokafka documents; `aiokafka` itself, too
+    "aiokafka.abc", "aiokafka.admin", "aiokafka.admin.config_resource", "aiokafka.errors", "aiokafka.structs",
+}  # fmt: skip
+
+AIOKAFKA_MODULES = {module.name for module in pkgutil.walk_packages(aiokafka.__path__, "aiokafka.")}
+
+AIOKAFKA_INTERNAL = {
+    # a module that aiokafka does not document: the modules that may import names without an underscore from it
+    "aiokafka.codec": {"kafka.topic_problems"},  # which codecs it can read
+    "aiokafka.coordinator.assignors.sticky": {"stream.faust_consumer"},  # an argument of its consumer
+    "aiokafka.protocol": {  # requests that no method of its clients sends
+        "kafka.api_versions", "kafka.connections", "kafka.describe", "kafka.metadata", "kafka.restore",
+    },
+}  # fmt: skip
+
+OF_OTHERS = {
+    # (module, attribute): underscores that are not aiokafka's
+    ("*", "_asdict"),  # named tuples
+    ("*", "_make"),
+    ("cli", "_exit"),  # os
+    ("commands.doctor", "_exit"),
+    ("stream.faust_consumer", "_stopped"),  # Faust's fetcher
+    ("stream.process", "_exit"),  # os
+}
 
 NOT_IN_THE_CORE = {
     # clocks, chance, the environment, logging, input and output, and whatever runs beside the caller
@@ -131,6 +159,47 @@ def test_each_library_has_its_home(library: str) -> None:
     assert users or library in MODEL_RUNTIMES, f"nobody imports {library}: take it out of the table"
 
 
+def underscores(tree: ast.AST) -> Iterator[str]:
+    """Yield the private attributes of anything but `self`, `cls` and `super()`: x._name, f()._name, self.x._name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = node.value
+            mine = isinstance(owner, ast.Name) and owner.id in ("self", "cls")
+            mine |= isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super"
+            if not mine:
+                yield node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "setattr"):
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and str(name.value).startswith("_"):
+                yield str(name.value)
+
+
+def test_the_walk_sees_private_attributes() -> None:
+    source = "self._a\nself.b._c\nd()._e\nsuper()._f()\ng.__h__\ngetattr(i, '_j')\ncls._k"
+    assert set(underscores(ast.parse(source))) == {"_c", "_e", "_j"}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - PRIVATE))
+def test_private_names_of_aiokafka_are_used_in_one_place(module: str) -> None:
+    tree = MODULES[module]
+    allowed = {name for where, name in OF_OTHERS if where in ("*", module)}
+    wrong = set(underscores(tree)) - allowed
+    assert not wrong, f"worker/{module.replace('.', '/')}.py uses {sorted(wrong)}: see kafka/aiokafka_private.py"
+    for name in set(imports(tree)) & AIOKAFKA_MODULES - AIOKAFKA_PUBLIC:
+        homes = [modules for internal, modules in AIOKAFKA_INTERNAL.items() if f"{name}.".startswith(f"{internal}.")]
+        assert any(module in modules for modules in homes), f"{module} imports {name}: see AIOKAFKA_INTERNAL"
+    assert not [name for name in imports(tree) if name.startswith("aiokafka.") and "._" in name]
+
+
+def test_no_row_of_the_tables_is_left_over() -> None:
+    used = {(module, name) for module, tree in MODULES.items() for name in underscores(tree)}
+    for where, name in OF_OTHERS:
+        assert any(name == other and where in ("*", module) for module, other in used), (where, name)
+    for internal, modules in AIOKAFKA_INTERNAL.items():
+        for module in modules:
+            assert any(f"{name}.".startswith(f"{internal}.") for name in imports(MODULES[module])), (internal, module)
+
+
 @pytest.mark.parametrize("module", CORE)
 def test_the_core_imports_the_standard_library_numpy_and_msgspec(module: str) -> None:
     foreign = packages(module) - set(sys.stdlib_module_names) - {"numpy", "msgspec", "worker"}
@@ -155,10 +224,9 @@ def test_the_command_line_imports_the_demo_and_the_broker_when_asked_for() -> No
 
 
 def definitions(*kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the functions or classes of every room that the tests of sizes and names cover, with their modules."""
+    """Yield all functions or classes with their modules."""
     for module in sorted(MODULES):
-        if room(module) not in NOT_YET_DIVIDED:
-            yield from ((module, node) for node in ast.walk(MODULES[module]) if isinstance(node, kinds))
+        yield from ((module, node) for node in ast.walk(MODULES[module]) if isinstance(node, kinds))
 
 
 def too_long(most: int, *kinds: type[ast.AST]) -> list[str]:

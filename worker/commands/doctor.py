@@ -26,7 +26,7 @@ from worker.commands.finding import Finding, fail, ok, warn, write_finding
 from worker.config import ConfigError, Settings
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256
 from worker.embed.model_dir import default_directory
-from worker.kafka.topics import CODECS, codec_problems
+from worker.kafka.topic_problems import CODECS, codec_problems
 
 KAFKA_SECONDS: Final = 45.0
 """Longest time for all checks of the broker together."""

@@ -1,7 +1,7 @@
-"""The doctor's questions to the broker: connection, APIs, topics, permissions, group and lag. Changes nothing.
+"""The doctor's checks of the broker: connection, APIs, topics, permissions, group and lag. Changes nothing.
 
-Lives here: what is asked, and what an answer means for a worker. Must not live here: what topics must be like
-(topics.py), words for Kafka's refusals (errors.py).
+Lives here: what is asked, and what an answer means for a worker. Must not live here: what topics must be
+(topic_plan.py, topic_problems.py), words for Kafka's errors (errors.py).
 """
 
 from __future__ import annotations
@@ -10,88 +10,58 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError, TransactionalIdAuthorizationFailed, UnknownTopicOrPartitionError, for_code
-from aiokafka.protocol.admin import ApiVersionRequest, DescribeConfigsRequest
-from aiokafka.protocol.api import Request
-from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
-from aiokafka.protocol.coordination import FindCoordinatorRequest
-from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
-from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.offset import OffsetRequest
-from aiokafka.protocol.produce import ProduceRequest
-from aiokafka.protocol.transaction import (
-    AddOffsetsToTxnRequest,
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-    TxnOffsetCommitRequest,
+from aiokafka.errors import (
+    IncompatibleBrokerVersion,
+    KafkaError,
+    TransactionalIdAuthorizationFailed,
+    UnknownTopicOrPartitionError,
 )
 
 from worker.commands.finding import Finding, fail, ok, warn
 from worker.config import ConfigError, Settings
-from worker.kafka.client import client_arguments, why_not
-from worker.kafka.errors import explain
-from worker.kafka.permissions import describe_group, topic_operations
-from worker.kafka.restore import OffsetsError, read_positions
-from worker.kafka.topics import (
-    CHANGELOG_CONFIG,
-    MissingTopicsError,
-    Observed,
-    TopicState,
-    connect,
-    look,
-    plan,
-    problems,
-)
+from worker.kafka.api_versions import lacking_apis
+from worker.kafka.client import client_arguments
+from worker.kafka.connections import connected_admin, connection_error
+from worker.kafka.describe import TopicDescription, describe_group, describe_topics
+from worker.kafka.errors import error_text
+from worker.kafka.restore import OffsetsError, read_positions, topic_offsets
+from worker.kafka.topic_plan import CHANGELOG_CONFIG, plan
+from worker.kafka.topic_problems import problems
+from worker.kafka.topic_state import MissingTopicsError, Observed, TopicState, look
 
 ANSWER_MS: Final = 5_000
 """How long one answer may take."""
 
 RETRIES, RETRY_SECONDS = 10, 0.5
-"""A coordinator that moves or loads is there again in seconds."""
+"""A coordinator that moves or loads its data is available again within seconds."""
 
 Answer = TypeVar("Answer")
 
-APIS: Final[tuple[type[Request[Any]], ...]] = (
-    MetadataRequest, ProduceRequest, FetchRequest, OffsetRequest, OffsetCommitRequest, OffsetFetchRequest,
-    FindCoordinatorRequest, JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, LeaveGroupRequest,
-    DescribeConfigsRequest, InitProducerIdRequest,
-)  # fmt: skip
-TRANSACTIONS: Final[tuple[type[Request[Any]], ...]] = (
-    AddPartitionsToTxnRequest, AddOffsetsToTxnRequest, EndTxnRequest, TxnOffsetCommitRequest,
-)  # fmt: skip
-"""Requests that the worker's clients send; the second lot with KP_DELIVERY=exactly_once only."""
-
 GROUPS, TRANSACTION_LOG = "__consumer_offsets", "__transaction_state"
-"""A broker creates these when somebody asks for a coordinator: where they are missing, nobody is asked."""
+"""A broker creates these when a client asks for a coordinator: if they are missing, the doctor does not ask."""
 
 
 async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield the findings about brokers, topics and group, each as soon as it is there."""
+    """Yield the findings about brokers, topics and group, each as soon as it is known."""
     try:
         client = {**client_arguments(settings), "request_timeout_ms": ANSWER_MS}
     except ConfigError as error:
         yield fail("broker", str(error))
         return
-    reason = await why_not(client)
+    reason = await connection_error(client)
     if reason is not None:
-        yield fail("broker", f"{settings.bootstrap_servers}: {explain(reason)}", "topics and group were not checked")
+        yield fail("broker", f"{settings.bootstrap_servers}: {error_text(reason)}", "topics and group were not checked")
         return
     try:
-        admin = await connect(settings, client, attempts=0)
+        async with connected_admin(settings, client) as admin:
+            async for finding in _checks(admin, settings, client):
+                yield finding
     except ConfigError as error:
         yield fail("broker", str(error), "topics and group were not checked")
-        return
-    try:
-        async for finding in _checks(admin, settings, client):
-            yield finding
     except (KafkaError, OSError) as error:
-        yield fail("broker", explain(error), "what comes after this was not checked")
-    finally:
-        await admin.close()
+        yield fail("broker", error_text(error), "what comes after this was not checked")
 
 
 async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any]) -> AsyncIterator[Finding]:
@@ -109,13 +79,14 @@ async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mappin
     for finding in _topics(settings, found):
         yield finding
     try:
-        allowed, errors = await topic_operations(admin, [*settings.topics.values(), GROUPS, TRANSACTION_LOG])
-    except NotImplementedError:
+        names = [*settings.topics.values(), GROUPS, TRANSACTION_LOG]
+        described = await describe_topics(admin, names, operations=True)
+    except IncompatibleBrokerVersion:
         yield warn("permissions", "the broker is older than Kafka 2.3 and does not tell", "see docs/security.md")
         return
-    for finding in _permissions(settings, found, allowed):
+    for finding in _permissions(settings, found, described):
         yield finding
-    missing = {name for name, code in errors.items() if for_code(code) is UnknownTopicOrPartitionError}
+    missing = {name for name, topic in described.items() if topic.error is UnknownTopicOrPartitionError}
     if settings.delivery == "exactly_once":
         yield await _transactions(admin, settings, TRANSACTION_LOG in missing)
     async for finding in _group(admin, settings, client, found, unused=GROUPS in missing):
@@ -123,21 +94,14 @@ async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mappin
 
 
 async def _apis(admin: AIOKafkaAdminClient, settings: Settings) -> Finding:
-    needed = APIS + (TRANSACTIONS if settings.delivery == "exactly_once" else ())
-    answer = await admin._send_request(ApiVersionRequest())
-    versions = {key: (least, most) for key, least, most in answer.api_versions}
-    lacking = []
-    for request in needed:
-        least, most = versions.get(request.API_KEY, (0, -1))
-        if not any(least <= version.API_VERSION <= most for version in request._CLASSES):
-            lacking.append(request.__name__.removesuffix("Request"))
+    lacking, needed = await lacking_apis(admin, transactions=settings.delivery == "exactly_once")
     if lacking:
         return fail(
             "API versions",
             f"no version in common with the broker: {', '.join(lacking)}",
             "use another version of Kafka, 4.1 is tested",
         )
-    return ok("API versions", f"a version in common for each of {len(needed)} requests")
+    return ok("API versions", f"a version in common for each of {needed} requests")
 
 
 def _topics(settings: Settings, found: Observed) -> Iterator[Finding]:
@@ -189,15 +153,14 @@ def _topic_problems(settings: Settings, name: str, topic: TopicState, found: Obs
             )
 
 
-def _permissions(
-    settings: Settings, found: Observed, allowed: Mapping[str, frozenset[str] | None]
-) -> Iterator[Finding]:
+def _permissions(settings: Settings, found: Observed, described: Mapping[str, TopicDescription]) -> Iterator[Finding]:
     needed = {name: {"Write"} for name in settings.topics.values()}
     needed[settings.source_topic] = {"Read"}
     needed[settings.changelog] = {"Read", "Write", *(["Alter"] if settings.create_topics else [])}
     complete = True
     for name in found.topics:
-        have = allowed.get(name)
+        topic = described.get(name)
+        have = None if topic is None or topic.error is not None else topic.operations
         if have is None:
             complete = False
             yield warn("permissions", f"the broker does not tell those on topic {name}", "see docs/security.md")
@@ -216,14 +179,14 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
     try:
         await _patiently(lambda: admin.find_coordinator(transactional_id, 1))
     except TransactionalIdAuthorizationFailed as error:
-        return fail("transactions", f"transactional id {transactional_id} is denied", explain(error))
+        return fail("transactions", f"transactional id {transactional_id} is denied", error_text(error))
     except KafkaError as error:
-        return fail("transactions", explain(error), "the worker's transactions need a coordinator")
+        return fail("transactions", error_text(error), "the worker's transactions need a coordinator")
     return ok("transactions", f"transactional id {transactional_id} may be described, its coordinator is known")
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Ask a coordinator again while it moves or loads. Raises KafkaError."""
+    """Ask a coordinator again while it moves or loads its data. Raises KafkaError."""
     for _ in range(RETRIES):
         try:
             return await ask()
@@ -244,7 +207,7 @@ async def _group(
     try:
         group, allowed = await _patiently(lambda: describe_group(admin, settings.group_id))
     except KafkaError as error:
-        yield fail(check, explain(error), "the worker cannot join without")
+        yield fail(check, error_text(error), "the worker cannot join without")
         return
     if allowed is not None and "Read" not in allowed:
         yield fail(check, "Read denied", "grant the ACL Read on the group")
@@ -262,19 +225,14 @@ async def _group(
     except OffsetsError as error:
         yield fail("lag", str(error), "the worker refuses to guess")
     except (KafkaError, TimeoutError) as error:
-        yield fail("lag", explain(error), "offsets of the group or of the source cannot be read")
+        yield fail("lag", error_text(error), "offsets of the group or of the source cannot be read")
 
 
 async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -> Finding:
     numbers = range(partitions)
     topic = settings.source_topic
     positions = await read_positions(client, settings.group_id, topic, numbers, ANSWER_MS / 1000)
-    consumer = AIOKafkaConsumer(**client, enable_auto_commit=False)
-    await consumer.start()
-    try:
-        ends = await consumer.end_offsets([TopicPartition(topic, number) for number in numbers])
-    finally:
-        await consumer.stop()
+    _, ends = await topic_offsets(client, [TopicPartition(topic, number) for number in numbers])
     behind = sum(end - positions[tp.partition].offset for tp, end in ends.items())
     lost = sum(position.lost for position in positions.values())
     if lost:

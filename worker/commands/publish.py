@@ -14,7 +14,7 @@ from rich.text import Text
 from worker.commands.console import ArgumentError, CommandError, errors_for_the_user, open_file, say, size_of
 from worker.commands.publish_lines import KeyField, PublishCounts, publish_lines
 from worker.commands.samples import SAMPLES
-from worker.commands.session import Session, run
+from worker.commands.session import Session, run_session
 from worker.config import Settings
 from worker.core.terminal import clean
 from worker.core.trace import InvalidTrace
@@ -39,7 +39,7 @@ def run_publish(file: str, settings: Settings, *, topic: str, key: KeyField, rat
         interrupted = False
         try:
             with errors_for_the_user():
-                run(
+                run_session(
                     publish_lines(
                         source, session, topic=topic, key=key, rate=rate, validate=validate, counts=counts,
                         on_line=lambda size: progress.update(task, advance=size, sent=counts.sent),

@@ -20,7 +20,7 @@ from aiokafka import AIOKafkaProducer
 
 from worker.commands.session import Session, SessionError
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
-from worker.kafka.publisher import producer_arguments, while_sending
+from worker.kafka.producer import producer_arguments, while_sending
 
 IN_FLIGHT: Final = 1000
 """Traces that may be on their way to the broker at once: bounds memory, and still fills batches."""

@@ -33,11 +33,10 @@ from worker.commands.redrive_selection import Selection
 from worker.commands.redrive_source import open_source
 from worker.commands.redrive_transaction import RedrivenRecord, RedriveTransactions, redriven_record
 from worker.commands.redrive_view import print_counts, watching
-from worker.commands.session import Session, SessionError, Topic, run
+from worker.commands.session import Session, SessionError, Topic, run_session
 from worker.config import ConfigError, Settings
 from worker.kafka.dead_letters import as_json
-from worker.kafka.publisher import producer_arguments, survive_lost_coordinator
-from worker.kafka.refusals import survive_refusals
+from worker.kafka.producer import transactional_producer
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 8 << 20
@@ -54,11 +53,11 @@ def run_redrive(
             with errors_for_the_user():
                 redrive = Redrive(Session(settings), selection, max_redrives, progress)
                 if not execute:
-                    run(redrive.preview(for_file=to_file is not None))
+                    run_session(redrive.preview(for_file=to_file is not None))
                 elif to_file is None:
-                    run(redrive.to_source())
+                    run_session(redrive.to_source())
                 else:
-                    run(redrive.to_file(to_file))
+                    run_session(redrive.to_file(to_file))
         except KeyboardInterrupt:
             say(f"interrupted after {counts.done.total()} dead letters; run it again to go on")
             return 130
@@ -132,14 +131,9 @@ class Redrive:
 
     def _producer(self) -> AIOKafkaProducer:
         settings = self.session.settings
-        timeout_ms = round(settings.transaction_timeout_seconds * 1000)
-        producer = AIOKafkaProducer(
-            **producer_arguments(self.session.client),
-            transactional_id=f"{settings.group_id}-redrive",
-            transaction_timeout_ms=timeout_ms,
-            request_timeout_ms=timeout_ms,
+        return transactional_producer(
+            self.session.client, f"{settings.group_id}-redrive", settings.transaction_timeout_seconds
         )
-        return survive_refusals(survive_lost_coordinator(producer))
 
     async def _topics(self, *, create: bool) -> tuple[Topic, Topic | None]:
         """Return the source topic, and the topic of the marks (None: missing). Raises ConfigError."""

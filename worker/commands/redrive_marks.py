@@ -18,7 +18,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from worker.commands.session import Session, Topic, read_to
 from worker.config import ConfigError, Settings
 from worker.kafka.dead_letters import Letter
-from worker.kafka.topics import SETTLE_ATTEMPTS, TopicPlan, create
+from worker.kafka.topic_plan import TopicPlan
+from worker.kafka.topics import SETTLE_ATTEMPTS, create
 
 MARKS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
 

@@ -22,11 +22,12 @@ from worker.commands.redrive_source import WholeRecord
 from worker.commands.session import Session, SessionError, Topic
 from worker.core.records import exact_size
 from worker.kafka.dead_letters import REDRIVE_COUNT, REDRIVEN_FROM, Letter
+from worker.kafka.describe import current_limit
 from worker.kafka.errors import chain
+from worker.kafka.producer import PublishError, abort_soon, send_all, while_sending
 from worker.kafka.publication import OutputTopic, Row, Shipment
-from worker.kafka.publisher import ABORT_SECONDS, PublishError, search, send_all, while_sending
 from worker.kafka.refusals import TopicRefusedError
-from worker.kafka.topics import current_limit
+from worker.kafka.refused_records import search
 
 
 class RedrivenRecord(NamedTuple):
@@ -88,7 +89,7 @@ class RedriveTransactions:
                 return await while_sending(producer, self._transact(batch))
         except Exception as error:
             with contextlib.suppress(Exception):  # the next run's start aborts too
-                await asyncio.wait_for(while_sending(producer, producer.abort_transaction()), ABORT_SECONDS)
+                await abort_soon(producer)
             if any(isinstance(cause, ProducerFenced | InvalidProducerEpoch) for cause in chain(error)):
                 raise SessionError(
                     f"another redrive of group {settings.group_id} has taken over; this one stops"

@@ -1,6 +1,7 @@
-"""A command's short session with Kafka: connect or say why not, know the topics, read them.
+"""A command's session with Kafka: its clients, its topics, and reading them to a known end.
 
-Lives here: what `publish`, `tail` and `redrive` share. Must not live here: anything about traces.
+Lives here: what `publish`, `tail` and `redrive` share. Must not live here: anything about traces, opening a client
+(connections.py).
 """
 
 from __future__ import annotations
@@ -8,37 +9,36 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, for_code
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.structs import ConsumerRecord
 
 from worker.config import ConfigError, Settings
-from worker.kafka import batches
-from worker.kafka.client import client_arguments, why_not
-from worker.kafka.errors import explain
-from worker.kafka.publisher import PublishError
-from worker.kafka.topics import DEFAULT_MAX_BYTES, describe
+from worker.kafka.client import client_arguments
+from worker.kafka.connections import Client, committed_reader, connected, connected_admin
+from worker.kafka.describe import describe_topics, topic_configs
+from worker.kafka.errors import error_text
+from worker.kafka.producer import PublishError
+from worker.kafka.topic_state import DEFAULT_MAX_BYTES
 
 Result = TypeVar("Result")
-Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer)
 
 STALL_SECONDS: Final = 30.0
-"""How long reading to a known end may bring nothing before it is an error and not patience."""
+"""How long reading to a known end may return no record before it is an error."""
 
 
 class SessionError(Exception):
-    """Kafka did not do what was asked; the message is for the user."""
+    """Kafka did not do what a command asked for; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic: its name, number of partitions and settings (empty where the broker does not tell)."""
+    """A topic: its name, number of partitions and settings (empty if the broker does not show them)."""
 
     name: str
     partitions: int
@@ -46,24 +46,24 @@ class Topic:
 
     @property
     def max_bytes(self) -> int:
-        """Return the largest record batch that it takes."""
+        """Return the largest record batch that it accepts."""
         return int(self.config.get("max.message.bytes", DEFAULT_MAX_BYTES))
 
     @property
     def retention_ms(self) -> int | None:
-        """Return how long it keeps records, by their timestamps; None: for ever, or unknown."""
+        """Return how long it keeps records, by their timestamps; None: forever, or unknown."""
         limit = int(self.config.get("retention.ms", -1))
         return limit if limit >= 0 and "delete" in self.config.get("cleanup.policy", "delete") else None
 
 
-def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command's work. Raises ConfigError, SessionError and OSError (of files), with words for the user."""
-    for library in ("aiokafka", "asyncio"):  # they log what we raise, and more often; a fenced producer's futures too
+def run_session(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a command's work. Raises ConfigError, SessionError and OSError (of files), with messages for the user."""
+    for library in ("aiokafka", "asyncio"):  # they log what is raised here, and futures of a fenced producer
         logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         return asyncio.run(work)
     except (KafkaError, PublishError, TimeoutError) as error:
-        raise SessionError(explain(error)) from error
+        raise SessionError(error_text(error)) from error
 
 
 class Session:
@@ -73,73 +73,30 @@ class Session:
         self.settings = settings
         self.client = client_arguments(settings)
 
-    @asynccontextmanager
-    async def connected(self, client: Client, *, tolerant: bool = False) -> AsyncIterator[Client]:
-        """Start a consumer or producer, stop it at the end. Raises ConfigError where no broker lets it in.
-
-        `tolerant`: records that cannot be read come as faults (batches.py); otherwise they are an error.
-        """
-        try:
-            with batches.tolerant(self.settings.max_batch_bytes) if tolerant else nullcontext():
-                await client.start()
-        except KafkaError as error:
-            await client.stop()
-            raise await self._refusal(error) from error
-        try:
-            yield client
-        finally:
-            await client.stop()
-
-    async def _refusal(self, error: KafkaError) -> ConfigError:
-        cause = await why_not(self.client)
-        if cause is None:  # the brokers can be reached: what failed came after that
-            return ConfigError(explain(error))
-        return ConfigError(
-            f"no Kafka broker answers at KP_BOOTSTRAP_SERVERS={self.settings.bootstrap_servers}: {explain(cause)}"
-        )
+    def connected(self, client: Client, *, tolerant: bool = False) -> AbstractAsyncContextManager[Client]:
+        """Start a consumer or producer, stop it at the end (connections.connected). Raises ConfigError."""
+        return connected(self.settings, self.client, client, tolerant=tolerant)
 
     def reader(self, *topics: str) -> AIOKafkaConsumer:
         """Return a consumer without a group that reads committed records, by default from the oldest on."""
-        return AIOKafkaConsumer(
-            *topics,
-            **self.client,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-        )
+        return committed_reader(self.client, *topics)
 
-    @asynccontextmanager
-    async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
-        """Connect an admin client. Raises ConfigError where no broker lets it in."""
-        admin = AIOKafkaAdminClient(**self.client)
-        try:
-            try:
-                await admin.start()
-            except KafkaError as error:
-                raise await self._refusal(error) from error
-            yield admin
-        finally:
-            await admin.close()
+    def admin(self) -> AbstractAsyncContextManager[AIOKafkaAdminClient]:
+        """Start an admin client, close it at the end. Raises ConfigError where no broker lets it in."""
+        return connected_admin(self.settings, self.client)
 
     async def topics(self, admin: AIOKafkaAdminClient, *names: str) -> dict[str, Topic]:
-        """Return those of the topics that are there. Raises ConfigError for one that may not be described."""
-        found = {}
-        for topic in await describe(admin, names):
-            name = topic["topic"]
-            if topic["error_code"] == 0:
-                found[name] = len(topic["partitions"])
-            elif for_code(topic["error_code"]) is TopicAuthorizationFailedError:
+        """Return those of the topics that exist. Raises ConfigError for one that may not be described."""
+        described = await describe_topics(admin, names)
+        for name, topic in described.items():
+            if topic.error is TopicAuthorizationFailedError:
                 raise ConfigError(f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)")
-        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in found]
-        configs: dict[str, dict[str, str]] = {}
-        for response in await admin.describe_configs(resources) if resources else []:
-            for code, _, _, name, entries in response.resources:
-                if not code:  # else: no ACL DescribeConfigs; Kafka's defaults then count
-                    configs[name] = {entry[0]: entry[1] for entry in entries}
+        found = {name: len(topic.partitions) for name, topic in described.items() if topic.error is None}
+        configs, _ = await topic_configs(admin, list(found))  # not told without the ACL DescribeConfigs
         return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in found.items()}
 
     async def existing(self, *names: str) -> list[Topic]:
-        """Return the topics, in order. Raises ConfigError naming the one that is missing."""
+        """Return the topics, in order. Raises ConfigError that names the missing ones."""
         async with self.admin() as admin:
             found = await self.topics(admin, *names)
         missing = [name for name in names if name not in found]

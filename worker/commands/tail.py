@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from worker.commands.console import discard_buffered, errors_for_the_user
-from worker.commands.session import Session, read_to, run
+from worker.commands.session import Session, read_to, run_session
 from worker.commands.tail_records import TailFilter, TailRecord
 from worker.commands.tail_view import on_terminal, write_lines
 from worker.config import Settings
@@ -30,7 +30,7 @@ def run_tail(settings: Settings, topics: list[str], chosen: TailFilter, *, last:
     view = on_terminal(only_dead_letters=topics == [settings.dead_letter_topic], follow=follow)
     try:
         with view if sys.stdout.isatty() else nullcontext(write_lines) as show, errors_for_the_user():
-            run(show_records(Session(settings), topics, chosen, show, last=last, follow=follow))
+            run_session(show_records(Session(settings), topics, chosen, show, last=last, follow=follow))
     except KeyboardInterrupt:
         sys.exit(0)
     except BrokenPipeError:

@@ -23,8 +23,12 @@ from worker.commands.console import SettingsError, write_line
 from worker.config import ConfigError, Settings
 from worker.core.terminal import clean, clean_json
 from worker.kafka.client import client_arguments
-from worker.kafka.errors import explain
-from worker.kafka.topics import AFTER, Observed, Problem, TopicPlan, connect, create_missing, look, plan, problems
+from worker.kafka.connections import connected_admin
+from worker.kafka.errors import error_text
+from worker.kafka.topic_plan import TopicPlan, plan
+from worker.kafka.topic_problems import Problem, problems
+from worker.kafka.topic_state import AFTER, Observed, look
+from worker.kafka.topics import create_missing
 
 TIMEOUT_MS: Final = 10_000
 """How long one answer of the broker may take."""
@@ -84,15 +88,13 @@ def run_topics(settings: Settings, *, create: bool, as_json: bool) -> int:
 async def topics_report(settings: Settings, create: bool) -> TopicsReport:
     """Describe the topics; with `create`, first create those that are missing. Raises ConfigError."""
     client = {**client_arguments(settings), "request_timeout_ms": TIMEOUT_MS}
-    admin = await connect(settings, client, attempts=0)
     try:
-        if create:
-            await create_missing(admin, settings)
-        found = await look(admin, settings, list(settings.topics.values()))
+        async with connected_admin(settings, client) as admin:
+            if create:
+                await create_missing(admin, settings)
+            found = await look(admin, settings, list(settings.topics.values()))
     except KafkaError as error:
-        raise ConfigError(explain(error)) from error
-    finally:
-        await admin.close()
+        raise ConfigError(error_text(error)) from error
     rows = [_row(settings, wanted, found) for wanted in plan(settings, found)]
     return TopicsReport(rows, [_problem(problem) for problem in problems(settings, found)])
 

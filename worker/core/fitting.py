@@ -61,7 +61,7 @@ def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
     return last_resort(record, limit, key=None) if fitted is None else fitted
 
 
-def place(record: OutputRecord) -> bytes:
+def source_place(record: OutputRecord) -> bytes:
     """Return the source record's topic/partition/offset: a key that no other dead letter has."""
     said = dict(record.headers)
     return b"/".join((said["kp-source-topic"], said["kp-source-partition"], said["kp-source-offset"]))
@@ -70,7 +70,7 @@ def place(record: OutputRecord) -> bytes:
 def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRecord:
     """Return a dead letter that no topic has a reason to refuse: no value, only our headers, the time of sending.
 
-    `key` is `place(record)` where the topic is compacted. The value is empty, not null: there a null deletes.
+    `key` is `source_place(record)` where the topic is compacted. The value is empty, not null: there a null deletes.
     """
     original, own = split(record.headers)
     lost = [_about_headers(original)] if original else []
@@ -87,9 +87,13 @@ def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRe
 
 
 def readdressed(record: OutputRecord) -> OutputRecord:
-    """Return the dead letter of a record without a key, with `place` as its key: for a topic that takes no null."""
+    """Return the dead letter of a record without a key with `source_place` as its key: some topics take no null."""
     return OutputRecord(
-        record.kind, place(record), record.value, [*record.headers, (SOURCE_KEY_HEADER, b"null")], record.timestamp_ms
+        record.kind,
+        source_place(record),
+        record.value,
+        [*record.headers, (SOURCE_KEY_HEADER, b"null")],
+        record.timestamp_ms,
     )
 
 

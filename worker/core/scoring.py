@@ -91,17 +91,8 @@ def score_trace(
     A domain that has no profile takes `profiles["default"]`. The result is clamped to 0..1 at the very end only,
     so that each override works on the raw result of the one before.
     """
-    steps = trace.steps
-    step_types = set()
-    tool_names = set()
-    error_recoveries = 0
-    for step in steps:
-        step_types.add(step.type)
-        if step.type == "error_recovery":
-            error_recoveries += 1
-        if step.tool is not None:
-            tool_names.add(step.tool.name)
-    success = trace.metadata.success
+    steps, success = trace.steps, trace.metadata.success
+    step_types, tool_names, error_recoveries = _count(steps)
 
     complexity = min(
         1.0,
@@ -128,6 +119,20 @@ def score_trace(
         weights=weights,
         overrides=overrides,
     )
+
+
+def _count(steps: Sequence[Step]) -> tuple[set[str], set[str], int]:
+    """Return the types of the steps, the names of their tools, and the number of error recoveries."""
+    step_types: set[str] = set()
+    tool_names: set[str] = set()
+    error_recoveries = 0
+    for step in steps:
+        step_types.add(step.type)
+        if step.type == "error_recovery":
+            error_recoveries += 1
+        if step.tool is not None:
+            tool_names.add(step.tool.name)
+    return step_types, tool_names, error_recoveries
 
 
 def _override(

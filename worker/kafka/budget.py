@@ -1,14 +1,14 @@
-"""The worker's memory budget over all partitions: what was read and is not committed, and batches that are unpacked.
+"""The worker's memory budget for all partitions: records that are read and not committed, and unpacked batches.
 
-Lives here: counting bytes, who may take more, and whose turn it is. Must not live here: what a record costs
+Lives here: counting bytes, who may take more, and the queue of those who wait. Must not live here: what a record costs
 (records.py), Kafka clients, batches.
 
-Two shares, half of the budget each. What is in `records` is given back by commits, which need nothing of either share;
-what is in `batches` is given back when the records have been taken out, which needs room in `records` alone. So
-neither can wait for the other in a circle. Whoever finds no room stands in a queue: first come, first served, so that
-no partition starves. A share with nothing in it takes anything, however large.
+There are two shares of half the budget each. Commits release bytes of `records`, and need no room in either share. A
+batch releases its bytes of `batches` when its records have been taken out, which needs room in `records` only. So there
+is no circular wait. Partitions without room wait in a queue, first come, first served, so that none starves. An empty
+share accepts any size.
 
-Records are fetched in the consumer's thread and committed in the main one; a lock guards the numbers.
+Records are fetched in the consumer's thread and committed in the main thread; a lock protects the counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 
 class NoRoom(Exception):
-    """There is no room now; the share that must have some first. Wait for `share.turn(key)`, then ask again."""
+    """The share has no room now. Wait for `share.turn(key)`, then ask again."""
 
     def __init__(self, share: Share, key: Hashable) -> None:
         super().__init__(key)
@@ -37,58 +37,58 @@ class _Waiter:
 
 
 class Share:
-    """Bytes that may be held at once, and the queue of those who wait for some."""
+    """Bytes that may be held at once, and the queue of those who wait for room."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
         self._queue: OrderedDict[Hashable, _Waiter] = OrderedDict()
-        self._lock = threading.RLock()  # a lease may end, by the garbage collector, wherever memory is asked for
+        self._lock = threading.RLock()  # the garbage collector may end a lease at any allocation
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the length of the queue."""
         return len(self._queue)
 
     def room(self, key: Hashable, need: int = 1) -> int | None:
-        """Return how many bytes `key` may take, None: as many as it likes. Raises NoRoom and queues it.
+        """Return how many bytes `key` may take, None: any number. Otherwise queues it and raises NoRoom.
 
-        It then calls `take` with what it took. `need`: the least that is of any use.
+        The caller then calls `take` with what it took. `need`: the least that it can use.
         """
         with self._lock:
             first = next(iter(self._queue), key)
             if first == key and self._fits(need):
-                self.leave(key)  # the next may come too: this one may find that it needs nothing here after all
+                self.leave(key)  # wakes the next one too: this one may turn out to need nothing
                 return self.limit - self.held if self.held else None
             self._wait(key, need)
         raise NoRoom(self, key)
 
     def refuse(self, key: Hashable, need: int) -> NoRoom:
-        """Return the error for one that had room, but less than it found to need: it keeps its place in the queue."""
+        """Return the error for a caller that needs more room than it got; it keeps its place in the queue."""
         with self._lock:
             self._wait(key, need)
             self._queue.move_to_end(key, last=False)
         return NoRoom(self, key)
 
     def take(self, size: int) -> None:
-        """Hold so many bytes more, whether they fit or not."""
+        """Add to the bytes held, whether they fit or not."""
         with self._lock:
             self.held += size
             self._wake_first()
 
     def give_back(self, size: int) -> None:
-        """Hold so many bytes less; wake the first who waits if they are enough for it."""
+        """Subtract from the bytes held; wake the first in the queue if it has room then."""
         with self._lock:
             self.held -= size
             self._wake_first()
 
     def leave(self, key: Hashable) -> None:
-        """Take `key` out of the queue; the next one is first then."""
+        """Remove `key` from the queue."""
         with self._lock:
             if self._queue.pop(key, None) is not None:
                 self._wake_first()
 
     def forget_waiting(self) -> None:
-        """Empty the queue: the partitions are others now. Whoever still waits asks again."""
+        """Empty the queue, because the assigned partitions change. Those that still wait ask again."""
         with self._lock:
             waiters = list(self._queue.values())
             self._queue.clear()
@@ -126,7 +126,7 @@ def _wake(waiter: _Waiter) -> None:
 
 
 class Lease:
-    """Bytes of a share, given back by `end` or, where the holder is just dropped (a fetch is cancelled), with it."""
+    """Bytes of a share, released by `end`, or with the object if its holder is dropped (a cancelled fetch)."""
 
     def __init__(self, share: Share, size: int) -> None:
         share.take(size)
@@ -134,7 +134,7 @@ class Lease:
         self._size = size
 
     def end(self) -> None:
-        """Give them back; a second call does nothing."""
+        """Release them; a second call does nothing."""
         size, self._size = self._size, 0
         if size:
             self._share.give_back(size)

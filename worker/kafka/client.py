@@ -1,7 +1,7 @@
-"""How every Kafka client of the worker connects: consumer, producers, admin client and restore reader alike.
+"""The arguments that every Kafka client of the worker is made with: consumers, producers and admin clients alike.
 
-Lives here: the arguments that all clients share, the files behind them (certificates, passwords, tokens), and finding
-out why a connection fails. Must not live here: which settings go together (config.py), words for errors (errors.py).
+Lives here: addresses, TLS and SASL, and the files behind them (certificates, passwords, tokens). Must not live here:
+which settings go together (config.py), opening a client (connections.py).
 """
 
 from __future__ import annotations
@@ -9,29 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator, collect_hosts, create_conn
-from aiokafka.errors import KafkaConnectionError, KafkaError, SaslAuthenticationFailed
-from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.errors import KafkaError
 
 from worker.config import PREFIX, ConfigError, Settings
-from worker.kafka import batches
-from worker.kafka.errors import HungUpError, is_final
+from worker.kafka.aiokafka_private import check_oauth_answers
+from worker.kafka.fetch_results import install_reader
 
 log = logging.getLogger(__name__)
-
-PROBE_MS: Final = 5000
-"""How long one broker may take to answer when the worker looks for the reason of a failed connection."""
-
-CONNECTION_ARGUMENTS: Final = (
-    "client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password",
-    "sasl_oauth_token_provider",
-)  # fmt: skip
-"""What a single connection takes of a client's arguments."""
 
 SENT_IN_THE_CLEAR: Final = {
     "PLAIN": "the password",
@@ -44,13 +32,15 @@ SENT_IN_THE_CLEAR: Final = {
 def client_arguments(settings: Settings) -> dict[str, Any]:
     """Return the aiokafka arguments that all clients share. Raises ConfigError for a file that cannot be used.
 
-    They hold secrets: never log them. From here on, every consumer of the process reads batches by batches.py.
+    They contain secrets: never log them. From this call on, every consumer of the process reads by fetch_results.py,
+    and every connection checks the broker's answer to a token.
     """
-    batches.use(settings.max_batch_bytes)
+    install_reader(settings.max_batch_bytes)
+    check_oauth_answers()
     arguments: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.group_id,
-        "metadata_max_age_ms": 30_000,  # a source topic that gains partitions is noticed that fast
+        "metadata_max_age_ms": 30_000,  # how soon new partitions of the source are noticed
         "security_protocol": settings.security_protocol,
     }
     if settings.uses_tls:
@@ -66,7 +56,7 @@ def client_arguments(settings: Settings) -> dict[str, Any]:
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:
-    """Return a context that checks the broker's certificate and host name, with this worker's certificate if any."""
+    """Return a context that checks the broker's certificate and host name, with the worker's certificate if any."""
     authority = settings.tls_ca_file
     try:
         context = ssl.create_default_context(cafile=authority)
@@ -89,7 +79,7 @@ def _tls(settings: Settings) -> ssl.SSLContext:
 
 
 class _KeyPassword:
-    """Answers OpenSSL's question for a key's password; without an answer it would ask on the terminal."""
+    """Returns a key's password to OpenSSL, which would ask on the terminal otherwise."""
 
     def __init__(self, password: str | None) -> None:
         self._password = password
@@ -118,7 +108,7 @@ def _login(settings: Settings) -> dict[str, Any]:
 
 
 def _secret(settings: Settings, name: str) -> str | None:
-    """Return a secret from its variable or its file; None: neither is given."""
+    """Return a secret from its variable or its file; None if neither is given."""
     value, path = getattr(settings, name), getattr(settings, f"{name}_file")
     if path is not None:
         return _read(f"{PREFIX}{name.upper()}_FILE", path).rstrip("\r\n")
@@ -126,7 +116,7 @@ def _secret(settings: Settings, name: str) -> str | None:
 
 
 def _read(variable: str, path: Path) -> str:
-    """Return a file's text. Raises ConfigError when it cannot be read or is empty; never tells what is in it."""
+    """Return a file's text. Raises ConfigError if it cannot be read or is empty, without its content."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -139,24 +129,8 @@ def _read(variable: str, path: Path) -> str:
     return text
 
 
-class _OAuth(OAuthAuthenticator):  # type: ignore[misc]
-    """Fails where the broker refuses the token: it says so in its answer (RFC 7628, 3.2.2), which aiokafka ignores.
-
-    Without this the worker would go on with a connection that the broker closes at the first request.
-    """
-
-    async def step(self, payload: bytes | None) -> Any:
-        """Return what to send next; None: done."""
-        if payload:
-            raise SaslAuthenticationFailed(f"the token is refused: {payload.decode('utf-8', 'replace')}")
-        return await super().step(payload)
-
-
-AIOKafkaConnection.authenticator_oauth = lambda self: _OAuth(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
-
-
 class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
-    """Reads the bearer token for each new connection: whoever keeps the file fresh keeps the worker connected."""
+    """Reads the bearer token from its file for each new connection, so that the file may be replaced at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -166,34 +140,8 @@ class TokenFile(AbstractTokenProvider):  # type: ignore[misc]
         return _read("KP_SASL_TOKEN_FILE", self._path).strip()
 
     async def token(self) -> str:
-        """Return the token. Raises KafkaError, on which aiokafka tries the connection again later."""
+        """Return the token. Raises KafkaError: aiokafka then tries the connection again later."""
         try:
             return await asyncio.to_thread(self.read)
         except ConfigError as error:
             raise KafkaError(str(error)) from None
-
-
-async def why_not(client: Mapping[str, Any]) -> Exception | None:
-    """Connect to each broker once, also as they advertise themselves, and return why that fails; None: it does not.
-
-    aiokafka's clients log the reason and raise an error without it. A refusal outweighs a broker that is down.
-    """
-    arguments = {name: client[name] for name in CONNECTION_ARGUMENTS if name in client}
-    todo = [(host, port) for host, port, _ in collect_hosts(client["bootstrap_servers"])]
-    found: list[Exception] = []
-    for host, port in todo:
-        try:
-            connection = await create_conn(host, port, request_timeout_ms=PROBE_MS, **arguments)
-            try:
-                answer = await connection.send(MetadataRequest([]))
-            finally:
-                connection.close()
-        except (KafkaConnectionError, ConnectionResetError) as error:
-            hung_up = HungUpError(f"{host}:{port} closed the connection")
-            hung_up.__cause__ = error
-            found.append(hung_up)
-        except (KafkaError, OSError, TimeoutError) as error:
-            found.append(error)
-        else:
-            todo += [broker[1:3] for broker in answer.brokers if broker[1:3] not in todo]
-    return next((error for error in found if is_final(error)), found[0] if found else None)

@@ -1,4 +1,4 @@
-"""A dead letter as it is read from its topic: where it came from, why, and how it is written as JSON.
+"""A dead letter as it is read from its topic: its source record, the reason, and its JSON form.
 
 Lives here: the meaning of the kp-error-*, kp-source-* and kp-redrive* headers. Must not live here: Kafka clients.
 """
@@ -19,14 +19,14 @@ from worker.core.pipeline import FIRST_OFFSET
 REDRIVEN_FROM: Final = "kp-redriven-from"
 REDRIVE_COUNT: Final = "kp-redrive-count"
 WORKERS_OWN: Final = ("kp-error-", "kp-source-", "kp-worker-version", REDRIVEN_FROM, REDRIVE_COUNT)
-"""Beginnings of the headers that a re-driven record does not take over from its dead letter."""
+"""Prefixes of the headers that a re-driven record does not copy from its dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter. `timestamp_ms` is the source record's (None: it has none); `redriven`: how often it was.
+    """A dead letter. `timestamp_ms`: the source record's (None: it has none). `redriven`: how often it was re-driven.
 
-    `first_offset`: of several source records that it stands for; `source_offset` is their last.
+    If it stands for several source records, `first_offset` is their first offset and `source_offset` their last.
     """
 
     record: ConsumerRecord
@@ -45,17 +45,17 @@ class Letter:
 
     @property
     def key(self) -> bytes | None:
-        """Return the source record's key, where it was not dropped."""
+        """Return the source record's key, if it was not dropped."""
         key: bytes | None = self.record.key
         return None if self.null_key else key
 
     @property
     def incomplete(self) -> bool:
-        """Whether the source record held more than this letter does."""
+        """Whether the source record contained more than this dead letter does."""
         return self.truncated or bool(self.dropped)
 
     def is_of(self, source: ConsumerRecord) -> bool:
-        """Whether the record at the letter's place on the source topic is its own: by all that is left of it."""
+        """Whether the record at this place on the source topic is the dead letter's own: compare all that is left."""
         return (
             source.timestamp == self.timestamp_ms
             and ("key" in self.dropped or source.key == self.key)
@@ -75,24 +75,24 @@ class Letter:
 
     @property
     def source_range(self) -> str:
-        """Return the source record, or all those that the letter stands for, in words."""
+        """Return the source record, or all those that the dead letter stands for, in words."""
         if self.first_offset in (None, self.source_offset):
             return f"offset {self.source_offset} of partition {self.source_partition}"
         return f"the offsets {self.first_offset} to {self.source_offset} of partition {self.source_partition}"
 
     def original_headers(self) -> list[tuple[str, bytes]]:
-        """Return the headers of the source record, without any that the worker or a re-drive has added."""
+        """Return the headers of the source record, without those that the worker or a re-drive added."""
         return originals(self.record.headers)
 
 
 def originals(headers: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """Return the headers that neither the worker nor a re-drive has added."""
+    """Return the headers that neither the worker nor a re-drive added."""
     return [(name, value) for name, value in headers if not name.startswith(WORKERS_OWN)]
 
 
 def read_letter(record: ConsumerRecord) -> Letter | None:
-    """Read a record of the dead-letter topic; None where the worker did not write it."""
-    ours = split(list(record.headers))[1]  # a producer may have sent headers of these names, too
+    """Read a record of the dead-letter topic; None if the worker did not write it."""
+    ours = split(list(record.headers))[1]  # a producer may have sent headers with these names too
     headers = {name: (value or b"").decode("utf-8", "replace") for name, value in ours}
     try:
         timestamp = headers["kp-source-timestamp"]
@@ -120,7 +120,7 @@ def _count(text: bytes | None) -> int:
 
 
 def as_json(letter: Letter, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> bytes:
-    """Write a dead letter as one line of JSON, with what it held: `value`, or `value_base64` where it is no UTF-8."""
+    """Return a dead letter as one line of JSON with its content: `value`, or `value_base64` if it is not UTF-8."""
     document: dict[str, Any] = {
         "partition": letter.record.partition,
         "offset": letter.record.offset,

@@ -1,10 +1,10 @@
-"""What is published of a batch: its records by topic partition, and dead letters in the place of what cannot be.
+"""What is published of a batch: its records by topic partition, with dead letters in place of what a topic refuses.
 
-Lives here: which dead letter follows on which refusal, down to the last resort. Must not live here: producers and
-transactions (publisher.py), what a letter loses to fit (fitting.py).
+Lives here: which dead letter follows which refusal, down to the last resort. Must not live here: producers and
+transactions (publisher.py), what a dead letter loses to fit (fitting.py).
 
-A scored trace whose output its topic cannot take becomes a dead letter in its place. It was scored all the same, and
-later traces were compared with it: its cache entry stays in the batch, and so all other scores are what they would be.
+A scored trace whose output does not fit its topic is replaced by a dead letter. The trace was scored, and later traces
+were compared with it: its cache entry stays in the batch, so all other scores stay the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from worker.core.fitting import fit_dead_letter, fits, last_resort, place, readdressed
+from worker.core.fitting import fit_dead_letter, fits, last_resort, readdressed, source_place
 from worker.core.passes import NO_PASS, Pass
 from worker.core.pipeline import DEAD_LETTER, OutputRecord, SourceRecord, dead_letter
 from worker.core.records import BATCH_OVERHEAD, encoded_size
@@ -24,10 +24,10 @@ from worker.kafka.refusals import INVALID_TIMESTAMP, TOO_LARGE, TopicRefusedErro
 log = logging.getLogger(__name__)
 
 OWN_HEADERS: Final = 512
-"""More bytes than a batch's head and the headers that a scored trace is given (kp-score, kp-decision, spans) take."""
+"""More bytes than a batch's header and the headers added to a scored trace (kp-score, kp-decision, spans) take."""
 
 KIND_LENGTH: Final = 9
-"""Characters that tell the broker's complaints about a record apart: "Timestamp 1795..." and "Compacted topic ..."."""
+"""Characters that distinguish the broker's messages about a record: "Timestamp 1795..." and "Compacted topic ..."."""
 
 Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
 """Key, value, timestamp (ms since 1970; None: now) and headers of a record to send."""
@@ -35,11 +35,11 @@ Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
 
 @dataclass(slots=True)
 class OutputTopic:
-    """A topic that is written: name, number of partitions, largest batch it takes (bytes).
+    """A topic that is written: name, number of partitions, largest batch it accepts (bytes).
 
-    `max_bytes` is read at start, and again after a refusal for size. `batch_bytes`: of a batch with more than one
-    record; lowered where such a batch was refused, each of its records was not, and nobody may read the topic's limit.
-    All lanes share the object.
+    `max_bytes` is read at start, and again after a refusal for size. `batch_bytes` limits a batch with more than one
+    record. It is lowered when such a batch was refused, none of its records was refused alone, and the topic's limit
+    may not be read. All partition tasks share the object.
     """
 
     name: str
@@ -51,7 +51,7 @@ class OutputTopic:
         self.batch_bytes = self.batch_bytes or self.max_bytes
 
     def learn(self, max_bytes: int) -> None:
-        """Take over the topic's limit as it is now, where it is lower than it was known."""
+        """Apply the topic's current limit if it is lower than the known one."""
         if max_bytes < self.max_bytes:
             log.warning("topic %s takes at most %d bytes now (max.message.bytes)", self.name, max_bytes)
             self.max_bytes = max_bytes
@@ -62,9 +62,9 @@ class OutputTopic:
 class Batch:
     """Traces of one partition to commit together, in offset order.
 
-    `entries` are (key, value) for the changelog, value None deletes. `next_offset` is the source offset after the last
-    of them, and `stream_time_ms` the partition's stream time at that point (None where no trace was scored yet).
-    `records` are the source records of `outputs`, position by position: dead letters are made of them. `source_pass` is
+    `entries` are (key, value) for the changelog; the value None deletes. `next_offset` is the source offset after the
+    last trace, and `stream_time_ms` the partition's stream time at that point (None: no trace was scored yet).
+    `records` are the source records of `outputs`, in the same order: dead letters are made of them. `source_pass` is
     the pass over the source that they belong to.
     """
 
@@ -78,7 +78,10 @@ class Batch:
 
 @dataclass(slots=True)
 class Shipment:
-    """The records of one topic partition, in order. `positions`: of each in the batch's outputs (changelog: none)."""
+    """The records of one topic partition, in order. `positions`: where each is in the batch's outputs.
+
+    Changelog entries have no positions.
+    """
 
     topic: OutputTopic
     partition: int
@@ -90,7 +93,7 @@ class Shipment:
 class Refused:
     """A batch with the rows [first, first + count) that its topic refused for good.
 
-    `size`: its bytes; `limit`: what the topic was thought to take when it was sent.
+    `size`: its bytes. `limit`: the topic's limit as it was known when the batch was sent.
     """
 
     first: int
@@ -100,10 +103,10 @@ class Refused:
     error: TopicRefusedError
 
     def culprits(self) -> dict[int, TopicRefusedError] | None:
-        """Return the rows that the broker complains about, and its complaint; None where it does not say.
+        """Return the rows that the broker names, with the error of each; None if it names none.
 
-        It says one code for the whole batch, and words for each record: where those are of several kinds, the code is
-        right for some of them only.
+        The broker sends one code for the whole batch and a message for each record. If the messages are of several
+        kinds, the code applies to some of the records only.
         """
         error = self.error
         if self.count == 1:
@@ -114,7 +117,7 @@ class Refused:
         return {self.first + number: error.about(number) for number in error.records}
 
     def suspects(self) -> list[range]:
-        """Return the parts to send again, to learn more: the records complained about one by one, otherwise halves."""
+        """Return the parts to send again to find the cause: the named records one by one, otherwise both halves."""
         if self.error.records and all(0 <= number < self.count for number in self.error.records):
             return [range(self.first + number, self.first + number + 1) for number in self.error.records]
         half, end = self.first + self.count // 2, self.first + self.count
@@ -122,13 +125,13 @@ class Refused:
 
 
 class RefusedForGoodError(Exception):
-    """A topic refuses what nothing can take the place of: a cache entry, or the last resort of a dead letter."""
+    """A topic refuses a record that nothing can replace: a cache entry, or the last resort of a dead letter."""
 
 
 class Publication:
-    """A batch on its way, changed by each round of refusals.
+    """A batch while it is published; each round of refusals changes it.
 
-    `replaced`: by position in the batch, why a dead letter takes the place of a scored output.
+    `replaced`: why a dead letter replaces a scored output, by position in the batch.
     """
 
     def __init__(self, batch: Batch, partition: int, topics: Mapping[str, OutputTopic], changelog: OutputTopic) -> None:
@@ -137,12 +140,12 @@ class Publication:
         self._partition = partition
         self._topics = topics
         self._changelog = changelog
-        self._outputs = list(batch.outputs)  # dead letters whole: each round fits them anew
+        self._outputs = list(batch.outputs)  # dead letters complete: each round fits them again
         self._refused: dict[int, set[int]] = {}  # error codes of dead letters that were refused, by position
-        self._hopeless: set[int] = set()  # positions of dead letters for which only the last resort is left
+        self._hopeless: set[int] = set()  # positions of dead letters that only have the last resort left
 
     def shipments(self) -> list[Shipment]:
-        """Return what is to be sent; no two are for the same topic partition."""
+        """Return what to send; each topic partition occurs once."""
         by_target: dict[tuple[str, int], Shipment] = {}
         if self.batch.entries:
             rows: list[Row] = [(key, value, None, []) for key, value in self.batch.entries]
@@ -159,7 +162,7 @@ class Publication:
         return list(by_target.values())
 
     def replace(self, shipment: Shipment, culprits: Mapping[int, TopicRefusedError]) -> None:
-        """Put dead letters in the place of the rows that were refused. Raises RefusedForGoodError."""
+        """Replace the refused rows by dead letters. Raises RefusedForGoodError."""
         for row, error in culprits.items():
             if not shipment.positions:
                 raise RefusedForGoodError(
@@ -174,10 +177,10 @@ class Publication:
                     f"{error.words}".rstrip()
                 ) from error
             else:
-                self._mend(position, error.code)
+                self._note_refusal(position, error.code)
 
-    def _mend(self, position: int, code: int) -> None:
-        """Note what a dead letter was refused for: there may be a gentler way than the last resort."""
+    def _note_refusal(self, position: int, code: int) -> None:
+        """Record why a dead letter was refused: a smaller change than the last resort may be enough."""
         codes = self._refused.setdefault(position, set())
         about_key = code != INVALID_TIMESTAMP and code not in TOO_LARGE and self._outputs[position].key is None
         if code in codes or not (about_key or code == INVALID_TIMESTAMP):
@@ -190,7 +193,7 @@ class Publication:
         return letter
 
     def _fitted(self, position: int, output: OutputRecord) -> OutputRecord:
-        """Return what is sent for an output: itself, or the dead letter that its topic takes."""
+        """Return what is sent for an output: the output, or a dead letter that fits its topic."""
         if output.kind != DEAD_LETTER:
             topic = self._topics[output.kind]
             source = self.batch.records[position].size if self.batch.records else 0  # holds key and headers
@@ -201,7 +204,7 @@ class Publication:
             output = self._become_letter(position, _too_large(output, topic))
         limit = self._topics[DEAD_LETTER].max_bytes
         if position in self._hopeless:
-            return last_resort(output, limit, place(output))
+            return last_resort(output, limit, source_place(output))
         codes = self._refused.get(position, set())
         if INVALID_TIMESTAMP in codes:
             output = OutputRecord(output.kind, output.key, output.value, output.headers, None)

@@ -1,6 +1,6 @@
-"""What a newly assigned partition goes on from: its committed offset, and its cache out of the changelog topic.
+"""Restoring a newly assigned partition: its committed offset, and its cache from the changelog topic.
 
-Lives here: reading both. Must not live here: writing entries (publisher.py), their bytes and which of them count
+Lives here: reading both. Must not live here: writing entries (publisher.py), their format and which of them count
 (changelog.py, passes.py), what the cache does with them (novelty.py).
 """
 
@@ -21,32 +21,33 @@ from aiokafka.structs import OffsetAndMetadata
 
 from worker.core.changelog import Log, Restored
 from worker.core.passes import Committed, Found, committed_from
-from worker.kafka.topic_id import topic_id
+from worker.kafka.aiokafka_private import send_request
+from worker.kafka.connections import admin_client, committed_reader, running
+from worker.kafka.describe import topic_id
 
 log = logging.getLogger(__name__)
 
 FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one."""
 
-
 PROGRESS_SECONDS: Final = 2.0
-"""A restore that takes longer says how far it is, this often."""
+"""A restore that takes longer logs its progress, this often."""
 
 RETRY_SECONDS: Final = 0.2
-"""Pause before the group's coordinator is asked again while it moves or loads."""
+"""Pause before the group's coordinator is asked again while it moves or loads its data."""
 
 
 class OffsetsError(Exception):
-    """The committed offset does not fit the source topic any more; the message says what to do."""
+    """The committed offset does not fit the source topic; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a partition goes on: the next source offset, and the stream time that was committed with it.
+    """Where a partition continues: the next source offset, and the stream time that was committed with it.
 
-    `lost`: records between the committed offset and the oldest one that the topic still has. `committed_offset`: None
-    where there is none. `committed`: the metadata beside it, where it is ours. `topic_id`: of the source topic that is
-    there now, None where the broker knows none. `recreated`: the offset was committed for another topic of this name.
+    `lost`: records between the committed offset and the oldest one on the topic. `committed_offset`: None if there is
+    none. `committed`: the metadata with the offset, if it is ours. `topic_id`: of the source topic as it is now, None
+    if the broker has no topic ids. `recreated`: the offset was committed for another topic of this name.
     """
 
     offset: int
@@ -58,51 +59,34 @@ class Position:
     recreated: bool = False
 
     def found(self) -> Found:
-        """Return what the pass follows from."""
+        """Return what decides which pass continues."""
         return Found(self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated)
 
 
 async def read_positions(
     client: Mapping[str, Any], group: str, topic: str, partitions: Sequence[int], timeout_seconds: float
 ) -> dict[int, Position]:
-    """Return where each partition goes on. Raises OffsetsError, KafkaError, TimeoutError.
+    """Return where each partition continues. Raises OffsetsError, KafkaError, TimeoutError.
 
-    A partition without a committed offset starts at the oldest record. One whose committed offset is older than that
-    goes on at the oldest record, and says how many were lost. One whose offset was committed for another topic of the
-    same name starts at the oldest record, however long the new topic is: none of its records was scored.
+    A partition without a committed offset starts at the oldest record. If the committed offset is older than that, the
+    partition continues at the oldest record, with the number of lost records. If the offset was committed for another
+    topic of the same name, the partition starts at the oldest record, however long the new topic is: none of its
+    records was scored.
     """
     tps = [TopicPartition(topic, partition) for partition in partitions]
     async with asyncio.timeout(timeout_seconds):
         committed, now = await _committed(client, group, tps)
-        consumer = AIOKafkaConsumer(**client, enable_auto_commit=False)
-        await consumer.start()
-        try:
-            oldest, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
-        finally:
-            await consumer.stop()
+        oldest, ends = await topic_offsets(client, tps)
     positions = {}
     for tp in tps:
         found = committed.get(tp)
-        metadata = None if found is None else committed_from(found.metadata)
-        before = None if metadata is None else metadata.topic_id
-        if found is None:
-            positions[tp.partition] = Position(oldest[tp], None, topic_id=now)
-        elif before is not None and now is not None and before != now:
-            positions[tp.partition] = Position(
-                oldest[tp], None, committed_offset=found.offset, topic_id=now, recreated=True
-            )
-        elif found.offset > ends[tp]:
+        if found is not None and found.offset > ends[tp] and not _recreated(found, now):
             raise OffsetsError(
                 f"{topic}/{tp.partition}: the group {group} has committed offset {found.offset}, the topic ends at "
                 f"{ends[tp]}: it was recreated or truncated. Decide where to go on: kafka-consumer-groups "
                 f"--group {group} --topic {topic} --reset-offsets --to-earliest --execute"
             )
-        else:
-            lost = max(0, oldest[tp] - found.offset)
-            stream_time_ms = None if metadata is None else metadata.stream_time_ms
-            positions[tp.partition] = Position(
-                found.offset + lost, stream_time_ms, lost, found.offset, metadata, topic_id=now
-            )
+        positions[tp.partition] = _position(found, oldest[tp], now)
     moved = [partition for partition, position in positions.items() if position.recreated]
     if moved:
         log.warning(
@@ -113,42 +97,66 @@ async def read_positions(
     return positions
 
 
+def _recreated(found: OffsetAndMetadata, now: str | None) -> bool:
+    """Whether an offset was committed for another topic of the same name; `now`: the topic's current id."""
+    committed = committed_from(found.metadata)
+    before = None if committed is None else committed.topic_id
+    return before is not None and now is not None and before != now
+
+
+def _position(found: OffsetAndMetadata | None, oldest: int, now: str | None) -> Position:
+    if found is None:
+        return Position(oldest, None, topic_id=now)
+    if _recreated(found, now):
+        return Position(oldest, None, committed_offset=found.offset, topic_id=now, recreated=True)
+    committed = committed_from(found.metadata)
+    lost = max(0, oldest - found.offset)
+    stream_time_ms = None if committed is None else committed.stream_time_ms
+    return Position(found.offset + lost, stream_time_ms, lost, found.offset, committed, topic_id=now)
+
+
+async def topic_offsets(
+    client: Mapping[str, Any], tps: Sequence[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the oldest offset and the end of each partition. Raises KafkaError."""
+    async with running(AIOKafkaConsumer(**client, enable_auto_commit=False)) as consumer:
+        return await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
+
+
 async def _committed(
     client: Mapping[str, Any], group: str, tps: Sequence[TopicPartition]
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata], str | None]:
     """Ask the group's coordinator for committed offsets, and a broker for the topic's id, until they answer.
 
-    Not by aiokafka's own methods: they overlook an error of the whole response (while the coordinator moves or loads)
-    and then report that nothing is committed, on which a worker would start from the oldest record.
+    aiokafka's own methods ignore an error of the whole response (while the coordinator moves or loads) and report that
+    nothing is committed; a worker would then start at the oldest record.
     """
-    admin = AIOKafkaAdminClient(**client)
-    await admin.start()
-    try:
+    async with admin_client(client) as admin:
         while True:
             try:
-                coordinator = await admin.find_coordinator(group)
-                request = OffsetFetchRequest(group, [(tps[0].topic, [tp.partition for tp in tps])])
-                response = await admin._send_request(request, coordinator)
-                codes = [response.error_code, *(row[3] for _, rows in response.topics for row in rows)]
-                for code in codes:
-                    if code:
-                        raise for_code(code)(f"offsets of group {group}")
-                now = await topic_id(admin, tps[0].topic)
+                return await _ask_committed(admin, group, tps), await topic_id(admin, tps[0].topic)
             except KafkaError as error:
                 if not error.retriable:
                     raise
                 log.info("the offsets of group %s are not known yet: %r", group, error)
                 await asyncio.sleep(RETRY_SECONDS)
-                continue
-            offsets = {
-                TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata or "")
-                for topic, rows in response.topics
-                for partition, offset, metadata, _ in rows
-                if offset >= 0
-            }
-            return offsets, now
-    finally:
-        await admin.close()
+
+
+async def _ask_committed(
+    admin: AIOKafkaAdminClient, group: str, tps: Sequence[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    coordinator = await admin.find_coordinator(group)
+    request = OffsetFetchRequest(group, [(tps[0].topic, [tp.partition for tp in tps])])
+    response = await send_request(admin, request, coordinator)
+    for code in (response.error_code, *(row[3] for _, rows in response.topics for row in rows)):
+        if code:
+            raise for_code(code)(f"offsets of group {group}")
+    return {
+        TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata or "")
+        for topic, rows in response.topics
+        for partition, offset, metadata, _ in rows
+        if offset >= 0
+    }
 
 
 async def restore(
@@ -159,23 +167,26 @@ async def restore(
     dimensions: int,
     capacity: int,
 ) -> dict[int, Restored]:
-    """Read the changelog of the given source partitions to its end, and decide which pass goes on (changelog.Log).
+    """Read the changelog of the given source partitions to its end, and decide which pass continues (changelog.Log).
 
     Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
-    committed then. Another model's entries are left out, with one warning; corrupt ones are skipped and counted.
+    committed then. Entries of another model are left out, with one warning; corrupt ones are skipped and counted.
     """
-    logs = {partition: Log() for partition in positions}
-    consumer = AIOKafkaConsumer(
-        **client,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",  # without it a reader of a compacted topic reads nothing, silently
-        isolation_level="read_committed",
-        max_partition_fetch_bytes=FETCH_BYTES,
-        fetch_max_bytes=16 * FETCH_BYTES,
-    )
-    await consumer.start()
-    try:
-        tps = [TopicPartition(changelog, partition) for partition in positions]
+    logs = await _read(client, changelog, list(positions))
+    result = {}
+    for partition, read in logs.items():
+        restored = read.restore(positions[partition].found(), model, dimensions, capacity)
+        _report(changelog, partition, restored, model)
+        result[partition] = restored
+    return result
+
+
+async def _read(client: Mapping[str, Any], changelog: str, partitions: Sequence[int]) -> dict[int, Log]:
+    """Read partitions of the changelog from the beginning to their ends at the time of the call."""
+    logs = {partition: Log() for partition in partitions}
+    reader = committed_reader(client, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES)
+    async with running(reader) as consumer:
+        tps = [TopicPartition(changelog, partition) for partition in partitions]
         consumer.assign(tps)
         await consumer.seek_to_beginning(*tps)
         ends = await consumer.end_offsets(tps)
@@ -192,30 +203,24 @@ async def restore(
                 for record in records:
                     logs[tp.partition].apply(record.key, record.value, record.offset)
             todo = [tp for tp in todo if await consumer.position(tp) < ends[tp]]
-    finally:
-        await consumer.stop()
-    result = {}
-    for partition, read in logs.items():
-        restored = read.restore(positions[partition].found(), model, dimensions, capacity)
-        result[partition] = restored
-        if restored.problem:
-            log.warning("changelog %s/%d %s; the entry is skipped", changelog, partition, restored.problem)
-        if restored.skipped["other_model"]:
-            _warn(partition, restored, model)
-        if restored.begins is not None:
-            log.info(
-                "partition %d: pass %d over the source begins at offset %d (%s), with %d cache entries from before; "
-                "%d of other passes are left out",
-                partition, restored.current.number, restored.current.start, restored.begins, len(restored.entries),
-                restored.overridden,
-            )  # fmt: skip
-    return result
+    return logs
 
 
-def _warn(partition: int, restored: Restored, model: str) -> None:
-    others = sorted(name.removeprefix("model ") for name in restored.skipped if name.startswith("model "))
-    log.warning(
-        "partition %d: %d changelog entries were made by another model (%s), this worker runs %s; they are left "
-        "out, so the first traces find fewer neighbours",
-        partition, restored.skipped["other_model"], ", ".join(others), model,
-    )  # fmt: skip
+def _report(changelog: str, partition: int, restored: Restored, model: str) -> None:
+    """Log what was left out, and whether a new pass begins."""
+    if restored.problem:
+        log.warning("changelog %s/%d %s; the entry is skipped", changelog, partition, restored.problem)
+    if restored.skipped["other_model"]:
+        others = sorted(name.removeprefix("model ") for name in restored.skipped if name.startswith("model "))
+        log.warning(
+            "partition %d: %d changelog entries were made by another model (%s), this worker runs %s; they are left "
+            "out, so the first traces find fewer neighbours",
+            partition, restored.skipped["other_model"], ", ".join(others), model,
+        )  # fmt: skip
+    if restored.begins is not None:
+        log.info(
+            "partition %d: pass %d over the source begins at offset %d (%s), with %d cache entries from before; "
+            "%d of other passes are left out",
+            partition, restored.current.number, restored.current.start, restored.begins, len(restored.entries),
+            restored.overridden,
+        )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Bounded decompression of a record batch's payload: no input makes it take more memory than its caller allows.
+"""Bounded decompression of a record batch's payload: no input makes it use more memory than the caller allows.
 
-Lives here: the four codecs of Kafka and their framing, and the bound. Must not live here: what a batch or a record is,
+Lives here: Kafka's four codecs and their framing, and the bound. Must not live here: the format of batches and records,
 Kafka clients, policy.
 
-A large result is written into one anonymous memory map: its pages cost nothing before they are written, and go back
-to the system at once when it is dropped. But each first touch of a page costs microseconds, so a small one is written
-into memory that is kept, and copied from there.
+A large result is written to an anonymous memory map: its pages use no memory before they are written, and are returned
+to the system as soon as the map is dropped. The first write to a page takes microseconds, so a small result is written
+to a buffer that each thread keeps, and copied from there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _kept = threading.local()
 _XERIAL: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEAD: Final = 16
 _FULL: Final = "failed to write whole buffer"
-"""What cramjam says when the output buffer is full; it has no error of its own for that (tests/unit/test_unpack.py)."""
+"""cramjam's message when the output buffer is full; there is no error type for it (tests/unit/kafka/test_unpack.py)."""
 
 
 class TooLargeError(Exception):
@@ -39,11 +39,11 @@ class TooLargeError(Exception):
 
 
 class CorruptError(Exception):
-    """The payload is not what its codec makes; the message says what the decompressor said, never content."""
+    """The payload is not valid for its codec; the message is the decompressor's, without content."""
 
 
 def unpack(payload: memoryview, codec: int, limit: int, head: bytes = b"") -> memoryview:
-    """Return `head` and behind it the payload, unpacked: at most `limit` bytes. Raises TooLargeError, CorruptError."""
+    """Return `head` and then the payload, unpacked to at most `limit` bytes. Raises TooLargeError, CorruptError."""
     try:
         into = _CODECS[codec]
     except KeyError:
@@ -62,15 +62,15 @@ def unpack(payload: memoryview, codec: int, limit: int, head: bytes = b"") -> me
         room.release()
         view.release()
         if not size:
-            with contextlib.suppress(BufferError):  # a frame of the error may still look at it
-                memory.close()  # now, and not when the error is forgotten
-    with contextlib.suppress(SystemError):  # where maps cannot be made smaller, only address space is wasted
+            with contextlib.suppress(BufferError):  # a frame of the error may still refer to it
+                memory.close()  # now, not when the error is released
+    with contextlib.suppress(SystemError):  # if maps cannot be shrunk, only address space is wasted
         memory.resize(max(1, size))
     return memoryview(memory)[:size]
 
 
 def _unpack_small(payload: memoryview, into: Callable[[memoryview, memoryview], int], head: bytes) -> memoryview:
-    """Unpack what fits into the memory that this thread keeps."""
+    """Unpack a payload into the buffer that this thread keeps, if it fits."""
     room: memoryview | None = getattr(_kept, "room", None)
     if room is None:
         room = _kept.room = memoryview(bytearray(_SMALL_BYTES))
@@ -80,7 +80,7 @@ def _unpack_small(payload: memoryview, into: Callable[[memoryview, memoryview], 
 
 
 def _gzip(payload: memoryview, room: memoryview) -> int:
-    """Unpack all members. The input goes in by pieces, because what zlib leaves of one is copied each time."""
+    """Unpack all members. The input is passed in pieces, because zlib copies what is left of each."""
     limit, written, read = len(room), 0, 0
     piece: bytes | memoryview = b""
     member = zlib.decompressobj(31)
@@ -96,7 +96,7 @@ def _gzip(payload: memoryview, room: memoryview) -> int:
             if member.eof:
                 piece = member.unused_data or payload[read : read + _IN_BYTES]
                 read += 0 if member.unused_data else len(piece)
-                if not bytes(piece[:1]).strip(b"\0"):  # the end, or zeros that fill it up
+                if not bytes(piece[:1]).strip(b"\0"):  # the end, or padding with zeros
                     return written
                 member = zlib.decompressobj(31)
             elif not piece and len(out) < portion:
@@ -109,7 +109,7 @@ def _gzip(payload: memoryview, room: memoryview) -> int:
 
 
 def _snappy(payload: memoryview, room: memoryview) -> int:
-    """Unpack xerial's framing (Java's producers) or one raw block. A block tells its size, which is checked first."""
+    """Unpack xerial's framing (Java's producers) or one raw block. A block states its size, which is checked first."""
     if bytes(payload[: len(_XERIAL)]) != _XERIAL:
         return _snappy_block(payload, room)
     position, written = _XERIAL_HEAD, 0

@@ -11,8 +11,8 @@ What is changed, and why (measured on faust-streaming 0.15.3):
   leader, and a leader that restarts as a static member does not learn that it leads.
 
 Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
-._ensure_consumer, ._consumer, App._create_directories, App.rebalancing_count; of aiokafka AIOKafkaConsumer._coordinator
-and the group coordinator's check_errors and _send_req. tests/unit/test_faust_io.py fails when one changes.
+._ensure_consumer, ._consumer, Fetcher._stopped, App._create_directories, App.rebalancing_count.
+tests/unit/stream/test_faust_consumer.py fails when one changes. Those of aiokafka are in kafka/aiokafka_private.py.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from typing import Any, Final
 import faust
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.coordinator.protocol import ConsumerProtocol
-from aiokafka.errors import IllegalStateError, KafkaError, for_code
-from aiokafka.protocol.admin import DescribeGroupsRequest
+from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka as driver
@@ -39,8 +37,9 @@ from mode import CrashingSupervisor, Service
 from worker.config import Settings
 from worker.core.pipeline import Fault, SourceRecord
 from worker.core.records import memory_size
-from worker.kafka import batches
+from worker.kafka.aiokafka_private import group_assignment, raise_group_error, rejoin_group
 from worker.kafka.budget import Budget, Lease, NoRoom
+from worker.kafka.reading import Reading, read_as
 from worker.stream.fetch_buffer import FetchBuffer
 
 faust_log = logging.getLogger("faust")
@@ -99,15 +98,15 @@ class _Portion:
 class _ConsumerThread(driver.AIOKafkaConsumerThread):
     logger = faust_log
     hooks: Hooks
-    reading: batches.Reading
+    reading: Reading
     read_to: dict[TopicPartition, int]
     """Where the last fetch that brought nothing ended: past the markers and aborted records of transactions."""
 
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
         settings = self.hooks.settings
         session_ms = round(settings.session_timeout_seconds * 1000)
-        self.reading = batches.Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget)
-        batches.read_as(self.reading)
+        self.reading = Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget)
+        read_as(self.reading)
         return AIOKafkaConsumer(
             **self.hooks.client,
             group_id=settings.group_id,
@@ -163,8 +162,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 
     async def check_group(self) -> None:
         """Raise what the group's coordinator refused (an ACL, for example)."""
-        if self._consumer is not None and self._consumer._coordinator is not None:
-            self._consumer._coordinator.check_errors()
+        if self._consumer is not None:
+            raise_group_error(self._consumer)
 
     async def rejoin_for_unheld_partitions(self) -> set[int]:
         """Join again when a stable group holds not all partitions of the source; return those that nobody holds.
@@ -174,18 +173,13 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         """
         settings = self.hooks.settings
         consumer = self._ensure_consumer()
-        answer = await consumer._coordinator._send_req(DescribeGroupsRequest([settings.group_id], False))
-        error, _, state, _, _, members, *_ = answer.groups[0]
-        if error:
-            raise for_code(error)(settings.group_id)
+        state, held = await group_assignment(consumer, settings.group_id)
         if state != "Stable":
             return set()
-        assignments = [ConsumerProtocol.ASSIGNMENT.decode(assignment) for *_, assignment in members if assignment]
-        held = {tp for assignment in assignments for tp in assignment.partitions()}
         topic = settings.source_topic
         unheld = {p for p in consumer.partitions_for_topic(topic) or () if TopicPartition(topic, p) not in held}
         if unheld:
-            consumer._coordinator.request_rejoin()
+            rejoin_group(consumer)
         return unheld
 
     def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:

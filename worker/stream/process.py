@@ -21,7 +21,7 @@ from worker.core.pipeline import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError
 from worker.embed.load import load_configured
 from worker.kafka.client import client_arguments
-from worker.kafka.errors import explain
+from worker.kafka.errors import error_text
 from worker.observe import logs
 from worker.observe.http_server import HttpServer
 from worker.observe.metrics import Metrics, process_registry
@@ -142,7 +142,7 @@ async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) ->
         task.cancel()
     failed.cancel()
     if error is not None:
-        log.error("stopping: %s; what was not committed will be read again", explain(error))
+        log.error("stopping: %s; what was not committed will be read again", error_text(error))
     else:
         log.info("stopping: finishing what was taken")
     try:

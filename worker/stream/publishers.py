@@ -12,9 +12,10 @@ from typing import Any
 from aiokafka import AIOKafkaProducer, TopicPartition
 
 from worker.config import Settings
-from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher, producer_arguments
-from worker.kafka.refusals import survive_refusals
-from worker.kafka.topics import Layout, current_limit
+from worker.kafka.describe import current_limit
+from worker.kafka.producer import idempotent_producer
+from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
+from worker.kafka.topics import Layout
 
 CommitOffset = Callable[[TopicPartition, int, str], Awaitable[None]]
 """Commits a partition's offset with its metadata, as a member of the group."""
@@ -32,10 +33,7 @@ class Publishers:
     async def start(self) -> None:
         """Connect the shared producer, where there is one."""
         if self._settings.delivery == "at_least_once":
-            timeout_ms = round(self._settings.transaction_timeout_seconds * 1000)
-            self._shared = survive_refusals(
-                AIOKafkaProducer(**producer_arguments(self._client), request_timeout_ms=timeout_ms)
-            )
+            self._shared = idempotent_producer(self._client, self._settings.transaction_timeout_seconds)
             await self._shared.start()
 
     async def stop(self) -> None:

@@ -22,7 +22,7 @@ from worker.core.evaluation import EvaluationConfig
 from worker.embed.embedder import Embedder
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.budget import Budget
-from worker.kafka.errors import explain
+from worker.kafka.errors import error_text
 from worker.kafka.topics import Layout
 from worker.observe.metrics import Metrics
 from worker.observe.status_page import Status
@@ -198,7 +198,7 @@ class Worker:
         )  # fmt: skip
 
     def _task_failed(self, partition: int, error: BaseException) -> None:
-        log.error("partition %d: %s", partition, explain(error))
+        log.error("partition %d: %s", partition, error_text(error))
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:

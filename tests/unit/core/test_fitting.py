@@ -14,8 +14,8 @@ from worker.core.fitting import (
     fit_dead_letter,
     fits,
     last_resort,
-    place,
     readdressed,
+    source_place,
     split,
 )
 from worker.core.pipeline import OutputRecord, SourceRecord, dead_letter
@@ -117,7 +117,7 @@ def test_a_producer_s_headers_of_our_names_are_no_headers_of_ours() -> None:
 
 def test_the_last_resort_needs_nothing_of_the_record() -> None:
     record = letter(b"v" * 100, b"k" * 100, [("h", b"1")] * 3)
-    last = last_resort(record, LIMIT, place(record))
+    last = last_resort(record, LIMIT, source_place(record))
     assert (last.key, last.value, last.timestamp_ms) == (b"traces/3/42", b"", None)
     assert said(last)[DROPPED_HEADER] == "headers (3 with 6 bytes), key (100 bytes)"
     assert said(last)[TRUNCATED_HEADER] == "0 of 100 bytes kept"
@@ -134,8 +134,8 @@ def test_a_key_that_was_made_up_is_told_from_the_source_s() -> None:
 def test_the_worker_s_own_headers_are_bounded() -> None:
     """The longest of each: the last resort fits 3 kB as it is, and 1 kB with a shorter message."""
     longest = letter(b"v", None, topic="t" * 249, message="\N{GRINNING FACE}" * MAX_MESSAGE, path=LONG_PATH)
-    assert batch_size(last_resort(longest, 3000, place(longest))) < 3000
-    short = last_resort(longest, 1024, place(longest))
+    assert batch_size(last_resort(longest, 3000, source_place(longest))) < 3000
+    short = last_resort(longest, 1024, source_place(longest))
     assert batch_size(short) <= 1024
     message = said(short)["kp-error-message"]
     assert said(last_resort(longest, 3000, None))["kp-error-message"].startswith(message)
@@ -176,13 +176,13 @@ def test_whatever_the_record_the_letter_fits_and_holds_nothing_else(seed: int) -
     for _ in range(400):
         record = random_record(rng)
         limit = rng.choice([1024, 1100, rng.randint(1024, 4000), rng.randint(1024, 70_000)])
-        for cut in (fit_dead_letter(record, limit), last_resort(record, limit, place(record))):
+        for cut in (fit_dead_letter(record, limit), last_resort(record, limit, source_place(record))):
             assert batch_size(cut) <= limit
             assert (record.value or b"").startswith(cut.value or b"")
             ours = said(cut)
             assert ours["kp-source-offset"] == "42"
             assert (TRUNCATED_HEADER in ours) or cut.value == record.value
-            if cut.key not in (record.key, place(record)):
+            if cut.key not in (record.key, source_place(record)):
                 assert "key" in ours[DROPPED_HEADER]
             if split(cut.headers)[0] != split(record.headers)[0]:
                 assert "headers" in ours[DROPPED_HEADER]

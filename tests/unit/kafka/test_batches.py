@@ -19,15 +19,17 @@ from aiokafka.structs import ConsumerRecord
 from tests.support.raw_batches import CODECS, RawRecord, batch_of, blank_bomb, encode_batch, varint
 from worker.core.pipeline import Fault
 from worker.core.trace import Reason
-from worker.kafka import batches
-from worker.kafka.batches import Batches, Reading, UnreadableError
+from worker.kafka import aiokafka_private
+from worker.kafka.batches import Batches
 from worker.kafka.budget import Budget, NoRoom
+from worker.kafka.fetch_results import PartitionFetch, PartitionReader
+from worker.kafka.reading import Reading, UnreadableError, read_as
+from worker.kafka.record_parser import HEADER, Head
 
 TP = TopicPartition("traces", 0)
 T0 = 1_776_153_600_000
 
-THEIRS = fetcher.PartitionRecords if fetcher.PartitionRecords is not batches._Records else batches._Records.__base__
-THEIR_RESULT = fetcher.FetchResult if fetcher.FetchResult is not batches._Result else batches._Result.__base__
+THEIRS: Any = aiokafka_private.PartitionRecords.__base__
 
 
 def at(offset: int, batch: bytes) -> bytes:
@@ -50,11 +52,11 @@ async def result_of(
     subscriptions.assign_from_user({tp})
     assignment = subscriptions.subscription.assignment
     assignment.state_value(tp).reset_to(position)
-    batches.read_as(reading or Reading(tolerant=True))
+    read_as(reading or Reading(tolerant=True))
     records = Batches(data)
     assert records.has_next() == bool(data)
-    partition = batches._Records(tp, records, aborted, position, None, None, True, fetcher.READ_COMMITTED)
-    return batches._Result(tp, partition_records=partition, assignment=assignment, backoff=0.1)
+    partition = PartitionReader(tp, records, aborted, position, None, None, True, fetcher.READ_COMMITTED)
+    return PartitionFetch(tp, partition_records=partition, assignment=assignment, backoff=0.1)
 
 
 async def read(data: bytes, position: int = 0, **how: Any) -> list[ConsumerRecord]:
@@ -80,29 +82,7 @@ def faults(found: Sequence[ConsumerRecord]) -> dict[int, tuple[Reason, int | Non
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     yield
-    batches.read_as(Reading())
-
-
-def test_aiokafka_still_has_the_names() -> None:
-    import inspect
-
-    source = inspect.getsource(fetcher.Fetcher)
-    assert "records = MemoryRecords(part_data[-1])" in source
-    assert "partition_records = PartitionRecords(" in source
-    assert "type(res_or_error) is FetchResult" in source
-    assert "self._fetch_task = create_task(" in source, "the task inherits the context of the consumer's start"
-    unpack = inspect.getsource(THEIRS._unpack_records)
-    for name in ("has_next()", "next_batch()", "validate_crc()", "producer_id", "base_offset", "is_control_batch",
-                 "is_transactional", "next_offset", "_contains_abort_marker(next_batch)"):  # fmt: skip
-        assert name in unpack, name
-    assert "control_record = next(next_batch)" in inspect.getsource(THEIRS._contains_abort_marker)
-    assert list(inspect.signature(THEIRS.__init__).parameters) == [
-        "self", "tp", "records", "aborted_transactions", "fetch_offset", "key_deserializer", "value_deserializer",
-        "check_crcs", "isolation_level",
-    ]  # fmt: skip
-    assert list(inspect.signature(THEIR_RESULT.getall).parameters) == ["self", "max_records"]
-    assert "_partition_records" in inspect.getsource(THEIR_RESULT.has_more)
-    assert "record.checksum" in inspect.getsource(THEIRS._consumer_record)
+    read_as(Reading())
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -277,7 +257,7 @@ async def test_no_mutation_escapes_loops_or_takes_an_offset_twice(seed: int) -> 
         ]
         batch = mutated(rng, at(10, encode_batch(raw, rng.choice(list(CODECS)))))
         position = rng.choice((0, 10, 11))
-        head = batches.Head._make(batches._HEADER.unpack_from(batch))
+        head = Head._make(HEADER.unpack_from(batch))
         found = await read(batch + good, position, reading=Reading(1 << 20, tolerant=True))
         offsets = [r.offset for r in found]
         assert offsets == sorted(set(offsets))

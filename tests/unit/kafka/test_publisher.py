@@ -13,14 +13,13 @@ from aiokafka.structs import OffsetAndMetadata
 from worker.core.passes import Pass
 from worker.core.pipeline import OutputRecord, SourceRecord
 from worker.core.trace import Reason
-from worker.kafka import publisher as publisher_module
+from worker.kafka import producer as producer_module
+from worker.kafka.producer import PublishError, send_all
 from worker.kafka.publication import Batch, OutputTopic, Publication
 from worker.kafka.publisher import (
     AtLeastOncePublisher,
     ExactlyOncePublisher,
-    PublishError,
     offset_metadata,
-    send_all,
     stream_time_from,
 )
 
@@ -137,7 +136,7 @@ OFFSET = {SOURCE: OffsetAndMetadata(42, METADATA)}
 
 @pytest.fixture
 async def exactly_once(monkeypatch: pytest.MonkeyPatch) -> tuple[ExactlyOncePublisher, Any]:
-    monkeypatch.setattr(publisher_module, "AIOKafkaProducer", FakeProducer)
+    monkeypatch.setattr(producer_module, "AIOKafkaProducer", FakeProducer)
     publisher = ExactlyOncePublisher({"bootstrap_servers": "b:1"}, "group", SOURCE, TOPICS, CACHE, 0.2)
     return publisher, publisher._producer
 

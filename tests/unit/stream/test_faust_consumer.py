@@ -1,19 +1,19 @@
-"""What worker/stream and worker/kafka lean on in Faust and aiokafka: a version that changes it fails here."""
+"""What worker/stream uses of Faust beyond its public API: a version that changes it fails here.
+
+That of aiokafka: tests/unit/kafka/test_aiokafka_private.py.
+"""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-import aiokafka
 import faust
 import pytest
-from aiokafka.consumer.group_coordinator import GroupCoordinator, NoGroupCoordinator
-from aiokafka.producer.sender import Sender
-from aiokafka.producer.transaction_manager import TransactionManager
 from faust.tables.recovery import Recovery
 from faust.transport import consumer as base
 from faust.transport.drivers import aiokafka as driver
+from mode import Service
 
 from worker.stream.faust_consumer import KpConsumer, _App, _ConsumerThread
 
@@ -57,19 +57,7 @@ def test_names_that_are_used_still_exist() -> None:
     assert {"flow_active", "can_resume_flow", "suspend_flow"} <= set(base.Consumer.__annotations__)
     assert "_ensure_consumer" in vars(driver.AIOKafkaConsumerThread)
     assert "call_thread" in dir(driver.AIOKafkaConsumerThread)
-    assert {"check_errors"} <= set(dir(GroupCoordinator)) & set(dir(NoGroupCoordinator))
+    assert "_stopped" in inspect.getsource(Service)
     assert isinstance(faust.App.transport, property)
     assert faust.App.transport.fset is not None
     assert hasattr(faust.app.base.BootStrategy, "enable_kafka_producer")
-
-
-def test_names_of_aiokafka_that_are_used_still_exist() -> None:
-    assert isinstance(Sender.sender_task, property)
-    assert parameters(TransactionManager.wait_for_transaction_end) == ["self"]
-    assert "self._sender = Sender(" in inspect.getsource(aiokafka.AIOKafkaProducer)
-    assert "self.client.coordinator_lookup(" in inspect.getsource(Sender._find_coordinator)
-    assert parameters(aiokafka.AIOKafkaConsumer.getmany) == ["self", "partitions", "timeout_ms", "max_records"]
-    assert parameters(aiokafka.AIOKafkaConsumer.last_stable_offset) == ["self", "partition"]
-    assert "self._coordinator = GroupCoordinator(" in inspect.getsource(aiokafka.AIOKafkaConsumer)
-    assert parameters(GroupCoordinator._send_req) == ["self", "request"]
-    assert parameters(GroupCoordinator.request_rejoin) == ["self"]

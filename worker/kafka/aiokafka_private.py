@@ -1,0 +1,212 @@
+"""The private names of aiokafka that we use, except the producer's (aiokafka_private_producer.py).
+
+Lives here: one function or class for each use of a name that begins with an underscore or is in a module that aiokafka
+does not document; it says which name that is, and why the public API does not suffice. No other module touches them
+(tests/unit/test_layering.py). tests/unit/kafka/test_aiokafka_private.py has a guard for each: a version of aiokafka
+that changes one fails there by name. Must not live here: decisions of ours (they come as arguments or in subclasses).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeVar
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator, collect_hosts, create_conn
+from aiokafka.consumer import fetcher
+from aiokafka.coordinator.protocol import ConsumerProtocol
+from aiokafka.errors import SaslAuthenticationFailed, for_code
+from aiokafka.protocol.admin import DescribeGroupsRequest
+from aiokafka.protocol.api import Request, RequestStruct
+from aiokafka.record.default_records import DefaultRecordBatch
+from aiokafka.record.legacy_records import LegacyRecordBatch
+from aiokafka.structs import ConsumerRecord
+
+AnyRequest = TypeVar("AnyRequest", bound=type[Request[Any]])
+
+RecordBatch: Final = DefaultRecordBatch
+"""aiokafka's parser of a batch (magic 2); the public API parses whole fetches only."""
+
+LegacyBatch: Final = LegacyRecordBatch
+"""The same for magic 0 and 1."""
+
+
+# -- requests
+
+
+async def send_request(admin: AIOKafkaAdminClient, request: Request[Any], node: int | None = None) -> Any:
+    """Send a request to a broker, by default to any (`AIOKafkaAdminClient._send_request`).
+
+    The public methods cannot send a request of ours, drop some arguments, or overlook an error of the whole response.
+    """
+    return await admin._send_request(request, node)
+
+
+def with_versions(*versions: type[RequestStruct]) -> Callable[[AnyRequest], AnyRequest]:
+    """Let a subclass of an aiokafka request be sent in further versions (`Request._CLASSES`)."""
+
+    def extend(request: AnyRequest) -> AnyRequest:
+        request._CLASSES = (*request._CLASSES, *versions)
+        return request
+
+    return extend
+
+
+def has_version(request: type[Request[Any]], least: int, most: int) -> bool:
+    """Whether aiokafka can send a request in one of these versions (`Request._CLASSES`)."""
+    return any(least <= version.API_VERSION <= most for version in request._CLASSES)
+
+
+# -- connections
+
+
+async def ask_once(host: str, port: int, request: Request[Any], **connection: Any) -> Any:
+    """Connect to one broker, send a request and disconnect (`conn.create_conn`).
+
+    The public clients log why a connection fails and raise an error without the reason.
+    """
+    opened = await create_conn(host, port, **connection)
+    try:
+        return await opened.send(request)
+    finally:
+        opened.close()
+
+
+def split_servers(servers: str) -> list[tuple[str, int]]:
+    """Return host and port of each bootstrap server, as the clients read them (`conn.collect_hosts`)."""
+    return [(host, port) for host, port, _ in collect_hosts(servers)]
+
+
+class _OAuth(OAuthAuthenticator):  # type: ignore[misc]  # aiokafka is untyped
+    async def step(self, payload: bytes | None) -> Any:
+        """Return what to send next; None: done."""
+        if payload:
+            raise SaslAuthenticationFailed(f"the token is refused: {payload.decode('utf-8', 'replace')}")
+        return await super().step(payload)
+
+
+def _authenticator_oauth(connection: AIOKafkaConnection) -> _OAuth:
+    return _OAuth(sasl_oauth_token_provider=connection._sasl_oauth_token_provider)
+
+
+def check_oauth_answers() -> None:
+    """Let every connection of this process fail where the broker refuses its token; may be called again.
+
+    The broker refuses it in its answer (RFC 7628, 3.2.2), which aiokafka ignores: a client would continue with a
+    connection that the broker closes at the first request. Replaces `AIOKafkaConnection.authenticator_oauth`; the
+    public API does not accept an authenticator.
+    """
+    AIOKafkaConnection.authenticator_oauth = _authenticator_oauth
+
+
+# -- the consumer group
+
+
+def raise_group_error(consumer: AIOKafkaConsumer) -> None:
+    """Raise what the group's coordinator refused, an ACL for example (`AIOKafkaConsumer._coordinator`).
+
+    The public API raises it in a fetch only, and a member without partitions never fetches.
+    """
+    if consumer._coordinator is not None:
+        consumer._coordinator.check_errors()
+
+
+async def group_assignment(consumer: AIOKafkaConsumer, group: str) -> tuple[str, set[TopicPartition]]:
+    """Return the state of the consumer's group and the partitions that its members hold. Raises KafkaError.
+
+    Uses `GroupCoordinator._send_req` and `ConsumerProtocol`: the public API describes groups only with an admin client,
+    which needs another connection, and does not decode assignments.
+    """
+    answer = await consumer._coordinator._send_req(DescribeGroupsRequest([group], False))
+    error, _, state, _, _, members, *_ = answer.groups[0]
+    if error:
+        raise for_code(error)(group)
+    assignments = [ConsumerProtocol.ASSIGNMENT.decode(assignment) for *_, assignment in members if assignment]
+    return state, {tp for assignment in assignments for tp in assignment.partitions()}
+
+
+def rejoin_group(consumer: AIOKafkaConsumer) -> None:
+    """Join the group again (`GroupCoordinator.request_rejoin`); the public API can only leave a group."""
+    consumer._coordinator.request_rejoin()
+
+
+# -- what a consumer fetches
+
+
+def read_fetches_with(batches: type[Any], records: type[PartitionRecords], result: type[FetchResult]) -> None:
+    """Let every consumer of this process read fetch responses by these classes; may be called again.
+
+    Replaces `MemoryRecords`, `PartitionRecords` and `FetchResult` in `aiokafka.consumer.fetcher`: the public API does
+    not accept a reader, and aiokafka's is not bounded in memory and stops at a record that it cannot parse.
+    """
+    fetcher.MemoryRecords = batches
+    fetcher.PartitionRecords = records
+    fetcher.FetchResult = result
+
+
+class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
+    """aiokafka's iterator over the records of one partition, which can begin again after an error.
+
+    A subclass defines `recovers`, and may define `consumer_record`, which replaces `_consumer_record`.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._consumer_record = cls.consumer_record  # an alias, not a call: it runs for each record
+
+    def __init__(self, tp: TopicPartition, records: Any, *rest: Any) -> None:
+        super().__init__(tp, records, *rest)
+        self.deserializes = bool(self._key_deserializer or self._value_deserializer)
+        self._records_iterator: Generator[ConsumerRecord, None, None] = self._unpack_records()
+
+    def __next__(self) -> ConsumerRecord:
+        while True:
+            try:
+                return next(self._records_iterator)
+            except StopIteration:
+                self._records_iterator = self._unpack_records()
+                raise
+            except Exception as error:
+                if not self.recovers(error):
+                    raise
+                self._records_iterator = self._unpack_records()
+
+    def consumer_record(self, tp: TopicPartition, record: Any) -> ConsumerRecord:
+        """Return the consumer's record for a parsed one; here aiokafka's own, with deserializers."""
+        return super()._consumer_record(tp, record)
+
+    def recovers(self, error: Exception) -> bool:
+        """Whether reading can begin again after an error, at the batch that `has_next` finds then."""
+        raise NotImplementedError
+
+    def begin_again(self) -> None:
+        """Go on with the batch that `has_next` finds now."""
+        self._records_iterator.close()
+        self._records_iterator = self._unpack_records()
+
+    def end(self) -> None:
+        """Close the iterator, which refers to batches."""
+        self._records_iterator.close()
+
+
+class FetchResult(fetcher.FetchResult):  # type: ignore[misc]
+    """What was fetched of one partition, with public names for what a subclass needs."""
+
+    @property
+    def tp(self) -> TopicPartition:
+        """The partition."""
+        return self._topic_partition
+
+    @property
+    def records(self) -> Any:
+        """The records that are left; None: there are none, and aiokafka fetches the next."""
+        return self._partition_records
+
+    @records.setter
+    def records(self, records: Any) -> None:
+        self._partition_records = records
+
+    def update_position(self) -> None:
+        """Set the consumer's position to the next record."""
+        self._update_position()

@@ -1,0 +1,223 @@
+"""One record batch out of a fetch response: checked, unpacked within its bounds, ready to be iterated.
+
+Lives here: the CRC, the bounds on what a batch unpacks to, batches from before Kafka 0.11, and which parser reads the
+records. Must not live here: decompression (unpack.py), the format of records (record_parser.py), the other batches of
+the response (batches.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+from aiokafka import TopicPartition
+
+from worker.core.trace import Reason
+from worker.kafka.aiokafka_private import LegacyBatch, RecordBatch
+from worker.kafka.reading import Reading
+from worker.kafka.record_parser import HEADER, MAX_HEADERS, Head, Parsed, count_headers, parse, varint
+from worker.kafka.unpack import NAMES, CorruptError, TooLargeError, unpack
+
+LOG_OVERHEAD: Final = 12
+"""Bytes of a batch before those that its length counts: its offset and the length."""
+
+MAGIC: Final = 16
+"""Offset of the byte with the version of the batch's format."""
+
+LEAST_BYTES: Final = 26
+"""The smallest batch: a message of magic 0 without key and value."""
+
+WALKED_BYTES: Final = 1 << 20
+"""Only in a larger batch can a record have (about) more headers than allowed: only there are they counted before the
+record is parsed."""
+
+_CODEC, _CONTROL = 0x07, 0x20
+_ABORT: Final = b"\0\0\0\0"
+
+
+class Reader(Protocol):
+    """Reads the batches of one partition (fetch_results.PartitionReader)."""
+
+    tp: TopicPartition
+    next_fetch_offset: int
+
+    def expect(self, batch: FetchedBatch) -> None:
+        """Prepare for the offsets of the batch."""
+        ...
+
+    def missed(self) -> bool:
+        """Whether the last batch had other offsets than its header says; the position is reset then."""
+        ...
+
+
+class FetchedBatch:
+    """One batch, with the attributes and methods that aiokafka's PartitionRecords uses."""
+
+    __slots__ = (
+        "base_offset", "data", "head", "held", "inner", "is_control_batch", "is_transactional", "next_offset",
+        "owner", "producer_id", "reading", "records", "slow",
+    )  # fmt: skip
+
+    def __init__(self, owner: Reader, head: Head, inner: Any, data: memoryview, reading: Reading) -> None:
+        self.owner = owner
+        self.reading = reading
+        self.held = 0  # bytes of the memory budget
+        self.head = head
+        self.inner = inner
+        self.data = data
+        self.records: list[Any] | None = None
+        self.slow = False
+        self.base_offset = head.base_offset
+        self.next_offset = head.last_offset + 1
+        self.producer_id = inner.producer_id
+        self.is_transactional = inner.is_transactional
+        self.is_control_batch = inner.is_control_batch
+
+    def replace(self, reason: Reason, message: str) -> None:
+        """Replace the batch, or its rest from the position on, by one record with a fault."""
+        first = max(self.base_offset, self.owner.next_fetch_offset)
+        self.records = [self.head.stand_in(reason, message, first, self.next_offset - 1)]
+        self.slow = True
+        self.data = memoryview(b"")
+
+    def close(self) -> None:
+        """Drop the bytes, and give back what they hold of the memory budget."""
+        self.inner = self.records = None
+        self.data = memoryview(b"")
+        held, self.held = self.held, 0
+        if held and self.reading.budget is not None:
+            self.reading.budget.batches.give_back(held)
+
+    def validate_crc(self) -> bool:
+        """Return True: `open_batch` has replaced a batch with a wrong CRC."""
+        return True
+
+    def __next__(self) -> Any:
+        """Return a control batch's record. A broken one counts as an abort: in any case it ends a transaction."""
+        try:
+            record = next(self.inner)
+            if len(record.key) >= len(_ABORT):
+                return record
+        except Exception:
+            record = self.head.stand_in(Reason.UNREADABLE, "a control record is broken", self.base_offset)
+        return Parsed(record.offset, record.timestamp, record.timestamp_type, _ABORT, record.value, [])
+
+    def __iter__(self) -> Iterator[Any]:
+        self.owner.expect(self)
+        if self.records is not None:
+            return iter(self.records)
+        if self.slow:
+            if self.head.magic < 2:
+                return iter(self.inner)
+            return parse(self.head, self.data, self.owner.next_fetch_offset)
+        if len(self.data) > WALKED_BYTES:
+            return self._walk()
+        return iter(self.inner)
+
+    def _walk(self) -> Iterator[Any]:
+        """Yield the records, each after a look at how many headers it has. Raises ValueError for too many."""
+        data, position = self.data, HEADER.size
+        inner = iter(self.inner)
+        for _ in range(self.head.records):
+            length, start = varint(data, position)
+            if length > WALKED_BYTES and count_headers(data, start, start + length) > MAX_HEADERS:
+                raise ValueError("too many headers")
+            yield next(inner)
+            position = start + length
+        yield from inner  # it checks that no bytes are left
+
+
+def open_batch(reading: Reading, owner: Reader, data: memoryview, rest: memoryview) -> FetchedBatch | None:
+    """Return a batch, ready to be iterated; None: it is damaged, and is to be fetched again.
+
+    `rest`: the bytes after it in the response. Raises NoRoom, and has changed nothing then.
+    """
+    return _of_magic_2(reading, owner, data, rest) if data[MAGIC] >= 2 else _legacy(reading, owner, data)
+
+
+def _of_magic_2(reading: Reading, owner: Reader, data: memoryview, rest: memoryview) -> FetchedBatch | None:
+    inner = RecordBatch(data)
+    head = Head._make(HEADER.unpack_from(data))
+    batch = FetchedBatch(owner, head, inner, data, reading)
+    batch.slow = head.records > head.last_delta + 1  # more records than offsets; a broker should have refused it
+    if not inner.validate_crc():
+        if reading.fetch_again(owner.tp, head.base_offset):
+            return None
+        if len(rest) >= 8:  # its header may be damaged: use the next batch's
+            (following,) = struct.unpack_from(">q", rest)
+        else:
+            following = head.last_offset + 1
+        batch.next_offset = max(owner.next_fetch_offset + 1, following)
+        batch.replace(Reason.UNREADABLE, "the batch's checksum (CRC) is wrong: it is damaged on the broker's disk")
+    elif head.attributes & _CODEC and not head.attributes & _CONTROL and len(data) > HEADER.size:
+        _unpack(batch, head.attributes & _CODEC)  # a compacted batch may be empty
+    return batch
+
+
+def _unpack(batch: FetchedBatch, codec: int) -> None:
+    """Replace a batch's content by what it unpacks to, or by a fault. Raises NoRoom."""
+    limit = batch.reading.max_batch_bytes
+    size = len(batch.data)
+    try:
+        unpacked = _unpacked(batch, codec, limit)
+    except TooLargeError:
+        batch.replace(
+            Reason.BATCH_TOO_LARGE,
+            f"the batch of {size} bytes ({NAMES[codec]}) unpacks to more than {limit} bytes (KP_MAX_BATCH_BYTES)",
+        )
+    except CorruptError as error:
+        batch.replace(Reason.UNREADABLE, f"the batch cannot be unpacked: {error}")
+    else:
+        batch.data = unpacked
+        batch.inner = RecordBatch(unpacked)
+
+
+def _unpacked(batch: FetchedBatch, codec: int, limit: int) -> memoryview:
+    """Raise TooLargeError if a batch exceeds the limit, NoRoom if it exceeds the room that there is now."""
+    head = bytearray(batch.data[: HEADER.size])
+    head[22] &= ~_CODEC
+    payload = batch.data[HEADER.size :]
+    budget, tp = batch.reading.budget, batch.owner.tp
+    if budget is None:
+        return unpack(payload, codec, limit, bytes(head))
+    room = budget.batches.room(tp, len(payload))
+    bound = limit if room is None else min(limit, room)
+    unpacked: memoryview | None = None
+    try:
+        unpacked = unpack(payload, codec, bound, bytes(head))
+    except TooLargeError:
+        if bound == limit:
+            raise
+    if unpacked is None:  # raised here, because an error's context would keep what was unpacked
+        raise budget.batches.refuse(tp, min(limit, 2 * bound))
+    batch.held = len(unpacked)
+    budget.batches.take(batch.held)
+    return unpacked
+
+
+def _legacy(reading: Reading, owner: Reader, data: memoryview) -> FetchedBatch:
+    """Return a batch of magic 0 or 1 (before Kafka 0.11): aiokafka's, after a check of the size that it unpacks to."""
+    magic = data[MAGIC]
+    inner = LegacyBatch(data, magic)
+    first = last = inner.next_offset - 1
+    head = Head(first, 0, 0, magic, 0, 0, last - first, -1, -1, -1, -1, -1, 1)
+    batch = FetchedBatch(owner, head, inner, data, reading)
+    batch.slow = True  # there is no other parser
+    codec = data[MAGIC + 1] & _CODEC
+    limit = reading.max_batch_bytes
+    try:
+        if not inner.validate_crc():
+            batch.replace(Reason.UNREADABLE, "the message's checksum (CRC) is wrong")
+        elif codec:
+            at = MAGIC + (10 if magic else 2)
+            (key,) = struct.unpack_from(">i", data, at)
+            payload = data[at + 8 + max(0, key) :]
+            if not (codec == 3 and magic == 0):  # lz4 frames of magic 0 have a wrong checksum; aiokafka corrects it
+                unpack(payload, codec, limit)
+            batch.records = list(inner)
+    except TooLargeError:
+        batch.replace(Reason.BATCH_TOO_LARGE, f"the message set unpacks to more than {limit} bytes")
+    except Exception as error:
+        batch.replace(Reason.UNREADABLE, f"the message set cannot be read: {type(error).__name__}")
+    return batch
