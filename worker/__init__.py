@@ -11,18 +11,18 @@ from worker.version import __version__
 
 if TYPE_CHECKING:
     from worker.core.novelty import VectorCache
-    from worker.core.pipeline import PartitionScorer, ScoredTrace
+    from worker.core.scorer import PartitionScorer, ScoredTrace
     from worker.core.scoring import Profile, Score, Weights, score_trace
     from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedding_text, parse_trace
 
 _HOME = {
     "InvalidTrace": "worker.core.trace",
-    "PartitionScorer": "worker.core.pipeline",
+    "PartitionScorer": "worker.core.scorer",
     "Profile": "worker.core.scoring",
     "Reason": "worker.core.trace",
     "ReasoningTrace": "worker.core.trace",
     "Score": "worker.core.scoring",
-    "ScoredTrace": "worker.core.pipeline",
+    "ScoredTrace": "worker.core.scorer",
     "VectorCache": "worker.core.novelty",
     "Weights": "worker.core.scoring",
     "embedding_text": "worker.core.trace",

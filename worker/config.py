@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     commit_interval_seconds: float = Field(
         1.0,
         ge=0,
-        description="behind a backlog, scored traces gather up to this long for one commit; without one, none waits",
+        description="behind a backlog, scored traces linger up to this long for one commit; without one, none waits",
     )
 
     threshold: float = Field(0.75, ge=0, le=1, description="score from which a trace is accepted")

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.benchmarks.workload import PARTITIONS, Source, documents, fill, fresh_topics
-from worker.core.pipeline import ACCEPTED
+from worker.core.records import ACCEPTED
 from worker.kafka.producer import producer_arguments
 
 RECORDS: Final = 20_000

@@ -18,6 +18,7 @@ from tests.support.builders import make_record, make_trace, trace_bytes
 from tests.support.schemas import REGISTRY
 from worker.config import load
 from worker.core import changelog, passes
+from worker.core.documents import dead_letter, scored_record
 from worker.core.fitting import (
     DROPPED_HEADER,
     SOURCE_KEY_HEADER,
@@ -26,7 +27,8 @@ from worker.core.fitting import (
     last_resort,
     readdressed,
 )
-from worker.core.pipeline import Fault, PartitionScorer, dead_letter, scored_record
+from worker.core.records import Fault
+from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 from worker.kafka.topic_plan import CHANGELOG_CONFIG
 from worker.version import __version__

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.score_page import EARLIER, HALF, SIMILARITY, TEXT, TRACE, scored
 from worker.config import load
-from worker.core.pipeline import PartitionScorer
+from worker.core.scorer import PartitionScorer
 from worker.core.scoring import PROFILES, Components
 from worker.core.trace import embedding_text, parse_trace
 

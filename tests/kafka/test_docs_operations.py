@@ -9,7 +9,7 @@ from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import LINES, Stage, documents
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.novelty import Vector
-from worker.core.pipeline import PartitionScorer, cached_id
+from worker.core.scorer import PartitionScorer, cached_id
 from worker.core.trace import created_at_ms, embedding_text, parse_trace
 
 EACH = 30

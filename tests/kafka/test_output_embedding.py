@@ -12,7 +12,7 @@ from tests.support.kafka_fixtures import WorkerProcess, create_topics
 from tests.support.output_embedding import decode
 from tests.support.stage import Stage
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.core.pipeline import embedding_bytes
+from worker.core.documents import embedding_bytes
 from worker.kafka.topic_plan import OUTPUT_OVERHEAD
 
 Workers = Callable[..., WorkerProcess]

@@ -18,8 +18,9 @@ from tests.support.commands import Desk, header
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.commands.redrive_selection import parse_offsets, parse_time
+from worker.core.documents import dead_letter
 from worker.core.fitting import fit_dead_letter, last_resort, readdressed
-from worker.core.pipeline import OutputRecord, SourceRecord, dead_letter
+from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import InvalidTrace, Reason
 
 BAD = b"not a trace"

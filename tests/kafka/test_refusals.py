@@ -15,7 +15,7 @@ from aiokafka.protocol.produce import ProduceRequest
 
 from tests.support.kafka_fixtures import consume_all_async, create_topics_async, unique
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.core.pipeline import OutputRecord, SourceRecord
+from worker.core.records import OutputRecord, SourceRecord
 from worker.kafka import producer as producers
 from worker.kafka.aiokafka_private_producer import put_back_sequence
 from worker.kafka.describe import current_limit

@@ -15,7 +15,8 @@ from tests.support.commands import ROOT, Desk
 from tests.support.kafka_fixtures import produce
 from tests.support.terminal import until_it_ends
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.core.pipeline import PartitionScorer, scored_record
+from worker.core.documents import scored_record
+from worker.core.scorer import PartitionScorer
 from worker.core.trace import Reason, parse_trace
 
 DOMAINS = ("finance", "code", "customer_service")

@@ -13,7 +13,8 @@ from typing import Any
 from tests.support.builders import T0
 from tests.support.kafka_fixtures import consume_all, create_topics, produce, unique
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.core.pipeline import SourceRecord, dead_letter
+from worker.core.documents import dead_letter
+from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ class Desk:
     def letters(self, wanted: list[tuple[Reason, bytes]], *, first_offset: int = 0) -> list[tuple[int, int]]:
         """Put dead letters, as the worker writes them, on their topic, with source offsets from `first_offset` on.
 
-        Letter n has the time T0 + n seconds, the key `key-n` and a header n. Returns (partition, offset) of each.
+        DeadLetter n has the time T0 + n seconds, the key `key-n` and a header n. Returns (partition, offset) of each.
         """
         records = []
         for number, (reason, value) in enumerate(wanted, first_offset):

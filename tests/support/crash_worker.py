@@ -32,8 +32,8 @@ import worker.kafka.refused_records
 import worker.stream.assignment
 import worker.stream.process
 from worker import config
+from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
-from worker.core.pipeline import EmbedderIdentity
 from worker.embed.embedder import Embedder, Embedding
 from worker.embed.load import load_configured
 from worker.stream.faust_consumer import KpConsumer

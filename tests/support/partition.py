@@ -18,7 +18,8 @@ from worker import PartitionScorer
 from worker.core.changelog import Entry, Housekeeping
 from worker.core.evaluation import EvaluationConfig
 from worker.core.passes import NO_PASS, Pass
-from worker.core.pipeline import OutputRecord, ScoredTrace, SourceRecord
+from worker.core.records import OutputRecord, SourceRecord
+from worker.core.scorer import ScoredTrace
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
 from worker.embed.embedder import Embedding
 from worker.kafka.publication import Batch

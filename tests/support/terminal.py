@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.commands import ROOT
 from tests.support.kafka_fixtures import PATIENCE_S
-from worker.core.pipeline import PartitionScorer, dead_letter, scored_record
+from worker.core.documents import dead_letter, scored_record
+from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 
 EVIL = "a\x1b[2J\x1b]52;c;ZXZpbA==\x07\x9b2J\x85\x7f\r\u202egpj\u2066\u200b\u2028[red]\U000e0041\x08"

@@ -12,7 +12,7 @@ from typing import Final
 
 from worker.commands.finding import Finding, fail, ok, warn
 from worker.config import Settings
-from worker.core.pipeline import EmbedderIdentity
+from worker.core.identity import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError, find_model
 from worker.embed.load import load_configured
 from worker.embed.model_dir import find_exported

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from worker.config import Settings
-from worker.core.pipeline import rfc3339
+from worker.core.documents import rfc3339
 from worker.core.scoring import (
     DEFAULT_PROFILE,
     NEUTRAL_NOVELTY,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from worker.kafka.dead_letters import Letter
+from worker.kafka.dead_letters import DeadLetter
 
 EXAMPLES: Final = 2
 """Dead letters of each reason that are kept to be shown."""
@@ -30,7 +30,7 @@ class RedriveCounts:
     already: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
-    examples: list[Letter] = field(default_factory=list)
+    examples: list[DeadLetter] = field(default_factory=list)
     foreign: int = 0
     old: int = 0
     retention_ms: int | None = None
@@ -43,19 +43,19 @@ class RedriveCounts:
         """Count a record of another source topic, or none of the worker's."""
         self.foreign += 1
 
-    def count_found(self, letter: Letter) -> None:
+    def count_found(self, letter: DeadLetter) -> None:
         """Count a dead letter that matches."""
         self.found[letter.reason] += 1
 
-    def count_already(self, letter: Letter) -> None:
+    def count_already(self, letter: DeadLetter) -> None:
         """Count a dead letter that an earlier run has re-driven."""
         self.already[letter.reason] += 1
 
-    def count_refused(self, letter: Letter) -> None:
+    def count_refused(self, letter: DeadLetter) -> None:
         """Count a dead letter that cannot be re-driven."""
         self.refused[letter.reason] += 1
 
-    def count_done(self, letter: Letter) -> None:
+    def count_done(self, letter: DeadLetter) -> None:
         """Count a dead letter that was re-driven, written, or would be, and keep the first ones."""
         if self.retention_ms is not None and (letter.timestamp_ms or 0) < time.time() * 1000 - self.retention_ms:
             self.old += 1
@@ -69,11 +69,11 @@ class RedriveProgress:
     """The counts of a run, and who is told: `on_refused` of each refused dead letter and why, `on_progress` of all."""
 
     counts: RedriveCounts
-    on_refused: Callable[[Letter, str], None]
+    on_refused: Callable[[DeadLetter, str], None]
     on_progress: Callable[[], None] = lambda: None
 
     @contextmanager
-    def refusing(self, letter: Letter) -> Iterator[None]:
+    def refusing(self, letter: DeadLetter) -> Iterator[None]:
         """Count and tell a RefusedError of this dead letter, and go on."""
         try:
             yield

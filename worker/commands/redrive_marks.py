@@ -17,7 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from worker.commands.session import Session, Topic, read_to
 from worker.config import ConfigError, Settings
-from worker.kafka.dead_letters import Letter
+from worker.kafka.dead_letters import DeadLetter
 from worker.kafka.topic_plan import TopicPlan
 from worker.kafka.topics import SETTLE_ATTEMPTS, create
 
@@ -29,7 +29,7 @@ def marks_topic(settings: Settings) -> str:
     return f"{settings.group_id}-redriven"
 
 
-def mark_of(letter: Letter) -> bytes:
+def mark_of(letter: DeadLetter) -> bytes:
     """Return the key of a dead letter's mark."""
     return f"{letter.source}@{letter.timestamp_ms}".encode()
 

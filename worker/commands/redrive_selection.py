@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from worker.kafka.dead_letters import Letter
+from worker.kafka.dead_letters import DeadLetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Selection:
     first: int = 0
     end: int | None = None
 
-    def takes(self, letter: Letter) -> bool:
+    def takes(self, letter: DeadLetter) -> bool:
         """Whether the selection holds the dead letter, by reason and time."""
         moment = letter.record.timestamp if letter.timestamp_ms is None else letter.timestamp_ms
         return (

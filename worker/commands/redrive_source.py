@@ -20,7 +20,7 @@ from worker.commands.redrive_selection import Selection
 from worker.commands.session import Session, Topic, read_to
 from worker.config import ConfigError
 from worker.core.trace import Reason
-from worker.kafka.dead_letters import Letter, originals, read_letter
+from worker.kafka.dead_letters import DeadLetter, originals, read_dead_letter
 
 NO_VALUE: Final[Mapping[str, str]] = {
     Reason.BATCH_TOO_LARGE: "publish those records again from where they came from, in smaller batches "
@@ -36,7 +36,7 @@ SOURCE_SECONDS: Final = 10.0
 class WholeRecord(NamedTuple):
     """A dead letter with key, value and headers of its source record, complete."""
 
-    letter: Letter
+    letter: DeadLetter
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
@@ -79,7 +79,7 @@ class DeadLetterSource:
                     )
                 yield await self.whole(letter)
 
-    async def unmarked(self) -> AsyncIterator[Letter]:
+    async def unmarked(self) -> AsyncIterator[DeadLetter]:
         """Yield the selected dead letters that were not re-driven, one for each source record."""
         async for letter in self._selected():
             if mark_of(letter) in self.marks:
@@ -88,7 +88,7 @@ class DeadLetterSource:
                 self.marks.add(mark_of(letter))
                 yield letter
 
-    async def whole(self, letter: Letter) -> WholeRecord:
+    async def whole(self, letter: DeadLetter) -> WholeRecord:
         """Return the source record as it was: what the dead letter holds, unless it is a part. Raises RefusedError."""
         if letter.reason in NO_VALUE:
             raise RefusedError(f"holds nothing of {letter.source_range} on the source topic: {NO_VALUE[letter.reason]}")
@@ -102,7 +102,7 @@ class DeadLetterSource:
             )
         return WholeRecord(letter, record.key, record.value, originals(record.headers))
 
-    async def _selected(self) -> AsyncIterator[Letter]:
+    async def _selected(self) -> AsyncIterator[DeadLetter]:
         """Yield the selected dead letters, up to the topic's end at the time of the call."""
         settings, selection, counts = self.session.settings, self.selection, self.progress.counts
         (topic,) = await self.session.existing(settings.dead_letter_topic)
@@ -117,7 +117,7 @@ class DeadLetterSource:
         if selection.end is not None:
             ends = {tp: min(end, selection.end) for tp, end in ends.items()}
         async for record in read_to(self.reader, starts, ends):
-            letter = read_letter(record)
+            letter = read_dead_letter(record)
             if letter is None or letter.source_topic != settings.source_topic:
                 counts.count_foreign()
             elif selection.takes(letter):
@@ -125,7 +125,7 @@ class DeadLetterSource:
                 yield letter
             self.progress.on_progress()
 
-    async def _source_record(self, letter: Letter) -> ConsumerRecord | None:
+    async def _source_record(self, letter: DeadLetter) -> ConsumerRecord | None:
         tp = TopicPartition(letter.source_topic, letter.source_partition)
         (topic,) = await self.session.existing(tp.topic)
         if tp.partition >= topic.partitions:

@@ -21,7 +21,7 @@ from worker.commands.redrive_marks import mark_of
 from worker.commands.redrive_source import WholeRecord
 from worker.commands.session import Session, SessionError, Topic
 from worker.core.records import exact_size
-from worker.kafka.dead_letters import REDRIVE_COUNT, REDRIVEN_FROM, Letter
+from worker.kafka.dead_letters import REDRIVE_COUNT, REDRIVEN_FROM, DeadLetter
 from worker.kafka.describe import current_limit
 from worker.kafka.errors import chain
 from worker.kafka.producer import PublishError, abort_soon, send_all, while_sending
@@ -33,7 +33,7 @@ from worker.kafka.refused_records import search
 class RedrivenRecord(NamedTuple):
     """A record for the source topic, and the dead letter that it comes from."""
 
-    letter: Letter
+    letter: DeadLetter
     partition: int
     row: Row
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from worker.commands.redrive_counts import RedriveCounts, RedriveProgress
 from worker.core.terminal import clean
-from worker.kafka.dead_letters import Letter
+from worker.kafka.dead_letters import DeadLetter
 
 
 def _table(*names: str) -> Table:
@@ -40,7 +40,7 @@ def _count(number: int) -> str:
     return str(number) if number else "-"
 
 
-def examples_table(examples: list[Letter]) -> Table:
+def examples_table(examples: list[DeadLetter]) -> Table:
     """Tabulate some dead letters: partition and offset, the source record's time, and what is wrong."""
     table = _table()
     for name in ("letter", "time (UTC)", "reason"):
@@ -66,7 +66,7 @@ def watching(counts: RedriveCounts) -> Iterator[RedriveProgress]:
     console = Console(stderr=True, highlight=False)
     with console.status("reading dead letters") if console.is_terminal else nullcontext() as status:
 
-        def on_refused(letter: Letter, why: str) -> None:
+        def on_refused(letter: DeadLetter, why: str) -> None:
             console.print(Text(clean(f"{letter.place} "), "bold") + Text(clean(why)), soft_wrap=True)
 
         def on_progress() -> None:

@@ -17,7 +17,9 @@ import numpy.typing as npt
 from msgspec import Meta, Struct
 
 from worker.core import terminal
-from worker.core.pipeline import ACCEPTED, CACHED_ID_LENGTH, REJECTED, EmbedderIdentity
+from worker.core.identity import EmbedderIdentity
+from worker.core.records import ACCEPTED, REJECTED
+from worker.core.scorer import CACHED_ID_LENGTH
 from worker.core.scoring import Components, Weights
 
 COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")

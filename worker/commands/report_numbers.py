@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from worker.core.pipeline import EmbedderIdentity
+from worker.core.identity import EmbedderIdentity
 
 THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 """Thresholds of the table; the curve has all hundredths."""

@@ -16,7 +16,7 @@ from worker.commands import report_charts as charts
 from worker.commands.report_columns import COMPONENTS, shown_text
 from worker.commands.report_numbers import SHARES, THRESHOLDS, ReportNumbers
 from worker.core import terminal
-from worker.core.pipeline import rfc3339
+from worker.core.documents import rfc3339
 from worker.version import __version__
 
 MS = 1000.0

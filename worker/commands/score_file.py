@@ -14,8 +14,9 @@ from typing import BinaryIO
 import msgspec
 
 from worker.config import Settings
+from worker.core.documents import embedding_failed
 from worker.core.evaluation import Evaluation, EvaluationConfig
-from worker.core.pipeline import SourceRecord, embedding_failed
+from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, embedding_text
 from worker.embed.embedder import Embedder, Embedding, ModelError, embed_or_diagnose
 from worker.embed.load import new_scorer

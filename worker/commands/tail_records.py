@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from aiokafka.structs import ConsumerRecord
 
-from worker.kafka.dead_letters import Letter, as_json, read_letter
+from worker.kafka.dead_letters import DeadLetter, as_json, read_dead_letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class TailRecord:
 
     record: ConsumerRecord
     document: dict[str, Any] | None
-    dead_letter: Letter | None
+    dead_letter: DeadLetter | None
 
     def as_json(self) -> bytes:
         """Return one line of JSON: the output document as it is on the topic, or what the dead letter says."""
@@ -43,7 +43,7 @@ class TailFilter:
     def read(self, record: ConsumerRecord) -> TailRecord | None:
         """Read a record; None where the filter leaves it out, or the worker did not write it."""
         if record.topic == self.dead_letter_topic:
-            dead_letter = read_letter(record)
+            dead_letter = read_dead_letter(record)
             return None if dead_letter is None else TailRecord(record, None, dead_letter)
         try:
             document = msgspec.json.decode(record.value or b"")

@@ -11,18 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worker.core.documents import scored_record
+from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
-from worker.core.pipeline import (
-    Comparison,
-    EmbedderIdentity,
-    OutputRecord,
-    PartitionScorer,
-    ScoredTrace,
-    SourceRecord,
-    event_time_ms,
-    scored_record,
-)
-from worker.core.records import RECORD_OVERHEAD, encoded_size
+from worker.core.records import RECORD_OVERHEAD, OutputRecord, SourceRecord, encoded_size
+from worker.core.scorer import Comparison, PartitionScorer, ScoredTrace, event_time_ms
 from worker.core.trace import InvalidTrace, Limits, Reason, ReasoningTrace, parse_trace
 
 

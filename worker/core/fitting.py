@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from worker.core.pipeline import OutputRecord
-from worker.core.records import BATCH_OVERHEAD, encoded_size, exact_size
+from worker.core.records import BATCH_OVERHEAD, OutputRecord, encoded_size, exact_size
 
 TRUNCATED_HEADER: Final = "kp-error-truncated"
 """Says how much of the value was kept; only where some was cut."""

@@ -1,12 +1,20 @@
-"""The size of a record, on a topic and in memory.
+"""Records: as they are read and as they are published, and their size on a topic and in memory.
 
-Lives here: arithmetic on Kafka's record format (magic 2). Must not live here: Kafka clients, limits, policy.
+Lives here: the two kinds of record, and arithmetic on Kafka's record format (magic 2). Must not live here: Kafka
+clients, limits, policy, what is in a value (documents.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from worker.core.trace import Reason
+
+ACCEPTED: Final = "accepted"
+REJECTED: Final = "rejected"
+DEAD_LETTER: Final = "dead_letter"
 
 BATCH_OVERHEAD: Final = 61
 """Bytes of a record batch's header; a topic's max.message.bytes counts it."""
@@ -22,10 +30,50 @@ HEADER_OBJECTS: Final = 128
 """Bytes of the Python objects of one header (tuple and two bytes or str objects with their heads, measured with
 sys.getsizeof), however short it is: 700,000 empty headers are 1.4 MB on the wire and 80 MB in memory."""
 
-Headers = Sequence[tuple[str, bytes | None]]
+Headers = Sequence[tuple[str, bytes]]
+"""Of a record; a producer may have sent null for a header's content."""
 
 
-def encoded_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+class Fault(NamedTuple):
+    """Why a record, or all that is left of a batch, cannot be taken as it is (found while it was read).
+
+    `first_offset`: of the records that this one stands for; its own offset is their last. None: it stands for itself.
+    """
+
+    reason: Reason
+    message: str
+    first_offset: int | None = None
+
+
+class SourceRecord(NamedTuple):
+    """A record as it was read; `timestamp_ms` is None where it has none, `size` is its memory_size.
+
+    A tuple, because one is made for every message. With a `fault` it becomes a dead letter, whatever it holds.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    size: int = 0
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRecord:
+    """A record to publish; `kind` (accepted, rejected, dead_letter) names its topic."""
+
+    kind: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    timestamp_ms: int | None
+
+
+def encoded_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
     """Return the most bytes that the record takes in a batch, without the batch's header."""
     size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
     for name, content in headers:
@@ -33,12 +81,12 @@ def encoded_size(key: bytes | None, value: bytes | None, headers: Headers) -> in
     return size
 
 
-def memory_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+def memory_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
     """Return about how many bytes of memory the record takes when it has been read."""
     return encoded_size(key, value, headers) + HEADER_OBJECTS * len(headers)
 
 
-def exact_size(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+def exact_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
     """Return the bytes of an uncompressed batch with this record alone: Kafka compares them with max.message.bytes.
 
     Slower than `encoded_size`, and never greater.

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
-from worker.core.pipeline import EmbedderIdentity
 
 OFFICIAL_NAME: Final = "all-MiniLM-L6-v2"
 OFFICIAL_HUB_NAME: Final = "sentence-transformers/all-MiniLM-L6-v2"

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from worker.config import Settings
-from worker.core.pipeline import EmbedderIdentity, PartitionScorer
+from worker.core.identity import EmbedderIdentity
+from worker.core.scorer import PartitionScorer
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError
 from worker.embed.model_dir import default_directory, find_exported
 from worker.embed.openvino_embedder import OpenVinoEmbedder

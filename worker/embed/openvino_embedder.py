@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
-from worker.core.pipeline import EmbedderIdentity
 from worker.embed.embedder import Embedding, ModelError, finite
 from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
 from worker.embed.model_dir import Manifest, checked_path, read_manifest

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from worker.core.pipeline import EmbedderIdentity
+from worker.core.identity import EmbedderIdentity
 from worker.embed.embedder import Embedder, Embedding, embed_or_diagnose
 from worker.embed.pace import Pace
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
-from worker.core.pipeline import EmbedderIdentity
 from worker.embed.embedder import PROBE_TEXT, Embedding, ModelError, check_weights, find_model, finite, weights_sha256
 from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
 

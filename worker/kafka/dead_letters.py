@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 from aiokafka.structs import ConsumerRecord
 
+from worker.core.documents import FIRST_OFFSET
 from worker.core.fitting import DROPPED_HEADER, SOURCE_KEY_HEADER, TRUNCATED_HEADER, split
-from worker.core.pipeline import FIRST_OFFSET
 
 REDRIVEN_FROM: Final = "kp-redriven-from"
 REDRIVE_COUNT: Final = "kp-redrive-count"
@@ -23,7 +23,7 @@ WORKERS_OWN: Final = ("kp-error-", "kp-source-", "kp-worker-version", REDRIVEN_F
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """A dead letter. `timestamp_ms`: the source record's (None: it has none). `redriven`: how often it was re-driven.
 
     If it stands for several source records, `first_offset` is their first offset and `source_offset` their last.
@@ -90,13 +90,13 @@ def originals(headers: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     return [(name, value) for name, value in headers if not name.startswith(WORKERS_OWN)]
 
 
-def read_letter(record: ConsumerRecord) -> Letter | None:
+def read_dead_letter(record: ConsumerRecord) -> DeadLetter | None:
     """Read a record of the dead-letter topic; None if the worker did not write it."""
     ours = split(list(record.headers))[1]  # a producer may have sent headers with these names too
     headers = {name: (value or b"").decode("utf-8", "replace") for name, value in ours}
     try:
         timestamp = headers["kp-source-timestamp"]
-        return Letter(
+        return DeadLetter(
             record=record,
             reason=headers["kp-error-reason"],
             path=headers["kp-error-path"],
@@ -119,7 +119,7 @@ def _count(text: bytes | None) -> int:
     return int(text) if text is not None and text.isdigit() and len(text) < 10 else 0
 
 
-def as_json(letter: Letter, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> bytes:
+def as_json(letter: DeadLetter, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> bytes:
     """Return a dead letter as one line of JSON with its content: `value`, or `value_base64` if it is not UTF-8."""
     document: dict[str, Any] = {
         "partition": letter.record.partition,

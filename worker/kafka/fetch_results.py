@@ -11,8 +11,7 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from worker.core.pipeline import Fault
-from worker.core.records import RECORD_OVERHEAD, memory_size
+from worker.core.records import RECORD_OVERHEAD, Fault, memory_size
 from worker.kafka.aiokafka_private import FetchResult, PartitionRecords, read_fetches_with
 from worker.kafka.batch import FetchedBatch
 from worker.kafka.batches import Batches

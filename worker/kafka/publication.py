@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from worker.core.documents import dead_letter
 from worker.core.fitting import fit_dead_letter, fits, last_resort, readdressed, source_place
 from worker.core.passes import NO_PASS, Pass
-from worker.core.pipeline import DEAD_LETTER, OutputRecord, SourceRecord, dead_letter
-from worker.core.records import BATCH_OVERHEAD, encoded_size
+from worker.core.records import BATCH_OVERHEAD, DEAD_LETTER, OutputRecord, SourceRecord, encoded_size
 from worker.core.trace import InvalidTrace, Reason
 from worker.kafka.refusals import INVALID_TIMESTAMP, TOO_LARGE, TopicRefusedError
 

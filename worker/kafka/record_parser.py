@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from worker.core.pipeline import Fault
+from worker.core.records import Fault
 from worker.core.trace import Reason
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")

@@ -22,7 +22,7 @@ from aiokafka.errors import (
 )
 
 from worker.config import ConfigError, Settings
-from worker.core.pipeline import ACCEPTED, DEAD_LETTER, REJECTED
+from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED
 from worker.kafka.connections import CONNECT_ATTEMPTS, connected_admin
 from worker.kafka.publication import OutputTopic
 from worker.kafka.topic_plan import TopicPlan, plan

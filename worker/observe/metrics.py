@@ -19,7 +19,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from worker.core.pipeline import ACCEPTED, REJECTED
+from worker.core.records import ACCEPTED, REJECTED
 from worker.core.scoring import PROFILES
 from worker.core.trace import Reason
 

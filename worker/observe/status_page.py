@@ -21,15 +21,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from worker.config import Settings
-from worker.core.pipeline import (
-    ACCEPTED,
-    CACHED_ID_LENGTH,
-    DEAD_LETTER,
-    REJECTED,
-    OutputRecord,
-    ScoredTrace,
-    SourceRecord,
-)
+from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, OutputRecord, SourceRecord
+from worker.core.scorer import CACHED_ID_LENGTH, ScoredTrace
 from worker.core.terminal import clean, clean_json_bytes
 from worker.observe.metrics import SCORES, SECONDS, Metrics, quantile
 from worker.version import __version__

@@ -17,7 +17,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
 from worker.config import ConfigError, Settings
-from worker.core.pipeline import Headers, OutputRecord, ScoredTrace, SourceRecord, cached_id
+from worker.core.records import Headers, OutputRecord, SourceRecord
+from worker.core.scorer import ScoredTrace, cached_id
 from worker.core.trace import Reason, ReasoningTrace
 from worker.version import __version__
 

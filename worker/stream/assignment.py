@@ -16,8 +16,9 @@ from aiokafka import TopicPartition
 
 from worker.config import Settings
 from worker.core.changelog import Restored
+from worker.core.documents import embedding_bytes
+from worker.core.identity import EmbedderIdentity
 from worker.core.passes import without_embedder
-from worker.core.pipeline import EmbedderIdentity, embedding_bytes
 from worker.embed.load import new_scorer
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.publisher import Publisher

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from worker.core.pipeline import SourceRecord
+from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace
 from worker.kafka.publisher import Publisher
 from worker.observe.metrics import Metrics

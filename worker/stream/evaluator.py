@@ -13,9 +13,11 @@ import time
 from typing import TYPE_CHECKING
 
 from worker.core.changelog import text_hash
+from worker.core.documents import dead_letter, embedding_failed
 from worker.core.evaluation import Evaluation, EvaluationConfig
 from worker.core.novelty import Vector
-from worker.core.pipeline import SourceRecord, cached_id, dead_letter, embedding_failed
+from worker.core.records import SourceRecord
+from worker.core.scorer import cached_id
 from worker.core.trace import InvalidTrace, ReasoningTrace, embedding_text
 from worker.embed.embedder import Embedding, ModelError
 from worker.embed.pool import EmbeddingPool

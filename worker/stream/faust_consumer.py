@@ -35,8 +35,7 @@ from faust.types.tuples import TP, ConsumerMessage
 from mode import CrashingSupervisor, Service
 
 from worker.config import Settings
-from worker.core.pipeline import Fault, SourceRecord
-from worker.core.records import memory_size
+from worker.core.records import Fault, SourceRecord, memory_size
 from worker.kafka.aiokafka_private import group_assignment, raise_group_error, rejoin_group
 from worker.kafka.budget import Budget, Lease, NoRoom
 from worker.kafka.reading import Reading, read_as

@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from worker.core.pipeline import SourceRecord
+from worker.core.records import SourceRecord
 from worker.kafka.budget import Share
 
 LOW_WATER_RECORDS = 256

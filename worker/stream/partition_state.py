@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING
 
 from worker.core.changelog import Entry, Housekeeping, encode, slot_key
 from worker.core.passes import NO_PASS, Pass
-from worker.core.pipeline import (
-    CACHED_ID_LENGTH,
-    OutputRecord,
-    PartitionScorer,
-    ScoredTrace,
-    SourceRecord,
-    cached_id,
-)
+from worker.core.records import OutputRecord, SourceRecord
+from worker.core.scorer import CACHED_ID_LENGTH, PartitionScorer, ScoredTrace, cached_id
 from worker.core.trace import InvalidTrace, ReasoningTrace
 from worker.kafka.publication import Batch
 

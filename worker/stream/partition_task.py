@@ -16,7 +16,8 @@ from typing import Final
 
 from worker.core.changelog import SLACK
 from worker.core.evaluation import EvaluationConfig
-from worker.core.pipeline import OutputRecord, ScoredTrace, SourceRecord
+from worker.core.records import OutputRecord, SourceRecord
+from worker.core.scorer import ScoredTrace
 from worker.core.trace import InvalidTrace
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.publisher import Publisher

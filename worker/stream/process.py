@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from worker.config import ConfigError, Settings
-from worker.core.pipeline import EmbedderIdentity
+from worker.core.identity import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError
 from worker.embed.load import load_configured
 from worker.kafka.client import client_arguments

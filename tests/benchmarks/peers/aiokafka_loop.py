@@ -12,7 +12,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from tests.benchmarks.peers.options import Options, Stop, parse
-from worker.core.pipeline import SourceRecord
+from worker.core.records import SourceRecord
 
 MAX_RECORDS = 2000
 """With the model it is one: tens of milliseconds of work are a batch of their own, and a commit costs two."""

@@ -21,7 +21,7 @@ from arroyo.types import BrokerValue, Commit, Message, Partition
 
 from tests.benchmarks.job import Job
 from tests.benchmarks.peers.options import Options, Stop, parse
-from worker.core.pipeline import SourceRecord
+from worker.core.records import SourceRecord
 
 BUFFER = 10_000
 """Records that may wait for acknowledgements: the default of arroyo's Produce."""

@@ -19,7 +19,7 @@ from bytewax.recovery import RecoveryConfig, init_db_dir
 from bytewax.run import cli_main
 
 from tests.benchmarks.peers.options import Options, parse
-from worker.core.pipeline import SourceRecord
+from worker.core.records import SourceRecord
 
 
 def main(options: Options) -> None:

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPa
 
 from tests.benchmarks.job import Job
 from tests.benchmarks.peers.options import Options, Stop, parse
-from worker.core.pipeline import SourceRecord
+from worker.core.records import SourceRecord
 
 MAX_RECORDS = 2000
 

@@ -12,7 +12,7 @@ from typing import Any
 import faust
 
 from tests.benchmarks.peers.options import Options, parse
-from worker.core.pipeline import SourceRecord
+from worker.core.records import SourceRecord
 
 
 def main(options: Options) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.benchmarks.job import Job, model_embed, table_embed
-from worker.core.pipeline import ACCEPTED, DEAD_LETTER, REJECTED
+from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from quixstreams.context import message_context
 from quixstreams.models import Serializer
 
 from tests.benchmarks.peers.options import Options, parse
-from worker.core.pipeline import SourceRecord
+from worker.core.records import SourceRecord
 
 COMMIT_EVERY = 5000
 """Records of one checkpoint in throughput runs (--commit-interval 0); their counts are multiples of it."""

@@ -20,7 +20,9 @@ from worker.commands import demo_view
 from worker.commands.demo_flow import DemoOutcome
 from worker.commands.demo_worker import PARTITIONS
 from worker.commands.samples import SAMPLES, samples
-from worker.core.pipeline import SourceRecord, event_time_ms, scored_record
+from worker.core.documents import scored_record
+from worker.core.records import SourceRecord
+from worker.core.scorer import event_time_ms
 from worker.observe.metrics import quantile
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -18,7 +18,8 @@ from tests.support.builders import (
 from worker.cli import cli
 from worker.commands.explain_steps import explain_trace
 from worker.config import load
-from worker.core.pipeline import PartitionScorer, scored_record
+from worker.core.documents import scored_record
+from worker.core.scorer import PartitionScorer
 from worker.core.scoring import score_trace
 from worker.core.trace import parse_trace
 

@@ -17,7 +17,8 @@ from worker import PartitionScorer, embedding_text, parse_trace
 from worker.cli import cli
 from worker.commands.score_file import Summary, score_lines
 from worker.config import Settings
-from worker.core.pipeline import event_time_ms, scored_record
+from worker.core.documents import scored_record
+from worker.core.scorer import event_time_ms
 from worker.embed.embedder import ModelError
 
 ROOT = Path(__file__).parents[3]

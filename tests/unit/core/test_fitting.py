@@ -7,6 +7,7 @@ import random
 import pytest
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from worker.core.documents import dead_letter
 from worker.core.fitting import (
     DROPPED_HEADER,
     SOURCE_KEY_HEADER,
@@ -18,8 +19,7 @@ from worker.core.fitting import (
     source_place,
     split,
 )
-from worker.core.pipeline import OutputRecord, SourceRecord, dead_letter
-from worker.core.records import BATCH_OVERHEAD, encoded_size, exact_size
+from worker.core.records import BATCH_OVERHEAD, OutputRecord, SourceRecord, encoded_size, exact_size
 from worker.core.trace import MAX_MESSAGE, InvalidTrace, Reason
 from worker.kafka.dead_letters import originals
 

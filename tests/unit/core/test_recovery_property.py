@@ -18,17 +18,11 @@ from tests.support.builders import T0, TextEmbedder, make_record, random_trace_b
 from worker import InvalidTrace, PartitionScorer, embedding_text, parse_trace
 from worker.core import changelog
 from worker.core.changelog import Log, Restored
+from worker.core.documents import dead_letter, embedding_failed, scored_record
 from worker.core.evaluation import EvaluationConfig
 from worker.core.passes import MARKER_KEY, Found, committed_from
-from worker.core.pipeline import (
-    OutputRecord,
-    SourceRecord,
-    cached_id,
-    dead_letter,
-    embedding_failed,
-    event_time_ms,
-    scored_record,
-)
+from worker.core.records import OutputRecord, SourceRecord
+from worker.core.scorer import cached_id, event_time_ms
 from worker.core.trace import DEFAULT_LIMITS, Limits
 from worker.embed.embedder import Embedding
 from worker.kafka.publication import Batch

@@ -17,7 +17,7 @@ from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import ConsumerRecord
 
 from tests.support.raw_batches import CODECS, RawRecord, batch_of, blank_bomb, encode_batch, varint
-from worker.core.pipeline import Fault
+from worker.core.records import Fault
 from worker.core.trace import Reason
 from worker.kafka import aiokafka_private
 from worker.kafka.batches import Batches

@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.core.passes import Pass
-from worker.core.pipeline import OutputRecord, SourceRecord
+from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
 from worker.kafka import producer as producer_module
 from worker.kafka.producer import PublishError, send_all

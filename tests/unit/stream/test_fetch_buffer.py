@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 from tests.support.builders import make_record
-from worker.core.pipeline import SourceRecord
+from worker.core.records import SourceRecord
 from worker.kafka.budget import Share
 from worker.stream.fetch_buffer import LOW_WATER_BYTES, LOW_WATER_RECORDS, FetchBuffer
 

@@ -8,7 +8,7 @@ from tests.support.builders import TextEmbedder, make_record, make_trace, text_v
 from tests.support.output_embedding import decode, score_file
 from tests.support.schemas import VALIDATORS
 from worker import PartitionScorer, config, embedding_text, parse_trace
-from worker.core.pipeline import embedding_bytes, scored_record
+from worker.core.documents import embedding_bytes, scored_record
 
 
 def test_a_file_s_documents_hold_the_vector_where_it_is_asked_for() -> None:

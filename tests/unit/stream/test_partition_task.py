@@ -19,8 +19,7 @@ from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
-from worker.core.pipeline import Fault
-from worker.core.records import HEADER_OVERHEAD
+from worker.core.records import HEADER_OVERHEAD, Fault
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
 from worker.stream import committer, partition_task

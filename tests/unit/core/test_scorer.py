@@ -24,19 +24,11 @@ from tests.support.builders import (
     trace_document,
 )
 from worker import InvalidTrace, PartitionScorer, Profile, Reason, ScoredTrace, Weights, __version__, parse_trace
+from worker.core.documents import dead_letter, embedding_failed, rfc3339, scored_record
+from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Neighbour
-from worker.core.pipeline import (
-    CACHED_ID_LENGTH,
-    EmbedderIdentity,
-    Fault,
-    SourceRecord,
-    cached_id,
-    dead_letter,
-    embedding_failed,
-    event_time_ms,
-    rfc3339,
-    scored_record,
-)
+from worker.core.records import Fault, SourceRecord
+from worker.core.scorer import CACHED_ID_LENGTH, cached_id, event_time_ms
 from worker.core.scoring import PROFILES
 from worker.core.trace import MAX_MESSAGE, embedding_text
 

@@ -1,0 +1,169 @@
+"""The scorer of one partition: its novelty cache and its stream time, and the verdict on each trace.
+
+Lives here: the state of one source partition, and event time. Must not live here: documents (documents.py), Kafka
+clients, asyncio, models, clock, environment, logging.
+
+The order of calls is the order of the partition: `PartitionScorer.score` is called once for each valid trace, in
+offset order, and never for a dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy.typing as npt
+
+from worker.core.novelty import Neighbour, Vector, VectorCache, unit
+from worker.core.scoring import (
+    DEFAULT_THRESHOLD,
+    NEUTRAL_NOVELTY,
+    PROFILES,
+    Components,
+    Profile,
+    Weights,
+    score_trace,
+)
+from worker.core.trace import ReasoningTrace, created_at_ms
+
+CACHED_ID_LENGTH: Final = 256
+"""Characters of a trace id that the cache keeps for `nearest`. An id may be as long as a message: a thousand of them in
+memory, and one in every output, could exhaust the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTrace:
+    """The verdict on one trace and everything that explains it.
+
+    `sequence` and `vector` (unit length) say what entered the cache; None where there was no vector.
+    `stream_time_ms` is the partition's stream time after this trace.
+    """
+
+    trace_id: str
+    score: float
+    accepted: bool
+    threshold: float
+    components: Components
+    profile: str
+    weights: Weights
+    overrides: tuple[str, ...]
+    nearest: Neighbour | None
+    stream_time_ms: int
+    sequence: int | None
+    vector: Vector | None
+
+
+class Comparison(NamedTuple):
+    """A trace's vector (unit length), its nearest live neighbour, and the stream time at which they were compared."""
+
+    vector: Vector | None
+    nearest: Neighbour | None
+    stream_time_ms: int
+
+
+class PartitionScorer:
+    """The state of one source partition: its novelty cache and its stream time.
+
+    `ttl_ms` None means that entries do not expire. `threshold` (0..1) holds for every profile that has none of its
+    own. `max_step_ms`: how far one trace may move stream time; None: any distance. Raises ValueError for settings out
+    of range.
+    """
+
+    def __init__(
+        self,
+        max_elements: int = 1000,
+        ttl_ms: int | None = 3_600_000,
+        dimensions: int = 384,
+        threshold: float = DEFAULT_THRESHOLD,
+        profiles: Mapping[str, Profile] = PROFILES,
+        max_step_ms: int | None = None,
+    ) -> None:
+        if not 0.0 <= threshold <= 1.0:
+            raise ValueError(f"threshold must lie in 0..1, got {threshold}")
+        if max_step_ms is not None and max_step_ms < 1:
+            raise ValueError(f"max_step_ms must be at least 1, or None for any distance, got {max_step_ms}")
+        self.cache = VectorCache(max_elements, dimensions, ttl_ms)
+        self._threshold = threshold
+        self._profiles = profiles
+        self._max_step_ms = max_step_ms
+        self._stream_time_ms: int | None = None
+
+    @property
+    def stream_time_ms(self) -> int | None:
+        """The greatest event time seen (ms since 1970), as far as it may move; None before the first trace."""
+        return self._stream_time_ms
+
+    def score(self, trace: ReasoningTrace, vector: npt.ArrayLike | None, event_time_ms: int) -> ScoredTrace:
+        """Score the partition's next trace and add its vector to the cache, whatever the verdict.
+
+        `vector`: shape (dimensions,), any length, or None where no embedder is configured. Raises ValueError for a
+        wrong dimension or values that are not finite; the state is then unchanged.
+        """
+        return self.decide(trace, self.compare(vector, event_time_ms))
+
+    def compare(self, vector: npt.ArrayLike | None, event_time_ms: int) -> Comparison:
+        """Do the first half of `score`: move stream time on and find the nearest live entry (raises ValueError)."""
+        query = None if vector is None else unit(vector, self.cache.dimensions)
+        time, step = self._stream_time_ms, self._max_step_ms
+        if time is None:  # the first trace: there is nothing to measure a step from
+            time = event_time_ms
+        elif event_time_ms > time:
+            time = event_time_ms if step is None else min(event_time_ms, time + step)
+        self._stream_time_ms = time
+        now = self.cache.advance(time)
+        return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
+
+    def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
+        """Do the second half of `score`: the score, the verdict, and the vector into the cache."""
+        query, nearest, now = comparison
+        novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
+        result = score_trace(trace, novelty, self._profiles)
+        sequence = None
+        if query is not None:
+            sequence = self.cache.add_unit(query, now, cached_id(trace))
+
+        threshold = self._profiles[result.profile].threshold
+        if threshold is None:
+            threshold = self._threshold
+        return ScoredTrace(
+            trace_id=trace.id,
+            score=result.score,
+            accepted=result.score >= threshold,
+            threshold=threshold,
+            components=result.components,
+            profile=result.profile,
+            weights=result.weights,
+            overrides=result.overrides,
+            nearest=nearest,
+            stream_time_ms=now,
+            sequence=sequence,
+            vector=query,
+        )
+
+    def restore(self, entries: Iterable[tuple[int, int, str, Vector]], stream_time_ms: int | None = None) -> None:
+        """Rebuild the state from (sequence, stream time in ms, trace id, unit vector) of committed traces.
+
+        Careful: entries at or past the committed source offset must not be among them, their traces come again.
+        `stream_time_ms` is the committed stream time, where it is known.
+        """
+        self.cache.restore(entries, stream_time_ms)
+        self._stream_time_ms = self.cache.now_ms
+
+
+def cached_id(trace: ReasoningTrace) -> str:
+    """Return the id under which the cache and the changelog know a trace."""
+    return trace.id[:CACHED_ID_LENGTH]
+
+
+def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source: str = "created_at") -> int:
+    """Return the trace's event time, ms since 1970.
+
+    `created_at`: the trace's own, but never later than the record's timestamp, so that one trace dated 2099 cannot
+    expire every entry; `record`: the record's timestamp alone, where it has one.
+    """
+    if record_timestamp_ms is None or record_timestamp_ms < 0:
+        return created_at_ms(trace)
+    if source == "record":
+        return record_timestamp_ms
+    return min(created_at_ms(trace), record_timestamp_ms)
