@@ -1,14 +1,14 @@
-"""Faust's consumer, as this worker needs it. The one module that leans on private names of Faust.
+"""Faust's consumer as this worker needs it. The only module that uses private names of Faust.
 
 What is changed, and why (measured on faust-streaming 0.15.3):
-- records go to the fetch buffer in whole fetches, and the stream only gets an event when there is something to wake the
-  agent for: Faust's own way makes four tasks for each message, and sleeps a second whenever back-pressure has paused
-  every partition;
-- the source is read committed: Faust's consumer does so only under its own `exactly_once`, which does not work;
-- Faust commits nothing: offsets travel with the transaction, and a later plain commit could move them back. Waiting for
-  open messages (`wait_empty`: at a rebalance and at shutdown) becomes waiting for the partition tasks;
-- with static membership every member looks for partitions that nobody holds: aiokafka leaves that to the group's
-  leader, and a leader that restarts as a static member does not learn that it leads.
+- records go to the fetch buffer in whole fetches, and the stream gets an event only to wake the agent. Faust itself
+  creates four tasks for each message, and sleeps for a second whenever back-pressure has paused every partition;
+- only committed records of the source are read. Faust's consumer does so only with its own `exactly_once`, which does
+  not work;
+- Faust commits nothing: offsets are part of the transaction, and a later plain commit could move them back. Where Faust
+  waits for open messages (`wait_empty`: at a rebalance and at shutdown), this consumer waits for the partition tasks;
+- with static membership, every member looks for partitions that nobody holds. aiokafka leaves that to the group's
+  leader, and a leader that restarts as a static member is not told that it is the leader.
 
 Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
 ._ensure_consumer, ._consumer, Fetcher._stopped, App._create_directories, App.rebalancing_count.
@@ -42,36 +42,36 @@ from worker.kafka.reading import Reading, read_as
 from worker.stream.fetch_buffer import FetchBuffer
 
 faust_log = logging.getLogger("faust")
-"""Faust names a service's logger after the module of its class; these are Faust's messages and not ours."""
+"""Faust names a service's logger after the module of its class, but these messages are Faust's, not ours."""
 
 FETCH_RECORDS: Final = 512
-"""Most records of one fetch of one partition. More gains nothing and delays the others."""
+"""Most records of one fetch of one partition. A larger number gains nothing and delays the other partitions."""
 
 FETCH_BYTES: Final = 1 << 20
-"""About as many bytes of one fetch of one partition: 512 records of 100 kB out of one compressed batch are 50 MB."""
+"""About the most bytes of one fetch of one partition: 512 records of 100 kB in one compressed batch are 50 MB."""
 
 RESPONSE_BYTES: Final = 16 << 20
-"""Bytes of one response over all partitions of a broker; aiokafka's default is 50 MiB."""
+"""Most bytes of one response for all partitions of a broker; aiokafka's default is 50 MiB."""
 
 FETCH_WAIT_MS: Final = 500
 """How long a fetch waits for the first record; an idle worker asks twice a second for each partition."""
 
 GROUP_CHECK_SECONDS: Final = 1.0
-"""How often the worker asks whether the group's coordinator has refused it."""
+"""How often the worker checks whether the group's coordinator has refused it."""
 
 MAX_POLL_INTERVAL_SECONDS: Final = 600.0
-"""The group drops a member that does not fetch for this long: longer than any restore or drain."""
+"""The group removes a member that does not fetch for this long: longer than any restore or drain."""
 
 UNHELD_SECONDS: Final = 10.0
-"""How often a static member looks for partitions that nobody holds: one small request to the group's coordinator."""
+"""How often a static member looks for partitions that nobody holds, with one small request to the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the consumer asks of the worker.
+    """What the consumer needs of the worker.
 
-    `drain` waits until all that was admitted is committed. `positions` are the offsets from which to read on. `fail`
-    ends the worker.
+    `drain` waits until everything that was taken is committed. `positions` returns the offsets from which to read on.
+    `fail` ends the worker.
     """
 
     settings: Settings
@@ -85,9 +85,10 @@ class Hooks:
 
 @dataclass(slots=True)
 class _Portion:
-    """What one fetch brought; the lease holds its bytes until someone else counts them.
+    """The records of one fetch; the lease holds their bytes in the memory budget until the fetch buffer counts them.
 
-    Not a future's result: futures between threads are in circles, which keep it until the garbage collector comes.
+    Not a future's result: futures between threads form cycles, which would keep the records until the garbage collector
+    runs.
     """
 
     records: list[SourceRecord] = field(default_factory=list)
@@ -99,7 +100,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     hooks: Hooks
     reading: Reading
     read_to: dict[TopicPartition, int]
-    """Where the last fetch that brought nothing ended: past the markers and aborted records of transactions."""
+    """Where the last empty fetch ended: behind the markers and aborted records of transactions."""
 
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
         settings = self.hooks.settings
@@ -124,7 +125,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         )
 
     async def fetch(self, tp: TopicPartition, portion: _Portion) -> None:
-        """Fetch the next records of one partition; runs in the consumer's thread. Raises NoRoom."""
+        """Fetch the next records of one partition, in the consumer's thread. Raises NoRoom."""
         consumer = self._ensure_consumer()
         fetched = await consumer.getmany(tp, timeout_ms=FETCH_WAIT_MS, max_records=FETCH_RECORDS)
         if not fetched:
@@ -160,15 +161,15 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         await self._ensure_consumer().commit({tp: OffsetAndMetadata(offset, metadata)})
 
     async def check_group(self) -> None:
-        """Raise what the group's coordinator refused (an ACL, for example)."""
+        """Raise the error with which the group's coordinator refused this member (a missing ACL, for example)."""
         if self._consumer is not None:
             raise_group_error(self._consumer)
 
     async def rejoin_for_unheld_partitions(self) -> set[int]:
-        """Join again when a stable group holds not all partitions of the source; return those that nobody holds.
+        """Join again when a stable group does not hold all partitions of the source; return those that nobody holds.
 
-        A join of the group's leader, whether it knows that it leads or not, begins a rebalance; others just keep what
-        they have. So it takes all members to look. Raises KafkaError while the coordinator is away.
+        Only a join of the group's leader, whether it knows that it is the leader or not, begins a rebalance. So every
+        member has to look. Raises KafkaError while the coordinator is away.
         """
         settings = self.hooks.settings
         consumer = self._ensure_consumer()
@@ -184,8 +185,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
         """Return the records between a committed offset and the last stable one; None before the first fetch.
 
-        `idle`: nothing that was fetched waits. What then lies past the committed offset but was read is no record: a
-        producer's transaction markers or what it aborted, which would look like a lag for ever.
+        `idle`: no fetched record waits. What was read behind the committed offset is then no record, but transaction
+        markers or aborted records of a producer, which would look like a permanent lag.
         """
         consumer = self._ensure_consumer()
         if tp not in consumer.assignment():
@@ -215,7 +216,7 @@ class KpConsumer(driver.Consumer):
     async def _watch_group(self) -> None:
         """End the worker when it may not join its group.
 
-        aiokafka tells only whoever fetches; a member without partitions never does, and would wait for ever.
+        aiokafka raises that error only from a fetch. A member without partitions never fetches, and would wait forever.
         """
         while not self.should_stop:
             await self.sleep(GROUP_CHECK_SECONDS)
@@ -231,7 +232,7 @@ class KpConsumer(driver.Consumer):
             await self._fetch_while_flowing(fetcher)
         except asyncio.CancelledError:
             if not (self.should_stop or fetcher.should_stop):
-                raise  # otherwise the regular end, at which Faust would log a crash
+                raise  # otherwise this is the regular end, and Faust would log a crash
 
     async def _fetch_while_flowing(self, fetcher: Any) -> None:
         while not (self.should_stop or fetcher.should_stop):
@@ -248,7 +249,7 @@ class KpConsumer(driver.Consumer):
                 done, _ = await asyncio.wait({*self._fetches, stop}, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {stop}:
                     if not task.cancelled():  # cancelled by wait_empty
-                        task.result()  # a fetch loop only ends by an error: Faust crashes the app with it
+                        task.result()  # a fetch loop ends only with an error, and Faust then crashes the app
             finally:
                 stop.cancel()
                 await self._stop_fetches()
@@ -268,11 +269,11 @@ class KpConsumer(driver.Consumer):
             if records and self.flow_active and self.app.consumer_generation_id == generation:
                 idle = not self.hooks.buffer
                 self.hooks.buffer.add(tp.partition, records)
-                if idle:  # otherwise the agent is at work and sees them by itself
+                if idle:  # otherwise the agent is running and sees them
                     await self.callback(_wake_up(tp, records[0].offset, generation))
             if portion.lease is not None:
                 portion.lease.end()
-            del records, portion, fetch  # not kept while the next fetch waits
+            del records, portion, fetch  # free them while the next fetch waits
 
     async def _stop_fetches(self) -> None:
         fetches, self._fetches = self._fetches, set()
@@ -302,7 +303,7 @@ class KpConsumer(driver.Consumer):
     def resume_flow(self) -> None:
         """Let records flow, unless the next rebalance has begun.
 
-        Faust's completion of an assignment may come after the revocation of the next one: its restore took that long.
+        After a long restore, Faust may complete an assignment when the next one has already been revoked.
         """
         if self._rebalance == self.app.rebalancing_count:
             super().resume_flow()
@@ -310,15 +311,15 @@ class KpConsumer(driver.Consumer):
     async def wait_empty(self) -> None:
         """Wait until no fetch is under way and the partition tasks have committed what they took.
 
-        Order matters: a fetch that outlived this could move the position after Faust's seek to the committed offset.
+        The order matters: a fetch that still ran could move the position after Faust's seek to the committed offset.
         """
         await self.halt()
         await self.hooks.drain()
 
     async def halt(self) -> None:
-        """Stop fetching and forget what waits; Faust's resume_flow starts it again, after the seek.
+        """Stop fetching and drop what waits; Faust's resume_flow starts it again after the seek.
 
-        A rebalance that begins while another one's restore is under way can find the flow resumed by the older one.
+        When a rebalance begins during another one's restore, the older one may have resumed the flow.
         """
         self.stop_flow()
         await self._stop_fetches()
@@ -328,7 +329,7 @@ class KpConsumer(driver.Consumer):
     async def perform_seek(self) -> None:
         """Read on where the partition tasks are (Faust calls this before it lets records flow).
 
-        Faust would ask aiokafka for the committed offsets, which reports none while the coordinator moves or loads.
+        Faust would ask aiokafka for the committed offsets; aiokafka returns none while the coordinator moves or loads.
         """
         await self._thread.call_thread(self._thread.seek_all, self.hooks.positions())
 
@@ -355,7 +356,7 @@ class _App(faust.App):
     logger = faust_log
 
     def _create_directories(self) -> None:
-        """Create none: Faust keeps table data there, and this worker has no tables (and may not write at all)."""
+        """Create none: they are for table data. This worker has no tables, and may run on a read-only file system."""
 
 
 def connect(signal: Any, handler: Callable[..., Awaitable[None]]) -> None:
@@ -364,7 +365,7 @@ def connect(signal: Any, handler: Callable[..., Awaitable[None]]) -> None:
 
 
 def create_app(hooks: Hooks) -> faust.App:
-    """Build the Faust app: group membership, rebalances and the agent's stream; it neither produces nor commits."""
+    """Build the Faust app. It does group membership, rebalances and the agent's stream, and neither produces nor commits."""
     settings = hooks.settings
     app = _App(
         settings.group_id,
