@@ -365,7 +365,7 @@ def connect(signal: Any, handler: Callable[..., Awaitable[None]]) -> None:
 
 
 def create_app(hooks: Hooks) -> faust.App:
-    """Build the Faust app. It does group membership, rebalances and the agent's stream, and neither produces nor commits."""
+    """Build the Faust app: group membership, rebalances and the agent's stream. It neither produces nor commits."""
     settings = hooks.settings
     app = _App(
         settings.group_id,
