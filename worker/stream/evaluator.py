@@ -77,7 +77,7 @@ class Evaluator:
         try:
             taken.parsed = self._evaluation.read(record)
         except InvalidTrace as error:
-            taken.parsed = error.with_traceback(None)  # it leads to this frame: a circle that would keep the record
+            taken.parsed = error.with_traceback(None)  # it leads to this frame: a cycle that would keep the record
         taken.submitted = time.perf_counter()
         self._metrics.stages["parse"].observe(taken.submitted - taken.started)
         if self._pool is not None and not isinstance(taken.parsed, InvalidTrace):

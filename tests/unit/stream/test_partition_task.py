@@ -584,3 +584,13 @@ async def test_a_fault_becomes_a_dead_letter_in_its_place_and_its_bytes_are_give
     assert stage.given_back == size
     await stage.task.close()
     assert stage.given_back == size + record(9).size
+
+
+async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> None:
+    stage = TaskHarness()
+    stage.take(0)
+    stage.task._taken[0].embedding = None
+    stage.task._advance()
+    assert [str(failure) for failure in stage.failures] == ["this is a bug: record traces/0/0 was not embedded"]
+    assert stage.publisher.begun == []
+    await stage.task.close()
