@@ -111,7 +111,7 @@ def export_model(model: str | None, output: Path | None, precision: tuple[str, .
     if if_missing and find_exported(None) is not None:
         return
     try:
-        write_line(clean(str(export(model, output, precision or DEFAULT_PRECISIONS))))
+        write_line(clean(str(export(model, output, precision or DEFAULT_PRECISIONS)), "\n"))
     except (ModelError, OSError) as error:
         raise CommandError(str(error)) from None
 
