@@ -50,6 +50,7 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0  # one broker answer on a busy machine; it only decides when a broken test gives up
+METADATA_ATTEMPTS = 10
 
 
 @pytest.fixture(scope="session")
@@ -160,11 +161,14 @@ def _tp(record: Any) -> TopicPartition:
 
 
 async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> set[int]:
-    await consumer._client.set_topics([topic])
-    found = consumer.partitions_for_topic(topic)
-    if not found:
-        raise AssertionError(f"no topic {topic}")
-    return set(found)
+    for _ in range(METADATA_ATTEMPTS):  # a broker that has just come back may not know its topics yet
+        await consumer._client.set_topics([topic])
+        await consumer._client.force_metadata_update()
+        found = consumer.partitions_for_topic(topic)
+        if found:
+            return set(found)
+        await asyncio.sleep(0.5)
+    raise AssertionError(f"no topic {topic}")
 
 
 async def committed_async(bootstrap: str, group: str, topic: str) -> dict[int, int]:
