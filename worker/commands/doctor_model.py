@@ -46,7 +46,11 @@ def _check(settings: Settings) -> Iterator[Finding]:
     if settings.embedder == "none":
         yield warn("model", "KP_EMBEDDER=none: novelty is 0.5 for every trace", "set KP_EMBEDDER=auto to compare texts")
         return
-    hub_name = find_model(settings.model)
+    try:
+        hub_name = find_model(settings.model)
+    except ModelError as error:
+        yield fail("model", str(error), "look for a typing error in the path")
+        return
     if find_exported(settings.model) is None and settings.embedder != "openvino" and not Path(hub_name).is_dir():
         yield warn(
             "model",

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from worker.commands.console import ArgumentError, CommandError, errors_for_the_user, open_file, say, size_of
+from worker.commands.json_lines import pretty_printed_hint
 from worker.commands.publish_lines import KeyField, PublishCounts, publish_lines
 from worker.commands.samples import SAMPLES
 from worker.commands.session import Session, run_session
@@ -51,6 +52,8 @@ def run_publish(file: str, settings: Settings, *, topic: str, key: KeyField, rat
         except CommandError as error:
             raise (error.adding(f"; {counts.sent} were published before") if counts.sent else error) from None
     _say_counts(counts, topic, interrupted)
+    if counts.pretty_printed:
+        say(pretty_printed_hint(file))
     return 130 if interrupted else 1 if counts.refused else 0
 
 

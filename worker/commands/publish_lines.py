@@ -18,6 +18,7 @@ from typing import BinaryIO, Final, Literal
 import msgspec
 from aiokafka import AIOKafkaProducer
 
+from worker.commands.json_lines import is_pretty_printed
 from worker.commands.session import Session, SessionError
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
 from worker.kafka.producer import producer_arguments, while_sending
@@ -40,6 +41,7 @@ class PublishCounts:
     sent: int = 0
     refused: int = 0
     seconds: float = 0.0
+    pretty_printed: bool = False
 
     def count_answer(self, future: asyncio.Future[object]) -> None:
         """Count a trace whose sending has ended: as sent, if it was acknowledged."""
@@ -48,6 +50,10 @@ class PublishCounts:
     def count_refused(self) -> None:
         """Count a line that was not sent."""
         self.refused += 1
+
+    def look_at_first(self, line: bytes) -> None:
+        """Note whether the first line opens a document that goes on in the next one."""
+        self.pretty_printed = is_pretty_printed(line)
 
     def set_seconds(self, seconds: float) -> None:
         """Set how long the run has lasted."""
@@ -110,7 +116,7 @@ async def publish_lines(
             counts.count_refused()
             on_refused(number, error)
 
-        await while_sending(producer, _send_lines(source, key, check, sender, on_line, refuse))
+        await while_sending(producer, _send_lines(source, key, check, sender, on_line, refuse, counts.look_at_first))
 
 
 async def _send_lines(
@@ -120,11 +126,14 @@ async def _send_lines(
     sender: _Sender,
     on_line: Callable[[int], None],
     refuse: Callable[[int, InvalidTrace], None],
+    look_at_first: Callable[[bytes], None],
 ) -> None:
     number = 0
     async for line in _lines(source):
         number += 1
         on_line(len(line) + 1)
+        if number == 1:
+            look_at_first(line)
         if not line.strip():
             continue
         record_key = key_of(line, key)

@@ -46,8 +46,11 @@ def run_report(
         raise CommandError(f"{source}: {error}") from None
     except OSError as error:
         raise CommandError(str(error)) from None
-    with open_file(os.fspath(output), "wb") as stream:
-        stream.write(page)
+    try:
+        with open_file(os.fspath(output), "wb") as stream:
+            stream.write(page)
+    except OSError as error:
+        raise CommandError(f"{output} cannot be written: {error.strerror}; choose another file (-o)") from None
     say(
         f"{numbers.total.count} traces: {numbers.total.accepted} accepted, "
         f"{numbers.total.count - numbers.total.accepted} rejected, {numbers.bad} cannot be read, "
@@ -63,7 +66,7 @@ def _renderer() -> Callable[[ReportNumbers, str], str]:
     except ModuleNotFoundError as error:
         if error.name not in ("matplotlib", "jinja2", "markupsafe"):
             raise
-        raise CommandError(f"{error.name} is not installed: pip install 'kp-worker[report]'") from None
+        raise CommandError(f"{error.name} is not installed: pip install '.[report]' from a checkout") from None
     return render
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from worker.commands.console import CommandError, discard_buffered, json_output, say, size_of
+from worker.commands.json_lines import pretty_printed_hint
 from worker.commands.score_file import score_lines
 from worker.config import Settings
 from worker.embed.embedder import ModelError
@@ -21,7 +22,7 @@ from worker.embed.load import load_configured
 
 
 def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, settings: Settings) -> None:
-    """Score a file and say how many traces came out which way. Raises CommandError."""
+    """Score a file and say how many traces came out which way. Raises CommandError, also where none was valid."""
     console = Console(stderr=True)
     try:
         with console.status("loading the model"):
@@ -47,6 +48,10 @@ def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, s
     )
     for reason, count in sorted(counts.dead_letters.items()):
         say(f"  {count} {reason}")
+    if counts.pretty_printed:
+        raise CommandError(pretty_printed_hint(file.name))
+    if dead and not counts.scores:
+        raise CommandError("no line of the file is a valid trace: --dead-letters BAD.jsonl writes each with its reason")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from worker.commands.json_lines import is_pretty_printed
 from worker.config import Settings
 from worker.core.documents import embedding_failed
 from worker.core.evaluation import Evaluation, EvaluationConfig
@@ -24,12 +25,13 @@ from worker.embed.load import new_scorer
 
 @dataclass(slots=True)
 class Summary:
-    """Counts of one run; `scores` of every scored trace, in order."""
+    """Counts of one run; `scores` of every scored trace, in order. `pretty_printed`: the file is no JSON Lines."""
 
     accepted: int = 0
     rejected: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
     truncated: int = 0
+    pretty_printed: bool = False
     scores: list[float] = field(default_factory=list)
 
 
@@ -50,6 +52,8 @@ def score_lines(
     evaluation = Evaluation(new_scorer(settings, identity), identity, config)
     summary = Summary()
     for number, line in _lines(source, on_line):
+        if not number:
+            summary.pretty_printed = is_pretty_printed(line)
         record = SourceRecord(settings.source_topic, 0, number, None, None, line)
         try:
             trace = evaluation.read(record)

@@ -18,6 +18,10 @@ from worker.core.trace import ReasoningTrace, Step
 NEUTRAL_NOVELTY = 0.5
 """Novelty of a trace that has nothing to be compared with (empty cache, or no embedder)."""
 
+NOVELTY_ROUNDING = 1e-3
+"""How far a novelty may lie outside of 0..2. A similarity in float32 may exceed 1 (by 2e-7, measured). This is far more
+than any rounding, so that no trace can fail here, and far less than a wrong argument."""
+
 DEFAULT_PROFILE = "default"
 DEFAULT_THRESHOLD = 0.75
 
@@ -89,8 +93,10 @@ def score_trace(
     """Score one trace, given its novelty (0..2).
 
     A domain that has no profile takes `profiles["default"]`. The result is clamped to 0..1 at the very end only,
-    so that each override works on the raw result of the one before.
+    so that each override works on the raw result of the one before. Raises ValueError for another novelty.
     """
+    if not -NOVELTY_ROUNDING <= novelty <= 2.0 + NOVELTY_ROUNDING:
+        raise ValueError(f"novelty must lie in 0..2 (1 - cosine similarity), got {novelty}")
     steps, success = trace.steps, trace.metadata.success
     step_types, tool_names, error_recoveries = _count(steps)
 

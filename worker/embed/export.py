@@ -1,7 +1,8 @@
 """`kp-worker export-model`: from a sentence-transformers model to a directory that OpenVinoEmbedder loads.
 
-Lives here: converting, quantising, the check against sentence-transformers, and writing the whole directory or
-nothing. Needs torch and sentence-transformers (the model extra) besides the runtime (the fast extra).
+Lives here: the check against the vectors of sentence-transformers, and writing the whole directory or nothing. Must not
+live here: where graphs and vectors come from (export_source.py). all-MiniLM-L6-v2 needs the fast extra alone, any other
+model the model extra too.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from worker.embed.embedder import Embedding, ModelError
-from worker.embed.export_graph import convert, quantise
 from worker.embed.export_samples import TEXTS
+from worker.embed.export_source import CHECK_TOKENS, ExportSource, open_export_source
 from worker.embed.model_dir import (
     FORMAT,
     MANIFEST,
@@ -33,11 +34,8 @@ from worker.embed.model_dir import (
     is_exported,
 )
 from worker.embed.openvino_embedder import PRECISIONS, RUNTIME, OpenVinoEmbedder, import_runtime, runs_here
-from worker.embed.torch_embedder import SentenceTransformersEmbedder, token_limit
+from worker.embed.quantise import quantise
 from worker.version import __version__
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 DEFAULT_PRECISIONS: Final = ("fp32", "bf16")
 """bf16 needs no file of its own: it is computed from the fp32 graph."""
@@ -45,9 +43,6 @@ DEFAULT_PRECISIONS: Final = ("fp32", "bf16")
 LEAST_COSINE: Final = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.98}
 """Every text's cosine to sentence-transformers must reach this, or the export fails. The least for all-MiniLM-L6-v2 is
 .9999999, .99993 and .992; far less means a wrong graph (other pooling, extra layers), not rounding."""
-
-_CHECK_TOKENS: Final = 256
-_TOOLS: Final = ("openvino", "tokenizers", "torch", "transformers", "sentence-transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +71,15 @@ def export_model(
     if unknown:
         raise ModelError(f"unknown precision {', '.join(sorted(unknown))}: choose from {', '.join(PRECISIONS)}")
     openvino, _ = import_runtime()
-    # 1. The reference: checks the weights, knows the model's name and limits.
-    # One thread: on a busy host torch's threads spin for each other, 1 s a text where one thread needs 0.05 s.
-    reference = SentenceTransformersEmbedder(model, _CHECK_TOKENS, 1)
-    identity = reference.identity
-    target = (output or default_directory(identity.name, identity.weights_sha256)).absolute()
+    # 1. The source: its weights are checked, its name and limits are known.
+    source = open_export_source(openvino, model)
+    target = (output or default_directory(source.name, source.weights_sha256)).absolute()
     work = _work_directory(target)
     try:
         # 2. Graphs and tokenizer, into a directory beside the target.
-        manifest = _write_unchecked(openvino, reference, work, wanted)
+        manifest = _write_unchecked(openvino, source, work, wanted)
         # 3. The check, with the embedder that the worker will use.
-        manifest = _write_checked(reference, work, manifest)
+        manifest = _write_checked(source, work, manifest)
         # 4. Put it in the target's place: from here on the directory is complete.
         _replace(work, target)
     finally:
@@ -105,37 +98,28 @@ def _work_directory(target: Path) -> Path:
         raise ModelError(f"{target.parent} cannot be written ({error.strerror}); choose another --output") from error
 
 
-def _write_unchecked(
-    openvino: ModuleType, reference: SentenceTransformersEmbedder, work: Path, wanted: Sequence[str]
-) -> Manifest:
+def _write_unchecked(openvino: ModuleType, source: ExportSource, work: Path, wanted: Sequence[str]) -> Manifest:
     """Write graphs, tokenizer and manifest; the embedder reads the manifest when it is checked."""
-    identity, transformer = reference.identity, reference.model
-    try:
-        files = _write_files(openvino, transformer, work, wanted)
-    except (RuntimeError, ValueError, TypeError, AttributeError, OSError) as error:
-        raise ModelError(
-            f"{identity.name} cannot be exported: {error}; use it with KP_EMBEDDER=sentence-transformers"
-        ) from error
+    files = _write_files(openvino, source, work, wanted)
     manifest = Manifest(
         format=FORMAT,
-        name=identity.name,
-        weights_sha256=identity.weights_sha256,
-        dimensions=identity.dimensions,
-        max_tokens=token_limit(transformer),
+        name=source.name,
+        weights_sha256=source.weights_sha256,
+        dimensions=source.dimensions,
+        max_tokens=source.max_tokens,
         runtime=RUNTIME,
         tokenizer=_checked(work / "tokenizer.json"),
         precisions={name: ExportedPrecision(files[name], None) for name in wanted},
-        made_by={"kp-worker": __version__, **{it: version(it) for it in _TOOLS}},
+        made_by={"kp-worker": __version__, **{it: version(it) for it in source.tools}},
     )
     _write_manifest(work, manifest)
     return manifest
 
 
-def _write_checked(reference: SentenceTransformersEmbedder, work: Path, manifest: Manifest) -> Manifest:
-    """Compare the written model with the reference and write the manifest with the result. Raises ModelError."""
-    expected = [reference.embed(text) for text in TEXTS]
+def _write_checked(source: ExportSource, work: Path, manifest: Manifest) -> Manifest:
+    """Compare the written model with the source's vectors and write the manifest with the result. Raises ModelError."""
     checked = {
-        name: ExportedPrecision(written.files, _check(expected, work, name))
+        name: ExportedPrecision(written.files, _check(source.expected, work, name))
         for name, written in manifest.precisions.items()
     }
     manifest = msgspec.structs.replace(manifest, precisions=checked)
@@ -154,17 +138,15 @@ def _describe(exported: ExportedPrecision) -> str:
 
 
 def _write_files(
-    openvino: ModuleType, model: SentenceTransformer, work: Path, wanted: Sequence[str]
+    openvino: ModuleType, source: ExportSource, work: Path, wanted: Sequence[str]
 ) -> dict[str, list[CheckedFile]]:
-    tokenizer = model.tokenizer.backend_tokenizer
-    (work / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    graph = convert(openvino, model)
-    files = {"fp32": _save(openvino, graph, work / "fp32.xml")}
+    (work / "tokenizer.json").write_text(source.tokenizer, encoding="utf-8")
+    files = {"fp32": _save(openvino, source.graph, work / "fp32.xml")}
     files["bf16"] = files["fp32"]
     if "int8" in wanted:
-        if quantise(openvino, graph) == 0:
+        if quantise(openvino, source.graph) == 0:
             raise ModelError("int8: found no weights to quantise in this model; export it without --precision int8")
-        files["int8"] = _save(openvino, graph, work / "int8.xml")
+        files["int8"] = _save(openvino, source.graph, work / "int8.xml")
     return files
 
 
@@ -184,7 +166,7 @@ def _write_manifest(work: Path, manifest: Manifest) -> None:
 def _check(expected: Sequence[Embedding], work: Path, precision: str) -> Check | None:
     if not runs_here(precision):
         return None
-    embedder = OpenVinoEmbedder(work, _CHECK_TOKENS, 0, precision)
+    embedder = OpenVinoEmbedder(work, CHECK_TOKENS, 0, precision)
     cosines = [_agreement(it, embedder.embed(text)) for it, text in zip(expected, TEXTS, strict=True)]
     worst, least = min(cosines), LEAST_COSINE[precision]
     if worst < least:

@@ -53,6 +53,11 @@ def load_embedder(
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:
             return OpenVinoEmbedder(directory, max_tokens, threads, precision, windows)
+        if model is None and find_spec("openvino") and not find_spec("sentence_transformers"):
+            raise ModelError(
+                f"{OFFICIAL_NAME} is not on this machine: run kp-worker fetch-model, or set KP_EMBEDDER=none to run "
+                "without embeddings (novelty 0.5)"
+            )
     if precision != "fp32":
         raise ModelError(
             f"KP_PRECISION={precision} needs an exported model: run kp-worker export-model --precision {precision}, "

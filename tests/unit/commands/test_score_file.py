@@ -176,6 +176,21 @@ def test_the_command_writes_to_standard_output_where_no_file_is_named(run: Run) 
     assert result.stderr.startswith("1 traces: 1 accepted")
 
 
+def test_a_file_over_several_lines_is_recognised(run: Run, tmp_path: Path) -> None:
+    result = run(json.dumps(json.loads(GOOD), indent=2).encode())
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        f"Error: {tmp_path}/in.jsonl holds JSON over several lines; one trace a line is expected: "
+        f"jq -c . {tmp_path}/in.jsonl"
+    )
+
+
+def test_a_file_without_a_valid_trace_is_an_error(run: Run) -> None:
+    result = run(b"[]\n{}")
+    assert result.exit_code == 1
+    assert "Error: no line of the file is a valid trace: --dead-letters BAD.jsonl" in result.stderr
+
+
 def test_an_empty_file_is_no_error(run: Run) -> None:
     result = run(b"")
     assert (result.exit_code, result.stdout) == (0, "")

