@@ -20,14 +20,7 @@ from typing import Final, Literal
 
 from worker.commands.console import CommandError, say, write_line
 from worker.core.terminal import clean
-from worker.embed.embedder import (
-    OFFICIAL_HUB_NAME,
-    OFFICIAL_NAME,
-    OFFICIAL_SHA256,
-    ModelError,
-    packaged_weights,
-    weights_sha256,
-)
+from worker.embed.embedder import OFFICIAL_HUB_NAME, ModelError, check_weights, packaged_weights, weights_sha256
 from worker.embed.export import DEFAULT_PRECISIONS, export_model
 from worker.embed.model_dir import find_exported
 
@@ -54,12 +47,7 @@ def run_fetch_model(source: Source, *, if_missing: bool) -> None:
 
 
 def _export(directory: Path) -> None:
-    digest = weights_sha256(directory)
-    if digest != OFFICIAL_SHA256:
-        raise ModelError(
-            f"the fetched weights have sha256 {digest}, those of {OFFICIAL_NAME} have {OFFICIAL_SHA256}: they are "
-            "damaged or another model's, and are not used"
-        )
+    check_weights(None, weights_sha256(directory))
     write_line(clean(str(export_model(str(directory), None, DEFAULT_PRECISIONS)), "\n"))
 
 

