@@ -28,15 +28,6 @@ class EvaluationConfig:
     output_embedding: bool = False
 
 
-def read_trace(record: SourceRecord, limits: Limits) -> ReasoningTrace:
-    """Return the trace that a record holds. Raises InvalidTrace, which makes the record a dead letter."""
-    if record.fault is not None:
-        raise InvalidTrace(record.fault.reason, "", record.fault.message)
-    if record.size > limits.max_bytes:  # in memory it is never smaller than encoded
-        _check_size(record, limits)
-    return parse_trace(record.value, limits)
-
-
 def _check_size(record: SourceRecord, limits: Limits) -> None:
     """Raise InvalidTrace for a record that is too large with its key and headers, in bytes as they are encoded.
 
@@ -59,21 +50,26 @@ class Evaluation:
     """
 
     def __init__(self, scorer: PartitionScorer, identity: EmbedderIdentity | None, config: EvaluationConfig) -> None:
-        self.scorer = scorer
+        self._scorer = scorer
         self._identity = identity
         self._config = config
 
     def read(self, record: SourceRecord) -> ReasoningTrace:
-        """Return the record's trace. Raises InvalidTrace."""
-        return read_trace(record, self._config.limits)
+        """Return the trace that a record holds. Raises InvalidTrace, which makes the record a dead letter."""
+        limits = self._config.limits
+        if record.fault is not None:
+            raise InvalidTrace(record.fault.reason, "", record.fault.message)
+        if record.size > limits.max_bytes:  # in memory it is never smaller than encoded
+            _check_size(record, limits)
+        return parse_trace(record.value, limits)
 
     def compare(self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None) -> Comparison:
         """Move stream time on and find the nearest live neighbour of the vector, shape (dimensions,)."""
-        return self.scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._config.event_time))
+        return self._scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._config.event_time))
 
     def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
         """Score the trace, and add its vector to the cache."""
-        return self.scorer.decide(trace, comparison)
+        return self._scorer.decide(trace, comparison)
 
     def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
         """Build the accepted or rejected record."""

@@ -111,7 +111,9 @@ class Evaluator:
             embedding = embedding.result()
         if embedding is None:
             if self._pool is not None:
-                raise RuntimeError(f"this is a bug: record {_place(taken.record)} was not embedded")
+                record = taken.record
+                place = f"{record.topic}/{record.partition}/{record.offset}"
+                raise RuntimeError(f"this is a bug: record {place} was not embedded")
             return None
         self._metrics.stages["embed"].observe(time.perf_counter() - taken.submitted)
         self._tracing.embedded(taken.span)
@@ -171,10 +173,6 @@ class Evaluator:
             if log.isEnabledFor(logging.DEBUG):
                 about = {**_about(taken.record, taken.parsed), "seconds": round(seconds, 4)}
                 log.debug("over KP_LATENCY_BUDGET_SECONDS", extra=about)
-
-
-def _place(record: SourceRecord) -> str:
-    return f"{record.topic}/{record.partition}/{record.offset}"
 
 
 def _about(record: SourceRecord, trace: ReasoningTrace | InvalidTrace | None) -> dict[str, object]:
