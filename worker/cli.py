@@ -189,8 +189,9 @@ def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> Non
 def topics(create: bool, as_json: bool | None) -> None:
     """Compare the topics with the plan, or create them.
 
-    Shows the five topics as they are and as they should be, with the commands that make them so. --create does what the
-    worker does at start with KP_CREATE_TOPICS=true. Exit code 0: the worker would start with these topics; 1: it would
+    Shows the five topics of the worker, and the one of kp-worker redrive, as they are and as they should be, with the
+    commands that make them so. --create does what the worker does at start with KP_CREATE_TOPICS=true, and creates the
+    topic of redrive. Exit code 0: the worker would start with these topics; 1: it would
     not; 2: the settings are wrong, or no broker answers.
     """
     settings = read_settings()
