@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn
 
 import click
 
+from worker.commands.completion import complete_directory, complete_reason, complete_traces
 from worker.commands.console import ArgumentError, CommandError, CommandGroup, read_settings, say_traceback, write_line
 from worker.core.terminal import clean
 from worker.observe.logs import BareFormatter
@@ -77,8 +78,9 @@ def run() -> None:
 @click.argument("file", type=click.File("rb"))
 @click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, JSON Lines [stdout].")
 @click.option("--dead-letters", type=click.File("wb"), help="Lines that cannot be read, with the reason, JSON Lines.")
-@click.option("--embedder", help="As KP_EMBEDDER, which it overrides.")
-@click.option("--model", help="As KP_MODEL, which it overrides.")
+@click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "none"]),
+              help="As KP_EMBEDDER, which it overrides.")  # fmt: skip
+@click.option("--model", shell_complete=complete_directory, help="As KP_MODEL, which it overrides.")
 def score(
     file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None
 ) -> None:
@@ -94,7 +96,11 @@ def score(
 
 
 @cli.command("export-model")
-@click.option("--model", help="Directory or hub name of a sentence-transformers model [all-MiniLM-L6-v2].")
+@click.option(
+    "--model",
+    shell_complete=complete_directory,
+    help="Directory or hub name of a sentence-transformers model [all-MiniLM-L6-v2].",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="Directory to write [the user's cache directory].")
 @click.option("--precision", multiple=True, type=click.Choice(["fp32", "bf16", "int8"]), help="May be repeated.")
 @click.option("--if-missing", is_flag=True, help="Do nothing where the default model is exported already.")
@@ -261,7 +267,7 @@ def report(
 
 
 @cli.command()
-@click.argument("file")
+@click.argument("file", shell_complete=complete_traces)
 @click.option("--topic", help="Topic to publish to [KP_SOURCE_TOPIC].")
 @click.option(
     "--key", type=click.Choice(["agent", "id", "domain", "none"]), default="agent", show_default=True,
@@ -324,7 +330,8 @@ def tail(
 
 
 @cli.command()
-@click.option("--reason", "reasons", multiple=True, help="Only dead letters of this reason; may be repeated.")
+@click.option("--reason", "reasons", multiple=True, shell_complete=complete_reason,
+              help="Only dead letters of this reason; may be repeated.")  # fmt: skip
 @click.option(
     "--since", metavar="T", help="Only from this time of the source record on: ISO 8601, or an age (90m, 2h, 3d)."
 )

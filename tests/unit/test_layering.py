@@ -49,7 +49,7 @@ HOMES = (
         "prometheus_client": {"observe", "commands.demo_worker"},
         "pydantic": {"config", "config_profiles"},
         "pydantic_settings": {"config"},
-        "click": {"cli", "commands.console"},
+        "click": {"cli", "commands.completion", "commands.console"},
         "rich": {"commands"},
         "jinja2": {"commands.report_page"},
         "markupsafe": {"commands.report_page"},

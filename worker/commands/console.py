@@ -1,7 +1,7 @@
 """What all commands share: settings, errors with their exit codes, lines on standard error, files.
 
-Lives here: the only use of click besides cli.py. Must not live here: options (cli.py), the output of one command. It
-imports what is heavy inside functions: `--help` loads this module.
+Lives here: the only use of click besides cli.py and completion.py. Must not live here: options (cli.py), the output of
+one command. It imports what is heavy inside functions: `--help` loads this module.
 """
 
 from __future__ import annotations
