@@ -23,7 +23,8 @@ MODULES = {
 ROOMS = {
     # room: the rooms and modules it may import besides its own; everything may import `version`
     "core": set[str](),
-    "config": {"config_profiles", "config_security", "core"},
+    "config": {"config_brokers", "config_profiles", "config_security", "core"},
+    "config_brokers": set[str](),
     "config_profiles": {"core"},
     "config_security": set[str](),
     "embed": {"config", "core"},
@@ -88,7 +89,7 @@ AIOKAFKA_INTERNAL = {
     "aiokafka.codec": {"kafka.topic_problems"},  # which codecs it can read
     "aiokafka.coordinator.assignors.sticky": {"stream.faust_consumer"},  # an argument of its consumer
     "aiokafka.protocol": {  # requests that no method of its clients sends
-        "kafka.api_versions", "kafka.connections", "kafka.describe", "kafka.metadata", "kafka.restore",
+        "kafka.api_versions", "kafka.describe", "kafka.metadata", "kafka.reaching", "kafka.restore",
     },
 }  # fmt: skip
 

@@ -23,9 +23,10 @@ from worker.commands.finding import Finding, fail, ok, warn
 from worker.config import ConfigError, Settings
 from worker.kafka.api_versions import lacking_apis
 from worker.kafka.client import client_arguments
-from worker.kafka.connections import connected_admin, connection_error
+from worker.kafka.connections import connected_admin
 from worker.kafka.describe import TopicDescription, describe_group, describe_topics
 from worker.kafka.errors import error_text
+from worker.kafka.reaching import find_fault
 from worker.kafka.restore import OffsetsError
 from worker.kafka.topic_plan import CHANGELOG_CONFIG, plan
 from worker.kafka.topic_problems import problems
@@ -50,9 +51,10 @@ async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
     except ConfigError as error:
         yield fail("broker", str(error))
         return
-    reason = await connection_error(client)
-    if reason is not None:
-        yield fail("broker", f"{settings.bootstrap_servers}: {error_text(reason)}", "topics and group were not checked")
+    fault = await find_fault(client)
+    if fault is not None:
+        remedy = "; ".join([*filter(None, [fault.advice()]), "topics and group were not checked"])
+        yield fail("broker", f"{fault.where}: {fault.words()}", remedy)
         return
     try:
         async with connected_admin(settings, client) as admin:
