@@ -19,13 +19,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from worker.config_brokers import check_brokers
 from worker.config_profiles import ProfileSetting, merged_profiles
 from worker.config_security import SASL, TLS, check_security
+from worker.config_words import NAME_PATTERN, issue_words
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.core.scoring import Profile
 from worker.core.trace import Limits
 
 PREFIX = "KP_"
 PEM = "-----BEGIN"
-Topic = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+Topic = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class ConfigError(Exception):
@@ -45,7 +46,7 @@ class Settings(BaseSettings):
     )
     group_instance_id: str | None = Field(
         None,
-        pattern=r"^[a-zA-Z0-9._-]{1,249}$",
+        pattern=NAME_PATTERN,
         description="static membership: this worker's own name in the group; a restart within the session timeout then "
         "causes no rebalance",
     )
@@ -348,7 +349,7 @@ def _explain(error: ValidationError, given: Mapping[str, Any]) -> list[str]:
     for issue in error.errors():
         field = str(issue["loc"][0]) if issue["loc"] else ""
         inner = ".".join(str(part) for part in issue["loc"][1:])
-        message = issue["msg"].removeprefix("Value error, ")
+        message = issue_words(issue)
         if not field:
             lines.append(f"settings do not fit together: {message}")
             continue

@@ -23,8 +23,9 @@ MODULES = {
 ROOMS = {
     # room: the rooms and modules it may import besides its own; everything may import `version`
     "core": set[str](),
-    "config": {"config_brokers", "config_profiles", "config_security", "core"},
+    "config": {"config_brokers", "config_profiles", "config_security", "config_words", "core"},
     "config_brokers": set[str](),
+    "config_words": set[str](),
     "config_profiles": {"core"},
     "config_security": set[str](),
     "embed": {"config", "core"},
