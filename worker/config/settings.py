@@ -139,7 +139,11 @@ class Settings(BaseSettings):
 
     cache_max_elements: int = Field(1000, ge=1, le=1_000_000, description="entries of each partition's novelty cache")
     cache_ttl_seconds: float | None = Field(
-        3600.0, gt=0, allow_inf_nan=False, description="life of an entry in stream time; `none`: entries do not expire"
+        3600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="life of an entry in stream time; `none`: entries do not expire",
+        json_schema_extra={"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "none"}]},
     )
     event_time: Literal["created_at", "record"] = Field(
         "created_at", description="a trace's event time: its created_at (never later than the record's) or the record's"
