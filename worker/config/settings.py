@@ -1,0 +1,347 @@
+"""The settings: names, types, defaults, limits and meaning.
+
+Lives here: one field for each setting, and which of them fit together. Must not live here: where values come from
+(sources.py, loading.py), the words for a wrong one (errors.py), which security settings exclude each other
+(security.py), what a profile holds (profiles.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from worker.config.brokers import check_brokers
+from worker.config.errors import PEM
+from worker.config.profiles import ProfileSetting, merged_profiles
+from worker.config.security import SASL, TLS, check_security
+from worker.config.sources import PREFIX
+from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
+from worker.core.scoring import Profile
+from worker.core.trace import Limits
+
+Topic = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+
+
+class Settings(BaseSettings):
+    """All settings of the worker, in the order in which docs/settings.md lists them."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+
+    bootstrap_servers: Annotated[str, AfterValidator(check_brokers)] = Field(
+        "127.0.0.1:9092", min_length=1, description="Kafka brokers, host:port[,host:port...]"
+    )
+    group_id: str = Field(
+        "kp-worker", min_length=1, description="consumer group; also the prefix of the transactional ids"
+    )
+    group_instance_id: str | None = Field(
+        None,
+        pattern=r"^[a-zA-Z0-9._-]{1,249}$",
+        description=(
+            "static membership: this worker's unique name in the group; a restart within the session timeout "
+            "then causes no rebalance"
+        ),
+    )
+    source_topic: Topic = Field("traces", description="topic to read traces from")
+    accepted_topic: Topic = Field("traces.accepted", description="topic for accepted traces (score >= threshold)")
+    rejected_topic: Topic = Field("traces.rejected", description="topic for rejected traces")
+    dead_letter_topic: Topic = Field(
+        "traces.dead-letter", description="topic for dead letters (records that could not be processed)"
+    )
+    changelog_topic: Topic | None = Field(
+        None, description="compacted topic of the novelty cache (default: <group>-novelty-changelog)"
+    )
+    create_topics: bool = Field(
+        False, description="create missing topics at startup; otherwise a missing topic is an error"
+    )
+    topic_partitions: int = Field(4, ge=1, le=10_000, description="partitions of a created source topic")
+    topic_replication: int = Field(
+        -1, ge=-1, le=100, description="replicas of created topics; -1: the broker's default"
+    )
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="security protocol of the brokers (docs/security.md)"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = Field(
+        None, description="login mechanism, with KP_SECURITY_PROTOCOL=SASL_SSL or SASL_PLAINTEXT"
+    )
+    sasl_username: str | None = Field(None, description="user for PLAIN and SCRAM")
+    sasl_password: SecretStr | None = Field(None, description="password for PLAIN and SCRAM; better in a file")
+    sasl_password_file: Path | None = Field(None, description="file with the password for PLAIN and SCRAM")
+    sasl_token_file: Path | None = Field(
+        None, description="file with the bearer token for OAUTHBEARER; read again for each connection"
+    )
+    tls_ca_file: Path | None = Field(
+        None, description="PEM file of the CAs that sign the brokers' certificates (default: the system's)"
+    )
+    tls_certificate_file: Path | None = Field(None, description="PEM file of this worker's certificate chain (mTLS)")
+    tls_key_file: Path | None = Field(
+        None, description="PEM file of the private key (default: in KP_TLS_CERTIFICATE_FILE)"
+    )
+    tls_key_password: SecretStr | None = Field(None, description="password of an encrypted key; better in a file")
+    tls_key_password_file: Path | None = Field(None, description="file with the password of an encrypted key")
+
+    delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
+    session_timeout_seconds: float = Field(
+        15.0, ge=1, le=1800, description="a worker without heartbeats for this long loses its partitions"
+    )
+    transaction_timeout_seconds: float = Field(
+        60.0, ge=1, le=900, description="longest broker outage that a transaction survives; beyond it the worker exits"
+    )
+    commit_interval_seconds: float = Field(
+        1.0,
+        ge=0,
+        description=(
+            "with a backlog, scored traces wait up to this long to be committed together; without a backlog "
+            "they are committed at once"
+        ),
+    )
+
+    threshold: float = Field(0.75, ge=0, le=1, description="lowest score at which a trace is accepted")
+    profiles: dict[str, ProfileSetting] = Field(
+        default_factory=dict,
+        description='profiles to add or change; as JSON {"domain": {"weights": {...}, "threshold": 0.8}}',
+    )
+
+    embedder: Literal["auto", "openvino", "sentence-transformers", "none"] = Field(
+        "auto",
+        description=(
+            "embedding runtime; auto: openvino if the model is exported (fetch-model, export-model), "
+            "otherwise sentence-transformers; none: novelty is 0.5 for every trace"
+        ),
+    )
+    precision: Literal["fp32", "bf16", "int8"] = Field(
+        "fp32",
+        description=("number format of an exported model; bf16 and int8 change scores slightly (docs/settings.md)"),
+    )
+    model: str | None = Field(
+        None,
+        description=(
+            "directory of an exported model, or directory or hub name of a sentence-transformers model "
+            "(default: all-MiniLM-L6-v2)"
+        ),
+    )
+    max_tokens: int = Field(
+        256,
+        ge=8,
+        le=8192,
+        description="most tokens embedded at once; KP_LONG_TEXTS decides about the rest",
+    )
+    long_texts: Literal["cut", "windows"] = Field(
+        "cut",
+        description=(
+            "texts beyond KP_MAX_TOKENS: cut truncates them, windows embeds further windows and takes their "
+            "mean (docs/long-and-foreign-texts.md)"
+        ),
+    )
+    max_windows: int = Field(
+        2, ge=2, le=64, description="most windows per text; each costs as much as a truncated text"
+    )
+    embed_threads: int = Field(0, ge=0, le=256, description="threads per embedding; 0: one for each core")
+    embed_in_flight: int = Field(
+        2,
+        ge=1,
+        le=64,
+        description=("most traces in the embedder at once: the current one, and the next shortly before that is done"),
+    )
+    embed_remembered: int = Field(
+        1024, ge=0, le=1_000_000, description="number of recent embeddings kept, so that equal texts are embedded once"
+    )
+
+    cache_max_elements: int = Field(
+        1000, ge=1, le=1_000_000, description="capacity of each partition's novelty cache, in entries"
+    )
+    cache_ttl_seconds: float | None = Field(
+        3600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="lifetime of a cache entry in stream time; none: entries do not expire",
+        json_schema_extra={"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "none"}]},
+    )
+    event_time: Literal["created_at", "record"] = Field(
+        "created_at",
+        description=(
+            "source of event time: the trace's created_at (never later than the record's timestamp), or the "
+            "record's timestamp"
+        ),
+    )
+    stream_time_max_step_seconds: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description=("how far one trace may advance its partition's stream time; unset: no limit (docs/security.md)"),
+    )
+
+    output_embedding: bool = Field(
+        False, description="write each trace's embedding into its output document (scoring.embedding)"
+    )
+
+    max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")
+    max_batch_bytes: int = Field(
+        67_108_864,
+        ge=1_048_576,
+        description=(
+            "largest unpacked size of one compressed batch; a larger batch becomes one dead letter (docs/publishing.md)"
+        ),
+    )
+    memory_budget_bytes: int = Field(
+        100_663_296,
+        ge=16_777_216,
+        description=(
+            "memory budget for uncommitted records and unpacked batches, over all partitions (docs/operations.md)"
+        ),
+    )
+    max_steps: int = Field(10_000, ge=1, description="traces with more steps become dead letters")
+    max_depth: int = Field(64, ge=8, le=256, description="documents with deeper nesting become dead letters")
+    strict_context: bool = Field(False, description="reject the former @context https://knowledgepulse.dev/schema/v1")
+
+    dead_letter_breaker_share: float = Field(
+        0.0, ge=0, le=1, description="stop when more than this share of the last records were dead letters; 0: never"
+    )
+    dead_letter_breaker_window: int = Field(
+        1000, ge=10, description="number of recent records that the dead-letter limit covers"
+    )
+
+    latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
+    stuck_seconds: float = Field(
+        60.0, gt=0, description="/healthz returns 503 when one embedding takes longer than this"
+    )
+    http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz and the status page")  # noqa: S104 probes
+    http_port: int = Field(
+        9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz and the status page; 0: a free one"
+    )
+    status_page: bool = Field(
+        False,
+        description=(
+            "serve a live status page at / of that port: trace ids and scores, visible to anyone who can reach the port"
+        ),
+    )
+    status_texts: bool = Field(
+        False,
+        description=("also show objectives and dead letters' messages (which quote the record) on the status page"),
+    )
+    tracing: bool = Field(
+        False, description=("export OpenTelemetry spans, configured by the OTEL_* variables (docs/tracing-and-logs.md)")
+    )
+    log_format: Literal["text", "json"] = Field("text", description="log format: one event per line, as text or JSON")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="lowest severity that is logged"
+    )
+    shutdown_timeout_seconds: float = Field(
+        20.0,
+        gt=0,
+        description=(
+            "longest drain on SIGTERM; after that the process exits, and the remaining records are read again"
+        ),
+    )
+
+    @field_validator("cache_ttl_seconds", mode="before")
+    @classmethod
+    def _no_expiry(cls, value: object) -> object:
+        return None if isinstance(value, str) and value.strip().lower() == "none" else value
+
+    @field_validator(
+        "sasl_password_file", "sasl_token_file", "tls_ca_file", "tls_certificate_file", "tls_key_file",
+        "tls_key_password_file", mode="before",
+    )  # fmt: skip
+    @classmethod
+    def _is_path(cls, value: object) -> object:
+        if PEM in str(value):
+            raise ValueError("give the path of a PEM file, not its content")
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Settings:
+        topics = list(self.topics.values())
+        if len(set(topics)) != len(topics):
+            raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
+        check_security(self._given(), self.security_protocol, self.sasl_mechanism)
+        if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
+            raise ValueError(
+                f"KP_MAX_BATCH_BYTES={self.max_batch_bytes} is too small for a record of "
+                f"KP_MAX_MESSAGE_BYTES={self.max_message_bytes}; raise it"
+            )
+        if self.output_embedding and self.embedder == "none":
+            raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder; set KP_EMBEDDER to something other than none")
+        if self.group_instance_id and self.delivery != "exactly_once":
+            # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
+            raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")
+        return self
+
+    def _given(self) -> set[str]:
+        """Return the fields that have a value."""
+        return {name for name in type(self).model_fields if getattr(self, name) is not None}
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.security_protocol in TLS
+
+    @property
+    def uses_sasl(self) -> bool:
+        """Whether the worker logs in by SASL."""
+        return self.security_protocol in SASL
+
+    @property
+    def topics(self) -> Mapping[str, str]:
+        """Names of the five topics, by the variable that sets each."""
+        return {
+            "KP_SOURCE_TOPIC": self.source_topic,
+            "KP_ACCEPTED_TOPIC": self.accepted_topic,
+            "KP_REJECTED_TOPIC": self.rejected_topic,
+            "KP_DEAD_LETTER_TOPIC": self.dead_letter_topic,
+            "KP_CHANGELOG_TOPIC": self.changelog,
+        }
+
+    @property
+    def changelog(self) -> str:
+        """Name of the changelog topic."""
+        return self.changelog_topic or f"{self.group_id}-novelty-changelog"
+
+    @property
+    def cache_ttl_ms(self) -> int | None:
+        """Life of a cache entry, ms; None: no expiry."""
+        return None if self.cache_ttl_seconds is None else max(1, round(self.cache_ttl_seconds * 1000))
+
+    @property
+    def stream_time_max_step_ms(self) -> int | None:
+        """How far one trace may move stream time, ms; None: any distance."""
+        step = self.stream_time_max_step_seconds
+        return None if step is None else max(1, round(step * 1000))
+
+    @property
+    def windows(self) -> int:
+        """Windows that are read of a text; 1: it is cut."""
+        return 1 if self.long_texts == "cut" else self.max_windows
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the parser."""
+        return Limits(self.max_message_bytes, self.max_steps, self.max_depth, self.strict_context)
+
+    def scoring_profiles(self) -> Mapping[str, Profile]:
+        """Return the built-in profiles with those of the settings over them."""
+        return merged_profiles(self.profiles)
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """Return (variable, default, meaning) of every setting, in order: for --help and docs/settings.md."""
+    rows = []
+    for name, info in Settings.model_fields.items():
+        default = info.get_default(call_default_factory=True)
+        if default is None:
+            text = ""
+        elif isinstance(default, bool):
+            text = str(default).lower()
+        else:
+            text = "{}" if default == {} else f"{default:g}" if isinstance(default, float) else str(default)
+        rows.append((PREFIX + name.upper(), text, _allowed(info.annotation) + (info.description or "")))
+    return rows
+
+
+def _allowed(annotation: Any) -> str:
+    choices = [item for item in (annotation, *get_args(annotation)) if get_origin(item) is Literal]
+    return " | ".join(get_args(choices[0])) + ": " if choices else ""
