@@ -215,7 +215,7 @@ def _head(row: TopicRow) -> Text:
     text = Text(clean(row.topic), "bold").append(f"  {row.state}", "not bold" if row.state == "exists" else missing)
     if row.partitions is None:
         text.append(f", to have {_partitions(row.partitions_wanted)}", "not bold")
-        return text if row.setting else text.append(" (only kp-worker redrive needs it)", "not bold")
+        return text if row.setting else text.append(" (for kp-worker redrive)", "not bold")
     text.append(f", {_partitions(row.partitions)}", "not bold")
     if row.partitions != row.partitions_wanted:
         text.append(f" (should be {row.partitions_wanted})", "not bold red")
