@@ -287,7 +287,10 @@ LOGIN = {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "PLAIN", "KP_S
         ({"KP_SASL_PASSWORD": "x", "KP_SECURITY_PROTOCOL": "SSL"}, ["KP_SASL_PASSWORD is set", "SSL uses no SASL"]),
         ({"KP_SASL_TOKEN_FILE": "/t"}, ["KP_SASL_TOKEN_FILE is set", "uses no SASL"]),
         ({"KP_TLS_CA_FILE": "/ca"}, ["KP_TLS_CA_FILE is set", "PLAINTEXT uses no TLS"]),
-        ({"KP_SECURITY_PROTOCOL": "SSL", "KP_TLS_KEY_FILE": "/k"}, ["KP_TLS_KEY_FILE", "without KP_TLS_CERTIFICATE_FILE"]),
+        (
+            {"KP_SECURITY_PROTOCOL": "SSL", "KP_TLS_KEY_FILE": "/k"},
+            ["KP_TLS_KEY_FILE", "without KP_TLS_CERTIFICATE_FILE"],
+        ),
         ({"KP_SECURITY_PROTOCOL": "SASL_SSL"}, ["SASL_SSL needs KP_SASL_MECHANISM", "OAUTHBEARER"]),
         ({"KP_SECURITY_PROTOCOL": "TLS"}, ["KP_SECURITY_PROTOCOL='TLS'", "SASL_SSL"]),
         (LOGIN, ["KP_SASL_MECHANISM=PLAIN needs", "KP_SASL_PASSWORD_FILE"]),
