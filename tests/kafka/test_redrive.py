@@ -138,7 +138,7 @@ def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_ou
         assert "2 records are of another source topic" in done.stdout
         assert re.search(r"letters repeated already done refused", done.stdout)
         assert re.search(r"not_json +2 +1 +- +- +1\n", done.stdout)
-        assert "1 repeated: another letter here is of the same source record" in done.stdout
+        assert "1 repeated: another dead letter here is of the same source record" in done.stdout
     assert "1 dead letter re-driven" in done.stdout
     assert numbers(desk) == [0]
     again = desk.run("redrive")
