@@ -93,7 +93,7 @@ def print_counts(counts: RedriveCounts, to_file: Path | None, execute: bool) -> 
     console.print(counts_table(counts, verb if execute else "to do"))
     if repeated := counts.repeated.total():
         console.print(
-            f"\n{repeated} repeated: another dead letter here is of the same source record, as after a replay, or where "
+            f"\n{repeated} repeated: another dead letter here is of the same source record, as after a replay or where "
             "two groups share the dead-letter topic. The record is taken once; every group reads the source topic",
             soft_wrap=True,
         )
