@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn
 
 import click
 
-from worker.commands.console import ArgumentError, CommandError, CommandGroup, read_settings, say_traceback, write_line
+from worker.commands.console import (
+    ArgumentError,
+    CommandError,
+    CommandGroup,
+    read_settings,
+    say_traceback,
+    settings_options,
+    write_line,
+)
 from worker.core.terminal import clean
 from worker.observe.logs import BareFormatter
 from worker.version import __version__
@@ -44,7 +52,8 @@ def main() -> NoReturn:
 def cli() -> None:
     """Score KnowledgePulse reasoning traces on a Kafka stream, exactly once.
 
-    Settings are environment variables (KP_...); `kp-worker run --help` lists them.
+    Settings come from options, environment variables (KP_...) and a config file (TOML), in this order; `kp-worker run
+    --help` lists them.
     """
 
 
@@ -54,11 +63,14 @@ class _RunCommand(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from worker.config import describe
 
-        with formatter.section("Settings (environment variables)"):
+        with formatter.section(
+            "Settings (environment variables; in the config file and for --set in lower case without KP_)"
+        ):
             formatter.write_dl([(f"{name}={default}", text) for name, default, text in describe()])
 
 
 @cli.command(cls=_RunCommand)
+@settings_options
 def run() -> None:
     """Run the worker until SIGTERM or Ctrl-C.
 
@@ -79,6 +91,7 @@ def run() -> None:
 @click.option("--dead-letters", type=click.File("wb"), help="Lines that cannot be read, with the reason, JSON Lines.")
 @click.option("--embedder", help="As KP_EMBEDDER, which it overrides.")
 @click.option("--model", help="As KP_MODEL, which it overrides.")
+@settings_options
 def score(
     file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None
 ) -> None:
@@ -168,6 +181,7 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Form
 @click.argument("trace", type=click.File("rb"))
 @click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
 @_json_option
+@settings_options
 def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> None:
     """Explain one score, step by step.
 
@@ -186,6 +200,7 @@ def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> Non
 @cli.command()
 @click.option("--create", is_flag=True, help="Create the topics that are missing; changes none that exists.")
 @_json_option
+@settings_options
 def topics(create: bool, as_json: bool | None) -> None:
     """Compare the topics with the plan, or create them.
 
@@ -201,6 +216,7 @@ def topics(create: bool, as_json: bool | None) -> None:
 
 @cli.command()
 @_json_option
+@settings_options
 def doctor(as_json: bool | None) -> None:
     """Check what a worker needs; change nothing.
 
@@ -241,6 +257,7 @@ def completion(shell: str) -> None:
 @click.option("--similarity", type=click.FloatRange(-1, 1), default=0.9, show_default=True,
               help="Similarity from which two traces count as near-duplicates.")  # fmt: skip
 @click.option("--hide-texts", is_flag=True, help="Leave out the objectives, to share the page; ids and domains stay.")
+@settings_options
 def report(
     file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, output: Path, similarity: float,
     hide_texts: bool,
@@ -268,6 +285,7 @@ def report(
 )  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most traces a second.")
 @click.option("--no-validate", is_flag=True, help="Send every line, whatever is in it.")
+@settings_options
 def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool) -> None:
     """Publish the traces of a JSON Lines file to the source topic.
 
@@ -292,6 +310,7 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
 @click.option("--last", type=click.IntRange(0), metavar="N", help="Begin with the last N that match [10].")
 @click.option("--from-beginning", is_flag=True, help="Begin with the oldest.")
 @click.option("--follow/--no-follow", default=True, help="Wait for more, until Ctrl-C [follow].")
+@settings_options
 def tail(
     accepted: bool, rejected: bool, dead_letters: bool, domain: str | None, min_score: float | None,
     last: int | None, from_beginning: bool, follow: bool,
@@ -340,6 +359,7 @@ def tail(
 @click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
 @click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
 @click.option("--execute", is_flag=True, help="Do it; without this only show what would be done.")
+@settings_options
 def redrive(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
     max_redrives: int, to_source: bool, to_file: Path | None, execute: bool,

@@ -1,34 +1,28 @@
-"""Settings: every one is an environment variable with the prefix KP_, checked once at start.
+"""The settings: names, types, defaults, limits and meaning.
 
-Lives here: names, types, defaults, limits and meaning of the settings, and the error when one is wrong. Must not live
-here: which security settings fit together (config_security.py), what KP_PROFILES holds (config_profiles.py). Nothing
-else in worker/ reads KP_ variables.
+Lives here: one field for each setting, and which of them fit together. Must not live here: where values come from
+(sources.py, loading.py), the words for a wrong one (errors.py), which security settings exclude each other
+(security.py), what a profile holds (profiles.py).
 """
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from worker.config_profiles import ProfileSetting, merged_profiles
-from worker.config_security import SASL, TLS, check_security
+from worker.config.errors import PEM
+from worker.config.profiles import ProfileSetting, merged_profiles
+from worker.config.security import SASL, TLS, check_security
+from worker.config.sources import PREFIX
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.core.scoring import Profile
 from worker.core.trace import Limits
 
-PREFIX = "KP_"
-PEM = "-----BEGIN"
 Topic = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
-
-
-class ConfigError(Exception):
-    """A setting is missing or wrong; the message names the variable, the value and what is allowed."""
 
 
 class Settings(BaseSettings):
@@ -101,7 +95,7 @@ class Settings(BaseSettings):
     threshold: float = Field(0.75, ge=0, le=1, description="score from which a trace is accepted")
     profiles: dict[str, ProfileSetting] = Field(
         default_factory=dict,
-        description='JSON: profiles to add or change, {"domain": {"weights": {...}, "threshold": 0.8}}',
+        description='profiles to add or change; as JSON {"domain": {"weights": {...}, "threshold": 0.8}}',
     )
 
     embedder: Literal["auto", "openvino", "sentence-transformers", "none"] = Field(
@@ -222,7 +216,6 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_together(self) -> Settings:
-        self.scoring_profiles()
         topics = list(self.topics.values())
         if len(set(topics)) != len(topics):
             raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
@@ -291,19 +284,8 @@ class Settings(BaseSettings):
         return Limits(self.max_message_bytes, self.max_steps, self.max_depth, self.strict_context)
 
     def scoring_profiles(self) -> Mapping[str, Profile]:
-        """Return the built-in profiles with those of KP_PROFILES over them. Raises ValueError for bad weights."""
+        """Return the built-in profiles with those of the settings over them."""
         return merged_profiles(self.profiles)
-
-
-def load(**fields: Any) -> Settings:
-    """Read the settings from the environment; `fields` (None: not given) win over it. Raises ConfigError."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    try:
-        return Settings(**given)
-    except SettingsError as error:
-        raise ConfigError(f"{error.__cause__ or error}; KP_PROFILES must be JSON (one object)") from None
-    except ValidationError as error:
-        raise ConfigError("\n".join(_explain(error, given))) from None
 
 
 def describe() -> list[tuple[str, str, str]]:
@@ -324,38 +306,3 @@ def describe() -> list[tuple[str, str, str]]:
 def _allowed(annotation: Any) -> str:
     choices = [item for item in (annotation, *get_args(annotation)) if get_origin(item) is Literal]
     return " | ".join(get_args(choices[0])) + ": " if choices else ""
-
-
-def given_variables() -> list[str]:
-    """Return the names of the settings that the environment gives."""
-    return [name for name in (PREFIX + field.upper() for field in Settings.model_fields) if os.environ.get(name)]
-
-
-def unknown_variables() -> list[str]:
-    """Describe each KP_ variable that is not a setting (usually a misspelt one), with the nearest one that is."""
-    known = [PREFIX + name.upper() for name in Settings.model_fields]
-    result = []
-    for name in sorted(os.environ):
-        if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            result.append(f"{name} is not a setting" + (f"; did you mean {close[0]}?" if close else ""))
-    return result
-
-
-def _explain(error: ValidationError, given: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for issue in error.errors():
-        field = str(issue["loc"][0]) if issue["loc"] else ""
-        inner = ".".join(str(part) for part in issue["loc"][1:])
-        message = issue["msg"].removeprefix("Value error, ")
-        if not field:
-            lines.append(f"settings do not fit together: {message}")
-            continue
-        info = Settings.model_fields.get(field)
-        about = f" ({info.description})" if info is not None and info.description else ""
-        where = f" at {inner}" if inner else ""
-        value = str(given.get(field, os.environ.get(PREFIX + field.upper(), issue.get("input"))))
-        secret = PEM in value or field in ("sasl_password", "tls_key_password")
-        shown = "(not shown)" if secret else repr(value[:120])
-        lines.append(f"{PREFIX}{field.upper()}={shown} is wrong{where}: {message}{about}")
-    return lines

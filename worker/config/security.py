@@ -1,6 +1,6 @@
 """Which security settings fit together: none may contradict another one, and none would be ignored silently.
 
-Lives here: the rules, on names of settings. Must not live here: the settings themselves (config.py), connections
+Lives here: the rules, on names of settings. Must not live here: the settings themselves (settings.py), connections
 (kafka/client.py).
 """
 
