@@ -11,8 +11,9 @@ from tests.support.kafka_fixtures import create_topics, produce, unique
 from tests.support.reports import dump, parsed, run, scored_document
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.commands.report_columns import Traces
-from worker.commands.report_kafka import read_outputs
-from worker.commands.report_summary import EmptyReport, summarize
+from worker.commands.report_summary import summarize
+from worker.commands.scored_kafka import read_outputs
+from worker.commands.scored_rows import NoDocuments
 from worker.config import Settings
 
 
@@ -61,11 +62,11 @@ async def test_empty_and_missing_topics(kafka: EmbeddedKafka, monkeypatch: pytes
     )  # fmt: skip
     traces = Traces()
     with pytest.raises(ConfigError, match=f"topic {accepted} .*UnknownTopic.* KP_ACCEPTED_TOPIC"):
-        await read_outputs(settings, traces, None, None)
+        await read_outputs(settings, traces.add, None, None)
     await create_topics_async(kafka.bootstrap_servers, {accepted: 1, rejected: 1})
-    assert await read_outputs(settings, traces, None, 5) == 0
-    with pytest.raises(EmptyReport, match="no documents"):
+    assert await read_outputs(settings, traces.add, None, 5) == 0
+    with pytest.raises(NoDocuments, match="no documents"):
         summarize(traces)
     nobody = settings.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 failed"):
-        await read_outputs(nobody, traces, None, None)
+        await read_outputs(nobody, traces.add, None, None)

@@ -13,8 +13,9 @@ import jinja2
 from markupsafe import Markup
 
 from worker.commands import report_charts as charts
-from worker.commands.report_columns import COMPONENTS, shown_text
+from worker.commands.report_columns import COMPONENTS
 from worker.commands.report_numbers import SHARES, THRESHOLDS, ReportNumbers
+from worker.commands.shown import percent, shown_text
 from worker.core import terminal
 from worker.core.documents import rfc3339
 from worker.version import __version__
@@ -67,16 +68,6 @@ def _plots(summary: ReportNumbers) -> dict[str, Any]:
         "acceptance": Markup(charts.acceptance(curves)),  # noqa: S704
         "novelty": Markup(charts.novelty(summary.moments)),  # noqa: S704
     }
-
-
-def percent(share: float) -> str:
-    """Write a share (0..1) in percent; a small one that is not 0 never as 0, and a large one never as 100."""
-    value = share * 100
-    if 0 < value < 0.1:
-        return "<0.1%"
-    if 99.9 < value < 100:
-        return ">99.9%"
-    return f"{value:.0f}%" if value in (0, 100) else f"{value:.1f}%"
 
 
 def duration(ms: float) -> str:

@@ -8,13 +8,52 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from worker.core.scoring import DEFAULT_PROFILE
+from worker.core.scoring import DEFAULT_PROFILE, PROFILES
 
 LEAST_SIMILARITY: Final = 0.82
 """Of two names, by difflib: one wrong letter of seven is near ("finanse"), one of four is not ("node")."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainWithoutProfile:
+    """A domain that takes the profile `default`, how many traces it has, and the profile that it may mean."""
+
+    name: str
+    traces: int
+    near: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedProfile:
+    """A profile that no trace takes, and the domain or built-in profile that its name may mean."""
+
+    name: str
+    near: str | None
+
+
+def without_profile(traces: Mapping[str, int], profiles: Collection[str]) -> list[DomainWithoutProfile]:
+    """Return the domains without a profile: near misses first, then by their number of traces, largest first.
+
+    `traces`: number of traces by domain.
+    """
+    found = [
+        DomainWithoutProfile(domain, count, near_miss(domain, profiles))
+        for domain, count in traces.items()
+        if domain not in profiles and domain != DEFAULT_PROFILE
+    ]
+    return sorted(found, key=lambda domain: (domain.near is None, -domain.traces, domain.name))
+
+
+def unused_profiles(profiles: Collection[str], domains: Collection[str]) -> list[UnusedProfile]:
+    """Return the profiles that are not built in and that none of the domains takes, near misses first."""
+    unused = [name for name in profiles if name not in PROFILES and name not in domains]
+    others = dict.fromkeys([*PROFILES, *domains])
+    found = [UnusedProfile(name, near_miss(name, others)) for name in unused]
+    return sorted(found, key=lambda profile: (profile.near is None, profile.name))
 
 
 def near_miss(domain: str, profiles: Iterable[str]) -> str | None:

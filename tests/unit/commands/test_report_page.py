@@ -85,7 +85,8 @@ def test_one_trace_without_neighbour_or_latency_makes_a_page() -> None:
 
 
 def test_numbers_are_written_so_that_they_do_not_lie() -> None:
-    from worker.commands.report_page import duration, percent
+    from worker.commands.report_page import duration
+    from worker.commands.shown import percent
 
     assert [percent(value) for value in (0, 0.0004, 0.0123, 0.9996, 1)] == ["0%", "<0.1%", "1.2%", ">99.9%", "100%"]
     assert [duration(value) for value in (5, 1500, 90_000, 7_200_000, 864e6)] == [
