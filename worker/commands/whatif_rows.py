@@ -120,8 +120,9 @@ def _figures(scoring: DocumentScoring, score: Score) -> Iterator[tuple[str, obje
     novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
     yield "novelty", scoring.components.novelty, novelty
     yield "profile", scoring.profile, score.profile
-    yield "components", scoring.components, score.components
-    yield "overrides", tuple(scoring.overrides), score.overrides
+    for name in ("complexity", "tool_diversity", "outcome_confidence"):
+        yield name, getattr(scoring.components, name), getattr(score.components, name)
+    yield "overrides", ", ".join(scoring.overrides), ", ".join(score.overrides)
     yield "score", scoring.score, score.score
     yield "decision", scoring.decision, ACCEPTED if score.score >= scoring.threshold else REJECTED
 

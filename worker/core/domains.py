@@ -69,6 +69,7 @@ def near_miss(domain: str, profiles: Iterable[str]) -> str | None:
     found = {_letters(name): name for name in reversed(names)}  # the first of equal ones
     alike = [key for key in found if key and _digits(key) == _digits(wanted)]
     close = difflib.get_close_matches(wanted, alike, n=1, cutoff=LEAST_SIMILARITY) if wanted else []
+    close += [key for key in alike if len(key) == len(wanted) and sorted(key) == sorted(wanted)]  # "leagl"
     return found[close[0]] if close else None
 
 

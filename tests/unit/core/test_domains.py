@@ -22,6 +22,7 @@ from worker.core.scoring import PROFILES, score_trace
         ("finanse", "finance"),
         ("medcial", "medical"),
         ("codes", "code"),
+        ("cdoe", "code"),
     ],
 )
 def test_another_spelling_and_a_misspelling_are_near(domain: str, profile: str) -> None:
