@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.builders import T0
 from tests.support.reports import dump, parsed, random_documents, render, run, scored_document, summary_of, words
 from worker.commands.report_columns import Traces
-from worker.commands.report_summary import summarize
+from worker.commands.report_summary import DOMAINS_SHOWN, summarize
 
 ROOT = Path(__file__).parents[3]
 HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
@@ -82,6 +83,31 @@ def test_one_trace_without_neighbour_or_latency_makes_a_page() -> None:
     assert "says nothing" in text
     assert "Slowest agents" not in text
     assert text.startswith("kp-worker report: 1 trace ")
+
+
+def test_domains_without_a_profile_and_near_misses_are_listed() -> None:
+    domains = ["Finance", "finance ", "legal", "legal", "finance"]
+    documents = [scored_document(n, domain=domain, time_ms=T0 + n) for n, domain in enumerate(domains)]
+    summary = summary_of(documents, profiles=["default", "finance", "leagl"])
+    text = re.sub(" ([:;?])", r"\1", words(render(summary, "x")))
+    assert "3 domains take the profile default, but their names are close to a profile's" in text
+    assert 'legal: 2 traces; did you mean leagl? Finance: 1 trace; did you mean finance? "finance ": 1 trace' in text
+    assert "1 profile of the settings that no trace takes: leagl; did you mean legal?" in text
+    alone = words(render(summary_of([scored_document(0)]), "x"))
+    assert "Every domain has a profile of its own." in alone
+    assert "did you mean" not in alone
+
+
+def test_a_threshold_can_be_chosen_for_each_domain() -> None:
+    documents = [
+        scored_document(n, domain=f"domain {n // 2 % 30:02}", score=n / 100, time_ms=T0 + n) for n in range(100)
+    ]  # fmt: skip
+    page = render(summary_of(documents), "x")
+    tables = [" ".join(" ".join(table.itertext()).split()) for table in parsed(page).iter("table")]
+    [cutoffs] = [table for table in tables if "best 10%" in table]
+    assert cutoffs.count("domain ") == DOMAINS_SHOWN
+    assert "10 others" in cutoffs
+    assert words(page).count("10 smaller domains are one row.") == 3
 
 
 def test_numbers_are_written_so_that_they_do_not_lie() -> None:
