@@ -154,11 +154,16 @@ def fetch_model(source: Literal["index", "hub"], if_missing: bool) -> None:
 @cli.command()
 @click.option("--keep-running", is_flag=True, help="Stay until Ctrl-C, so that you can look around.")
 @click.option("--http-port", type=int, help="Port of the worker's metrics [a free one].")
+@settings_options
 def demo(keep_running: bool, http_port: int | None) -> None:
-    """Show the whole worker: embedded Kafka, sample traces, real scores, explained."""
+    """Show the whole worker: embedded Kafka, sample traces, real scores, explained.
+
+    Of the settings, those of scoring and of the model count: the demo has its own broker, topics and port.
+    """
+    settings = read_settings()
     from worker.commands.demo import run_demo
 
-    sys.exit(run_demo(keep_running, http_port))
+    sys.exit(run_demo(keep_running, http_port, settings))
 
 
 @cli.command()
@@ -228,6 +233,44 @@ def doctor(as_json: bool | None) -> None:
     from worker.commands.doctor import run_doctor
 
     run_doctor(as_json=_as_json(as_json))
+
+
+@cli.group()
+def config() -> None:
+    """Check and show the settings: options, environment variables, config file, defaults."""
+
+
+@config.command("check")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@settings_options
+def config_check(file: Path | None) -> None:
+    """Check a config file, and what the environment adds to it, without Kafka and without the model.
+
+    FILE is a TOML file [--config or KP_CONFIG]. Names every error at once, each with its key and what is allowed. Exit
+    code 2: something is wrong.
+    """
+    from worker.commands.config_view import run_check
+
+    run_check(file)
+
+
+@config.command("show")
+@click.option("--changed", is_flag=True, help="Only what is not a default.")
+@_json_option
+@settings_options
+def config_show(changed: bool, as_json: bool | None) -> None:
+    """Show every setting as it takes effect, and where its value comes from. Secrets are not shown."""
+    from worker.commands.config_view import run_show
+
+    run_show(changed=changed, as_json=_as_json(as_json))
+
+
+@config.command("schema")
+def print_schema() -> None:
+    """Print the JSON Schema of the config file, for an editor."""
+    from worker.commands.config_view import run_schema
+
+    run_schema()
 
 
 @cli.command()

@@ -112,19 +112,22 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def load_settings(**fields: Any) -> Loaded:
-    """Read the settings: `fields`, then the command's options, the environment, the config file. Raises ConfigError."""
+def load_settings(file: Path | None = None, **fields: Any) -> Loaded:
+    """Read the settings: `fields`, then the command's options, the environment, the config file. Raises ConfigError.
+
+    `file` is a config file that wins over --config and KP_CONFIG.
+    """
     from worker import config
-    from worker.config.sources import SourceError, parse_assignments
+    from worker.config.sources import OPTIONS, SourceError, parse_assignments
 
     meta = click.get_current_context().meta
-    given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "bootstrap_servers", "group_id", "set")}
+    given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "set", *OPTIONS)}
     try:
         options = parse_assignments(given["set"] or ())
     except SourceError as error:
         raise config.ConfigError(str(error)) from None
-    fields = {"bootstrap_servers": given["bootstrap_servers"], "group_id": given["group_id"]} | fields
-    return config.read(given["config"], options, **fields)
+    options |= {name: given[name] for name in OPTIONS if given[name]}
+    return config.read(file or given["config"], options, **fields)
 
 
 def read_settings(**fields: Any) -> Settings:

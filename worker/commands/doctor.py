@@ -94,8 +94,9 @@ async def examine() -> AsyncIterator[Finding]:
 def _settings(loaded: Loaded) -> Iterator[Finding]:
     for text in loaded.warnings:
         yield warn("settings", text, "correct or remove it: it has no effect")
-    given = loaded.given()
-    yield ok("settings", f"{len(given)} set: {', '.join(given)}" if given else "none set, all defaults")
+    given = [name if origin in loaded.files else origin for name, origin in loaded.given().items()]
+    read = f" ({', '.join(loaded.files)} was read)" if loaded.files else ""
+    yield ok("settings", f"{len(given)} set: {', '.join(given)}{read}" if given else f"none set, all defaults{read}")
 
 
 def _codecs() -> Finding:

@@ -18,7 +18,6 @@ from worker.config.errors import ConfigError, explain
 from worker.config.settings import Settings
 from worker.config.sources import (
     CONFIG_VARIABLE,
-    PREFIX,
     KeyPath,
     Source,
     SourceError,
@@ -38,20 +37,22 @@ class Loaded:
     sources: tuple[Source, ...]
     warnings: tuple[str, ...]
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of the config files that were read: one or none."""
+        return tuple(source.label for source in self.sources if source.kind == "file")
+
     def origin(self, path: KeyPath) -> str:
-        """Return where the value of a key comes from: KP_THRESHOLD, kp.toml, --set, or default."""
+        """Return what gives the value of a key: KP_THRESHOLD, --set threshold, the path of the file, or default."""
         for source in self.sources:
             if source.gives(path):
-                return {"file": source.label, "option": "--set"}.get(source.kind, PREFIX + path[0].upper())
+                return source.label if source.kind == "file" else source.written(path)
         return "default"
 
-    def given(self) -> list[str]:
-        """Return what is given and how, in the order of the settings: KP_GROUP_ID, kp.toml: threshold."""
-        return [
-            next(source for source in self.sources if name in source.values).written((name,))
-            for name in Settings.model_fields
-            if any(name in source.values for source in self.sources)
-        ]
+    def given(self) -> dict[str, str]:
+        """Return the settings that some source gives, and which one: {"group_id": "KP_GROUP_ID"}."""
+        names = {name for source in self.sources for name in source.values}
+        return {name: self.origin((name,)) for name in Settings.model_fields if name in names}
 
 
 def load(file: Path | None = None, options: Mapping[str, Any] | None = None, **fields: Any) -> Settings:

@@ -19,6 +19,9 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError, To
 PREFIX: Final = "KP_"
 CONFIG_VARIABLE: Final = "KP_CONFIG"
 
+OPTIONS: Final[Mapping[str, str]] = {"bootstrap_servers": "--bootstrap-servers", "group_id": "--group"}
+"""Settings that have an option of their own; any other is given by --set."""
+
 KeyPath = tuple[str, ...]
 """A key and the keys below it: ("profiles", "code", "threshold")."""
 
@@ -40,7 +43,7 @@ class Source:
         if self.kind == "file":
             return f"{self.label}: {dotted(path)}"
         if self.kind == "option":
-            return f"--set {dotted(path)}"
+            return OPTIONS.get(path[0]) or f"--set {dotted(path)}"
         return PREFIX + path[0].upper()
 
     def get(self, path: KeyPath) -> Any:
