@@ -343,7 +343,7 @@ def report(
 @cli.command()
 @_scored_documents
 @click.option("--flips", type=click.IntRange(0), default=20, show_default=True,
-              help="Show at most this many traces whose verdict changes.")  # fmt: skip
+              help="Show at most this many traces whose decision changes.")  # fmt: skip
 @click.option("--export", metavar="FILE|csv", help="Write one CSV row for each trace to FILE; the word csv writes them "
               "to standard output, instead of the summary.")  # fmt: skip
 @_json_option
@@ -355,9 +355,9 @@ def whatif(
     """Show what other weights, thresholds or profiles would change, without embedding anything again.
 
     FILE holds output documents of kp-worker, JSON Lines (- is standard input). The candidate is what the settings say:
-    --config candidate.toml, or --set threshold=0.7. The result is exact: each document holds its novelty, and a verdict
-    never changes the novelty of a later trace. Documents that do not follow from their own figures are left out and
-    named. Exit code 1: there is nothing to count, or something cannot be read or written.
+    --config candidate.toml, or --set threshold=0.7. The result is exact: each document holds its novelty, and no
+    decision changes the novelty of a later trace. Documents whose score does not follow from their own figures are
+    left out and named. Exit code 1: there is nothing to count, or a file cannot be read or written.
     """
     documents = _scored_input(file, from_kafka=from_kafka, since=since, last=last)
     settings = read_settings()

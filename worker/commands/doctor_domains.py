@@ -30,18 +30,18 @@ NAMED: Final = 5
 """Domains that are named; the rest is counted."""
 
 
-class _Metadata(Struct):
+class _DomainOnly(Struct):
     task_domain: str
 
 
-class _Document(Struct):
-    metadata: _Metadata
+class _DocumentDomain(Struct):
+    metadata: _DomainOnly
 
 
 async def check_domains(settings: Settings) -> list[Finding]:
     """Return the findings on the domains of the last scored traces, and on profiles that none of them takes."""
     traces: Counter[str] = Counter()
-    decoder = msgspec.json.Decoder(_Document)
+    decoder = msgspec.json.Decoder(_DocumentDomain)
 
     def take(value: bytes | None, _where: str, _record_ms: int) -> None:
         try:

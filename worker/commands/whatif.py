@@ -26,7 +26,7 @@ CSV = "csv"
 def run_whatif(documents: ScoredInput, candidate: Settings, *, flips: int, export: str | None, as_json: bool) -> None:
     """Score the documents again with the candidate's weights and thresholds. Raises CommandError.
 
-    `flips`: how many traces with another verdict are named. `export`: the CSV file to write; "csv" is standard output,
+    `flips`: how many traces with another decision are named. `export`: the CSV file to write; "csv" is standard output,
     which then has no summary.
     """
     traces = RescoredTraces(candidate.scoring_profiles(), candidate.threshold)

@@ -29,7 +29,7 @@ class _CsvFile:
 
 
 def write_csv(traces: Iterable[RescoredTrace], file: BinaryIO) -> None:
-    """Write a header and the rows; `flips` is 1 where the verdict changes, else 0. Raises OSError."""
+    """Write a header and the rows; `flips` is 1 where the decision changes, else 0. Raises OSError."""
     writer = csv.writer(_CsvFile(file), lineterminator="\n")
     writer.writerow(COLUMNS)
     for trace in traces:

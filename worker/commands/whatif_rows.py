@@ -1,8 +1,8 @@
-"""Scored documents, scored again with other settings: rows with the verdict that each has and the one it would have.
+"""Scored documents, scored again with other settings: rows with the decision on each before and after.
 
 Lives here: the check of a document against its own figures, and its new score. Must not live here: what is counted
 (whatif_summary.py), how it looks (whatif_view.py), files, Kafka. Nothing is embedded: novelty is in the document, and
-no verdict changes the novelty of a later trace.
+no decision changes the novelty of a later trace.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Setup(NamedTuple):
 
 
 class RescoredTraces:
-    """Traces with their verdict before and after. `add` each document, then summarize.
+    """Traces with their score and decision before and after. `add` each document, then summarize.
 
     `profiles` and `threshold` are the candidate's.
     """

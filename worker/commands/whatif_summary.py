@@ -61,7 +61,7 @@ class Scores(Struct, frozen=True):
 
 
 class DomainChange(Struct, frozen=True):
-    """A domain before and after, and how many of its traces change their verdict."""
+    """A domain before and after, and on how many of its traces the decision changes."""
 
     domain: str
     traces: int
@@ -82,7 +82,7 @@ class WhatIf(Struct, frozen=True):
     """Everything that a candidate changes.
 
     `domains` are the largest ones; where there are more, the last row sums `other_domains` of them. `flips` are the
-    first traces in stream-time order whose verdict changes. `config` is the candidate as a config file.
+    first traces in stream-time order whose decision changes. `config` is the candidate as a config file.
     """
 
     source: str

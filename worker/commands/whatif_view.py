@@ -34,29 +34,29 @@ def whatif_text(it: WhatIf, *, bars: bool) -> RenderableType:
     """Return everything for a terminal; `bars`: whether it can show a histogram."""
     parts: list[RenderableType] = [Text(headline(it), "bold")]
     rows = [it.total, *it.domains]
-    parts += ["", _verdicts(rows), "", _scores(rows, bars=bars)]
+    parts += ["", _decisions(rows), "", _scores(rows, bars=bars)]
     if it.other_domains:
         parts.append(Text(f"{it.other_domains} smaller domains are one row.", "dim"))
     changed = it.total.to_accepted + it.total.to_rejected
     if not changed:
-        parts += ["", Text("No verdict changes.", "bold")]
+        parts += ["", Text("No decision changes.", "bold")]
     elif it.flips:
         more = "" if len(it.flips) == changed else f", the first {len(it.flips)} (--flips N; all: --export FILE)"
-        parts += ["", Text(f"Verdicts that change: {changed:,}{more}", "bold"), _flips(it)]
+        parts += ["", Text(f"Decisions that change: {changed:,}{more}", "bold"), _flips(it)]
     parts += _names(it)
     parts += ["", *_config(it.config)]
     return Group(*parts)
 
 
 def headline(it: WhatIf) -> str:
-    """Return what changes, in one line."""
+    """Return what changes, in two lines."""
     total = it.total
     before, after = (
         f"{side.accepted:,} ({percent(side.accepted / total.traces)})" for side in (total.before, total.after)
     )
     return (
-        f"{total.traces:,} traces of {shown_text(it.source)}: {before} accepted -> {after}; "
-        f"{total.to_accepted:,} become accepted, {total.to_rejected:,} become rejected"
+        f"{total.traces:,} traces of {shown_text(it.source)}\n"
+        f"accepted: {before} -> {after}; {total.to_accepted:,} become accepted, {total.to_rejected:,} become rejected"
     )
 
 
@@ -93,7 +93,7 @@ def _domain(name: str) -> str:
     return cut_text(shown_name(name), _DOMAIN)
 
 
-def _verdicts(rows: Sequence[DomainChange]) -> Table:
+def _decisions(rows: Sequence[DomainChange]) -> Table:
     numbers = ("traces", "accepted", "become\naccepted", "become\nrejected")
     table = _table("domain", "profile", *numbers, right=numbers)
     for row in rows:
@@ -137,7 +137,7 @@ def _histogram(counts: Sequence[int]) -> str:
 
 
 def _flips(it: WhatIf) -> Table:
-    table = _table("domain", "trace", "score", "verdict")
+    table = _table("domain", "trace", "score", "decision")
     for flip in it.flips:
         decision = flip.after.decision
         table.add_row(

@@ -222,7 +222,7 @@ def test_text_fits_a_terminal(documents: Path, columns: str) -> None:
 
 def test_the_settings_that_were_used_are_said_to_change_nothing(documents: Path) -> None:
     result = whatif(str(documents), "--text")
-    assert "No verdict changes." in result.stdout
+    assert "No decision changes." in result.stdout
     assert "there is nothing to set" in result.stdout
 
 
