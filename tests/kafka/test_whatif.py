@@ -53,9 +53,13 @@ def test_the_doctor_names_near_misses(desk: Desk) -> None:
     found = Diagnosis({**desk.env, "KP_PROFILES": '{"legl": {"threshold": 0.9}}'}).of("domains")
     assert [level for level, _ in found] == ["warn"] * 4 + ["ok"]
     told = "\n".join(message for _, message in found)
-    assert "5 of the last 20 scored traces have the domain Finance and take the profile default; did you mean" in told
-    assert "the domain customer-service and take the profile default; did you mean customer_service?" in told
-    assert "the domain legal and take the profile default; did you mean legl?" in told
+    assert (
+        "the domain Finance (5 of the last 20 scored traces) takes the profile default; did you mean finance?" in told
+    )
+    assert (
+        "the domain customer-service (5 of the last 20 scored traces) takes the profile default; did you mean" in told
+    )
+    assert "the domain legal (5 of the last 20 scored traces) takes the profile default; did you mean legl?" in told
     assert "takes the profile legl of the settings; did you mean legal?" in told
     assert found[-1][1].startswith("4 in the last 20 scored traces; without a profile of their own: ")
     assert Diagnosis(desk.env).of("domains")[-1][1].endswith("customer-service (5), legal (5)")

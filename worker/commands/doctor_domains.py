@@ -67,8 +67,8 @@ def _near_domains(settings: Settings, traces: Counter[str]) -> Iterator[Finding]
     for domain in near[:NAMED]:
         yield warn(
             "domains",
-            f"{domain.traces} of the last {traces.total()} scored traces have the domain {shown_name(domain.name)} and "
-            f"take the profile default; did you mean {shown_name(domain.near or '')}?",
+            f"the domain {shown_name(domain.name)} ({domain.traces} of the last {traces.total()} scored traces) takes "
+            f"the profile default; did you mean {shown_name(domain.near or '')}?",
             "correct the agents' metadata.task_domain, or add a profile of this name",
         )
     if len(near) > NAMED:

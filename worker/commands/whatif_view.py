@@ -63,7 +63,7 @@ def headline(it: WhatIf) -> str:
 def left_out(it: WhatIf) -> Iterator[str]:
     """Yield lines about the documents that are not counted."""
     if it.repeated:
-        yield f"{it.repeated:,} repeated documents (equal to the byte) are counted once"
+        yield f"repeated documents (equal to the byte), counted once: {it.repeated:,}"
     for what, documents in (
         ("cannot be read", it.unreadable),
         ("have a score that does not follow from their own figures", it.inconsistent),
@@ -73,7 +73,7 @@ def left_out(it: WhatIf) -> Iterator[str]:
 
 def _left_out(what: str, documents: Documents) -> Iterator[str]:
     if documents.count:
-        yield f"left out: {documents.count:,} documents {what}"
+        yield f"left out, since they {what}: {documents.count:,}"
         yield from (f"  {where}: {reason}" for where, reason in documents.first)
         if documents.count > LEFT_OUT_SHOWN:
             yield f"  and {documents.count - LEFT_OUT_SHOWN:,} more"
@@ -161,7 +161,8 @@ def _names(it: WhatIf) -> Iterator[RenderableType]:
 
 
 def _domain_line(domain: DomainWithoutProfile) -> Text:
-    return _name_line(f"{shown_name(domain.name)}: {domain.traces:,} traces", domain.near)
+    plural = "" if domain.traces == 1 else "s"
+    return _name_line(f"{shown_name(domain.name)}: {domain.traces:,} trace{plural}", domain.near)
 
 
 def _profile_line(profile: UnusedProfile) -> Text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import subprocess
@@ -108,6 +109,28 @@ def test_a_threshold_can_be_chosen_for_each_domain() -> None:
     assert cutoffs.count("domain ") == DOMAINS_SHOWN
     assert "10 others" in cutoffs
     assert words(page).count("10 smaller domains are one row.") == 3
+
+
+def test_in_print_headings_and_notes_stay_with_what_follows() -> None:
+    """Each kind of element that stands between a heading and its table has a rule against a page break after it."""
+    page = render(summary_of(random_documents(random.Random(2), 60)), "x")
+    [rules] = re.findall(r"@media print \{(.*?)\n@media", page, re.DOTALL)
+    [together] = re.findall(r"([^}]*)\{ break-after:avoid; \}", rules)
+    kept = {part.strip() for part in together.split(",")}
+    assert {"h2", "h3"} <= kept
+    body = parsed(page).find("body")
+    assert body is not None
+    followers = {
+        "ul" if after.tag == "ul" else f"{'p' if after.tag == 'p' else ''}.{after.get('class', '').split()[0]}"
+        for parent in body.iter()
+        for one, after in itertools.pairwise(parent)
+        if one.tag == "p" and (after.tag in ("ul", "section") or after.get("class", "").split()[:1] in KEPT)
+    }
+    assert {f"p:has(+ {follower})" for follower in followers} <= kept
+    assert ".keep" in re.findall(r"([^}]*)\{ break-inside:avoid; \}", rules)[0]
+
+
+KEPT = [["scroll"], ["grid"], ["legend"]]
 
 
 def test_numbers_are_written_so_that_they_do_not_lie() -> None:
