@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn
 
 import click
 
@@ -34,6 +35,7 @@ from worker.version import __version__
 if TYPE_CHECKING:
     from worker.commands.publish_lines import KeyField
     from worker.commands.redrive_selection import Selection
+    from worker.commands.scored_input import ScoredInput
 
 
 def main() -> NoReturn:
@@ -296,12 +298,33 @@ def completion(shell: str) -> None:
     click.echo(kind(cli, {}, "kp-worker", "_KP_WORKER_COMPLETE").source())
 
 
+def _scored_documents(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument and options that say which scored documents it reads."""
+    options = (
+        click.argument("file", type=click.File("rb"), required=False),
+        click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file."),
+        click.option("--since", type=click.DateTime(["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d"]),
+                     help="With --from-kafka: records from this time on (UTC)."),
+        click.option("--last", type=click.IntRange(min=1),
+                     help="With --from-kafka: at most this many traces, the latest."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _scored_input(file: BinaryIO | None, *, from_kafka: bool, since: datetime | None, last: int | None) -> ScoredInput:
+    if from_kafka == (file is not None):
+        raise click.UsageError("give a file of scored traces (- is standard input), or --from-kafka")
+    if not from_kafka and (since is not None or last is not None):
+        raise click.UsageError("--since and --last go with --from-kafka")
+    from worker.commands.scored_input import ScoredInput
+
+    return ScoredInput(file, since, last)
+
+
 @cli.command()
-@click.argument("file", type=click.File("rb"), required=False)
-@click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file.")
-@click.option("--since", type=click.DateTime(["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d"]),
-              help="With --from-kafka: records from this time on (UTC).")  # fmt: skip
-@click.option("--last", type=click.IntRange(min=1), help="With --from-kafka: at most this many traces, the latest.")
+@_scored_documents
 @click.option("--output", "-o", default="report.html", show_default=True, type=click.Path(dir_okay=False,
               allow_dash=True, path_type=Path), help="The page; - is standard output.")  # fmt: skip
 @click.option("--similarity", type=click.FloatRange(-1, 1), default=0.9, show_default=True,
@@ -317,13 +340,37 @@ def report(
     FILE holds output documents of kp-worker, JSON Lines (- is standard input). Lines that cannot be read are left out
     and counted, on the page and on standard error.
     """
-    if from_kafka == (file is not None):
-        raise click.UsageError("give a file of scored traces (- is standard input), or --from-kafka")
-    if not from_kafka and (since is not None or last is not None):
-        raise click.UsageError("--since and --last go with --from-kafka")
+    documents = _scored_input(file, from_kafka=from_kafka, since=since, last=last)
+    settings = read_settings()
     from worker.commands.report import run_report
 
-    run_report(file, output, since=since, last=last, similarity=similarity, hide_texts=hide_texts)
+    run_report(documents, output, settings, similarity=similarity, hide_texts=hide_texts)
+
+
+@cli.command()
+@_scored_documents
+@click.option("--flips", type=click.IntRange(0), default=20, show_default=True,
+              help="Show at most this many traces whose decision changes.")  # fmt: skip
+@click.option("--export", metavar="FILE|csv", help="Write one CSV row for each trace to FILE; the word csv writes them "
+              "to standard output, instead of the summary.")  # fmt: skip
+@_json_option
+@settings_options
+def whatif(
+    file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, flips: int, export: str | None,
+    as_json: bool | None,
+) -> None:  # fmt: skip
+    """Show what other weights, thresholds or profiles would change, without embedding anything again.
+
+    FILE holds output documents of kp-worker, JSON Lines (- is standard input). The candidate is what the settings say:
+    --config candidate.toml, or --set threshold=0.7. The result is exact: each document holds its novelty, and no
+    decision changes the novelty of a later trace. Documents whose score does not follow from their own figures are
+    left out and named. Exit code 1: there is nothing to count, or a file cannot be read or written.
+    """
+    documents = _scored_input(file, from_kafka=from_kafka, since=since, last=last)
+    settings = read_settings()
+    from worker.commands.whatif import run_whatif
+
+    run_whatif(documents, settings, flips=flips, export=export, as_json=_as_json(as_json))
 
 
 @cli.command()

@@ -154,6 +154,8 @@ COMMANDS: dict[str, list[str]] = {
     "explain: no file": ["explain", f"/nowhere/{EVIL}"],
     "report": ["report", "{scored}", "--output", "-"],
     "report: name": ["report", "{named}"],
+    "whatif": ["whatif", "{scored}", "--set", "threshold=0"],
+    "whatif: name": ["whatif", "{named}"],
     "export-model": ["export-model", "--model", f"/nowhere/{EVIL}"],
     "fetch-model": ["fetch-model", "--from", EVIL],
     "an option": ["tail", f"--{EVIL}"],
@@ -170,7 +172,7 @@ COMMANDS: dict[str, list[str]] = {
     "completion": ["completion", "bash"],
 }
 SILENT = {"completion", "score: name"}
-TABLES = {"score", "explain a trace", "explain a document", "a setting", "doctor: a setting", "config"}
+TABLES = {"score", "explain a trace", "explain a document", "whatif", "a setting", "doctor: a setting", "config"}
 """What looks otherwise on a terminal; the others write the same there, and each process takes seconds."""
 
 BAD_SETTINGS = {"KP_BOOTSTRAP_SERVERS": EVIL, "KP_THRESHOLD": EVIL}
