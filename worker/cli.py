@@ -165,22 +165,27 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Form
 
 
 @cli.command()
-@click.argument("trace", type=click.File("rb"))
+@click.argument("trace")
+@click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
 @click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
 @_json_option
-def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> None:
+def explain(trace: str, line: int | None, novelty: float | None, as_json: bool | None) -> None:
     """Explain one score, step by step.
 
-    TRACE is a JSON file, - is standard input. A document from the accepted or rejected topic is explained with its own
-    novelty, weights and threshold; a bare trace with those of the settings, and novelty 0.5. Exit code 1: no valid
-    trace, or a document whose score does not follow from its own figures.
+    TRACE is a JSON file, - for standard input, or what is searched for on the accepted, rejected and dead-letter
+    topics, from the newest records to the oldest: a trace id (kp:trace:...) or its beginning, as tail and the status
+    page show it, PARTITION:OFFSET on the source topic, or TOPIC:PARTITION:OFFSET on an output topic.
+
+    A scored document is explained with its own novelty, weights and threshold; a bare trace with those of the settings,
+    and novelty 0.5. Exit code 1: no valid trace, none found, or a document whose score does not follow from its own
+    figures.
     """
     if novelty is not None and novelty != novelty:  # NaN passes any range
         raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
     from worker.commands.explain import run_explain
 
-    sys.exit(run_explain(trace, novelty, settings, as_json=_as_json(as_json)))
+    sys.exit(run_explain(trace, novelty, settings, line=line, as_json=_as_json(as_json)))
 
 
 @cli.command()

@@ -25,7 +25,7 @@ from worker.core.scoring import (
     Weights,
     score_trace,
 )
-from worker.core.trace import ReasoningTrace, created_at_ms, parse_trace
+from worker.core.trace import Limits, ReasoningTrace, created_at_ms, parse_trace
 
 _decoder: Final = msgspec.json.Decoder(float_hook=float)  # as the parser does: 1e400 in an unknown field is valid
 
@@ -134,13 +134,15 @@ class _Basis(Struct, frozen=True):
     recorded: RecordedScoring | None = None
 
 
-def explain_trace(raw: bytes, settings: Settings, novelty: float | None = None) -> Explanation:
+def explain_trace(
+    raw: bytes, settings: Settings, novelty: float | None = None, limits: Limits | None = None
+) -> Explanation:
     """Explain the score of a trace, or of a document that kp-worker has scored. Raises InvalidTrace.
 
     A scored document is explained with its own novelty, profile and threshold; a bare trace with the settings' and
-    `novelty`, or 0.5.
+    `novelty`, or 0.5. `limits`: those of the settings by default.
     """
-    trace = parse_trace(raw, settings.limits)
+    trace = parse_trace(raw, limits or settings.limits)
     recorded, notes = _recorded(raw)
     if recorded is None:
         basis, more = _basis_of_settings(settings, novelty)
