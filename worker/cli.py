@@ -297,9 +297,11 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
 @click.option("--last", type=click.IntRange(0), metavar="N", help="Begin with the last N that match [10].")
 @click.option("--from-beginning", is_flag=True, help="Begin with the oldest.")
 @click.option("--follow/--no-follow", default=True, help="Wait for more, until Ctrl-C [follow].")
+@click.option("--objective", is_flag=True, help="Each trace's objective below its row; JSON holds it anyway.")
+@_json_option
 def tail(
     accepted: bool, rejected: bool, dead_letters: bool, domain: str | None, min_score: float | None,
-    last: int | None, from_beginning: bool, follow: bool,
+    last: int | None, from_beginning: bool, follow: bool, objective: bool, as_json: bool | None,
 ) -> None:  # fmt: skip
     """Show scored traces as they come: a table on a terminal, JSON Lines into a pipe.
 
@@ -324,6 +326,8 @@ def tail(
         TailFilter(settings.dead_letter_topic, domain, min_score),
         last=None if from_beginning else 10 if last is None else last,
         follow=follow,
+        as_json=_as_json(as_json),
+        objectives=objective,
     )
 
 
