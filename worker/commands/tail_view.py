@@ -1,4 +1,4 @@
-"""What `kp-worker tail` writes: one row a record, in columns that fit a terminal and are cut only there; or JSON Lines."""
+"""What `kp-worker tail` writes: one row a record, in columns that only a terminal cuts; or JSON Lines."""
 
 from __future__ import annotations
 
