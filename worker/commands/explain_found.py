@@ -102,7 +102,8 @@ def not_found_text(target: str, wanted: Wanted, searched: Searched, note: str) -
 def _read_of(topic: str, searched: Searched) -> str:
     if topic not in searched.records:
         return "no records"
-    return f"{searched.records[topic]:,} records, back to {rfc3339(searched.oldest_ms[topic])}"
+    count = searched.records[topic]
+    return f"{count:,} {'record' if count == 1 else 'records'}, back to {rfc3339(searched.oldest_ms[topic])}"
 
 
 def _kept(retention_ms: int | None) -> str:
