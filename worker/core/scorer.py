@@ -52,7 +52,6 @@ class ScoredTrace:
     stream_time_ms: int
     sequence: int | None
     vector: Vector | None
-    domain: str
 
 
 class Comparison(NamedTuple):
@@ -140,7 +139,6 @@ class PartitionScorer:
             stream_time_ms=now,
             sequence=sequence,
             vector=query,
-            domain=trace.metadata.task_domain,
         )
 
     def restore(self, entries: Iterable[tuple[int, int, str, Vector]], stream_time_ms: int | None = None) -> None:

@@ -38,6 +38,11 @@ DOMAIN_LENGTH: Final = 100
 """Most characters of a domain that are kept: domains are told apart by these."""
 
 
+# Raw fields: of a key given twice the last value counts, as for the parser, and 1e400 elsewhere is no error.
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text: Final = msgspec.json.Decoder(str)
+
+
 class TraceRow(NamedTuple):
     """A committed trace; `objective` is None unless texts may be shown. `number` counts the worker's traces."""
 
@@ -140,6 +145,7 @@ class LastRows:
     def _trace(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> TraceRow:
         self._number += 1
         nearest = scored.nearest
+        domain, objective = _texts(record)
         return TraceRow(
             self._number,
             now_ms(),
@@ -149,14 +155,14 @@ class LastRows:
             output.kind,
             scored.score,
             scored.threshold,
-            _shown(scored.domain, DOMAIN_LENGTH),
+            domain,
             scored.profile,
             scored.components,
             scored.weights,
             scored.overrides,
             None if nearest is None else _shown(nearest.trace_id, CACHED_ID_LENGTH),
             None if nearest is None else nearest.similarity,
-            _objective(record) if self._texts else None,
+            objective if self._texts else None,
         )
 
     def _dead_letter(self, record: SourceRecord, output: OutputRecord) -> DeadLetterRow:
@@ -173,12 +179,12 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _objective(record: SourceRecord) -> str:
-    """Return the start of a valid trace's objective."""
-    document = msgspec.json.decode(
-        record.value or b""
-    )  # untyped like the parser: of a key given twice, the last value counts
-    return _shown(str(document["task"]["objective"]), TEXT_LENGTH)
+def _texts(record: SourceRecord) -> tuple[str, str]:
+    """Return the start of a valid trace's domain and of its objective."""
+    document = _fields.decode(record.value or b"")
+    metadata, task = _fields.decode(document["metadata"]), _fields.decode(document["task"])
+    domain, objective = _text.decode(metadata["task_domain"]), _text.decode(task["objective"])
+    return _shown(domain, DOMAIN_LENGTH), _shown(objective, TEXT_LENGTH)
 
 
 def _shown(text: str, length: int) -> str:

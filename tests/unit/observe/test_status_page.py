@@ -187,7 +187,14 @@ async def test_the_last_records_are_kept_and_no_more() -> None:
 async def test_a_hostile_trace_neither_stops_the_lane_nor_grows_the_page() -> None:
     desk = Desk(status_texts=True)
     twice = trace_bytes().replace(b'"task":', b'"task": 5, "task":', 1)  # the last one counts
-    await desk.commit(twice, trace_bytes("kp:trace:" + "\u202e<img src=x onerror=alert(1)>" * 10_000), b"\xff" * 5000)
+    huge = (
+        trace_bytes()
+        .replace(b'"task_domain":', b'"n": 1e400, "task_domain":')
+        .replace(b'"objective":', b'"n": 1e400, "objective":')
+    )
+    await desk.commit(
+        huge, twice, trace_bytes("kp:trace:" + "\u202e<img src=x onerror=alert(1)>" * 10_000), b"\xff" * 5000
+    )
     assert not desk.failures
     assert desk.json()["traces"][1]["objective"] == "Explain"
     assert desk.json()["traces"][0]["id"].startswith("kp:trace:\\u202e<img src=x")
