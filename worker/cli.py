@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn
 
 import click
 
-from worker.commands.console import ArgumentError, CommandError, CommandGroup, read_settings, say_traceback, write_line
+from worker.commands.console import (
+    ArgumentError,
+    CommandError,
+    CommandGroup,
+    read_settings,
+    say_traceback,
+    settings_options,
+    write_line,
+)
 from worker.core.terminal import clean
 from worker.observe.logs import BareFormatter
 from worker.version import __version__
@@ -44,7 +52,8 @@ def main() -> NoReturn:
 def cli() -> None:
     """Score KnowledgePulse reasoning traces on a Kafka stream, exactly once.
 
-    Settings are environment variables (KP_...); `kp-worker run --help` lists them.
+    Settings come from options, environment variables (KP_...) and a config file (TOML), in this order; `kp-worker run
+    --help` lists them.
     """
 
 
@@ -54,11 +63,14 @@ class _RunCommand(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from worker.config import describe
 
-        with formatter.section("Settings (environment variables)"):
+        with formatter.section(
+            "Settings (environment variables; in the config file and for --set in lower case without KP_)"
+        ):
             formatter.write_dl([(f"{name}={default}", text) for name, default, text in describe()])
 
 
 @cli.command(cls=_RunCommand)
+@settings_options
 def run() -> None:
     """Run the worker until SIGTERM or Ctrl-C.
 
@@ -79,6 +91,7 @@ def run() -> None:
 @click.option("--dead-letters", type=click.File("wb"), help="Lines that cannot be read, with the reason, JSON Lines.")
 @click.option("--embedder", help="As KP_EMBEDDER, which it overrides.")
 @click.option("--model", help="As KP_MODEL, which it overrides.")
+@settings_options
 def score(
     file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None
 ) -> None:
@@ -139,11 +152,16 @@ def fetch_model(source: Literal["index", "hub"], if_missing: bool) -> None:
 @cli.command()
 @click.option("--keep-running", is_flag=True, help="Stay until Ctrl-C, so that you can look around.")
 @click.option("--http-port", type=int, help="Port of the worker's metrics [a free one].")
+@settings_options
 def demo(keep_running: bool, http_port: int | None) -> None:
-    """Show the whole worker: embedded Kafka, sample traces, real scores, explained."""
+    """Show the whole worker: embedded Kafka, sample traces, real scores, explained.
+
+    Of the settings, those of scoring and of the model count: the demo has its own broker, topics and port.
+    """
+    settings = read_settings()
     from worker.commands.demo import run_demo
 
-    sys.exit(run_demo(keep_running, http_port))
+    sys.exit(run_demo(keep_running, http_port, settings))
 
 
 @cli.command()
@@ -169,6 +187,7 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Form
 @click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
 @click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
 @_json_option
+@settings_options
 def explain(trace: str, line: int | None, novelty: float | None, as_json: bool | None) -> None:
     """Explain one score, step by step.
 
@@ -191,6 +210,7 @@ def explain(trace: str, line: int | None, novelty: float | None, as_json: bool |
 @cli.command()
 @click.option("--create", is_flag=True, help="Create the topics that are missing; changes none that exists.")
 @_json_option
+@settings_options
 def topics(create: bool, as_json: bool | None) -> None:
     """Compare the topics with the plan, or create them.
 
@@ -206,6 +226,7 @@ def topics(create: bool, as_json: bool | None) -> None:
 
 @cli.command()
 @_json_option
+@settings_options
 def doctor(as_json: bool | None) -> None:
     """Check what a worker needs; change nothing.
 
@@ -215,6 +236,44 @@ def doctor(as_json: bool | None) -> None:
     from worker.commands.doctor import run_doctor
 
     run_doctor(as_json=_as_json(as_json))
+
+
+@cli.group()
+def config() -> None:
+    """Check and show the settings: options, environment variables, config file, defaults."""
+
+
+@config.command("check")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@settings_options
+def config_check(file: Path | None) -> None:
+    """Check a config file, and what the environment adds to it, without Kafka and without the model.
+
+    FILE is a TOML file [--config or KP_CONFIG]. Names every error at once, each with its key and what is allowed. Exit
+    code 2: something is wrong.
+    """
+    from worker.commands.config_view import run_check
+
+    run_check(file)
+
+
+@config.command("show")
+@click.option("--changed", is_flag=True, help="Only what is not a default.")
+@_json_option
+@settings_options
+def config_show(changed: bool, as_json: bool | None) -> None:
+    """Show every setting as it takes effect, and where its value comes from. Secrets are not shown."""
+    from worker.commands.config_view import run_show
+
+    run_show(changed=changed, as_json=_as_json(as_json))
+
+
+@config.command("schema")
+def print_schema() -> None:
+    """Print the JSON Schema of the config file, for an editor."""
+    from worker.commands.config_view import run_schema
+
+    run_schema()
 
 
 @cli.command()
@@ -246,6 +305,7 @@ def completion(shell: str) -> None:
 @click.option("--similarity", type=click.FloatRange(-1, 1), default=0.9, show_default=True,
               help="Similarity from which two traces count as near-duplicates.")  # fmt: skip
 @click.option("--hide-texts", is_flag=True, help="Leave out the objectives, to share the page; ids and domains stay.")
+@settings_options
 def report(
     file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, output: Path, similarity: float,
     hide_texts: bool,
@@ -273,6 +333,7 @@ def report(
 )  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most traces a second.")
 @click.option("--no-validate", is_flag=True, help="Send every line, whatever is in it.")
+@settings_options
 def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool) -> None:
     """Publish the traces of a JSON Lines file to the source topic.
 
@@ -299,6 +360,7 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
 @click.option("--follow/--no-follow", default=True, help="Wait for more, until Ctrl-C [follow].")
 @click.option("--objective", is_flag=True, help="Each trace's objective below its row; JSON holds it anyway.")
 @_json_option
+@settings_options
 def tail(
     accepted: bool, rejected: bool, dead_letters: bool, domain: str | None, min_score: float | None,
     last: int | None, from_beginning: bool, follow: bool, objective: bool, as_json: bool | None,
@@ -349,6 +411,7 @@ def tail(
 @click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
 @click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
 @click.option("--execute", is_flag=True, help="Do it; without this only show what would be done.")
+@settings_options
 def redrive(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
     max_redrives: int, to_source: bool, to_file: Path | None, execute: bool,

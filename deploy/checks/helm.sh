@@ -93,7 +93,7 @@ done
 # -- what the schemas cannot see
 
 ! grep -l '^kind: Secret$' "$work"/rendered/*.yaml || die "the chart renders a Secret"
-names=$("$python" -c 'from worker.config import describe; print("\n".join(name for name, *_ in describe()))') ||
+names=$("$python" -c 'from worker.config import describe; print("\n".join(["KP_CONFIG", *(name for name, *_ in describe())]))') ||
     die "$python cannot import worker.config: run through 'make deploy-check'"
 sed -n 's/^ *- name: \(KP_[A-Z_]*\)$/\1/p' "$work"/rendered/*.yaml | sort -u | while read -r name; do
     echo "$names" | grep -qx "$name" || die "the chart sets $name, which is no setting of the worker"
@@ -111,6 +111,8 @@ expect sasl-tls 'terminationGracePeriodSeconds: 106' 'value: "5242880"' 'value: 
     'value: /etc/kp-worker/sasl/password' 'value: /etc/kp-worker/ca/ca.crt'
 expect mtls-keda 'value: /etc/kp-worker/client/tls.key' '- {port: 9093, protocol: TCP}' '- {port: 9094, protocol: TCP}'
 expect sasl-keda 'sasl: scram_sha256' 'lagThreshold: "1500000"' 'offsetResetPolicy: earliest'
+expect everything '- name: KP_CONFIG' 'value: /etc/kp-worker/config/kp-worker.toml' 'threshold = 0.7' '[profiles.legal]' \
+    'configMap: {name: trace-scorer-config}'
 expect statefulset '- name: KP_GROUP_INSTANCE_ID' 'value: "90"'
 ! grep -q '^  replicas:' "$work/rendered/mtls-keda.yaml" || die "replicas are set although KEDA owns them"
 
@@ -137,6 +139,10 @@ refused "value must be one of" --set kafka.sasl.mechanism=SCRAM
 refused "invalid propertyName 'THRESHOLD'" --set config.THRESHOLD=0.8
 refused "use kafka.sasl.existingSecret" --set config.KP_SASL_PASSWORD=secret
 refused "it is 9108 in every pod" --set config.KP_HTTP_PORT=8080
+refused "configFile: http_port is set by the chart" --set 'configFile=http_port = 8080'
+refused "configFile: sasl_password is set by the chart" --set 'configFile="sasl_password"="secret"'
+refused "the pod's grace period follows it" --set 'configFile=shutdown_timeout_seconds = 90'
+refused "both name a config file" --set 'configFile=threshold = 0.5' --set config.KP_CONFIG=/kp.toml
 refused "put it under config" --set 'extraEnv[0].name=KP_THRESHOLD' --set 'extraEnv[0].value=0.8'
 refused "at '/config/KP_SHUTDOWN_TIMEOUT_SECONDS'" --set config.KP_SHUTDOWN_TIMEOUT_SECONDS=soon
 refused "at '/image/digest'" --set image.digest=abc

@@ -12,11 +12,11 @@ from tests.benchmarks.results import spread
 
 HEAD = """# Benchmarks
 
-`make bench` measures the worker against what users would pick instead, all in one run on one machine, and prints this
-(peers: `.venv/bin/python -m pip install -e '.[bench]'`; the lower precisions are measured where they were exported:
-`kp-worker export-model --precision bf16 --precision int8`). A run that does not give every output is an error, not a
-fast result; in part b every output has to be byte for byte that of the reference job. Ratios are taken within a round;
-figures are median (least..most).
+`make bench` measures the worker against the alternatives, all in one run on one machine, and prints the tables below.
+Install the peers with `.venv/bin/python -m pip install -e '.[bench]'`. The lower precisions are measured if they were
+exported: `kp-worker export-model --precision bf16 --precision int8`. A run that does not produce every output is an
+error, not a fast result; in part b every output must equal that of the reference job, byte for byte. Ratios are taken
+within a round. Figures are median (least..most).
 
 ![Results](benchmarks.svg)
 """

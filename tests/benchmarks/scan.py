@@ -25,7 +25,7 @@ def run(bench: Bench) -> None:
     for name in ("faiss-cpu", "hnswlib"):
         if not machine.installed(name):
             bench.results.note("d", f"{name}: skipped, not installed (pip install '.[bench]')")
-    bench.results.note("d", "hnswlib is approximate; its recall@1 stands beside its time")
+    bench.results.note("d", "hnswlib is approximate; the recall@1 columns belong to it")
     for _ in bench.each_round():
         command = [sys.executable, "-m", "tests.benchmarks.scan", str(bench.seconds)]
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -1,13 +1,15 @@
 """docker-compose.yml against the code: names, versions, topic settings. deploy/checks/compose.sh checks its syntax."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonschema import Draft202012Validator
 
 from worker.broker.kafka_jars import KAFKA_VERSION
-from worker.config import Settings, describe
+from worker.config import Settings, config_schema, describe, load
 from worker.kafka.topic_plan import CHANGELOG_CONFIG, DEAD_LETTER_OVERHEAD, OUTPUT_OVERHEAD, SOURCE_AFTER_MS
 from worker.kafka.topic_state import AFTER, DEFAULT_MAX_BYTES
 from worker.version import __version__
@@ -44,7 +46,7 @@ def test_topics_are_those_that_the_worker_would_create() -> None:
 
 
 def test_workers_are_hardened_and_can_be_scaled() -> None:
-    known = {name for name, _, _ in describe()}
+    known = {name for name, _, _ in describe()} | {"KP_CONFIG"}
     for name in WORKERS:
         service = SERVICES[name]
         assert service["read_only"] is True
@@ -55,6 +57,20 @@ def test_workers_are_hardened_and_can_be_scaled() -> None:
         assert set(service["environment"]) <= known
         assert not {"ports", "container_name"} & service.keys()
     assert float(SERVICES["worker"]["stop_grace_period"].removesuffix("s")) > Settings().shutdown_timeout_seconds
+
+
+def test_workers_read_the_config_file_that_is_mounted() -> None:
+    for name in WORKERS:
+        mounts = dict(mount.removesuffix(":ro").split(":") for mount in SERVICES[name]["volumes"])
+        (source,) = (
+            source for source, target in mounts.items() if target == SERVICES[name]["environment"]["KP_CONFIG"]
+        )
+        text = (ROOT / source).read_text("utf-8")
+        assert load(ROOT / source).log_format == "json"
+        # The lines that are commented out must be right, too.
+        examples = re.sub(r"^# (?=[a-z\[])", "", text.split("\n\n", 1)[1], flags=re.MULTILINE)
+        assert tomllib.loads(examples)["profiles"]["legal"]["threshold"] == 0.6
+        Draft202012Validator(config_schema()).validate(tomllib.loads(examples))
 
 
 def test_start_order_waits_for_something_that_happens() -> None:

@@ -86,6 +86,19 @@ async def test_health_check_says_what_the_worker_says(problem: str | None, answe
     assert "does not answer" in text
 
 
+async def test_health_check_reads_the_config_file(tmp_path: Path) -> None:
+    server = HttpServer("127.0.0.1", 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: None)
+    file = tmp_path / "kp.toml"
+    file.write_text(f'http_port = {await server.start()}\nhttp_host = "127.0.0.1"\n')
+    try:
+        assert await ask(KP_CONFIG=str(file)) == (0, "ok")
+        assert (await ask(KP_CONFIG=str(file), KP_HTTP_PORT="1"))[0] == 1  # a variable wins, as for the worker
+    finally:
+        await server.stop()
+    file.write_text("http_port = ")
+    assert "KP_CONFIG cannot be read" in (await ask(KP_CONFIG=str(file)))[1]
+
+
 async def test_health_check_needs_a_fixed_port() -> None:
     code, text = await ask(KP_HTTP_PORT="0")
     assert code == 1

@@ -1,4 +1,4 @@
-"""The table of rooms in docs/contributing.md lists the modules that there are."""
+"""The table of modules in docs/contributing.md lists the modules that there are."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_module_has_its_row_and_every_row_its_module() -> None:
     text = (ROOT / "docs/contributing.md").read_text("utf-8")
-    table = text.split("<!-- rooms:")[1].split("\n\n")[0]
+    table = text.split("<!-- modules:")[1].split("\n\n")[0]
     cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     listed = [name for cell in cells for name in re.findall(r"`([\w/]+\.py)`", cell)]
     modules = [path.relative_to(ROOT / "worker") for path in (ROOT / "worker").rglob("*.py")]
@@ -25,7 +25,7 @@ def test_the_make_targets_exist() -> None:
 
 def test_every_file_of_the_layout_is_there() -> None:
     text = (ROOT / "docs/contributing.md").read_text("utf-8")
-    table = text.split("| folder | holds |")[1].split("\n\n")[0]
+    table = text.split("| folder | contents |")[1].split("\n\n")[0]
     for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE):
         names = re.findall(r"`([\w/]+)`", cell)
         folder = names[0].rpartition("/")[0] if len(names) > 1 else ""

@@ -1,7 +1,7 @@
 """What all commands share: settings, errors with their exit codes, lines on standard error, files.
 
-Lives here: the only use of click besides cli.py. Must not live here: options (cli.py), the output of one command. It
-imports what is heavy inside functions: `--help` loads this module.
+Lives here: the only use of click besides cli.py. Must not live here: one command's options (cli.py), one command's
+output. It imports what is heavy inside functions: `--help` loads this module.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
@@ -22,7 +23,7 @@ from worker.core.terminal import clean, clean_json_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from worker.config import Settings
+    from worker.config import Loaded, Settings
 
 PIPE_WIDTH = 100_000
 """Columns where standard output is no terminal: who reads it cuts or wraps lines as needed."""
@@ -92,17 +93,59 @@ def errors_for_the_user() -> Iterator[None]:
         raise CommandError(str(error)) from None
 
 
-def read_settings(**fields: Any) -> Settings:
-    """Read the settings as `config.load` does, and warn of unknown variables. Raises SettingsError."""
+def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def keep(context: click.Context, _: click.Parameter, value: Any) -> None:
+        context.meta[f"{__name__}.{name}"] = value
+
+    return keep
+
+
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that set settings; `read_settings` takes them from click's context."""
+    options = (
+        click.option("--config", type=click.Path(path_type=Path), metavar="FILE", expose_value=False,
+                     callback=_remember("config"), help="Config file, TOML [KP_CONFIG]."),
+        click.option("--bootstrap-servers", "-b", metavar="HOST:PORT", expose_value=False,
+                     callback=_remember("bootstrap_servers"), help="Kafka brokers [KP_BOOTSTRAP_SERVERS]."),
+        click.option("--group", "-g", metavar="NAME", expose_value=False,
+                     callback=_remember("group_id"), help="Consumer group of the worker [KP_GROUP_ID]."),
+        click.option("--set", metavar="NAME=VALUE", multiple=True, expose_value=False,
+                     callback=_remember("set"), help="Any setting, as in the config file; may be repeated."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def load_settings(file: Path | None = None, **fields: Any) -> Loaded:
+    """Read the settings: `fields`, then the command's options, the environment, the config file. Raises ConfigError.
+
+    `file` is a config file that wins over --config and KP_CONFIG.
+    """
     from worker import config
+    from worker.config.sources import OPTIONS, SourceError, parse_assignments
+
+    meta = click.get_current_context().meta
+    given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "set", *OPTIONS)}
+    try:
+        options = parse_assignments(given["set"] or ())
+    except SourceError as error:
+        raise config.ConfigError(str(error)) from None
+    options |= {name: given[name] for name in OPTIONS if given[name]}
+    return config.read(file or given["config"], options, **fields)
+
+
+def read_settings(**fields: Any) -> Settings:
+    """Read the settings as `load_settings` does, and warn of what is odd. Raises SettingsError."""
+    from worker.config import ConfigError
 
     try:
-        settings = config.load(**fields)
-    except config.ConfigError as error:
+        loaded = load_settings(**fields)
+    except ConfigError as error:
         raise SettingsError(str(error)) from None
-    for warning in config.unknown_variables():
+    for warning in loaded.warnings:
         say(f"warning: {warning}")
-    return settings
+    return loaded.settings
 
 
 def say(text: str) -> None:

@@ -32,11 +32,12 @@ from worker.commands.demo_flow import ACCEPTED, DEAD_LETTER, REJECTED, SOURCE, D
 from worker.commands.demo_view import COLOURS, STORY, dead_letters_table, explanation, scores_table, story
 from worker.commands.demo_worker import DemoError, DemoWorker
 from worker.commands.samples import SAMPLES
+from worker.config import Settings, load
 
 FIGURES_SECONDS: Final = 0.5  # each look at /metrics takes time from the embedder
 
 
-def run_demo(keep_running: bool = False, http_port: int | None = None) -> int:
+def run_demo(keep_running: bool = False, http_port: int | None = None, settings: Settings | None = None) -> int:
     """Show the whole worker on an embedded broker; return the exit code (0, 1 failed, 130 interrupted)."""
     console = wide_console()
     console.print("A real Kafka, a real worker and some sample traces; about half a minute, the first time longer.\n")
@@ -45,7 +46,7 @@ def run_demo(keep_running: bool = False, http_port: int | None = None) -> int:
             interruptible(),
             tempfile.TemporaryDirectory(prefix="kp-demo-") as directory,
             running_kafka(console, EmbeddedKafka()) as kafka,
-            DemoWorker(kafka.bootstrap_servers, http_port, Path(directory)) as worker,
+            DemoWorker(kafka.bootstrap_servers, http_port, Path(directory), settings or load()) as worker,
         ):
             with step(console, "worker") as say:
                 worker.wait_ready(say)

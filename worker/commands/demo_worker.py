@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import socket
 import subprocess
@@ -18,12 +19,13 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from worker.config import PREFIX, Settings
 from worker.observe.metrics import quantile
 
 PARTITIONS: Final = 2
 PASSED_ON: Final = (
-    "KP_EMBEDDER", "KP_MODEL", "KP_PRECISION", "KP_MAX_TOKENS", "KP_EMBED_THREADS", "KP_THRESHOLD", "KP_PROFILES",
-    "KP_CACHE_MAX_ELEMENTS", "KP_CACHE_TTL_SECONDS", "KP_DELIVERY",
+    "embedder", "model", "precision", "max_tokens", "embed_threads", "threshold", "profiles", "cache_max_elements",
+    "cache_ttl_seconds", "delivery",
 )  # fmt: skip
 """Settings of the caller that the worker gets; any other could point it to real topics."""
 
@@ -39,13 +41,13 @@ class DemoError(Exception):
 class DemoWorker:
     """The worker as a child process, with its log in `directory`."""
 
-    def __init__(self, bootstrap: str, http_port: int | None, directory: Path) -> None:
+    def __init__(self, bootstrap: str, http_port: int | None, directory: Path, settings: Settings) -> None:
         self.port = http_port or _free_port()
         self.log = directory / "worker.log"
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "worker", "run"],
-                env=_environment(bootstrap, self.port),
+                env=_environment(bootstrap, self.port, settings),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -125,7 +127,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _environment(bootstrap: str, port: int) -> dict[str, str]:
+def _environment(bootstrap: str, port: int, settings: Settings) -> dict[str, str]:
     own = {
         "KP_BOOTSTRAP_SERVERS": bootstrap,
         "KP_CREATE_TOPICS": "true",
@@ -138,4 +140,8 @@ def _environment(bootstrap: str, port: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.getenv("PYTHONPATH")))),
     }
     others = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
-    return others | {name: os.environ[name] for name in PASSED_ON if name in os.environ} | own
+    given = settings.model_dump(mode="json", include=set(PASSED_ON) & settings.model_fields_set, exclude_none=True)
+    passed = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in given.items()}
+    if "cache_ttl_seconds" in settings.model_fields_set and settings.cache_ttl_seconds is None:
+        passed["cache_ttl_seconds"] = "none"
+    return others | {PREFIX + name.upper(): value for name, value in passed.items()} | own

@@ -19,11 +19,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
-from worker import config
+from worker.commands.console import load_settings
 from worker.commands.doctor_kafka import check_kafka
 from worker.commands.doctor_model import check_model
 from worker.commands.finding import Finding, fail, ok, warn, write_finding
-from worker.config import ConfigError, Settings
+from worker.config import ConfigError, Loaded, Settings
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256
 from worker.embed.model_dir import default_directory
 from worker.kafka.topic_problems import CODECS, codec_problems
@@ -59,12 +59,13 @@ def run_doctor(*, as_json: bool) -> NoReturn:
 async def examine() -> AsyncIterator[Finding]:
     """Yield the findings, each as soon as it is there. Bounded: some 3 minutes where nothing answers at all."""
     try:
-        settings = config.load()
+        loaded = load_settings()
     except ConfigError as error:
         for line in str(error).splitlines():
             yield fail("settings", line, "correct it; kp-worker run --help lists all; nothing else was checked")
         return
-    for finding in _settings():
+    settings = loaded.settings
+    for finding in _settings(loaded):
         yield finding
     yield _codecs()
     try:
@@ -82,12 +83,12 @@ async def examine() -> AsyncIterator[Finding]:
     yield await asyncio.to_thread(_port, settings)
 
 
-def _settings() -> Iterator[Finding]:
-    unknown = config.unknown_variables()
-    for text in unknown:
+def _settings(loaded: Loaded) -> Iterator[Finding]:
+    for text in loaded.warnings:
         yield warn("settings", text, "correct or remove it: it has no effect")
-    given = config.given_variables()
-    yield ok("settings", f"{len(given)} set: {', '.join(given)}" if given else "none set, all defaults")
+    given = [name if origin in loaded.files else origin for name, origin in loaded.given().items()]
+    read = f" ({', '.join(loaded.files)} was read)" if loaded.files else ""
+    yield ok("settings", f"{len(given)} set: {', '.join(given)}{read}" if given else f"none set, all defaults{read}")
 
 
 def _codecs() -> Finding:

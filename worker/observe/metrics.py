@@ -111,13 +111,13 @@ class Metrics:
         self.registry = registry
         self.evaluation = Histogram(
             "kp_evaluation_duration_seconds",
-            "One trace, from taken off the queue until scored (waiting for the embedder included).",
+            "Time to score one trace, from leaving the queue; includes the wait for the embedder.",
             buckets=SECONDS,
             registry=registry,
         )
         self.stage = Histogram(
             "kp_stage_duration_seconds",
-            "One stage of a trace; publish is one transaction. embed includes the wait for its turn.",
+            "Time of one stage of a trace; embed includes the wait for the embedder, publish is one transaction.",
             buckets=STAGE_SECONDS,
             registry=registry,
             label="stage",
@@ -126,7 +126,7 @@ class Metrics:
         self.stages = {stage: self.stage.labels(stage) for stage in STAGES}
         self.end_to_end = Histogram(
             "kp_end_to_end_latency_seconds",
-            "From the source record's timestamp until its output was committed.",
+            "Time from the source record's timestamp to the commit of its output.",
             buckets=END_TO_END_SECONDS,
             registry=registry,
         )
@@ -137,11 +137,11 @@ class Metrics:
         )
         self.consumed = Counter(
             "kp_records_consumed_total",
-            "Source records whose output is committed: accepted + rejected + dead letters.",
+            "Source records with a committed output: accepted, rejected or dead letter.",
             registry=registry,
         )
         self.traces = Counter(
-            "kp_traces_total", "Committed traces by verdict and profile.", ["decision", "profile"], registry=registry
+            "kp_traces_total", "Committed traces by decision and profile.", ["decision", "profile"], registry=registry
         )
         self.dead_letters = Counter(
             "kp_dead_letters_total", "Committed dead letters by reason.", ["reason"], registry=registry
@@ -152,55 +152,66 @@ class Metrics:
         )
         self.truncated = Counter(
             "kp_truncated_texts_total",
-            "Texts longer than KP_MAX_TOKENS, embedded without their end.",
+            "Texts longer than KP_MAX_TOKENS whose end was not embedded.",
             registry=registry,
         )
         self.remembered = Counter(
-            "kp_embedding_hits_total", "Texts whose embedding was remembered, so not computed again.", registry=registry
+            "kp_embedding_hits_total", "Texts whose embedding was reused instead of computed again.", registry=registry
         )
         self.cache_entries = Gauge(
-            "kp_cache_entries", "Live entries of the novelty cache.", ["partition"], registry=registry
+            "kp_cache_entries", "Unexpired entries of the novelty cache.", ["partition"], registry=registry
         )
         self.cache_evictions = Counter(
-            "kp_cache_evictions_total", "Entries that left a novelty cache.", ["cause"], registry=registry
+            "kp_cache_evictions_total",
+            "Entries evicted from the novelty cache, by cause.",
+            ["cause"],
+            registry=registry,
         )
         self.stream_time = Gauge(
-            "kp_stream_time_seconds", "Greatest event time seen, seconds since 1970.", ["partition"], registry=registry
+            "kp_stream_time_seconds",
+            "Stream time: the greatest event time seen, in seconds since 1970.",
+            ["partition"],
+            registry=registry,
         )
-        self.lag = Gauge(
-            "kp_consumer_lag", "Source records that are not committed yet.", ["partition"], registry=registry
-        )
+        self.lag = Gauge("kp_consumer_lag", "Source records not yet committed.", ["partition"], registry=registry)
         self.lag_seconds = Gauge(
             "kp_consumer_lag_seconds",
-            "Age, by its timestamp, of the oldest source record that is not committed; 0 where none waits.",
+            "Age of the oldest uncommitted source record, by its timestamp; 0 if there is none.",
             ["partition"],
             registry=registry,
         )
         self.committed_offset = Gauge(
-            "kp_committed_offset", "Offset of the next source record to commit.", ["partition"], registry=registry
+            "kp_committed_offset",
+            "Committed offset: the offset of the next source record to commit.",
+            ["partition"],
+            registry=registry,
         )
         self.restore = Histogram(
             "kp_restore_duration_seconds",
-            "Restore of the partitions of one assignment from the changelog.",
+            "Time to restore the partitions of one assignment from the changelog.",
             buckets=(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
             registry=registry,
         )
         self.restored_entries = Counter(
-            "kp_restored_entries_total", "Changelog entries read back into a cache.", registry=registry
+            "kp_restored_entries_total", "Changelog entries restored into a cache.", registry=registry
         )
         self.skipped_entries = Counter(
             "kp_changelog_entries_skipped_total",
-            "Changelog entries that a restore could not use: corrupt, or of another model.",
+            "Changelog entries skipped by a restore: corrupt, or from another model.",
             ["cause"],
             registry=registry,
         )
         self.lost = Counter(
             "kp_source_records_lost_total",
-            "Source records that were deleted before they were scored (retention).",
+            "Source records deleted by retention before they were scored.",
             registry=registry,
         )
-        self.rebalances = Counter("kp_rebalances_total", "Assignments received from the group.", registry=registry)
-        self.partitions = Gauge("kp_assigned_partitions", "Source partitions of this worker.", registry=registry)
+        self.rebalances = Counter(
+            "kp_rebalances_total", "Partition assignments received from the consumer group.", registry=registry
+        )
+        self.partitions = Gauge(
+            "kp_assigned_partitions", "Source partitions assigned to this worker.", registry=registry
+        )
         self.ready = Gauge("kp_ready", "1 while /readyz answers 200.", registry=registry)
         self.build = Info("kp_build", "Version, consumer group and embedder.", registry=registry)
         for decision, profile in product((ACCEPTED, REJECTED), profiles):

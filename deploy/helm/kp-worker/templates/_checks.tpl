@@ -25,6 +25,16 @@
 {{- if hasKey $.Values.config $name -}}
 {{- fail (printf "config.%s is set by the chart; use %s" $name $values) -}}
 {{- end -}}
+{{- $key := $name | trimPrefix "KP_" | lower -}}
+{{- if regexMatch (printf "(?m)^[ \t]*[\"']?%s[\"']?[ \t]*=" $key) $.Values.configFile -}}
+{{- fail (printf "configFile: %s is set by the chart; use %s" $key $values) -}}
+{{- end -}}
+{{- end -}}
+{{- if regexMatch "(?m)^[ \t]*[\"']?shutdown_timeout_seconds[\"']?[ \t]*=" .Values.configFile -}}
+{{- fail "configFile: put shutdown_timeout_seconds under config as KP_SHUTDOWN_TIMEOUT_SECONDS, the pod's grace period follows it" -}}
+{{- end -}}
+{{- if and .Values.configFile (hasKey .Values.config "KP_CONFIG") -}}
+{{- fail "configFile and config.KP_CONFIG both name a config file: remove one of them" -}}
 {{- end -}}
 {{- range .Values.extraEnv -}}
 {{- if hasPrefix "KP_" .name -}}

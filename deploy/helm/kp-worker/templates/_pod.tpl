@@ -59,6 +59,10 @@
       resource: requests.cpu
       divisor: "1"
 {{- end }}
+{{- if .Values.configFile }}
+- name: KP_CONFIG
+  value: /etc/kp-worker/config/kp-worker.toml
+{{- end }}
 {{- range $name, $value := .Values.config }}
 - name: {{ $name }}
   value: {{ include "kp-worker.setting" $value | quote }}
@@ -89,9 +93,14 @@
 metadata:
   labels:
     {{- include "kp-worker.labelsWith" (list . .Values.podLabels) | nindent 4 }}
-  {{- with .Values.podAnnotations }}
+  {{- if or .Values.podAnnotations .Values.configFile }}
   annotations:
+    {{- with .Values.configFile }}
+    checksum/config-file: {{ sha256sum . }}  # a changed file rolls the pods
+    {{- end }}
+    {{- with .Values.podAnnotations }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- end }}
 spec:
   serviceAccountName: {{ include "kp-worker.serviceAccountName" . }}
@@ -144,6 +153,11 @@ spec:
           mountPath: /etc/kp-worker/{{ .name }}
           readOnly: true
         {{- end }}
+        {{- if .Values.configFile }}
+        - name: config
+          mountPath: /etc/kp-worker/config
+          readOnly: true
+        {{- end }}
         {{- with .Values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -152,6 +166,10 @@ spec:
       emptyDir: {sizeLimit: 256Mi}
     {{- with $secrets }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- if .Values.configFile }}
+    - name: config
+      configMap: {name: {{ include "kp-worker.fullname" . }}-config}
     {{- end }}
     {{- with .Values.extraVolumes }}
     {{- toYaml . | nindent 4 }}

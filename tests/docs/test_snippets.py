@@ -1,0 +1,86 @@
+"""Every code block of README.md and docs/ is run by a test, or says why not. Here: those that need no Kafka."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.builders import trace_bytes
+from tests.support.snippets import ROOT, Snippet, snippets
+from worker.config import Settings, load
+
+BLOCKS = snippets()
+MINE = snippets("tests/docs/test_snippets.py")
+EXAMPLE = (ROOT / "schemas/examples/reasoning-trace.json").read_bytes()
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
+
+
+@pytest.mark.parametrize("block", [it for it in BLOCKS if it.language != "text"], ids=str)
+def test_every_block_names_its_test_or_says_why_it_is_not_run(block: Snippet) -> None:
+    """The test that is named has to read the page: through tests/support, or by the name of its file."""
+    what, _, rest = block.mark.partition(": ")
+    assert what in ("run", "not run"), f"{block}: put <!-- run: tests/... --> or <!-- not run: why --> above the block"
+    for path in re.findall(r"tests/[\w/]+\.py", rest):
+        assert (ROOT / path).is_file(), f"{block}: {path} does not exist"
+    if what == "run":
+        text = (ROOT / rest).read_text("utf-8")
+        assert any(name in text for name in ("snippets(", "score_page import", Path(block.page).name)), block
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_setting_and_make_target_in_a_block_exists(block: Snippet) -> None:
+    settings = {f"KP_{name.upper()}" for name in Settings.model_fields}
+    assert set(re.findall(r"\b(KP_[A-Z_]+)=", block.text)) <= settings
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    if block.language == "console":
+        assert set(re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE)) <= targets
+
+
+@pytest.mark.parametrize("block", [it for it in MINE if "export KP_" in it.text], ids=str)
+def test_the_settings_of_a_block_are_accepted(block: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in set(re.findall(r"=(/\S+)", block.text)):
+        (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path[1:]).write_text("a secret")
+    for word in shlex.split(block.text.replace("=/", f"={tmp_path}/"), comments=True):
+        if word != "export":
+            monkeypatch.setenv(*word.split("=", 1))
+    load()
+
+
+@pytest.mark.parametrize("block", [it for it in MINE if "$ kp-worker " in it.text], ids=str)
+def test_the_commands_of_a_block_run(block: Snippet, tmp_path: Path) -> None:
+    (tmp_path / "demo_traces.jsonl").write_bytes((ROOT / "worker/data/demo_traces.jsonl").read_bytes())
+    (tmp_path / "bad.json").write_bytes(EXAMPLE.replace(b'"confidence": 0.9', b'"confidence": 90'))
+    (tmp_path / "trace.jsonl").write_bytes(trace_bytes() + b"\n")
+    subprocess.run([*WORKER, "score", "trace.jsonl", "-o", "one.json"], env=NO_MODEL, cwd=tmp_path, check=True)
+    for command in block.commands():
+        done = subprocess.run(
+            [*WORKER, *shlex.split(command, comments=True)[1:]],
+            env=NO_MODEL, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == ("bad.json" in command.split()), done.stderr
+        said = done.stdout + done.stderr
+        shown = block.text.split(command + "\n")[1].splitlines()[0]
+        assert shown.split()[:2] == said.split()[:2] or said.startswith("{"), said
+        if "bad.json" in command.split():
+            assert said.strip() == shown
+
+
+WORKER = (sys.executable, "-m", "worker")
+NO_MODEL = {**ENVIRONMENT, "KP_EMBEDDER": "none", "PYTHONPATH": str(ROOT)}
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    (block,) = [it for it in MINE if it.language == "python"]
+    (tmp_path / "trace.json").write_bytes(EXAMPLE)
+    code = f"import warnings\nwarnings.simplefilter('ignore', ResourceWarning)\n{block.text}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=NO_MODEL, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[0] == "0.8"
