@@ -191,23 +191,28 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Form
 
 
 @cli.command()
-@click.argument("trace", type=click.File("rb"))
+@click.argument("trace")
+@click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
 @click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
 @_json_option
 @settings_options
-def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> None:
+def explain(trace: str, line: int | None, novelty: float | None, as_json: bool | None) -> None:
     """Explain one score, step by step.
 
-    TRACE is a JSON file, - is standard input. A document from the accepted or rejected topic is explained with its own
-    novelty, weights and threshold; a bare trace with those of the settings, and novelty 0.5. Exit code 1: no valid
-    trace, or a document whose score does not follow from its own figures.
+    TRACE is a JSON file, - for standard input, or what is searched for on the accepted, rejected and dead-letter
+    topics, from the newest records to the oldest: a trace id (kp:trace:...) or its beginning, as tail and the status
+    page show it, PARTITION:OFFSET on the source topic, or TOPIC:PARTITION:OFFSET on an output topic.
+
+    A scored document is explained with its own novelty, weights and threshold; a bare trace with those of the settings,
+    and novelty 0.5. Exit code 1: no valid trace, none found, or a document whose score does not follow from its own
+    figures.
     """
     if novelty is not None and novelty != novelty:  # NaN passes any range
         raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
     from worker.commands.explain import run_explain
 
-    sys.exit(run_explain(trace, novelty, settings, as_json=_as_json(as_json)))
+    sys.exit(run_explain(trace, novelty, settings, line=line, as_json=_as_json(as_json)))
 
 
 @cli.command()
@@ -407,10 +412,12 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
 @click.option("--last", type=click.IntRange(0), metavar="N", help="Begin with the last N that match [10].")
 @click.option("--from-beginning", is_flag=True, help="Begin with the oldest.")
 @click.option("--follow/--no-follow", default=True, help="Wait for more, until Ctrl-C [follow].")
+@click.option("--objective", is_flag=True, help="Each trace's objective below its row; JSON holds it anyway.")
+@_json_option
 @settings_options
 def tail(
     accepted: bool, rejected: bool, dead_letters: bool, domain: str | None, min_score: float | None,
-    last: int | None, from_beginning: bool, follow: bool,
+    last: int | None, from_beginning: bool, follow: bool, objective: bool, as_json: bool | None,
 ) -> None:  # fmt: skip
     """Show scored traces as they come: a table on a terminal, JSON Lines into a pipe.
 
@@ -435,6 +442,8 @@ def tail(
         TailFilter(settings.dead_letter_topic, domain, min_score),
         last=None if from_beginning else 10 if last is None else last,
         follow=follow,
+        as_json=_as_json(as_json),
+        objectives=objective,
     )
 
 
