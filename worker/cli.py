@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn
 
 import click
 
+from worker.commands.completion import complete_directory, complete_reason, complete_traces
 from worker.commands.console import (
     ArgumentError,
     CommandError,
@@ -89,8 +90,9 @@ def run() -> None:
 @click.argument("file", type=click.File("rb"))
 @click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, JSON Lines [stdout].")
 @click.option("--dead-letters", type=click.File("wb"), help="Lines that cannot be read, with the reason, JSON Lines.")
-@click.option("--embedder", help="As KP_EMBEDDER, which it overrides.")
-@click.option("--model", help="As KP_MODEL, which it overrides.")
+@click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "none"]),
+              help="As KP_EMBEDDER, which it overrides.")  # fmt: skip
+@click.option("--model", shell_complete=complete_directory, help="As KP_MODEL, which it overrides.")
 @settings_options
 def score(
     file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None
@@ -107,7 +109,11 @@ def score(
 
 
 @cli.command("export-model")
-@click.option("--model", help="Directory or hub name of a sentence-transformers model [all-MiniLM-L6-v2].")
+@click.option(
+    "--model",
+    shell_complete=complete_directory,
+    help="Directory or hub name of a sentence-transformers model [all-MiniLM-L6-v2].",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="Directory to write [the user's cache directory].")
 @click.option("--precision", multiple=True, type=click.Choice(["fp32", "bf16", "int8"]), help="May be repeated.")
 @click.option("--if-missing", is_flag=True, help="Do nothing where the default model is exported already.")
@@ -214,8 +220,9 @@ def explain(trace: str, line: int | None, novelty: float | None, as_json: bool |
 def topics(create: bool, as_json: bool | None) -> None:
     """Compare the topics with the plan, or create them.
 
-    Shows the five topics as they are and as they should be, with the commands that make them so. --create does what the
-    worker does at start with KP_CREATE_TOPICS=true. Exit code 0: the worker would start with these topics; 1: it would
+    Shows the five topics of the worker, and the one of kp-worker redrive, as they are and as they should be, with the
+    commands that make them so. --create does what the worker does at start with KP_CREATE_TOPICS=true, and creates the
+    topic of redrive. Exit code 0: the worker would start with these topics; 1: it would
     not; 2: the settings are wrong, or no broker answers.
     """
     settings = read_settings()
@@ -325,7 +332,7 @@ def report(
 
 
 @cli.command()
-@click.argument("file")
+@click.argument("file", shell_complete=complete_traces)
 @click.option("--topic", help="Topic to publish to [KP_SOURCE_TOPIC].")
 @click.option(
     "--key", type=click.Choice(["agent", "id", "domain", "none"]), default="agent", show_default=True,
@@ -394,7 +401,8 @@ def tail(
 
 
 @cli.command()
-@click.option("--reason", "reasons", multiple=True, help="Only dead letters of this reason; may be repeated.")
+@click.option("--reason", "reasons", multiple=True, shell_complete=complete_reason,
+              help="Only dead letters of this reason; may be repeated.")  # fmt: skip
 @click.option(
     "--since", metavar="T", help="Only from this time of the source record on: ISO 8601, or an age (90m, 2h, 3d)."
 )

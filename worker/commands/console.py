@@ -1,7 +1,7 @@
 """What all commands share: settings, errors with their exit codes, lines on standard error, files.
 
-Lives here: the only use of click besides cli.py. Must not live here: one command's options (cli.py), one command's
-output. It imports what is heavy inside functions: `--help` loads this module.
+Lives here: the only use of click besides cli.py and completion.py. Must not live here: one command's options (cli.py),
+one command's output. It imports what is heavy inside functions: `--help` loads this module.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from worker.config import Settings
 from worker.core.documents import rfc3339
 from worker.core.domains import near_miss
 from worker.core.explanation import FORMULAS, Arithmetic, Override, arithmetic
+from worker.core.json_words import in_json_words
 from worker.core.scoring import (
     DEFAULT_PROFILE,
     NEUTRAL_NOVELTY,
@@ -233,7 +234,9 @@ def _recorded(raw: bytes) -> tuple[RecordedScoring | None, list[str]]:
     try:
         return msgspec.convert(document["scoring"], RecordedScoring), []
     except msgspec.ValidationError as error:
-        return None, [f"`scoring` is not kp-worker's ({error}): taken as a trace that is not scored"]
+        return None, [
+            f"`scoring` is not kp-worker's ({in_json_words(str(error))}): taken as a trace that is not scored"
+        ]
 
 
 def is_json(raw: bytes) -> bool:

@@ -20,6 +20,7 @@ from worker.commands.report_columns import Traces
 from worker.commands.report_numbers import ReportNumbers
 from worker.commands.report_summary import EmptyReport, summarize
 from worker.config import ConfigError
+from worker.version import install_extra
 
 
 def run_report(
@@ -66,7 +67,7 @@ def _renderer() -> Callable[[ReportNumbers, str], str]:
     except ModuleNotFoundError as error:
         if error.name not in ("matplotlib", "jinja2", "markupsafe"):
             raise
-        raise CommandError(f"{error.name} is not installed: pip install '.[report]' from a checkout") from None
+        raise CommandError(f"{error.name} is not installed; {install_extra('report')}") from None
     return render
 
 

@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 
 from worker.core import terminal
 from worker.core.identity import EmbedderIdentity
+from worker.core.json_words import in_json_words
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.scorer import CACHED_ID_LENGTH
 from worker.core.scoring import Components, Weights
@@ -211,4 +212,4 @@ def _given(value: bytes | None) -> bytes:
 def _advice(error: Exception) -> str:
     if "`scoring`" in str(error) and "missing" in str(error):
         return "no scoring object: score it first (kp-worker score)"
-    return shown_text(str(error))
+    return shown_text(in_json_words(str(error)))

@@ -16,9 +16,9 @@ from worker.commands.report_columns import Traces
 from worker.commands.session import SessionError, read_to
 from worker.config import ConfigError, Settings
 from worker.kafka.client import client_arguments
-from worker.kafka.connections import admin_client, committed_reader, connection_error, running
+from worker.kafka.connections import committed_reader, connected_admin, running
 from worker.kafka.describe import describe_topics
-from worker.kafka.errors import error_text
+from worker.kafka.reaching import unreachable
 
 FETCH_BYTES: Final = 4 << 20
 
@@ -32,19 +32,18 @@ async def read_outputs(settings: Settings, traces: Traces, since_ms: int | None,
     """
     client = client_arguments(settings)
     try:
-        partitions = await _partitions(client, [settings.accepted_topic, settings.rejected_topic])
+        partitions = await _partitions(settings, client)
         return await _read(client, partitions, traces, since_ms, last)
     except KafkaError as error:
-        cause = await connection_error(client) or error
-        raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error_text(cause)}") from error
+        raise await unreachable(settings, client, error) from error
     except SessionError as error:
         raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error}") from error
 
 
-async def _partitions(client: Mapping[str, Any], topics: list[str]) -> list[TopicPartition]:
+async def _partitions(settings: Settings, client: Mapping[str, Any]) -> list[TopicPartition]:
     """Return the topics' partitions, by the admin client: a consumer that asks for a topic may create it."""
-    async with admin_client(client) as admin:
-        found = await describe_topics(admin, topics)
+    async with connected_admin(settings, client) as admin:
+        found = await describe_topics(admin, [settings.accepted_topic, settings.rejected_topic])
     for topic in found.values():
         if topic.error is not None:
             raise ConfigError(

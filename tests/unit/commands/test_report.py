@@ -164,7 +164,7 @@ def test_the_last_by_record_time() -> None:
     [
         (b"{", "truncated"),
         (b"\xff", "malformed"),
-        (b"[1]", "Expected `object`"),
+        (b"[1]", "an array is not allowed; give an object"),
         (dump(trace_document()), r"score it first \(kp-worker score\)"),
         (dump(scored_document(score=7)), "scoring.score"),
         (dump(scored_document()).replace(b'"rejected"', b'"perhaps"'), "neither accepted nor rejected"),

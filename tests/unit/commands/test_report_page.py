@@ -13,6 +13,7 @@ import pytest
 from tests.support.reports import dump, parsed, random_documents, render, run, scored_document, summary_of, words
 from worker.commands.report_columns import Traces
 from worker.commands.report_summary import summarize
+from worker.version import install_extra
 
 ROOT = Path(__file__).parents[3]
 HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
@@ -146,7 +147,7 @@ def test_without_the_extra_the_error_names_it(package: str) -> None:
         [sys.executable, "-c", code], check=False, cwd=ROOT, input="", capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 1
-    assert result.stderr == f"Error: {package} is not installed: pip install '.[report]' from a checkout\n"
+    assert result.stderr == f"Error: {package} is not installed; {install_extra('report')}\n"
 
 
 # -- the topics
