@@ -191,7 +191,7 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Form
 
 
 @cli.command()
-@click.argument("trace")
+@click.argument("trace", type=click.Path(allow_dash=True))  # a shell completes files; an id passes, too
 @click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
 @click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
 @_json_option
