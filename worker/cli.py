@@ -88,6 +88,14 @@ def run() -> None:
     run_worker(settings)
 
 
+def _as_json(wanted: bool | None) -> bool:
+    """Whether to write JSON: as asked for, otherwise where standard output is not a terminal."""
+    return not sys.stdout.isatty() if wanted is None else wanted
+
+
+_json_option = click.option("--json/--text", "as_json", default=None, help="Form of the output [JSON when piped].")
+
+
 @cli.command()
 @click.argument("file", type=click.File("rb"))
 @click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, JSON Lines [stdout].")
@@ -108,6 +116,25 @@ def score(
     from worker.commands.score import run_score
 
     run_score(file, output, dead_letters, settings)
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True)
+@click.option("--label", required=True, help="Field whose value names a trace's task; dotted where it is nested.")
+@click.option("--grid", multiple=True, metavar="NAME=V,V",
+              help="Values of a setting to compare: embed_text=whole,objective. May be repeated.")  # fmt: skip
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the random halvings and the intervals.")
+@_json_option
+@settings_options
+def evaluate(files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: int, as_json: bool | None) -> None:
+    """Measure how well novelty tells a repeated task from a new one, on labelled traces.
+
+    FILES are traces, JSON Lines, each file in the order of a stream; traces with the same label are the same task. Each
+    file is one partition without TTL and capacity. Embeds each text once.
+    """
+    from worker.commands.evaluate import run_evaluate
+
+    run_evaluate(files, label, grid, seed=seed, as_json=_as_json(as_json))
 
 
 @cli.command("export-model")
@@ -180,14 +207,6 @@ def broker(port: int | None, data_dir: Path | None) -> None:
     from worker.commands.broker import run_broker
 
     sys.exit(run_broker(port, data_dir))
-
-
-def _as_json(wanted: bool | None) -> bool:
-    """Whether to write JSON: as asked for, otherwise where standard output is not a terminal."""
-    return not sys.stdout.isatty() if wanted is None else wanted
-
-
-_json_option = click.option("--json/--text", "as_json", default=None, help="Form of the output [JSON when piped].")
 
 
 @cli.command()

@@ -117,10 +117,10 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def load_settings(file: Path | None = None, **fields: Any) -> Loaded:
+def load_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:
     """Read the settings: `fields`, then the command's options, the environment, the config file. Raises ConfigError.
 
-    `file` is a config file that wins over --config and KP_CONFIG.
+    `file` is a config file that wins over --config and KP_CONFIG; `assignments` are NAME=VALUE, behind those of --set.
     """
     from worker import config
     from worker.config.sources import OPTIONS, SourceError, parse_assignments
@@ -128,7 +128,7 @@ def load_settings(file: Path | None = None, **fields: Any) -> Loaded:
     meta = click.get_current_context().meta
     given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "set", *OPTIONS)}
     try:
-        options = parse_assignments(given["set"] or ())
+        options = parse_assignments([*(given["set"] or ()), *assignments])
     except SourceError as error:
         raise config.ConfigError(str(error)) from None
     options |= {name: given[name] for name in OPTIONS if given[name]}

@@ -124,6 +124,11 @@ class Settings(BaseSettings):
             "(default: all-MiniLM-L6-v2)"
         ),
     )
+    embed_text: Literal["whole", "objective"] = Field(
+        "whole",
+        description="what of a trace is embedded: its whole text, or the objective and the beginning of the text, half "
+        "each (docs/novelty-on-real-runs.md)",
+    )
     max_tokens: int = Field(
         256,
         ge=8,

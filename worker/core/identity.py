@@ -8,7 +8,8 @@ import msgspec
 class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     """What made an embedding. Two vectors may only be compared when all but `runtime` agree.
 
-    `long_texts`: what was done with a text of more than `max_tokens`; not written where it was cut.
+    `long_texts`: what was done with a text of more than `max_tokens`; not written where it was cut. `embed_text`: what
+    of a trace was embedded (views.py); not written where it was the whole text.
     """
 
     name: str
@@ -18,8 +19,11 @@ class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     runtime: str
     precision: str
     long_texts: str = "cut"
+    embed_text: str = "whole"
 
     def key(self) -> str:
         """Return the identity as one string, without the runtime (runtimes agree to 1e-6 in fp32)."""
         key = f"{self.name}:{self.weights_sha256}:{self.dimensions}:{self.max_tokens}:{self.precision}"
-        return key if self.long_texts == "cut" else f"{key}:{self.long_texts}"
+        if self.long_texts != "cut":
+            key = f"{key}:{self.long_texts}"
+        return key if self.embed_text == "whole" else f"{key}:{self.embed_text}"

@@ -53,11 +53,18 @@ class OpenVinoEmbedder:
     """An exported model on CPU. `embed` is called from one thread at a time.
 
     `threads` 0: one for each core. A text of more than `max_tokens` is embedded as the mean of its first `windows`
-    windows; 1: it is cut. Raises ModelError when the directory, the precision or the CPU does not fit.
+    windows; 1: it is cut. `embed_text` is for the identity alone: what of a trace the caller embeds. Raises ModelError
+    when the directory, the precision or the CPU does not fit.
     """
 
     def __init__(
-        self, directory: Path, max_tokens: int, threads: int, precision: str = "fp32", windows: int = 1
+        self,
+        directory: Path,
+        max_tokens: int,
+        threads: int,
+        precision: str = "fp32",
+        windows: int = 1,
+        embed_text: str = "whole",
     ) -> None:
         manifest = read_manifest(directory)
         _check_request(directory, manifest, max_tokens, precision)
@@ -74,7 +81,7 @@ class OpenVinoEmbedder:
             raise ModelError(f"the exported model {directory} cannot be loaded: {error}") from error
         self.identity = EmbedderIdentity(
             manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision,
-            long_texts(windows),
+            long_texts(windows), embed_text,
         )  # fmt: skip
         self._windows = windows
         self._wanted = max_tokens * windows

@@ -42,9 +42,12 @@ class SentenceTransformersEmbedder:
     """Any sentence-transformers model, on CPU or GPU, in fp32.
 
     A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is cut.
+    `embed_text` is for the identity alone: what of a trace the caller embeds.
     """
 
-    def __init__(self, model: str | None, max_tokens: int, threads: int, windows: int = 1) -> None:
+    def __init__(
+        self, model: str | None, max_tokens: int, threads: int, windows: int = 1, embed_text: str = "whole"
+    ) -> None:
         found = find_model(model)
         try:
             import torch
@@ -78,7 +81,7 @@ class SentenceTransformersEmbedder:
             raise ModelError(f"model {found!r} does not say how many dimensions its embeddings have")
         self._max_windows = windows
         self.identity = EmbedderIdentity(
-            name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", long_texts(windows)
+            name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", long_texts(windows), embed_text
         )
         self.embed(PROBE_TEXT)
 
