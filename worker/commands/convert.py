@@ -82,7 +82,7 @@ def _convert_file(
             report.add_refused(line, error.reason, str(error))
             say(f"{report.file}:{'' if line is None else f'{line}:'} {error.reason}: {error}")
             if line == 1 and is_pretty_printed(raw):
-                say(f"one run a line is expected: jq -c . {report.file}; or name the file of one run .json")
+                say("one run a line is expected: jq -c . makes it one line; or name the file of one run .json")
                 return
         else:
             report.add_written(transcript.counts)

@@ -32,9 +32,10 @@ def read_atif(run: Any, transcript: Transcript) -> None:
         transcript.used.add(("agent", "name"))
     if subagents := run.get("subagent_trajectories"):
         transcript.counts.drop("subagent trajectories", len(subagents) if isinstance(subagents, list) else 1)
-    for number, step in enumerate(_objects(run, "steps", "steps")):
+    steps = _objects(run, "steps", "steps")
+    for number, step in enumerate(steps):
         _read_step(step, f"steps.{number}", transcript)
-    times = [step["timestamp"] for step in run["steps"] if not is_empty(step.get("timestamp"))]
+    times = [step["timestamp"] for step in steps if not is_empty(step.get("timestamp"))]
     if times and "created_at" not in transcript.options.fields:
         try:
             transcript.created_at = as_time(times[-1])

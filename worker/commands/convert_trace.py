@@ -98,7 +98,7 @@ class Transcript:
         if self._waiting[key]:
             self._waiting[key] -= 1
         elif call_id or name:
-            self.counts.change("results of a call that is not in the run, kept as observations")
+            self.counts.change("results without a call, kept as observations")
         if is_error or text.startswith(self.options.error_prefixes):
             self._errors.append(len(self.steps))
         self._add("observation", text, call_id)
