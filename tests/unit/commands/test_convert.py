@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from worker.cli import cli
 from worker.commands.score_file import score_lines
 from worker.config import Settings
 from worker.core.trace import parse_trace
+
+ROOT = Path(__file__).parents[3]
 
 VALUES = {
     "--success": "true", "--confidence": "0.8", "--domain": "travel", "--visibility": "private",
@@ -381,3 +385,35 @@ def test_equal_runs_have_one_id_whatever_their_spelling() -> None:
     spaced = json.dumps(second, indent=None, separators=(" , ", " : ")).encode() + b"\r\n"
     ids = [trace["id"] for trace in traces_of(convert(lines(first) + spaced + lines(other)))]
     assert ids[0] == ids[1] != ids[2]
+
+
+def test_each_trace_is_written_when_its_run_is_read() -> None:
+    """As the middle of a pipe: standard input stays open while the first trace comes out."""
+    options = [word for pair in VALUES.items() for word in pair]
+    with subprocess.Popen(
+        [sys.executable, "-m", "worker", "convert", "--from", "chat", *options, "-"],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(lines(MINIMAL))
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["task"] == {"objective": "Book a seat"}
+        out, _ = process.communicate(lines(MINIMAL))
+    assert (process.returncode, out.count(b"\n")) == (0, 1)
+
+
+def test_a_reader_that_goes_away_ends_the_command_without_a_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    file.write_bytes(lines(MINIMAL) * 5000)
+    options = [word for pair in VALUES.items() for word in pair]
+    with subprocess.Popen(
+        [sys.executable, "-m", "worker", "convert", "--from", "chat", *options, str(file)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == 1
