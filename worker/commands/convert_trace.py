@@ -99,6 +99,7 @@ class Transcript:
             self._waiting[key] -= 1
         elif call_id or name:
             self.counts.change("results without a call, kept as observations")
+            self.counts.drop("names of results without a call", 0 if call_id else 1)
         if is_error or text.startswith(self.options.error_prefixes):
             self._errors.append(len(self.steps))
         self._add("observation", text, call_id)

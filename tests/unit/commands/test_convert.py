@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -174,6 +175,12 @@ def test_the_objective_may_come_from_elsewhere_and_no_user_text_is_lost() -> Non
     assert trace["task"]["objective"] == "Seat 4A"
     assert shape(trace) == ["observation: Book a seat", "thought: Done"]
     assert trace["outcome"] == {"result_summary": "booked", "confidence": 0.8}
+
+
+def test_the_longest_name_that_is_there_counts() -> None:
+    run = {"messages": MINIMAL, "a": {"b": "short"}, "a.b": "long", "c.d": 1, "c": [{}, {"d": "last"}]}
+    assert trace_of(run, domain="@a.b")["metadata"]["task_domain"] == "long"
+    assert trace_of(run, domain="@c.-1.d")["metadata"]["task_domain"] == "last"
 
 
 def test_messages_may_be_anywhere() -> None:
@@ -348,6 +355,7 @@ def test_what_has_no_place_is_counted() -> None:
              "tool_calls": [call, {"id": "2", "function": {"name": "g", "arguments": "[1]"}}]},
             {"role": "tool", "tool_call_id": "1", "content": "ok", "name": "f", "timestamp": 3},
             {"role": "tool", "tool_call_id": "9", "content": "ok", "name": "h"},
+            {"role": "function", "content": "ok", "name": "h"},
             {"role": "assistant", "content": "Bye", "audio": {"id": "a"}},
         ],
     }  # fmt: skip
@@ -358,11 +366,11 @@ def test_what_has_no_place_is_counted() -> None:
     assert dropped == dict.fromkeys([
         "id", "usage", "meta.tags", "system messages", "developer messages", "audio", "files", "blank texts",
         "messages[].content[].cache", "messages[].name", "messages[].annotations", "messages[].timestamp",
-        "messages[].tool_calls[].index", "messages[].tool_calls[].function.parsed",
+        "names of results without a call", "messages[].tool_calls[].index", "messages[].tool_calls[].function.parsed",
     ], "1") | {"images": "2", "audio": "2", "messages[].name": "2"}  # fmt: skip
     assert changed == {
         "arguments that are no JSON object, kept as input.arguments": "1",
-        "results without a call, kept as observations": "1",
+        "results without a call, kept as observations": "2",
         "tool calls without a result": "1",
     }
 
@@ -389,10 +397,11 @@ def test_equal_runs_have_one_id_whatever_their_spelling() -> None:
 
 def test_each_trace_is_written_when_its_run_is_read() -> None:
     """As the middle of a pipe: standard input stays open while the first trace comes out."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     options = [word for pair in VALUES.items() for word in pair]
     with subprocess.Popen(
         [sys.executable, "-m", "worker", "convert", "--from", "chat", *options, "-"],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None

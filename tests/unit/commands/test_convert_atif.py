@@ -109,12 +109,13 @@ def test_options_win_over_the_trajectory() -> None:
 
 
 def test_copied_steps_are_left_out_but_for_the_objective() -> None:
-    copied = [step | {"is_copied_context": True} for step in (USER, {"source": "agent", "message": "before"})]
+    before = ({"source": "agent", "message": "before"}, {"source": "user", "message": "later"})
+    copied = [step | {"is_copied_context": True} for step in (USER, *before)]
     run = trajectory(*copied, DONE)
     trace = trace_of(run)
     assert trace["task"]["objective"] == "Mend the build"
     assert [step["content"] for step in trace["steps"]] == ["It builds"]
-    assert dropped_by(convert(run))["steps copied from an earlier trajectory"] == 2
+    assert dropped_by(convert(run))["steps copied from an earlier trajectory"] == 3
 
 
 def test_subagents_are_counted() -> None:
