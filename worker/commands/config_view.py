@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from worker.commands.console import SettingsError, load_settings, say, write_line
 from worker.config import PREFIX, ConfigError, Loaded, Settings, config_schema
 from worker.config.sources import dotted
-from worker.core.terminal import clean
+from worker.core.terminal import clean, clean_json
 
 HIDDEN: Final = "(set, not shown)"
 VALUE_COLUMNS: Final = 24
@@ -56,7 +56,7 @@ def run_show(*, changed: bool, as_json: bool) -> None:
     for row in rows:
         if as_json:
             shown = row._asdict() | {"variable": PREFIX + row.name.partition(".")[0].upper()}
-            write_line(json.dumps(shown, ensure_ascii=False))
+            write_line(clean_json(json.dumps(shown, ensure_ascii=False)))
         else:
             write_line(clean(f"{row.name:{width}}  {_text(row.value):{VALUE_COLUMNS}}  {row.origin}"))
     for warning in loaded.warnings:

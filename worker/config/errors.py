@@ -53,7 +53,7 @@ def explain(error: ValidationError, sources: Sequence[Source], fields: Mapping[s
         message = message.replace("Input should be", "it must be").replace("String should", "it must")
         path = tuple(str(part) for part in issue["loc"] if part != "[key]")
         if not path:
-            yield f"settings do not fit together: {message}"
+            yield f"settings conflict: {message}"
             continue
         info = fields.get(path[0]) if len(path) == 1 else None
         about = f" ({info.description})" if info is not None and info.description else ""

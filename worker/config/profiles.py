@@ -17,7 +17,7 @@ class ProfileSetting(BaseModel):
     weights: dict[Literal["complexity", "novelty", "tool_diversity", "outcome_confidence"], float] | None = Field(
         None, description="share of each component in the score; all four, and they sum to 1"
     )
-    threshold: float | None = Field(None, ge=0, le=1, description="score from which a trace is accepted")
+    threshold: float | None = Field(None, ge=0, le=1, description="lowest score at which a trace is accepted")
 
     @field_validator("weights")
     @classmethod

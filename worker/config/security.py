@@ -26,7 +26,7 @@ def check_security(given: Set[str], protocol: str, mechanism: str | None) -> Non
     if (tls := _variables(given, *_TLS_FILES)) and protocol not in TLS:
         raise ValueError(f"{tls[0]} is set, but KP_SECURITY_PROTOCOL={protocol} uses no TLS; set SSL or SASL_SSL")
     if (key := _variables(given, *_KEY)) and "tls_certificate_file" not in given:
-        raise ValueError(f"{key[0]} is set, but no KP_TLS_CERTIFICATE_FILE that it belongs to")
+        raise ValueError(f"{key[0]} is set without KP_TLS_CERTIFICATE_FILE; set both")
     if protocol in SASL:
         _check_login(given, protocol, mechanism)
     elif sasl := _variables(given, "sasl_mechanism", *_LOGIN, "sasl_token_file"):
@@ -42,12 +42,14 @@ def _check_login(given: Set[str], protocol: str, mechanism: str | None) -> None:
         )
     if mechanism == "OAUTHBEARER":
         if login:
-            raise ValueError(f"{login[0]} is set, but KP_SASL_MECHANISM=OAUTHBEARER takes KP_SASL_TOKEN_FILE alone")
+            raise ValueError(
+                f"{login[0]} is set, but KP_SASL_MECHANISM=OAUTHBEARER uses only KP_SASL_TOKEN_FILE; unset it"
+            )
         if not token:
             raise ValueError("KP_SASL_MECHANISM=OAUTHBEARER needs KP_SASL_TOKEN_FILE")
         return
     if token:
-        raise ValueError(f"{token[0]} is set, but KP_SASL_MECHANISM={mechanism} takes a user and a password")
+        raise ValueError(f"{token[0]} is set, but KP_SASL_MECHANISM={mechanism} uses a user and a password; unset it")
     if "sasl_username" not in given or len(login) < 2:
         raise ValueError(
             f"KP_SASL_MECHANISM={mechanism} needs KP_SASL_USERNAME, and KP_SASL_PASSWORD_FILE or KP_SASL_PASSWORD"

@@ -39,18 +39,22 @@ class Settings(BaseSettings):
     group_instance_id: str | None = Field(
         None,
         pattern=r"^[a-zA-Z0-9._-]{1,249}$",
-        description="static membership: this worker's own name in the group; a restart within the session timeout then "
-        "causes no rebalance",
+        description=(
+            "static membership: this worker's unique name in the group; a restart within the session timeout "
+            "then causes no rebalance"
+        ),
     )
     source_topic: Topic = Field("traces", description="topic to read traces from")
-    accepted_topic: Topic = Field("traces.accepted", description="topic of traces with score >= threshold")
-    rejected_topic: Topic = Field("traces.rejected", description="topic of the other traces")
-    dead_letter_topic: Topic = Field("traces.dead-letter", description="topic of records that could not be read")
+    accepted_topic: Topic = Field("traces.accepted", description="topic for accepted traces (score >= threshold)")
+    rejected_topic: Topic = Field("traces.rejected", description="topic for rejected traces")
+    dead_letter_topic: Topic = Field(
+        "traces.dead-letter", description="topic for dead letters (records that could not be processed)"
+    )
     changelog_topic: Topic | None = Field(
         None, description="compacted topic of the novelty cache (default: <group>-novelty-changelog)"
     )
     create_topics: bool = Field(
-        False, description="create missing topics at start; otherwise a missing one is an error"
+        False, description="create missing topics at startup; otherwise a missing topic is an error"
     )
     topic_partitions: int = Field(4, ge=1, le=10_000, description="partitions of a created source topic")
     topic_replication: int = Field(
@@ -58,30 +62,30 @@ class Settings(BaseSettings):
     )
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        "PLAINTEXT", description="how to talk to the brokers (docs/security.md)"
+        "PLAINTEXT", description="security protocol of the brokers (docs/security.md)"
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = Field(
-        None, description="how to log in, with KP_SECURITY_PROTOCOL=SASL_SSL or SASL_PLAINTEXT"
+        None, description="login mechanism, with KP_SECURITY_PROTOCOL=SASL_SSL or SASL_PLAINTEXT"
     )
-    sasl_username: str | None = Field(None, description="user of PLAIN and SCRAM")
-    sasl_password: SecretStr | None = Field(None, description="password of PLAIN and SCRAM; better in a file")
-    sasl_password_file: Path | None = Field(None, description="file that holds the password of PLAIN and SCRAM")
+    sasl_username: str | None = Field(None, description="user for PLAIN and SCRAM")
+    sasl_password: SecretStr | None = Field(None, description="password for PLAIN and SCRAM; better in a file")
+    sasl_password_file: Path | None = Field(None, description="file with the password for PLAIN and SCRAM")
     sasl_token_file: Path | None = Field(
-        None, description="file that holds the bearer token of OAUTHBEARER; read anew for each connection"
+        None, description="file with the bearer token for OAUTHBEARER; read again for each connection"
     )
     tls_ca_file: Path | None = Field(
-        None, description="PEM file of the authorities that sign the brokers' certificates (default: the system's)"
+        None, description="PEM file of the CAs that sign the brokers' certificates (default: the system's)"
     )
     tls_certificate_file: Path | None = Field(None, description="PEM file of this worker's certificate chain (mTLS)")
     tls_key_file: Path | None = Field(
-        None, description="PEM file of its private key (default: in KP_TLS_CERTIFICATE_FILE)"
+        None, description="PEM file of the private key (default: in KP_TLS_CERTIFICATE_FILE)"
     )
     tls_key_password: SecretStr | None = Field(None, description="password of an encrypted key; better in a file")
-    tls_key_password_file: Path | None = Field(None, description="file that holds the password of an encrypted key")
+    tls_key_password_file: Path | None = Field(None, description="file with the password of an encrypted key")
 
     delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
     session_timeout_seconds: float = Field(
-        15.0, ge=1, le=1800, description="a worker that is silent for this long loses its partitions"
+        15.0, ge=1, le=1800, description="a worker without heartbeats for this long loses its partitions"
     )
     transaction_timeout_seconds: float = Field(
         60.0, ge=1, le=900, description="longest broker outage that a transaction survives; beyond it the worker exits"
@@ -89,10 +93,13 @@ class Settings(BaseSettings):
     commit_interval_seconds: float = Field(
         1.0,
         ge=0,
-        description="behind a backlog, scored traces linger up to this long for one commit; without one, none waits",
+        description=(
+            "with a backlog, scored traces wait up to this long to be committed together; without a backlog "
+            "they are committed at once"
+        ),
     )
 
-    threshold: float = Field(0.75, ge=0, le=1, description="score from which a trace is accepted")
+    threshold: float = Field(0.75, ge=0, le=1, description="lowest score at which a trace is accepted")
     profiles: dict[str, ProfileSetting] = Field(
         default_factory=dict,
         description='profiles to add or change; as JSON {"domain": {"weights": {...}, "threshold": 0.8}}',
@@ -100,107 +107,134 @@ class Settings(BaseSettings):
 
     embedder: Literal["auto", "openvino", "sentence-transformers", "none"] = Field(
         "auto",
-        description="what computes embeddings; auto: openvino where the model is exported (export-model), else "
-        "sentence-transformers; none: novelty is 0.5 for every trace",
+        description=(
+            "embedding runtime; auto: openvino if the model is exported (fetch-model, export-model), "
+            "otherwise sentence-transformers; none: novelty is 0.5 for every trace"
+        ),
     )
     precision: Literal["fp32", "bf16", "int8"] = Field(
         "fp32",
-        description="number format of an exported model; other than fp32 changes scores a little (docs/settings.md)",
+        description=("number format of an exported model; bf16 and int8 change scores slightly (docs/settings.md)"),
     )
     model: str | None = Field(
         None,
-        description="exported directory, or directory or hub name of a sentence-transformers model "
-        "(default: all-MiniLM-L6-v2)",
+        description=(
+            "directory of an exported model, or directory or hub name of a sentence-transformers model "
+            "(default: all-MiniLM-L6-v2)"
+        ),
     )
     max_tokens: int = Field(
         256,
         ge=8,
         le=8192,
-        description="tokens of a text that are embedded at once; KP_LONG_TEXTS says what becomes of the rest",
+        description="most tokens embedded at once; KP_LONG_TEXTS decides about the rest",
     )
     long_texts: Literal["cut", "windows"] = Field(
         "cut",
-        description="texts beyond KP_MAX_TOKENS: the rest is left out, or read in further windows whose mean is taken "
-        "(docs/long-and-foreign-texts.md)",
+        description=(
+            "texts beyond KP_MAX_TOKENS: cut truncates them, windows embeds further windows and takes their "
+            "mean (docs/long-and-foreign-texts.md)"
+        ),
     )
     max_windows: int = Field(
-        2, ge=2, le=64, description="windows that are read of a long text; each costs as much as a text that is cut"
+        2, ge=2, le=64, description="most windows per text; each costs as much as a truncated text"
     )
-    embed_threads: int = Field(0, ge=0, le=256, description="threads of one embedding; 0: one for each core")
+    embed_threads: int = Field(0, ge=0, le=256, description="threads per embedding; 0: one for each core")
     embed_in_flight: int = Field(
         2,
         ge=1,
         le=64,
-        description="traces that may be in the embedder at once: one, and the next shortly before it is done",
+        description=("most traces in the embedder at once: the current one, and the next shortly before that is done"),
     )
     embed_remembered: int = Field(
-        1024, ge=0, le=1_000_000, description="last texts whose embedding is kept, so that equal ones are embedded once"
+        1024, ge=0, le=1_000_000, description="number of recent embeddings kept, so that equal texts are embedded once"
     )
 
-    cache_max_elements: int = Field(1000, ge=1, le=1_000_000, description="entries of each partition's novelty cache")
+    cache_max_elements: int = Field(
+        1000, ge=1, le=1_000_000, description="capacity of each partition's novelty cache, in entries"
+    )
     cache_ttl_seconds: float | None = Field(
         3600.0,
         gt=0,
         allow_inf_nan=False,
-        description="life of an entry in stream time; `none`: entries do not expire",
+        description="lifetime of a cache entry in stream time; none: entries do not expire",
         json_schema_extra={"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "none"}]},
     )
     event_time: Literal["created_at", "record"] = Field(
-        "created_at", description="a trace's event time: its created_at (never later than the record's) or the record's"
+        "created_at",
+        description=(
+            "source of event time: the trace's created_at (never later than the record's timestamp), or the "
+            "record's timestamp"
+        ),
     )
     stream_time_max_step_seconds: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="how far one trace may move its partition's stream time; unset: any distance (docs/security.md)",
+        description=("how far one trace may advance its partition's stream time; unset: no limit (docs/security.md)"),
     )
 
     output_embedding: bool = Field(
         False, description="write each trace's embedding into its output document (scoring.embedding)"
     )
 
-    max_message_bytes: int = Field(1_048_576, ge=1024, description="larger messages are dead letters")
+    max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")
     max_batch_bytes: int = Field(
         67_108_864,
         ge=1_048_576,
-        description="what one compressed batch may unpack to; a larger one is one dead letter (docs/publishing.md)",
+        description=(
+            "largest unpacked size of one compressed batch; a larger batch becomes one dead letter (docs/publishing.md)"
+        ),
     )
     memory_budget_bytes: int = Field(
         100_663_296,
         ge=16_777_216,
-        description="bytes of records read and not committed, and of unpacked batches, over all partitions "
-        "(docs/operations.md)",
+        description=(
+            "memory budget for uncommitted records and unpacked batches, over all partitions (docs/operations.md)"
+        ),
     )
-    max_steps: int = Field(10_000, ge=1, description="traces with more steps are dead letters")
-    max_depth: int = Field(64, ge=8, le=256, description="documents nested deeper are dead letters")
-    strict_context: bool = Field(False, description="refuse the older @context https://knowledgepulse.dev/schema/v1")
+    max_steps: int = Field(10_000, ge=1, description="traces with more steps become dead letters")
+    max_depth: int = Field(64, ge=8, le=256, description="documents with deeper nesting become dead letters")
+    strict_context: bool = Field(False, description="reject the former @context https://knowledgepulse.dev/schema/v1")
 
     dead_letter_breaker_share: float = Field(
         0.0, ge=0, le=1, description="stop when more than this share of the last records were dead letters; 0: never"
     )
     dead_letter_breaker_window: int = Field(
-        1000, ge=10, description="how many of the last records the dead-letter limit covers"
+        1000, ge=10, description="number of recent records that the dead-letter limit covers"
     )
 
     latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
-    stuck_seconds: float = Field(60.0, gt=0, description="/healthz turns 503 when one embedding takes longer than this")
+    stuck_seconds: float = Field(
+        60.0, gt=0, description="/healthz returns 503 when one embedding takes longer than this"
+    )
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz and the status page")  # noqa: S104 probes
     http_port: int = Field(
         9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz and the status page; 0: a free one"
     )
     status_page: bool = Field(
-        False, description="show a live status page at / of that port, to whoever reaches it: trace ids and scores"
+        False,
+        description=(
+            "serve a live status page at / of that port: trace ids and scores, visible to anyone who can reach the port"
+        ),
     )
     status_texts: bool = Field(
-        False, description="show objectives, and dead letters' messages (they quote the record), on the status page"
+        False,
+        description=("also show objectives and dead letters' messages (which quote the record) on the status page"),
     )
     tracing: bool = Field(
-        False, description="export OpenTelemetry spans, as the OTEL_* variables say (docs/tracing-and-logs.md)"
+        False, description=("export OpenTelemetry spans, configured by the OTEL_* variables (docs/tracing-and-logs.md)")
     )
-    log_format: Literal["text", "json"] = Field("text", description="one event a line, as text or JSON")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+    log_format: Literal["text", "json"] = Field("text", description="log format: one event per line, as text or JSON")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="lowest severity that is logged"
+    )
     shutdown_timeout_seconds: float = Field(
-        20.0, gt=0, description="longest drain on SIGTERM; then the process exits without the rest, which is read again"
+        20.0,
+        gt=0,
+        description=(
+            "longest drain on SIGTERM; after that the process exits, and the remaining records are read again"
+        ),
     )
 
     @field_validator("cache_ttl_seconds", mode="before")
@@ -226,11 +260,11 @@ class Settings(BaseSettings):
         check_security(self._given(), self.security_protocol, self.sasl_mechanism)
         if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
             raise ValueError(
-                f"KP_MAX_BATCH_BYTES={self.max_batch_bytes} is less than a message of KP_MAX_MESSAGE_BYTES="
-                f"{self.max_message_bytes} takes; raise it"
+                f"KP_MAX_BATCH_BYTES={self.max_batch_bytes} is too small for a record of "
+                f"KP_MAX_MESSAGE_BYTES={self.max_message_bytes}; raise it"
             )
         if self.output_embedding and self.embedder == "none":
-            raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder, and KP_EMBEDDER=none has none")
+            raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder; set KP_EMBEDDER to something other than none")
         if self.group_instance_id and self.delivery != "exactly_once":
             # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
             raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")

@@ -119,7 +119,7 @@ def test_profiles_of_several_sources_are_merged_key_by_key(file: Path, monkeypat
         ("treshold = 1", ": treshold is not a setting; did you mean threshold?"),
         ('KP_GROUP_ID = "x"', ": KP_GROUP_ID is not a setting; did you mean group_id?"),
         ('[kafka]\nbrokers = "x"', ": kafka is not a setting"),
-        ("threshold = 2", ": threshold = 2 is wrong: it must be less than or equal to 1 (score from which"),
+        ("threshold = 2", ": threshold = 2 is wrong: it must be less than or equal to 1 (lowest score"),
         ("threshold = nan", ": threshold = nan is wrong: it must be"),
         ('threshold = "high"', ": threshold = 'high' is wrong: give a number"),
         ("max_steps = true", ": max_steps = true is wrong"),

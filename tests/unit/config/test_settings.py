@@ -287,7 +287,10 @@ LOGIN = {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "PLAIN", "KP_S
         ({"KP_SASL_PASSWORD": "x", "KP_SECURITY_PROTOCOL": "SSL"}, ["KP_SASL_PASSWORD is set", "SSL uses no SASL"]),
         ({"KP_SASL_TOKEN_FILE": "/t"}, ["KP_SASL_TOKEN_FILE is set", "uses no SASL"]),
         ({"KP_TLS_CA_FILE": "/ca"}, ["KP_TLS_CA_FILE is set", "PLAINTEXT uses no TLS"]),
-        ({"KP_SECURITY_PROTOCOL": "SSL", "KP_TLS_KEY_FILE": "/k"}, ["KP_TLS_KEY_FILE", "no KP_TLS_CERTIFICATE_FILE"]),
+        (
+            {"KP_SECURITY_PROTOCOL": "SSL", "KP_TLS_KEY_FILE": "/k"},
+            ["KP_TLS_KEY_FILE", "without KP_TLS_CERTIFICATE_FILE"],
+        ),
         ({"KP_SECURITY_PROTOCOL": "SASL_SSL"}, ["SASL_SSL needs KP_SASL_MECHANISM", "OAUTHBEARER"]),
         ({"KP_SECURITY_PROTOCOL": "TLS"}, ["KP_SECURITY_PROTOCOL='TLS'", "SASL_SSL"]),
         (LOGIN, ["KP_SASL_MECHANISM=PLAIN needs", "KP_SASL_PASSWORD_FILE"]),
@@ -297,7 +300,7 @@ LOGIN = {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "PLAIN", "KP_S
             ["KP_SASL_PASSWORD and KP_SASL_PASSWORD_FILE are both set"],
         ),
         ({**LOGIN, "KP_SASL_PASSWORD": "x", "KP_SASL_TOKEN_FILE": "/t"}, ["KP_SASL_TOKEN_FILE is set", "a password"]),
-        ({**LOGIN, "KP_SASL_MECHANISM": "OAUTHBEARER"}, ["KP_SASL_USERNAME is set", "KP_SASL_TOKEN_FILE alone"]),
+        ({**LOGIN, "KP_SASL_MECHANISM": "OAUTHBEARER"}, ["KP_SASL_USERNAME is set", "uses only KP_SASL_TOKEN_FILE"]),
         (
             {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "OAUTHBEARER"},
             ["OAUTHBEARER needs KP_SASL_TOKEN_FILE"],

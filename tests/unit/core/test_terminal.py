@@ -163,10 +163,14 @@ COMMANDS: dict[str, list[str]] = {
     "a setting": ["topics"],
     "doctor: a setting": ["doctor"],
     "run: a setting": ["run"],
+    "config": ["config", "show", "--set", f"group_id={EVIL}"],
+    "config: no file": ["config", "check", f"/nowhere/{EVIL}"],
+    "config: not TOML": ["config", "check", "{named}"],
+    "config: an assignment": ["config", "show", "--set", f"{EVIL}=1"],
     "completion": ["completion", "bash"],
 }
 SILENT = {"completion", "score: name"}
-TABLES = {"score", "explain a trace", "explain a document", "a setting", "doctor: a setting"}
+TABLES = {"score", "explain a trace", "explain a document", "a setting", "doctor: a setting", "config"}
 """What looks otherwise on a terminal; the others write the same there, and each process takes seconds."""
 
 BAD_SETTINGS = {"KP_BOOTSTRAP_SERVERS": EVIL, "KP_THRESHOLD": EVIL}
