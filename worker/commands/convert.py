@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, Literal
 from worker.commands.console import CommandError, discard_buffered, json_output, open_file, say
 from worker.commands.convert_atif import read_atif
 from worker.commands.convert_chat import read_chat
-from worker.commands.convert_fields import RunRefused, find_field, unused_fields
+from worker.commands.convert_fields import FieldPath, RunRefused, find_field, unused_fields
 from worker.commands.convert_report import FileReport
 from worker.commands.convert_trace import ConvertOptions, Transcript, parse_json, trace_of
 from worker.commands.json_lines import is_pretty_printed
@@ -45,7 +45,7 @@ def run_convert(files: Sequence[str], source: LogFormat, options: ConvertOptions
     return 1 if any(each.refused for each in reports) or not any(each.written for each in reports) else 0
 
 
-def convert_run(
+def _convert_run(
     raw: bytes, read: Callable[[Any, Transcript], None], options: ConvertOptions
 ) -> tuple[bytes, Transcript]:
     """Return the trace of a run as JSON, and what became of its parts. Raises RunRefused."""
@@ -65,7 +65,7 @@ def convert_run(
     return trace, transcript
 
 
-def _paths_in(run: dict[str, Any], options: ConvertOptions) -> set[tuple[str, ...]]:
+def _paths_in(run: dict[str, Any], options: ConvertOptions) -> set[FieldPath]:
     paths = [field.path for field in (*options.fields.values(), *options.keep.values()) if field.path is not None]
     return {found[0] for path in paths if (found := find_field(run, path)) is not None}
 
@@ -77,7 +77,7 @@ def _convert_file(
     for line, raw in _runs(source, report.file):
         report.add_run()
         try:
-            trace, transcript = convert_run(raw, read, options)
+            trace, transcript = _convert_run(raw, read, options)
         except RunRefused as error:
             report.add_refused(line, error.reason, str(error))
             say(f"{report.file}:{'' if line is None else f'{line}:'} {error.reason}: {error}")

@@ -15,7 +15,7 @@ from typing import Any, Final, get_args
 
 from worker.core.trace import CREATED_AT_PATTERN, Metadata
 
-Path = tuple[str, ...]
+FieldPath = tuple[str, ...]
 
 VISIBILITIES: Final[tuple[str, ...]] = get_args(Metadata.__annotations__["visibility"])
 PRIVACY_LEVELS: Final[tuple[str, ...]] = get_args(Metadata.__annotations__["privacy_level"])
@@ -38,7 +38,7 @@ class RunField:
     option: str
     check: Callable[[Any], Any]
     constant: Any = None
-    path: Path | None = None
+    path: FieldPath | None = None
 
     def value(self, run: Any) -> Any:
         """Return the value for a run. Raises RunRefused where the run does not have the field, or a wrong value."""
@@ -69,7 +69,7 @@ def parse_success(option: str, text: str) -> RunField:
     return parse_field(option, path, lambda value: as_text(value) == wanted)
 
 
-def parse_path(text: str) -> Path:
+def parse_path(text: str) -> FieldPath:
     """Return the parts of `path.to.field`. Raises ValueError."""
     path = tuple(text.split("."))
     if not all(path):
@@ -77,7 +77,7 @@ def parse_path(text: str) -> Path:
     return path
 
 
-def find_field(value: Any, path: Path) -> tuple[Path, Any] | None:
+def find_field(value: Any, path: FieldPath) -> tuple[FieldPath, Any] | None:
     """Return the keys that lead to a field, and its value; None where it is not there.
 
     A number is a position in a list (-1 the last). A name may have dots: the longest that is there counts.
@@ -99,7 +99,7 @@ def find_field(value: Any, path: Path) -> tuple[Path, Any] | None:
     return None
 
 
-def unused_fields(value: dict[str, Any], used: set[Path], above: Path = ()) -> Iterator[str]:
+def unused_fields(value: dict[str, Any], used: set[FieldPath], above: FieldPath = ()) -> Iterator[str]:
     """Yield the names of the fields that no used path leads to; empty ones are not counted."""
     for name, inner in value.items():
         path = (*above, name)

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from worker.commands.convert_fields import RunField, RunRefused
+from worker.commands.convert_fields import FieldPath, RunField, RunRefused
 from worker.commands.convert_report import RunCounts
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, ReasoningTrace, parse_trace
 
@@ -36,7 +36,7 @@ class ConvertOptions:
 
     fields: Mapping[str, RunField]
     keep: Mapping[str, RunField]
-    messages: tuple[str, ...]
+    messages: FieldPath
     error_prefixes: tuple[str, ...]
     max_content: int | None
     limits: Limits
@@ -54,7 +54,7 @@ class Transcript:
     framework: str | None = None
     created_at: str | None = None
     last_text: str | None = None
-    used: set[tuple[str, ...]] = field(default_factory=set)
+    used: set[FieldPath] = field(default_factory=set)
     counts: RunCounts = field(default_factory=RunCounts)
     steps: list[dict[str, Any]] = field(default_factory=list)
     _errors: list[int] = field(default_factory=list)

@@ -257,6 +257,20 @@ def test_wrong_options_are_told_before_anything_is_read(change: dict[str, str | 
     assert said in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("logged", "written"),
+    [
+        ("2026-04-14T08:00:00.123456789Z", "2026-04-14T08:00:00.123456789Z"),
+        ("2026-04-14T08:00:00.123456789+00:00", "2026-04-14T08:00:00.123456Z"),
+        ("2026-04-14 10:00:00+02:00", "2026-04-14T08:00:00Z"),
+        (1776153600, "2026-04-14T08:00:00Z"),
+        (1776153600.25, "2026-04-14T08:00:00.250000Z"),
+    ],
+)
+def test_a_time_is_written_in_utc(logged: str | float, written: str) -> None:
+    assert trace_of({"messages": MINIMAL, "t": logged}, created_at="@t")["metadata"]["created_at"] == written
+
+
 # -- runs that give no trace
 
 
