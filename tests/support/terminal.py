@@ -140,6 +140,7 @@ ON_KAFKA: dict[str, list[str]] = {
     "tail": ["tail", "--no-follow"],
     "tail dead letters": ["tail", "--no-follow", "--dead-letters"],
     "tail all": ["tail", "--no-follow", "--dead-letters", "--accepted", "--rejected", "--from-beginning"],
+    "text of tail": ["tail", "--no-follow", "--text", "--objective", "--accepted", "--rejected", "--dead-letters"],
     "redrive": ["redrive"],
     "redrive --to-source": ["redrive", "--execute"],
     "report": ["report", "--from-kafka", "--output", "-"],

@@ -11,7 +11,7 @@ from pathlib import Path
 from worker.config import Settings
 from worker.core.identity import EmbedderIdentity
 from worker.core.scorer import PartitionScorer
-from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError
+from worker.embed.embedder import FETCH_FIRST, OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError
 from worker.embed.model_dir import default_directory, find_exported
 from worker.embed.openvino_embedder import OpenVinoEmbedder
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
@@ -54,10 +54,7 @@ def load_embedder(
         if directory is not None:
             return OpenVinoEmbedder(directory, max_tokens, threads, precision, windows)
         if model is None and find_spec("openvino") and not find_spec("sentence_transformers"):
-            raise ModelError(
-                f"{OFFICIAL_NAME} is not on this machine: run kp-worker fetch-model, or set KP_EMBEDDER=none to run "
-                "without embeddings (novelty 0.5)"
-            )
+            raise ModelError(f"{FETCH_FIRST}, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)")
     if precision != "fp32":
         raise ModelError(
             f"KP_PRECISION={precision} needs an exported model: run kp-worker export-model --precision {precision}, "

@@ -19,6 +19,7 @@ from worker.core.novelty import Vector
 from worker.embed.embedder import Embedding, ModelError, finite
 from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
 from worker.embed.model_dir import Manifest, checked_path, read_manifest
+from worker.version import install_extra
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -45,9 +46,7 @@ not count."""
 _WORD: Final = "word "
 """At least one token in any vocabulary."""
 
-INSTALL_HINT: Final = (
-    "install the fast extra (pip install '.[fast]' from a checkout), or set KP_EMBEDDER=sentence-transformers"
-)
+INSTALL_HINT: Final = f"{install_extra('fast')}, or set KP_EMBEDDER=sentence-transformers"
 
 
 class OpenVinoEmbedder:

