@@ -64,7 +64,7 @@ def test_what_is_wrong_is_told_with_its_remedy_and_fails(kafka: EmbeddedKafka) -
     assert f"--alter --topic {names[4]} --partitions 3" in text
     assert "set cleanup.policy=compact" in text
     assert "--add-config cleanup.policy=compact," in text
-    assert "warn: the output topics take records of at most 1048588 bytes" in text
+    assert "warn: the output topics accept records of at most 1048588 bytes" in text
 
 
 def test_workers_that_see_new_source_partitions_at_once_all_go_on(kafka: EmbeddedKafka) -> None:

@@ -126,8 +126,8 @@ def embedding_failed(error: BaseException) -> InvalidTrace:
     return InvalidTrace(
         Reason.EMBEDDING_FAILED,
         "",
-        f"the model raised {type(error).__name__} on this trace's text; other texts work. "
-        "Look at unusual characters in task.objective and the steps' content",
+        f"the model failed with {type(error).__name__} on this text, but not on others. "
+        "Look for unusual characters in task.objective and the steps' content",
     )
 
 

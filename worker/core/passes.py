@@ -188,13 +188,13 @@ def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Res
             last = Segment(committed.number, committed.start, 0 if marker is None else end)
             chain = _bounded((*chain, *(same or [last])))
             return Resolved(Pass(found.topic_id, committed.number, committed.start), chain)
-        start, why = committed.start, "the embedder is back"
+        start, why = committed.start, "an embedder is configured again"
     elif committed is not None and committed.start is None and base and base[-1].start <= found.offset:
         return Resolved(Pass(found.topic_id, base[-1].number, base[-1].start), base)  # 0.1.0 went on with it
     else:
-        start, why = found.offset, "the offset was moved" if found.has_offset else "no offset is committed"
+        start, why = found.offset, "the committed offset was moved" if found.has_offset else "no offset is committed"
     if foreign:
-        why = "the source topic was made anew"
+        why = "the source topic was recreated"
     number = 1 + max([greatest, 0 if committed is None else committed.number or 0, *(it.number for it in base)])
     chain = _bounded((*cut(base, start), Segment(number, start, end)))
     return Resolved(Pass(found.topic_id, number, start), chain, why)

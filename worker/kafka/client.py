@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 SENT_IN_THE_CLEAR: Final = {
     "PLAIN": "the password",
-    "SCRAM-SHA-256": "proofs of the password, open to guessing,",
-    "SCRAM-SHA-512": "proofs of the password, open to guessing,",
+    "SCRAM-SHA-256": "password proofs (open to offline guessing)",
+    "SCRAM-SHA-512": "password proofs (open to offline guessing)",
     "OAUTHBEARER": "the token",
 }
 
@@ -125,7 +125,7 @@ def _read(variable: str, path: Path) -> str:
             f"{variable}={path} cannot be read: {reason}; check the path, the mount and who may read it"
         ) from None
     if not text.strip():
-        raise ConfigError(f"{variable}={path} is empty; whoever writes it (a secret, a sidecar) has not yet")
+        raise ConfigError(f"{variable}={path} is empty; the secret or sidecar that provides it has not written it yet")
     return text
 
 

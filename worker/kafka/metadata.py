@@ -148,5 +148,7 @@ class DescribeTopicsRequest(MetadataRequest):  # type: ignore[misc]
         if request_struct_class is MetadataRequest_v8:
             return MetadataRequest_v8(self._names, False, False, self._operations)
         if self._operations:
-            raise IncompatibleBrokerVersion("the broker is older than Kafka 2.3 and does not tell operations")
+            raise IncompatibleBrokerVersion(
+                "the broker is older than Kafka 2.3 and does not report permitted operations"
+            )
         return super().build(request_struct_class)

@@ -53,7 +53,7 @@ class OutputTopic:
     def learn(self, max_bytes: int) -> None:
         """Apply the topic's current limit if it is lower than the known one."""
         if max_bytes < self.max_bytes:
-            log.warning("topic %s takes at most %d bytes now (max.message.bytes)", self.name, max_bytes)
+            log.warning("topic %s now accepts at most %d bytes (max.message.bytes)", self.name, max_bytes)
             self.max_bytes = max_bytes
             self.batch_bytes = min(self.batch_bytes, max_bytes)
 
@@ -217,7 +217,7 @@ def _refused_by_topic(error: TopicRefusedError) -> InvalidTrace:
     return InvalidTrace(
         Reason.REFUSED_BY_TOPIC,
         "",
-        f"topic {error.topic} refuses the scored trace for good: {error.name}; {error.advice}. Kafka: {error.words}",
+        f"topic {error.topic} permanently refuses the scored trace: {error.name}; {error.advice}. Kafka: {error.words}",
     )
 
 
@@ -226,6 +226,6 @@ def _too_large(output: OutputRecord, topic: OutputTopic) -> InvalidTrace:
     return InvalidTrace(
         Reason.TOO_LARGE,
         "",
-        f"the scored trace has {size} bytes with its key and headers, topic {topic.name} takes {topic.max_bytes}; "
+        f"the scored trace has {size} bytes with key and headers; topic {topic.name} accepts {topic.max_bytes}; "
         "raise its max.message.bytes, or send smaller traces",
     )

@@ -184,4 +184,4 @@ class AtLeastOncePublisher:
 
 
 def _endless(source: TopicPartition) -> PublishError:
-    return PublishError(f"partition {source.partition}: refused again and again, {MAX_ROUNDS} times")
+    return PublishError(f"partition {source.partition}: still refused after {MAX_ROUNDS} attempts")

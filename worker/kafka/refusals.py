@@ -59,7 +59,7 @@ ADVICE: Final[Mapping[int, str]] = {
     18: "raise its segment.bytes",
     32: "let its message.timestamp.before.max.ms and message.timestamp.after.max.ms allow what the source topic allows",
     76: "set its compression.type to producer",
-    87: "a compacted topic takes no record without a key: take compact out of its cleanup.policy",
+    87: "a compacted topic accepts no record without a key: remove compact from its cleanup.policy",
 }
 
 
@@ -94,7 +94,7 @@ class TopicRefusedError(Exception):
         return TopicRefusedError(self.topic, self.partition, self.code, self.records[record] or self.words)
 
     def __str__(self) -> str:
-        return f"topic {self.topic} refuses it for good: {self.name}"
+        return f"topic {self.topic} permanently refuses the batch: {self.name}"
 
 
 class DoubtfulRefusalError(Exception):

@@ -63,7 +63,7 @@ async def search(
         news |= bool(culprits) or lowered
         found.append((shipment, culprits))
     if not news:
-        raise PublishError(f"no single record is refused, but together: {refused[0][1][0].error}")
+        raise PublishError(f"the batch is refused, but none of its records alone: {refused[0][1][0].error}")
     return found
 
 
@@ -115,4 +115,6 @@ async def settle_doubt(producer: AIOKafkaProducer, shipment: Shipment, refused: 
         with contextlib.suppress(OutOfOrderSequenceNumber):
             if not await send_rows(producer, shipment.topic, shipment.partition, rows):
                 return
-    raise DoubtfulRefusalError(f"{refused.error}; whether it was appended before is not known") from refused.error
+    raise DoubtfulRefusalError(
+        f"{refused.error}; it is unknown whether an earlier attempt was written"
+    ) from refused.error

@@ -111,10 +111,10 @@ def _small_outputs(settings: Settings, found: Observed, extra_bytes: int) -> lis
     return [
         Problem(
             "warn",
-            f"the output topics take records of at most {fits + OUTPUT_OVERHEAD + extra_bytes} bytes: traces above "
+            f"the output topics accept records of at most {fits + OUTPUT_OVERHEAD + extra_bytes} bytes: traces above "
             f"{fits} bytes become dead letters",
-            f"raise max.message.bytes of {accepted} and {rejected} by {settings.max_message_bytes - fits} to let "
-            "all of KP_MAX_MESSAGE_BYTES through",
+            f"raise max.message.bytes of {accepted} and {rejected} by {settings.max_message_bytes - fits} to "
+            "accept traces up to KP_MAX_MESSAGE_BYTES",
         )
     ]
 
@@ -171,7 +171,7 @@ def _refused_outputs(settings: Settings, found: Observed) -> list[Problem]:
             Problem(
                 "warn",
                 f"topic {letters} has max.message.bytes={found.max_bytes(letters)}, the source {source} "
-                f"{found.max_bytes(source)}: dead letters of the largest records are cut",
+                f"{found.max_bytes(source)}: dead letters of the largest records are truncated",
                 f"set max.message.bytes={wanted} on {letters}",
             )
         )
@@ -241,7 +241,7 @@ def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
             Problem(
                 "fail",
                 f"topic {name} has {changelog.partitions} partitions, the source {settings.source_topic} has "
-                f"{source.partitions}: the changelog needs as many",
+                f"{source.partitions}: the changelog needs at least as many",
                 f"add partitions to it (kafka-topics --alter --partitions {source.partitions})",
             )
         )
@@ -250,7 +250,7 @@ def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
         result.append(
             Problem(
                 "fail",
-                f"topic {name} has cleanup.policy={policy}: cache entries would be deleted or never be cleaned up",
+                f"topic {name} has cleanup.policy={policy}: cache entries would be deleted, or never compacted",
                 "set cleanup.policy=compact",
             )
         )

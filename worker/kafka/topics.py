@@ -116,19 +116,19 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
     refusal: KafkaError | None = None
     try:
         await admin.create_partitions({name: NewPartitions(partitions)})
-        log.info("topic %s now has %d partitions, as many as the source", name, partitions)
+        log.info("topic %s now has %d partitions, like the source", name, partitions)
     except InvalidPartitionsError as error:
         refusal = error  # if another worker was faster, it has as many already
     except KafkaError as error:
         raise ConfigError(
-            f"topic {name} must grow to {partitions} partitions, as many as the source, and cannot: {error} "
-            "(it takes the ACL Alter on it)"
+            f"topic {name} must grow to {partitions} partitions, like the source, but cannot: {error} "
+            "(grant the ACL Alter on it)"
         ) from error
     for _ in range(SETTLE_ATTEMPTS):
         if (await look(admin, settings, [])).topics[name].partitions >= partitions:
             return
         await asyncio.sleep(0.2)
-    raise ConfigError(f"topic {name} does not grow to {partitions} partitions, as many as the source: {refusal}")
+    raise ConfigError(f"topic {name} could not be extended to {partitions} partitions, like the source: {refusal}")
 
 
 async def _settled(look: Callable[[], Awaitable[Found]]) -> Found:

@@ -51,9 +51,8 @@ class RateLimit(logging.Filter):
         began, count = self._windows.get(key, (now, 0))
         if now - began >= WINDOW_SECONDS:
             if count > BURST:
-                record.msg = (
-                    f"{record.getMessage()} [{count - BURST} like it were held back in the last {now - began:.0f} s]"
-                )
+                suppressed = f"{count - BURST} similar lines were suppressed in the last {now - began:.0f} s"
+                record.msg = f"{record.getMessage()} [{suppressed}]"
                 record.args = None
             began, count = now, 0
         self._windows[key] = (began, count + 1)

@@ -136,8 +136,8 @@ class Assignment:
             if position.lost:
                 self._metrics.lost.inc(position.lost)
                 log.error(
-                    "partition %d: %d records that were not scored yet are gone from %s (retention, or deleted); "
-                    "going on at offset %d",
+                    "partition %d: %d records were deleted from %s before they were scored (retention, or by hand); "
+                    "continuing at offset %d",
                     partition,
                     position.lost,
                     settings.source_topic,

@@ -152,15 +152,15 @@ class Committer:
         metrics.commit_traces.observe(len(batch))
         metrics.consumed.inc(len(batch))
         now = time.time()
-        verdicts: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
+        decisions: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
         for decided in batch:
-            timestamp_ms, verdict = decided.record.timestamp_ms, decided.verdict
+            timestamp_ms, result = decided.record.timestamp_ms, decided.result
             if timestamp_ms is not None and timestamp_ms >= 0:
                 metrics.end_to_end.observe(max(0.0, now - timestamp_ms / 1000))
-            if isinstance(verdict, InvalidTrace):
-                metrics.dead_letters.labels(str(verdict.reason)).inc()
+            if isinstance(result, InvalidTrace):
+                metrics.dead_letters.labels(str(result.reason)).inc()
             else:
-                verdicts[decided.output.kind, verdict.profile] += 1
-                metrics.score.observe(verdict.score)
-        for labels, count in verdicts.items():
+                decisions[decided.output.kind, result.profile] += 1
+                metrics.score.observe(result.score)
+        for labels, count in decisions.items():
             metrics.traces.labels(*labels).inc(count)

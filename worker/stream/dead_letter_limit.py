@@ -28,7 +28,7 @@ class DeadLetterLimit:
         self._dead += dead
         if dead and len(self._last) == self._last.maxlen and self._dead > self._share * len(self._last):
             raise DeadLetterLimitError(
-                f"{self._dead} of the last {len(self._last)} records were dead letters, more than the share "
-                f"{self._share:g} of KP_DEAD_LETTER_BREAKER_SHARE: look at kp-error-reason on the dead-letter topic, "
-                "mend the producers, then start again (or raise the share)"
+                f"{self._dead} of the last {len(self._last)} records were dead letters, more than "
+                f"KP_DEAD_LETTER_BREAKER_SHARE={self._share:g}: check kp-error-reason on the dead-letter topic, fix "
+                "the producers and restart (or raise the share)"
             )

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Taken:
-    """A record between its admission and its verdict. `embedding` None: nothing is embedded."""
+    """A record between its admission and its decision. `embedding` None: nothing is embedded."""
 
     __slots__ = ("embedding", "parsed", "record", "span", "started", "submitted", "text_hash")
 
@@ -127,7 +127,7 @@ class Evaluator:
             raise failure
         about = _about(taken.record, taken.parsed)
         log.warning("the model failed on this text alone: %s", type(failure).__name__, extra=about)
-        log.debug("the model's words: %r", failure, extra=about)  # they may quote the text
+        log.debug("the model's error: %r", failure, extra=about)  # they may quote the text
         return embedding_failed(failure)
 
     def _scored(self, taken: Taken, trace: ReasoningTrace, vector: Vector | None) -> Decided:

@@ -288,12 +288,10 @@ class KpConsumer(driver.Consumer):
             try:
                 unheld = await self._thread.call_thread(self._thread.rejoin_for_unheld_partitions)
             except (KafkaError, ConsumerNotStarted) as error:
-                faust_log.info(
-                    "could not ask for the group's assignment, trying again in %.0f s: %r", UNHELD_SECONDS, error
-                )
+                faust_log.info("cannot read the group's assignment; retrying in %.0f s: %r", UNHELD_SECONDS, error)
                 continue
             if unheld:
-                faust_log.info("joining the group again: no member holds the partitions %s", sorted(unheld))
+                faust_log.info("rejoining the group: no member owns partitions %s", sorted(unheld))
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         """Note which rebalance this assignment ends."""

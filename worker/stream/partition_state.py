@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A record that waits for its commit: its output, the verdict or the error, and its row for the changelog."""
+    """A record that waits for its commit: its output, its score or error, and its row for the changelog."""
 
     record: SourceRecord
     output: OutputRecord
-    verdict: ScoredTrace | InvalidTrace
+    result: ScoredTrace | InvalidTrace
     entry: tuple[bytes, bytes] | None
     span: Span | None
 
@@ -85,11 +85,11 @@ class PartitionState:
         entries: list[tuple[bytes, bytes | None]] = []
         newest = None
         for each in decided:
-            if not isinstance(each.verdict, InvalidTrace):
-                self._stream_time_ms = each.verdict.stream_time_ms
+            if not isinstance(each.result, InvalidTrace):
+                self._stream_time_ms = each.result.stream_time_ms
                 if each.entry is not None:
                     entries.append(each.entry)
-                    newest = each.verdict.sequence
+                    newest = each.result.sequence
         next_offset = decided[-1].record.offset + 1
         return Batch(
             outputs=[each.output for each in decided],

@@ -180,7 +180,7 @@ class PartitionTask:
             while self._taken and self._taken[0].ready():
                 decided = self._evaluator.decide(self._taken.popleft())
                 if self._config.dead_letter_limit is not None:
-                    self._config.dead_letter_limit.record(isinstance(decided.verdict, InvalidTrace))
+                    self._config.dead_letter_limit.record(isinstance(decided.result, InvalidTrace))
                 self._committer.add(decided)
             if self._committer.batch_is_full() or not self.has_room():
                 self._committer.flush()
@@ -197,7 +197,7 @@ class PartitionTask:
         on_committed = self._callbacks.on_committed
         if on_committed is not None:
             for decided in batch:
-                scored = None if isinstance(decided.verdict, InvalidTrace) else decided.verdict
+                scored = None if isinstance(decided.result, InvalidTrace) else decided.result
                 on_committed(decided.record, decided.output, scored)
         self._tracing.end(decided.span for decided in batch)
         size = sum(decided.record.size for decided in batch)

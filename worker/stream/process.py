@@ -145,18 +145,16 @@ async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) ->
         task.cancel()
     failed.cancel()
     if error is not None:
-        log.error("stopping: %s; what was not committed will be read again", error_text(error))
+        log.error("stopping: %s; uncommitted records will be read again", error_text(error))
     else:
-        log.info("stopping: finishing what was taken")
+        log.info("stopping: finishing the records taken")
     try:
         await asyncio.wait_for(worker.stop(), settings.shutdown_timeout_seconds if error is None else LEAVE_SECONDS)
     except TimeoutError:
         if error is None:
-            log.error(
-                "the drain took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; what was not committed will be read again"
-            )
+            log.error("the drain took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; uncommitted records will be read again")
         return 1
     if error is None and worker.failure is None:
-        log.info("stopped: everything that was taken is committed")
+        log.info("stopped: every record taken is committed")
         return 0
     return 1

@@ -116,7 +116,7 @@ class Worker:
         """Say what is missing before records flow, or None: for readiness."""
         if self.failure is not None:
             return f"failed: {self.failure!r}"
-        return None if self._assigned else "waiting for an assignment and its restore"
+        return None if self._assigned else "waiting for partitions to be assigned and restored"
 
     # -- the agent
 
@@ -221,7 +221,7 @@ class Worker:
             if self._status is not None:
                 self._status.tick(time.monotonic())
             await asyncio.sleep(GAUGE_SECONDS)
-        self._fail(self.app.crash_reason or RuntimeError("Faust stopped for no stated reason"))
+        self._fail(self.app.crash_reason or RuntimeError("Faust stopped without a reason"))
 
     async def stop(self) -> None:
         """Leave the group. Without a failure everything that was taken is committed first."""
