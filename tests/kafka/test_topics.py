@@ -152,7 +152,9 @@ def test_what_the_outputs_will_refuse_is_told_beforehand(kafka: EmbeddedKafka) -
     assert f"set {BEFORE}={week + hour} on {rejected}" in text
     assert f"topic {letters} has max.message.bytes=1048588, the source {source} 2000000: dead letters of the" in text
     assert f"topic {letters} has message.timestamp" not in text, "the broker stamps them"
-    assert f"takes records dated 3600 s ahead ({AFTER}), KP_CACHE_TTL_SECONDS is 3600: one such record empties" in text
+    assert (
+        f"accepts records dated 3600 s ahead ({AFTER}), KP_CACHE_TTL_SECONDS is 3600: one such record empties" in text
+    )
     lines = text.splitlines()
     assert len(lines) == len(set(lines)) == 6, "the sixth: large outputs do not fit"
 
@@ -230,7 +232,7 @@ def test_outputs_are_created_for_a_source_that_takes_more(kafka: EmbeddedKafka) 
     create_topics(kafka.bootstrap_servers, {stage.name: (1, {AFTER: str(2**63 - 1)})})
     stage.topics("--create")
     (warned,) = problems_of(stage)["warn"]
-    assert warned.startswith(f"topic {stage.name} takes records dated any time ahead")
+    assert warned.startswith(f"topic {stage.name} accepts records dated any time ahead")
 
 
 def test_the_start_warns_as_the_command_does(kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture) -> None:

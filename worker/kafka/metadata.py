@@ -1,4 +1,4 @@
-"""The Metadata request in two versions that aiokafka lacks: 8 tells what a login may do, 10 also the ids of topics.
+"""The Metadata request in two versions that aiokafka lacks: 8 reports permitted operations, 10 also topic ids.
 
 Lives here: the format of both requests and responses. Must not live here: what a response means (describe.py).
 

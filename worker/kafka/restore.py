@@ -1,7 +1,7 @@
 """Restoring a newly assigned partition: its committed offset, and its cache from the changelog topic.
 
 Lives here: reading both. Must not live here: writing entries (publisher.py), their format and which of them count
-(changelog.py, passes.py), what the cache does with them (novelty.py).
+(changelog.py, passes.py), how the cache uses them (novelty.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one."""
 
 PROGRESS_SECONDS: Final = 2.0
-"""A restore that takes longer logs its progress, this often."""
+"""A longer restore logs its progress at this interval."""
 
 RETRY_SECONDS: Final = 0.2
 """Pause before the group's coordinator is asked again while it moves or loads its data."""
@@ -59,7 +59,7 @@ class Position:
     recreated: bool = False
 
     def found(self) -> Found:
-        """Return what decides which pass continues."""
+        """Return the facts that decide which pass continues."""
         return Found(self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated)
 
 

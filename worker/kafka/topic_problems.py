@@ -120,7 +120,7 @@ def _small_outputs(settings: Settings, found: Observed, extra_bytes: int) -> lis
 
 
 def codec_problems() -> list[Problem]:
-    """Return a warning if producers may send what cannot be read here; no setting of a topic tells what they send."""
+    """Return a warning if producers may send what cannot be read here; no topic setting shows which codecs they use."""
     missing = [name for name, readable in CODECS.items() if not readable()]
     if not missing:
         return []
@@ -225,8 +225,8 @@ def _stream_time_problems(settings: Settings, found: Observed) -> list[Problem]:
     return [
         Problem(
             "warn",
-            f"topic {source} takes records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} ahead "
-            f"({AFTER}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
+            f"topic {source} accepts records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} "
+            f"ahead ({AFTER}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
             f"set {AFTER}={SOURCE_AFTER_MS} on {source}, or KP_STREAM_TIME_MAX_STEP_SECONDS (docs/security.md)",
         )
     ]
