@@ -141,9 +141,7 @@ def check_run(check: Checks, engine: Engine, tag: str, bootstrap: str, log: Path
         check("all records are taken", done, True)
         worker.terminate()
         check("exit code after SIGTERM", worker.wait(), 0)
-        check(
-            "last words", worker.log().splitlines()[-1].split("stopped: ")[-1], "everything that was taken is committed"
-        )
+        check("last words", worker.log().splitlines()[-1].split("stopped: ")[-1], "every record taken is committed")
     check_outputs(check, bootstrap)
     if check.failed:
         print(worker.log())

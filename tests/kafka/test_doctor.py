@@ -108,7 +108,7 @@ def test_topics_that_stop_or_hinder_the_worker(kafka: EmbeddedKafka) -> None:
     assert "min.insync.replicas=2 with 1 replicas: no write is ever acknowledged" in failed
     warned = "\n".join(message for level, message in diagnosis.of("topic") if level == "warn")
     assert "records without a key are refused" in warned
-    assert "dead letters of the largest records are cut" in warned
+    assert "dead letters of the largest records are truncated" in warned
     assert "segment.ms=604800000 (not 600000)" in warned
 
 
@@ -142,7 +142,7 @@ def test_wrong_settings_a_missing_model_and_a_taken_port(tmp_path: Path) -> None
                 }
             ).failed()
         )  # fmt: skip
-    assert f"model: {tmp_path} is no exported model" in failed
+    assert f"model: {tmp_path} is not an exported model" in failed
     assert f"cannot listen on 127.0.0.1:{port}" in failed
 
 

@@ -62,7 +62,7 @@ def test_entries_of_another_model_and_rubbish_are_left_out(
     assert worker.metric("kp_changelog_entries_skipped_total", cause="other_model") == 2
     assert worker.metric("kp_changelog_entries_skipped_total", cause="corrupt") == 3
     assert worker.metric("kp_restored_entries_total") == 0
-    assert worker.log().count("were made by another model") == 1
+    assert worker.log().count("belong to another model") == 1
     assert worker.log().count("the entry is skipped") == 1
     first = documents(stage)[0]
     assert first["scoring"]["nearest"] is None  # type: ignore[index]
@@ -178,7 +178,7 @@ def test_records_that_retention_has_deleted_are_counted_as_lost(
     worker = hashing(stage.env).wait_ready()
     stage.wait_committed(30)
     assert worker.metric("kp_source_records_lost_total") == 7
-    assert "7 records that were not scored yet are gone" in worker.log()
+    assert "7 records were deleted from" in worker.log()
     assert len(documents(stage)) == 23
 
 

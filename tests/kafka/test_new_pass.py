@@ -164,7 +164,7 @@ def test_a_source_made_anew_with_the_same_ids_and_other_texts(stage: Stage, hash
     stage.produce(rows(lines))
     worker = run(hashing, stage, 30)
     assert nearest(scored_since(stage, before)) == expected(lines)
-    assert "the source topic was made anew" in worker.log()
+    assert "the source topic was recreated" in worker.log()
 
 
 def test_a_source_made_anew_whose_last_record_is_a_dead_letter_before_a_restart(stage: Stage, hashing: Start) -> None:
@@ -210,7 +210,7 @@ def test_a_committed_offset_of_a_topic_that_was_made_anew(stage: Stage, hashing:
         time.sleep(0.2)
     worker.terminate()
     assert worker.wait() == 0
-    assert worker.log().count("was deleted and made anew") == 1
+    assert worker.log().count("was recreated (topic id") == 1
     assert nearest(scored_since(stage, before)) == expected(LINES[10:40])
 
 
@@ -223,7 +223,10 @@ def test_a_step_back_keeps_its_cache_and_so_does_a_restart_after_it(stage: Stage
     before = so_far(stage)
     commit(stage, 20)
     worker = run(hashing, stage, 40)
-    assert "pass 2 over the source begins at offset 20 (the offset was moved), with 20 cache entries" in worker.log()
+    assert (
+        "pass 2 over the source begins at offset 20 (the committed offset was moved), with 20 earlier cache entries"
+        in worker.log()
+    )
     assert scored_since(stage, before) == first[20:]
     stage.produce(rows(LINES[40:50]))
     run(hashing, stage, 50)

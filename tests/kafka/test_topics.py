@@ -82,7 +82,7 @@ def test_what_is_wrong_is_told_with_its_remedy_and_fails(kafka: EmbeddedKafka) -
     assert f"--alter --topic {names[4]} --partitions 3" in text
     assert "set cleanup.policy=compact" in text
     assert "--add-config cleanup.policy=compact," in text
-    assert "warn: the output topics take records of at most 1048588 bytes" in text
+    assert "warn: the output topics accept records of at most 1048588 bytes" in text
 
 
 def test_workers_that_see_new_source_partitions_at_once_all_go_on(kafka: EmbeddedKafka) -> None:
@@ -170,7 +170,9 @@ def test_what_the_outputs_will_refuse_is_told_beforehand(kafka: EmbeddedKafka) -
     assert f"set {BEFORE}={week + hour} on {rejected}" in text
     assert f"topic {letters} has max.message.bytes=1048588, the source {source} 2000000: dead letters of the" in text
     assert f"topic {letters} has message.timestamp" not in text, "the broker stamps them"
-    assert f"takes records dated 3600 s ahead ({AFTER}), KP_CACHE_TTL_SECONDS is 3600: one such record empties" in text
+    assert (
+        f"accepts records dated 3600 s ahead ({AFTER}), KP_CACHE_TTL_SECONDS is 3600: one such record empties" in text
+    )
     lines = text.splitlines()
     assert len(lines) == len(set(lines)) == 6, "the sixth: large outputs do not fit"
 
@@ -248,7 +250,7 @@ def test_outputs_are_created_for_a_source_that_takes_more(kafka: EmbeddedKafka) 
     create_topics(kafka.bootstrap_servers, {stage.name: (1, {AFTER: str(2**63 - 1)})})
     stage.topics("--create")
     (warned,) = problems_of(stage)["warn"]
-    assert warned.startswith(f"topic {stage.name} takes records dated any time ahead")
+    assert warned.startswith(f"topic {stage.name} accepts records dated any time ahead")
 
 
 def test_the_start_warns_as_the_command_does(kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture) -> None:

@@ -125,7 +125,7 @@ def test_export_replaces_an_exported_directory_and_nothing_else(exported: Path, 
     from worker.embed.export import export_model
 
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(ModelError, match="is no exported model: it is not overwritten"):
+    with pytest.raises(ModelError, match="is not an exported model, so it is not overwritten"):
         export_model(None, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     before = {path.name: file_sha256(path) for path in exported.iterdir()}

@@ -1,4 +1,4 @@
-"""A broker with TLS, SASL and ACLs for tests, and the certificates and tokens for it, made anew each time.
+"""A broker with TLS, SASL and ACLs for tests, and the certificates and tokens for it, created anew each time.
 
 Every way to log in leads to the same user, `kp`, who may do nothing until `allow` says so. The PLAINTEXT listener is
 the administrator's.

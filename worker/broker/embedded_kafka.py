@@ -223,7 +223,7 @@ def _make_class_cache(runtime: Runtime) -> None:
 
     The JVM ignores a cache that fits neither jars nor JRE. Failure leaves an empty file: run without.
     """
-    log.info("making the JVM's class cache for faster broker starts (once, some 10 s)")
+    log.info("making the JVM's class cache for faster broker starts (once, about 10 s)")
     part = runtime.aot_cache.with_suffix(".part")
     part.unlink(missing_ok=True)
     try:

@@ -65,7 +65,7 @@ def check(jar: Jar, path: Path) -> None:
         raise BrokerError(
             f"sha256 of {jar.name} is {found}, but {LOCK_FILE.name} says {jar.sha256}; the jar is not used. "
             f"Delete the cached jars (kp-worker/kafka-{KAFKA_VERSION} in your cache directory) and start again "
-            f"to fetch them anew. If the sum stays wrong, find out who changed jar or list before you run it."
+            f"to fetch them again. If the sum stays wrong, find out who changed jar or list before you run it."
         )
 
 
@@ -88,7 +88,7 @@ def fetch(jar: Jar, directory: Path) -> None:
         except (RuntimeError, OSError) as error:
             raise BrokerError(
                 f"cannot fetch {jar.name} with jgo ({error}). Kafka's jars are fetched once and kept in "
-                f"{directory}; what has arrived so far stays there, so try again with a network."
+                f"{directory}; completed files stay there; try again with a network connection."
             ) from error
         check(jar, path)
         path.replace(directory / jar.name)

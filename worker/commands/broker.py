@@ -26,7 +26,7 @@ def run_broker(port: int | None = None, data_dir: Path | None = None) -> int:
         with interruptible(), running_kafka(console, EmbeddedKafka(port=port, data_dir=data_dir)) as kafka:
             started = True
             address = kafka.bootstrap_servers
-            kept = "temporary, gone when it stops" if data_dir is None else str(data_dir)
+            kept = "temporary, deleted on exit" if data_dir is None else str(data_dir)
             print_lines(
                 console,
                 f"data     {kept}",
@@ -37,7 +37,7 @@ def run_broker(port: int | None = None, data_dir: Path | None = None) -> int:
             )
             while kafka.alive(0):
                 time.sleep(0.2)
-            raise BrokerError(f"the broker ended by itself:\n{kafka.node_log(0).read_text(errors='replace')[-2000:]}")
+            raise BrokerError(f"the broker stopped by itself:\n{kafka.node_log(0).read_text(errors='replace')[-2000:]}")
     except KeyboardInterrupt:
         console.print("broker stopped")
         return 0 if started else 130

@@ -40,7 +40,7 @@ FIGURES_SECONDS: Final = 0.5  # each look at /metrics takes time from the embedd
 def run_demo(keep_running: bool = False, http_port: int | None = None, settings: Settings | None = None) -> int:
     """Show the whole worker on an embedded broker; return the exit code (0, 1 failed, 130 interrupted)."""
     console = wide_console()
-    console.print("A real Kafka, a real worker and some sample traces; about half a minute, the first time longer.\n")
+    console.print("A real Kafka, a real worker and sample traces; takes about half a minute, longer the first time.\n")
     try:
         with (
             interruptible(),
@@ -68,7 +68,7 @@ def run_demo(keep_running: bool = False, http_port: int | None = None, settings:
     except (DemoError, BrokerError, KafkaError, OSError) as error:
         print_error(console, error)
         return 1
-    hint = "" if keep_running else " To look around in it yourself: kp-worker demo --keep-running"
+    hint = "" if keep_running else " To explore it yourself: kp-worker demo --keep-running"
     console.print(f"Everything is stopped.{hint}")
     return 0
 
@@ -116,7 +116,7 @@ def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoWorker) -
     if told is not None:
         retold = next(document for document in outcome.scored if document["id"].startswith(STORY[1]))
         console.print(
-            Text("\nThe same incident, told three times", "bold"),
+            Text("\nThe same incident, reported three times", "bold"),
             told,
             Text("\nThe second one explained", "bold"),
             explanation(retold, outcome.scored),

@@ -23,7 +23,7 @@ STORY: Final = (
     "kp:trace:7c3a6bc1",
     "kp:trace:e949175c",
 )
-"""Beginnings of the ids of one incident told three times: first, 39 minutes later, 69 minutes after that."""
+"""Beginnings of the ids of one incident reported three times: first, 39 minutes later, 69 minutes after that."""
 
 COLOURS: Final = {"accepted": "green", "rejected": "red"}
 COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
@@ -104,7 +104,7 @@ def dead_letters_table(letters: Sequence[Mapping[str, str]]) -> Table:
 
 def likeness(similarity: float) -> str:
     """Put a cosine similarity into words."""
-    words = ((0.9, "practically the same text"), (0.7, "the same matter in other words"), (0.4, "a related matter"))
+    words = ((0.9, "practically the same text"), (0.7, "the same topic in other words"), (0.4, "a related topic"))
     return next((text for least, text in words if similarity >= least), "hardly related")
 
 
@@ -142,7 +142,7 @@ def _about_nearest(document: Document, others: Sequence[Document]) -> str:
     text += f".\n  Novelty = 1 - {similarity:.4f} = {scoring['components']['novelty']:.4f}."
     if not scoring["overrides"]:
         neutral = scoring["score"] + (0.5 - scoring["components"]["novelty"]) * scoring["weights"]["novelty"]
-        text += f"\n  With nothing to compare it to (novelty 0.5) it would have got {neutral:.4f}."
+        text += f"\n  With an empty cache (novelty 0.5) its score would be {neutral:.4f}."
     return text
 
 
@@ -152,7 +152,7 @@ def _minutes_between(first: Document, second: Document) -> float:
 
 
 def story(documents: Sequence[Document]) -> Text | None:
-    """Tell how the same incident, told three times, was scored each time; None when it is not there."""
+    """Return how the same incident, reported three times, was scored each time; None if it is missing."""
     told = [document for document in documents if document["id"].startswith(STORY)]
     if len(told) != len(STORY):
         return None
@@ -172,5 +172,5 @@ def _chapter(scoring: Document, told: set[str], *, first: bool) -> str:
     if scoring["nearest"] is None:
         return "no embedder: novelty is neutral" if scoring["embedder"] is None else "the cache is still empty"
     if scoring["nearest"]["id"] in told:
-        return f"told before: similarity {scoring['nearest']['similarity']:.2f}"
-    return "nothing like it in the cache" if first else "the others have expired: new again"
+        return f"seen before: similarity {scoring['nearest']['similarity']:.2f}"
+    return "nothing similar in the cache" if first else "the others have expired: new again"

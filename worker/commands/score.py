@@ -42,16 +42,23 @@ def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, s
             sys.exit(1)
         raise CommandError(f"cannot read or write: {error}") from None
     dead = sum(counts.dead_letters.values())
+    total = counts.accepted + counts.rejected + dead
     say(
-        f"{counts.accepted + counts.rejected + dead} traces: {counts.accepted} accepted, {counts.rejected} "
-        f"rejected, {dead} dead letters, {counts.truncated} texts cut at {settings.max_tokens} tokens"
+        f"{_number(total, 'trace')}: {counts.accepted} accepted, {counts.rejected} rejected, "
+        f"{_number(dead, 'dead letter')}, {_number(counts.truncated, 'text')} truncated at {settings.max_tokens} tokens"
     )
     for reason, count in sorted(counts.dead_letters.items()):
         say(f"  {count} {reason}")
     if counts.pretty_printed:
         raise CommandError(pretty_printed_hint(file.name))
     if dead and not counts.scores:
-        raise CommandError("no line of the file is a valid trace: --dead-letters BAD.jsonl writes each with its reason")
+        raise CommandError(
+            "no line of the file is a valid trace; write them with their reasons: --dead-letters BAD.jsonl"
+        )
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 @contextmanager

@@ -205,7 +205,7 @@ def print_report(console: Console, report: TopicsReport) -> None:
         console.print(Text(clean(text, "\n"), "red" if problem["level"] == "fail" else "yellow"))
     commands = [command for row in report.topics for command in row.commands]
     if commands:
-        console.print("\nBy hand (kp-worker topics --create creates what is missing):\n")
+        console.print("\nTo run by hand (kp-worker topics --create creates missing topics):\n")
         for command in commands:
             console.print(Text(clean(command)), soft_wrap=True)
 

@@ -5,8 +5,8 @@ Lives here: values only. Must not live here: reading and writing the topic (kafk
 The topic is compacted. A key names a pass (passes.py), a number of slots = capacity + slack, and a slot, sequence %
 slots. Within one pass and one capacity, a slot is only overwritten when no restart can need its old entry any more, as
 long as at most `slack` traces are past the committed offset (partition_task.py enforces that bound). Another pass or
-another capacity has other keys and overwrites nothing: a tombstone deletes each entry that it found once the entry is
-no longer among the newest `slots`. So a partition never holds more than `slots` live entries.
+another capacity has other keys and overwrites nothing: each entry that it found is deleted by a tombstone as soon as it
+is no longer among the newest `slots`. So a partition never has more than `slots` live entries.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from worker.core.passes import (
 VERSION: Final = 1
 """Raise this when a field changes its meaning: a restore skips entries of another version and never guesses.
 
-New fields at the end need no new version: a worker that does not know them reads the entry without them."""
+New fields at the end need no new version: an older worker reads the entry without them."""
 
 SLACK: Final = 1024
 """Most traces of one partition that may be past the committed offset, and the spare slots that cover them.
 
-Each costs 1.7 kB of changelog; with fewer, traces wait for a commit. At 1 ms a trace they last for one second, which is
-a long commit."""
+Each costs 1.7 kB of changelog; with fewer, traces wait for a commit. At 1 ms per trace they cover a commit of one
+second, which is long."""
 
 HASH_BYTES: Final = 16
 
@@ -65,8 +65,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     `stream_time_ms`: the partition's stream time at insertion. `vector`: little-endian float32, unit length.
     0.2.0 added the rest. `pass_number` is None in an entry of 0.1.0, which belongs to the pass that was current when it
-    was written. `text_hash` is that of the embedded text (see `text_hash`), empty where it is not known. `agent_id` is
-    the trace's, cut like the trace id.
+    was written. `text_hash` is the hash of the embedded text (see `text_hash`), empty if it is unknown. `agent_id` is
+    the trace's, truncated like the trace id.
     """
 
     version: int
@@ -134,17 +134,17 @@ def decode(value: bytes | None) -> Entry:
     if (entry.pass_number or 0) < 0 or len(entry.text_hash) not in (0, HASH_BYTES):
         raise CorruptEntry("pass number or length of the text's hash out of range")
     if not np.isfinite(entry.array()).all():
-        raise CorruptEntry("the vector holds values that are not finite")
+        raise CorruptEntry("the vector has values that are not finite")
     return entry
 
 
 class Housekeeping:
-    """The rows that go with a partition's entries: they keep the changelog bounded and say which passes count.
+    """The rows that accompany a partition's entries: they keep the changelog bounded and name the passes that count.
 
-    `first`: rows of the first commit, before all entries. `leaving`: (sequence, key) of entries whose keys are not
-    written any more; each is deleted when an entry of that sequence is written. `ahead`: (source offset, key) of
-    entries past the committed offset. Such an entry is written again under its key; where its record becomes a dead
-    letter this time, the entry is deleted when that offset is committed.
+    `first`: rows of the first commit, before all entries. `leaving`: (sequence, key) of entries whose keys are no
+    longer written; each is deleted when an entry of that sequence is written. `ahead`: (source offset, key) of entries
+    past the committed offset. Such an entry is written again under its key; if its record becomes a dead letter this
+    time, the entry is deleted when that offset is committed.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class Housekeeping:
         self._again: set[bytes] = set()
 
     def rows(self, entries: list[Row], newest: int | None, next_offset: int) -> list[Row]:
-        """Return the rows of the next batch: its entries, and the housekeeping that goes with them.
+        """Return the rows of the next batch: its entries, and the housekeeping that belongs to them.
 
-        `entries` have consecutive sequences; `newest` is the last one's, None where there is none. `next_offset` is
+        `entries` have consecutive sequences; `newest` is the last one's, None if there is none. `next_offset` is
         committed with them.
 
         The order makes the rows safe without a transaction too, wherever the process dies:
-         1. tombstones of entries that count in no pass, and the marker. Both follow from what is committed, so the next
-            restore comes to the same;
+         1. tombstones of entries that count in no pass, and the marker. Both follow from committed data, so the next
+            restore has the same result;
          2. the entries, and just before each one the tombstone that is due with it. The deleted entry is `slots`
             behind: no cache of an offset up to `slack` traces back needs it, and it is the oldest, so no gap opens;
          3. tombstones of entries that were ahead and whose records were not scored again.
@@ -192,14 +192,14 @@ class Housekeeping:
 
 @dataclass(slots=True)
 class Restored:
-    """What a partition is restored to from its changelog, and the pass that it goes on with.
+    """The state of a partition as restored from its changelog, and the pass that it continues with.
 
     `entries`: those of committed traces in the passes that count, in rising order of sequence and offset; they are the
-    cache. `replay`: entries at or past the committed offset, by source offset (after a crash at least once, or a reset
-    of the offset). Their traces are read again, and the embedding is ready where the text is the same. `skipped`:
+    cache. `replay`: entries at or past the committed offset, by source offset (after a crash with at_least_once, or a
+    reset of the offset). Their traces are read again; if the text is the same, its embedding is reused. `skipped`:
     counts by cause (other_model, corrupt) and by "model NAME". `overridden`: entries of this model whose pass no longer
-    counts. `begins`: why the pass is a new one, None where the committed pass goes on. `problem`: the first record that
-    could not be read, and why.
+    counts. `begins`: why the pass is new, None if the committed pass continues. `problem`: the first record that could
+    not be read, and why.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -212,7 +212,7 @@ class Restored:
     problem: str = ""
 
     def cache(self) -> list[tuple[int, int, str, Vector]]:
-        """Return the cache's entries as PartitionScorer.restore takes them."""
+        """Return the cache's entries in the form that PartitionScorer.restore expects."""
         return [(it.sequence, it.stream_time_ms, it.trace_id, it.array()) for it in self.entries]
 
 
@@ -235,14 +235,14 @@ class Log:
         self.end = 0
 
     def apply(self, key: bytes | None, value: bytes | None, position: int) -> None:
-        """Take the next record, in the order of the log; `position` is its offset there."""
-        self._values.pop(key, None)  # the last write of a key gives it its place in the order
+        """Apply the next record, in the order of the log; `position` is its offset there."""
+        self._values.pop(key, None)  # the last write of a key decides its place in the order
         if value is not None:
             self._values[key] = position, value
         self.end = position + 1
 
     def restore(self, found: Found, model: str, dimensions: int, capacity: int) -> Restored:
-        """Decide which pass goes on, which entries count, and which must be deleted.
+        """Decide which pass continues, which entries count, and which must be deleted.
 
         An entry counts when its source offset is below the committed one, its model is ours, and its pass is the one
         that counts at its offset.
@@ -282,7 +282,7 @@ class Log:
                 entry = decode(value)
             except CorruptEntry as error:
                 _corrupt(result, position, error)
-            if key is not None and _KEY.fullmatch(key):  # a later release may keep other records here: leave them alone
+            if key is not None and _KEY.fullmatch(key):  # a later release may have other records here: keep them
                 live.append(_Live(key, position, entry))
         return live
 
@@ -294,7 +294,7 @@ def _corrupt(result: Restored, position: int, error: ValueError) -> None:
 
 @dataclass(slots=True)
 class _Sorted:
-    """The live records of a changelog partition, by what becomes of them.
+    """The live records of a changelog partition, by their treatment.
 
     `strange`: of another model, or unreadable; they stay while their slots are not needed. `ahead`: source offset and
     key of entries at or past the committed offset.
@@ -339,7 +339,7 @@ def _sort(
 def _select(result: Restored, found: _Sorted, own: bytes, slots: int) -> tuple[list[Row], list[tuple[int, bytes]]]:
     """Put the cache's entries into `result`; return the tombstones due at once, and those due later (Housekeeping).
 
-    `own` is what the keys of this pass and capacity begin with.
+    `own` is the prefix of the keys of this pass and capacity.
     """
     dead = [*found.dead]
     chosen = one_pass([entry for _, entry in found.counting])
@@ -359,10 +359,10 @@ def one_pass(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries of the latest pass over the source, in rising order of sequence and offset.
 
     `entries`: those of committed traces in the passes that count, in the order of the log. Two things can still disturb
-    that order. At least once, a worker that was frozen may write older entries again behind newer ones. And 0.1.0 did
-    not distinguish passes: after a reset to an older offset, the entries of its first pass are still there, with
-    greater sequences than the second's. Both show when compared with the entry of the greatest source offset, which was
-    committed last: within one pass, sequence and offset rise together.
+    that order. With at_least_once, a worker that was frozen may write older entries again behind newer ones. And 0.1.0
+    did not distinguish passes: after a reset to an older offset, the entries of its first pass are still there, with
+    greater sequences than the second's. A comparison with the entry of the greatest source offset, which was committed
+    last, shows both: within one pass, sequence and offset rise together.
     """
     if not entries:
         return []

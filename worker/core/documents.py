@@ -1,7 +1,7 @@
-"""The documents: what is published of a scored trace or a refused record, byte by byte.
+"""The documents: the output record of a scored trace or a dead letter, byte by byte.
 
-Lives here: keys, headers and values of every output record. Must not live here: verdicts (scorer.py), cutting a dead
-letter to its topic (fitting.py), Kafka clients, clock, environment, logging.
+Lives here: keys, headers and values of every output record. Must not live here: decisions (scorer.py), fitting a
+dead letter to its topic (fitting.py), Kafka clients, clock, environment, logging.
 
 No wall clock and no random id: the same input from the same state gives the same bytes.
 """
@@ -70,7 +70,7 @@ def rfc3339(ms: int) -> str:
     return f"{_rfc3339_seconds(seconds)}.{milliseconds:03d}Z"
 
 
-@functools.lru_cache(maxsize=1024)  # stream time moves slowly: most traces share their second with the one before
+@functools.lru_cache(maxsize=1024)  # stream time moves slowly: most traces have the same second as the one before
 def _rfc3339_seconds(seconds: int) -> str:
     try:
         moment = _EPOCH + timedelta(seconds=seconds)
@@ -82,9 +82,9 @@ def _rfc3339_seconds(seconds: int) -> str:
 def scored_record(
     record: SourceRecord, scored: ScoredTrace, embedder: EmbedderIdentity | None, *, embedding: bool = False
 ) -> OutputRecord:
-    """Build the accepted or rejected record: the document with its score, same key, headers passed on.
+    """Build the accepted or rejected record: the document with its score, the same key, the source's headers and ours.
 
-    `embedding`: with the vector (KP_OUTPUT_EMBEDDING), as it is in the cache.
+    `embedding`: include the vector (KP_OUTPUT_EMBEDDING), as it is in the cache.
     """
     decision = ACCEPTED if scored.accepted else REJECTED
     nearest: dict[str, object] | None = None
@@ -122,19 +122,19 @@ def embedding_bytes(dimensions: int) -> int:
 
 
 def embedding_failed(error: BaseException) -> InvalidTrace:
-    """Return why a record becomes a dead letter: the model failed on its text, and works on others."""
+    """Return the reason of a dead letter on whose text alone the model failed."""
     return InvalidTrace(
         Reason.EMBEDDING_FAILED,
         "",
-        f"the model raised {type(error).__name__} on this trace's text; other texts work. "
-        "Look at unusual characters in task.objective and the steps' content",
+        f"the model failed with {type(error).__name__} on this text, but not on others. "
+        "Look for unusual characters in task.objective and the steps' content",
     )
 
 
 def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:
-    """Build the dead letter: the original bytes, key and headers unchanged, plus headers that say what is wrong.
+    """Build the dead letter: the original bytes, key and headers unchanged, plus headers with the reason.
 
-    A dead letter that stands for several records names the first and the last of them.
+    A dead letter that stands for several records has the offsets of the first and the last one.
     """
     headers = [*record.headers]
     for name, value in (

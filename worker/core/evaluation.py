@@ -1,10 +1,9 @@
 """The evaluation of one record: read its trace, compare, score, and build the document. The stream and files share it.
 
-Lives here: the order of these steps, and what the settings say about them. Must not live here: embedding, clocks and
-measuring, the cache (novelty.py), the formula (scoring.py), the documents' bytes (documents.py).
+Lives here: the order of these steps, and their settings. Must not live here: embedding, clocks and
+measurements, the cache (novelty.py), the formula (scoring.py), the documents' bytes (documents.py).
 
-The order of calls is the order of the partition: a trace is compared and scored once, in offset order, and never when
-its record is a dead letter.
+Calls follow the order of the partition: each trace is compared and scored once, in offset order; a dead letter is not.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from worker.core.trace import InvalidTrace, Limits, Reason, ReasoningTrace, pars
 
 @dataclass(frozen=True, slots=True)
 class EvaluationConfig:
-    """What the settings say: what is refused, which time counts (KP_EVENT_TIME), and what a document holds."""
+    """The settings: limits, which time counts (KP_EVENT_TIME), and what a document contains."""
 
     limits: Limits
     event_time: str = "created_at"
@@ -31,22 +30,22 @@ class EvaluationConfig:
 def _check_size(record: SourceRecord, limits: Limits) -> None:
     """Raise InvalidTrace for a record that is too large with its key and headers, in bytes as they are encoded.
 
-    The record's own few bytes do not count: KP_MAX_MESSAGE_BYTES is the largest value of a record without more.
+    Kafka's framing does not count: KP_MAX_MESSAGE_BYTES is the largest value of a record without key and headers.
     """
     size = encoded_size(record.key, record.value, record.headers) - RECORD_OVERHEAD
     if size > limits.max_bytes:
         raise InvalidTrace(
             Reason.TOO_LARGE,
             "",
-            f"the message has {size} bytes with its key and headers, the limit is {limits.max_bytes} "
+            f"the record has {size} bytes with key and headers, the limit is {limits.max_bytes} "
             "(KP_MAX_MESSAGE_BYTES, and the output topics' max.message.bytes)",
         )
 
 
 class Evaluation:
-    """The evaluation of one partition's records. `identity` is the embedder's; None where there is none.
+    """The evaluation of one partition's records. `identity` is the embedder's; None without one.
 
-    `evaluate` is all of it; a caller that measures each step calls `compare`, `decide` and `document` in this order.
+    `evaluate` does all steps; a caller that measures each step calls `compare`, `decide` and `document` in this order.
     """
 
     def __init__(self, scorer: PartitionScorer, identity: EmbedderIdentity | None, config: EvaluationConfig) -> None:
@@ -55,16 +54,16 @@ class Evaluation:
         self._config = config
 
     def read(self, record: SourceRecord) -> ReasoningTrace:
-        """Return the trace that a record holds. Raises InvalidTrace, which makes the record a dead letter."""
+        """Return the trace in a record. Raises InvalidTrace, which makes the record a dead letter."""
         limits = self._config.limits
         if record.fault is not None:
             raise InvalidTrace(record.fault.reason, "", record.fault.message)
-        if record.size > limits.max_bytes:  # in memory it is never smaller than encoded
+        if record.size > limits.max_bytes:  # the size in memory is never smaller than the encoded one
             _check_size(record, limits)
         return parse_trace(record.value, limits)
 
     def compare(self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None) -> Comparison:
-        """Move stream time on and find the nearest live neighbour of the vector, shape (dimensions,)."""
+        """Advance stream time and find the nearest live neighbour of the vector, shape (dimensions,)."""
         return self._scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._config.event_time))
 
     def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
@@ -78,6 +77,6 @@ class Evaluation:
     def evaluate(
         self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None
     ) -> tuple[ScoredTrace, OutputRecord]:
-        """Score the partition's next trace; return the verdict and the record to publish."""
+        """Score the partition's next trace; return its score and the record to publish."""
         scored = self.decide(trace, self.compare(record, trace, vector))
         return scored, self.document(record, scored)

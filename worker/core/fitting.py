@@ -1,9 +1,9 @@
-"""Dead letters that fit their topic: what is cut from one that is too large, in which order, and how it says so.
+"""Dead letters that fit their topic: what is removed from a large one, in which order, and which header says so.
 
-Lives here: the ladder from the whole record down to the last resort. Must not live here: Kafka clients, topics, and
-what is done about a refusal (publication.py).
+Lives here: the steps from the whole record down to the last resort. Must not live here: Kafka clients, topics, and
+handling a refusal (publication.py).
 
-The source topic still holds the whole record, at the offset that the dead letter's headers name. Without a dead letter
+The source topic still has the whole record, at the offset in the dead letter's headers. Without a dead letter
 that fits, the partition would stop.
 """
 
@@ -14,16 +14,16 @@ from typing import Final
 from worker.core.records import BATCH_OVERHEAD, OutputRecord, encoded_size, exact_size
 
 TRUNCATED_HEADER: Final = "kp-error-truncated"
-"""Says how much of the value was kept; only where some was cut."""
+"""How much of the value was kept; only if it was truncated."""
 
 DROPPED_HEADER: Final = "kp-error-dropped"
-"""Says what else of the source record was dropped: `headers`, `key`, each with its size."""
+"""What else of the source record was dropped: `headers`, `key`, each with its size."""
 
 SOURCE_KEY_HEADER: Final = "kp-source-key"
-"""Says `null` where the source record has no key and the dead letter was given one, for a compacted topic."""
+"""`null` if the source record has no key and the dead letter was given one, for a compacted topic."""
 
 FIRST_OF_OURS: Final = "kp-error-reason"
-"""The worker's own headers begin at the last header of this name; a producer may have used the name too."""
+"""The worker's own headers start at the last header of this name; a producer may have used the name too."""
 
 VARINTS: Final = 8
 """Bytes by which the varints of the value's and the record's lengths may grow with the value."""
@@ -32,7 +32,7 @@ Header = tuple[str, bytes]
 
 
 def fits(record: OutputRecord, limit: int) -> bool:
-    """Whether a topic whose max.message.bytes is `limit` takes the record; measured exactly only near the limit."""
+    """Whether a topic whose max.message.bytes is `limit` accepts the record; measured exactly only near the limit."""
     if len(record.key or b"") + len(record.value or b"") + 2 * len(record.headers) > limit:
         return False
     if encoded_size(record.key, record.value, record.headers) + BATCH_OVERHEAD <= limit:
@@ -41,10 +41,10 @@ def fits(record: OutputRecord, limit: int) -> bool:
 
 
 def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
-    """Return the dead letter cut to a topic's max.message.bytes (`limit`); the same where it fits.
+    """Return the dead letter reduced to a topic's max.message.bytes (`limit`); unchanged if it fits.
 
-    First the value is cut to what fits, then the original headers are dropped, then the key; a header says each of
-    these. Where headers or key are dropped, as much of the value is kept as then fits.
+    First the value is truncated, then the original headers are dropped, then the key; a header reports each step. If
+    headers or key are dropped, the value keeps as many bytes as then fit.
     """
     if fits(record, limit):
         return record
@@ -69,7 +69,7 @@ def source_place(record: OutputRecord) -> bytes:
 def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRecord:
     """Return a dead letter that no topic has a reason to refuse: no value, only our headers, the time of sending.
 
-    `key` is `source_place(record)` where the topic is compacted. The value is empty, not null: there a null deletes.
+    `key` is `source_place(record)` if the topic is compacted. The value is empty, not null: there, null deletes.
     """
     original, own = split(record.headers)
     lost = [_about_headers(original)] if original else []
@@ -78,7 +78,7 @@ def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRe
     elif key is not None:
         own = [*own, (SOURCE_KEY_HEADER, b"null")]
     headers = [*own, *([_dropped(lost)] if lost else []), _truncated(0, record.value)]
-    for name in ("kp-error-message", "kp-error-path"):  # too long only for a topic that takes less than about 2 kB
+    for name in ("kp-error-message", "kp-error-path"):  # too long only for a topic that accepts less than about 2 kB
         over = exact_size(key, b"", headers) - limit
         if over > 0:
             headers = [(n, _shortened(content, over) if n == name else content) for n, content in headers]
@@ -86,7 +86,7 @@ def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRe
 
 
 def readdressed(record: OutputRecord) -> OutputRecord:
-    """Return the dead letter of a record without a key with `source_place` as its key: some topics take no null."""
+    """Return the dead letter of a record without a key with `source_place` as its key: some topics accept no null."""
     return OutputRecord(
         record.kind,
         source_place(record),
@@ -105,7 +105,7 @@ def split(headers: list[Header]) -> tuple[list[Header], list[Header]]:
 
 
 def _cut(record: OutputRecord, key: bytes | None, headers: list[Header], limit: int) -> OutputRecord | None:
-    """Return the record with this key, these headers, and as much of its value as fits; None where even none does."""
+    """Return the record with this key, these headers, and as much of its value as fits; None if nothing fits."""
     whole = OutputRecord(record.kind, key, record.value, headers, record.timestamp_ms)
     if fits(whole, limit):
         return whole

@@ -1,4 +1,4 @@
-"""What made an embedding. Two vectors may only be compared when these agree."""
+"""The identity of an embedder. Two vectors may only be compared if their identities agree."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What made an embedding. Two vectors may only be compared when all but `runtime` agree.
+    """The identity of an embedder. Two vectors may only be compared if all fields but `runtime` agree.
 
-    `long_texts`: what was done with a text of more than `max_tokens`; not written where it was cut. `embed_text`: what
-    of a trace was embedded (views.py); not written where it was the whole text.
+    `long_texts`: the handling of a text of more than `max_tokens`; not written if it was truncated. `embed_text`: what of
+    a trace was embedded (views.py); not written for its whole text.
     """
 
     name: str

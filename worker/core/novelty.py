@@ -3,9 +3,9 @@
 Lives here: vectors, their times and ids, capacity and expiry. Must not live here: models, traces, Kafka, any clock;
 time is an argument, always stream time in milliseconds since 1970.
 
-Memory is a ring: the entry with sequence number s stands in row s % max_elements. Rows, and with them the shape of
-the matrix product, follow from the sequence number alone, so that a cache restored from the changelog computes the
-same bits as one that was never interrupted.
+Memory is a ring: the entry with sequence number s is in row s % max_elements. Rows, and with them the shape of the
+matrix product, depend on the sequence number alone, so that a cache restored from the changelog computes the same bits
+as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float32]
 
 UNIT_TOLERANCE: Final = 2e-7
-"""A vector whose length is this close to 1 counts as unit length and is left as it is.
+"""A vector whose length is this close to 1 counts as unit length and is not changed.
 
-Rounding a unit vector to float32 moves its length by 6e-8 at most, so `unit` is idempotent: a vector read back from
-the changelog keeps its bits. Larger would let the embedder's own rounding into the similarity."""
+Rounding a unit vector to float32 changes its length by at most 6e-8, so `unit` is idempotent: a vector read back from
+the changelog keeps its bits. A larger tolerance would add the embedder's own rounding to the similarity."""
 
 
 class Neighbour(NamedTuple):
@@ -40,14 +40,16 @@ def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
     """
     if isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (dimensions,):
         wide = vector.astype(np.float64)
-        if abs(math.sqrt(float(wide @ wide)) - 1.0) <= UNIT_TOLERANCE:  # what embedders give: 2 us instead of 6
+        if (
+            abs(math.sqrt(float(wide @ wide)) - 1.0) <= UNIT_TOLERANCE
+        ):  # embedders return such vectors: 2 us instead of 6
             return vector.copy()
     wide = np.asarray(vector, dtype=np.float64)
     if wide.shape != (dimensions,):
         raise ValueError(f"expected a vector of {dimensions} dimensions, got shape {wide.shape}")
     largest = float(np.abs(wide).max())
     if not math.isfinite(largest):
-        raise ValueError("the vector holds values that are not finite (NaN or infinity)")
+        raise ValueError("the vector has values that are not finite (NaN or infinity)")
     if not 1e-100 < largest < 1e100 and largest:  # beyond float32: the squares would overflow, or vanish
         wide = wide / largest
     length = math.sqrt(float(wide @ wide))
@@ -60,7 +62,7 @@ def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
 
 
 class VectorCache:
-    """At most `max_elements` vectors; the oldest goes first, and each lives while now - its time < `ttl_ms`.
+    """At most `max_elements` vectors; the oldest is evicted first, and each lives while now - its time < `ttl_ms`.
 
     Time never falls: a `now_ms` behind the latest one seen counts as the latest one.
     """
@@ -73,8 +75,8 @@ class VectorCache:
         self.max_elements = max_elements
         self.dimensions = dimensions
         self.ttl_ms = ttl_ms
-        # BLAS computes the rows after the last multiple of 4 by another kernel, a bit differently: with whole blocks
-        # of 8, equal vectors have equal similarity in any row.
+        # BLAS computes the rows after the last multiple of 4 with another kernel, slightly differently: with whole
+        # blocks of 8, equal vectors have equal similarity in any row.
         rows = -(-max_elements // 8) * 8
         self._vectors = np.zeros((rows, dimensions), dtype=np.float32)
         self._similarities = np.zeros(rows, dtype=np.float32)
@@ -95,7 +97,7 @@ class VectorCache:
 
     @property
     def next_sequence(self) -> int:
-        """The sequence number that the next entry will take."""
+        """The sequence number of the next entry."""
         return self._next
 
     @property
@@ -104,7 +106,7 @@ class VectorCache:
         return self._now
 
     def advance(self, now_ms: int) -> int:
-        """Move time forward, expire entries, return the time that holds now (ms)."""
+        """Advance time, expire entries, return the current time (ms)."""
         if self._now is None or now_ms > self._now:
             self._now = now_ms
             if self.ttl_ms is not None:
@@ -122,7 +124,7 @@ class VectorCache:
         return self.add_unit(unit(vector, self.dimensions), now_ms, trace_id)
 
     def max_cosine_similarity(self, vector: npt.ArrayLike, now_ms: int = 0) -> float:
-        """Return the greatest cosine similarity to a live entry, 0.0 where there is none.
+        """Return the greatest cosine similarity to a live entry, 0.0 if there is none.
 
         Raises ValueError for a wrong dimension or values that are not finite.
         """
@@ -130,13 +132,13 @@ class VectorCache:
         return 0.0 if neighbour is None else neighbour.similarity
 
     def nearest(self, vector: npt.ArrayLike, now_ms: int = 0) -> Neighbour | None:
-        """Return the most similar live entry, the oldest of equals; None where there is none."""
+        """Return the most similar live entry, the oldest of equals; None if there is none."""
         query = unit(vector, self.dimensions)
         self.advance(now_ms)
         return self.nearest_unit(query)
 
     def nearest_unit(self, query: Vector) -> Neighbour | None:
-        """Do `nearest` at the time that holds, for a vector that `unit` made."""
+        """Do `nearest` at the current time, for a vector that `unit` returned."""
         if self._oldest == self._next:
             return None
         used = -(-min(self._next, self.max_elements) // 8) * 8
@@ -144,7 +146,7 @@ class VectorCache:
         first, end = self._oldest % self.max_elements, self._next % self.max_elements
         if first < end:
             row = first + int(similarities[first:end].argmax())
-        else:  # the live range wraps: the older part stands behind the younger one
+        else:  # the live range wraps: the older part is behind the younger one
             row = first + int(similarities[first : self.max_elements].argmax())
             if end > 0:
                 younger = int(similarities[:end].argmax())
@@ -153,7 +155,7 @@ class VectorCache:
         return Neighbour(self._ids[row], max(-1.0, float(similarities[row])))
 
     def add_unit(self, vector: Vector, now_ms: int, trace_id: str) -> int:
-        """Do `add` for a vector that `unit` made."""
+        """Do `add` for a vector that `unit` returned."""
         now = self.advance(now_ms)
         if self._next - self._oldest == self.max_elements:
             self._oldest += 1
@@ -172,9 +174,9 @@ class VectorCache:
     def restore(self, entries: Iterable[tuple[int, int, str, Vector]], now_ms: int | None = None) -> None:
         """Rebuild the cache from (sequence, time in ms, trace id, unit vector), in any order.
 
-        Careful with the ends: the next sequence is the greatest one plus 1, and what is more than `max_elements`
-        behind it is out of the cache. A hole (an entry that was lost) is filled with its younger neighbour, which
-        changes no maximum. `now_ms`: the stream time, where it is known to be later than the last entry's.
+        The next sequence is the greatest one plus 1; entries more than `max_elements` behind it are not in the cache.
+        A gap (an entry that was lost) is filled with its younger neighbour, which changes no maximum. `now_ms`: the
+        stream time, if it is known to be later than the last entry's.
         """
         self.clear()
         found = {entry[0]: entry for entry in entries}

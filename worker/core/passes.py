@@ -1,12 +1,12 @@
-"""Passes over the source: which entries of the changelog belong to what is being read now.
+"""Passes over the source: which entries of the changelog belong to the current reading.
 
-A pass is one run of a group over a source partition, from the offset where it began. A restart goes on with the
-committed pass; a reset of the offset, or a source topic that was created anew, begins another. Each cache entry names
-its pass, and so does the metadata that is committed with the offset. One record on the changelog partition, the marker,
-holds the chain of passes: it says at which offsets each one counts.
+A pass is one run of a group over a source partition, from the offset where it began. A restart continues the committed
+pass; a reset of the offset, or a recreated source topic, begins another. Each cache entry names its pass, and so does
+the metadata that is committed with the offset. One record on the changelog partition, the marker, contains the chain of
+passes, with the offsets at which each one counts.
 
 Lives here: the rules, and the bytes of metadata and marker. Must not live here: entries (changelog.py), I/O
-(kafka/restore.py). Everything follows from what is committed and what is on the topic: no clock and no chance.
+(kafka/restore.py). Everything depends on committed data and the topic alone, not on a clock or on chance.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MARKER_KEY: Final = b"passes"
 MARKER_VERSION: Final = 1
 
 MAX_SEGMENTS: Final = 64
-"""Most passes of a chain. Each has entries of its own below the start of the next, and a changelog partition holds some
-2000 entries: only a group whose offset is moved again and again within those loses its oldest pass."""
+"""Most passes of a chain. Each has its own entries below the start of the next, and a changelog partition has about
+2000 entries: a group loses its oldest pass only if its offset is moved many times within those."""
 
 _KP1: Final = re.compile(r"kp1:(-?[0-9]{1,18})")
 _KP2: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18})?:([0-9]{1,18})")
@@ -32,7 +32,7 @@ _KP2: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18
 class Pass:
     """The pass of a partition, as its entries and its committed metadata name it.
 
-    `topic_id`: Kafka's id of the source topic, in the form of Kafka's tools; None where the broker knows none.
+    `topic_id`: Kafka's id of the source topic, in the form of Kafka's tools; None if the broker has none.
     `number`: None without an embedder, which reads and writes no entries. `start`: the source offset where it began.
     """
 
@@ -41,7 +41,7 @@ class Pass:
     start: int = 0
 
     def metadata(self, stream_time_ms: int | None) -> str:
-        """Return the metadata to commit beside the offset, at most 90 characters."""
+        """Return the metadata to commit with the offset, at most 90 characters."""
         number, time = self.number, stream_time_ms
         return (
             f"kp2:{'' if time is None else time}:{self.topic_id or ''}:{'' if number is None else number}:{self.start}"
@@ -49,12 +49,12 @@ class Pass:
 
 
 NO_PASS: Final = Pass()
-"""The pass where none is given: nothing is known of the topic."""
+"""The default pass: nothing is known about the topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What the committed metadata says. `start` is None where 0.1.0 wrote it, which knew no passes."""
+    """The committed metadata. `start` is None if 0.1.0 wrote it, which had no passes."""
 
     stream_time_ms: int | None
     topic_id: str | None = None
@@ -63,7 +63,7 @@ class Committed:
 
 
 def committed_from(metadata: str) -> Committed | None:
-    """Read committed metadata; None where it is not ours. Kafka's tools leave it empty when they move an offset."""
+    """Read committed metadata; None if it is not ours. Kafka's tools leave it empty when they move an offset."""
     if found := _KP1.fullmatch(metadata):
         return Committed(int(found[1]))
     if found := _KP2.fullmatch(metadata):
@@ -93,7 +93,7 @@ BEFORE_PASSES: Final[Chain] = (Segment(0, 0, 0),)
 
 
 class Marker(msgspec.Struct, frozen=True, array_like=True):
-    """The record on the changelog partition that names the passes. `topic_id`: the source's, "" where not known."""
+    """The record on the changelog partition that names the passes. `topic_id`: the source's, "" if unknown."""
 
     version: int
     topic_id: str
@@ -104,7 +104,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Marker)
 
 UNREADABLE: Final = Marker(MARKER_VERSION, "", ())
-"""In place of a marker that cannot be read (damaged, or of a later version): no pass is known, none is inherited."""
+"""Replaces a marker that cannot be read (damaged, or of a later version): no pass is known, none is inherited."""
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -127,7 +127,7 @@ def decode_marker(value: bytes) -> Marker:
 
 
 def cut(chain: Chain, start: int) -> Chain:
-    """Return what a pass that begins at an offset inherits: the passes that began below it."""
+    """Return the passes that a pass beginning at an offset inherits: those that began below it."""
     return tuple(segment for segment in chain if segment.start < start)
 
 
@@ -143,10 +143,10 @@ def written_at(chain: Chain, position: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a partition goes on, and what is known of its past.
+    """Where a partition continues, and what is known about its past.
 
-    `offset`: the next source offset. `has_offset`: whether one was committed. `committed`: its metadata, where that is
-    ours. `recreated`: whether it was committed for another topic of this name. `topic_id`: that of today's topic.
+    `offset`: the next source offset. `has_offset`: whether one was committed. `committed`: its metadata, if it is ours.
+    `recreated`: whether it was committed for another topic of this name. `topic_id`: that of the current topic.
     """
 
     offset: int
@@ -158,7 +158,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """How to go on: the pass, and the chain that says which entries count. `begins`: why the pass is new, or None."""
+    """How to continue: the pass, and the chain that decides which entries count. `begins`: why the pass is new."""
 
     current: Pass
     chain: Chain
@@ -170,13 +170,13 @@ class Resolved:
 
 
 def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Resolved:
-    """Decide which pass goes on, or begin one.
+    """Decide which pass continues, or begin one.
 
-    `greatest`: the greatest pass number on the changelog, 0 where none is. `end`: the changelog's end.
+    `greatest`: the greatest pass number on the changelog, 0 if there is none. `end`: the changelog's end.
 
-    A pass begins where the committed metadata is missing or not ours (somebody moved the offset), where no offset is
-    committed, after a time without an embedder, and where the source topic was created anew. It takes the next number,
-    and inherits the entries below its start if they are of the same topic. Otherwise the committed pass goes on, also
+    A pass begins if the committed metadata is missing or not ours (somebody moved the offset), if no offset is
+    committed, after a time without an embedder, and if the source topic was recreated. It gets the next number, and
+    inherits the entries below its start if they are of the same topic. Otherwise the committed pass continues, also
     when an earlier worker (kp1) has committed meanwhile.
     """
     committed = None if found.recreated else found.committed
@@ -188,20 +188,20 @@ def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Res
             last = Segment(committed.number, committed.start, 0 if marker is None else end)
             chain = _bounded((*chain, *(same or [last])))
             return Resolved(Pass(found.topic_id, committed.number, committed.start), chain)
-        start, why = committed.start, "the embedder is back"
+        start, why = committed.start, "an embedder is configured again"
     elif committed is not None and committed.start is None and base and base[-1].start <= found.offset:
-        return Resolved(Pass(found.topic_id, base[-1].number, base[-1].start), base)  # 0.1.0 went on with it
+        return Resolved(Pass(found.topic_id, base[-1].number, base[-1].start), base)  # 0.1.0 continued it
     else:
-        start, why = found.offset, "the offset was moved" if found.has_offset else "no offset is committed"
+        start, why = found.offset, "the committed offset was moved" if found.has_offset else "no offset is committed"
     if foreign:
-        why = "the source topic was made anew"
+        why = "the source topic was recreated"
     number = 1 + max([greatest, 0 if committed is None else committed.number or 0, *(it.number for it in base)])
     chain = _bounded((*cut(base, start), Segment(number, start, end)))
     return Resolved(Pass(found.topic_id, number, start), chain, why)
 
 
 def _inherited(found: Found, marker: Marker | None) -> tuple[Chain, bool]:
-    """Return the chain of passes over this very topic, and whether the marker is another topic's."""
+    """Return the chain of passes over this topic, and whether the marker belongs to another topic."""
     if found.recreated:
         return (), True
     known, now = "" if marker is None else marker.topic_id, found.topic_id
@@ -219,7 +219,7 @@ def _bounded(chain: Chain) -> Chain:
 
 
 def without_embedder(found: Found) -> Pass:
-    """Return the pass of a worker without an embedder; an embedder that comes back begins another pass."""
+    """Return the pass of a worker without an embedder; configuring one again begins another pass."""
     committed = None if found.recreated else found.committed
     start = found.offset
     if committed is not None and committed.number is None and committed.start is not None:

@@ -1,7 +1,7 @@
 """Records: as they are read and as they are published, and their size on a topic and in memory.
 
 Lives here: the two kinds of record, and arithmetic on Kafka's record format (magic 2). Must not live here: Kafka
-clients, limits, policy, what is in a value (documents.py).
+clients, limits, policy, the contents of a value (documents.py).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ HEADER_OBJECTS: Final = 128
 sys.getsizeof), however short it is: 700,000 empty headers are 1.4 MB on the wire and 80 MB in memory."""
 
 Headers = Sequence[tuple[str, bytes]]
-"""Of a record; a producer may have sent null for a header's content."""
+"""Headers of a record; a producer may have sent null as a header's content."""
 
 
 class Fault(NamedTuple):
-    """Why a record, or all that is left of a batch, cannot be taken as it is (found while it was read).
+    """Why a record, or the rest of a batch, cannot be used as it is (found while reading).
 
     `first_offset`: of the records that this one stands for; its own offset is their last. None: it stands for itself.
     """
@@ -46,9 +46,9 @@ class Fault(NamedTuple):
 
 
 class SourceRecord(NamedTuple):
-    """A record as it was read; `timestamp_ms` is None where it has none, `size` is its memory_size.
+    """A record as it was read; `timestamp_ms` is None if it has none, `size` is its memory_size.
 
-    A tuple, because one is made for every message. With a `fault` it becomes a dead letter, whatever it holds.
+    A tuple, because one is created for every message. With a `fault` it becomes a dead letter, whatever its contents.
     """
 
     topic: str
@@ -74,7 +74,7 @@ class OutputRecord:
 
 
 def encoded_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """Return the most bytes that the record takes in a batch, without the batch's header."""
+    """Return the most bytes that the record uses in a batch, without the batch's header."""
     size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
     for name, content in headers:
         size += HEADER_OVERHEAD + len(content or b"") + (len(name) if name.isascii() else len(name.encode()))
@@ -82,7 +82,7 @@ def encoded_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple
 
 
 def memory_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """Return about how many bytes of memory the record takes when it has been read."""
+    """Return about how many bytes of memory the record uses after it was read."""
     return encoded_size(key, value, headers) + HEADER_OBJECTS * len(headers)
 
 

@@ -1,10 +1,10 @@
-"""The scorer of one partition: its novelty cache and its stream time, and the verdict on each trace.
+"""The scorer of one partition: its novelty cache and its stream time, and the decision on each trace.
 
 Lives here: the state of one source partition, and event time. Must not live here: documents (documents.py), Kafka
 clients, asyncio, models, clock, environment, logging.
 
-The order of calls is the order of the partition: `PartitionScorer.score` is called once for each valid trace, in
-offset order, and never for a dead letter.
+Calls follow the order of the partition: `PartitionScorer.score` is called once for each valid trace, in offset order,
+and never for a dead letter.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ memory, and one in every output, could exhaust the worker."""
 
 @dataclass(frozen=True, slots=True)
 class ScoredTrace:
-    """The verdict on one trace and everything that explains it.
+    """The decision on one trace and everything that explains it.
 
-    `sequence` and `vector` (unit length) say what entered the cache; None where there was no vector.
+    `sequence` and `vector` (unit length) entered the cache; None if there was no vector.
     `stream_time_ms` is the partition's stream time after this trace.
     """
 
@@ -65,8 +65,8 @@ class Comparison(NamedTuple):
 class PartitionScorer:
     """The state of one source partition: its novelty cache and its stream time.
 
-    `ttl_ms` None means that entries do not expire. `threshold` (0..1) holds for every profile that has none of its
-    own. `max_step_ms`: how far one trace may move stream time; None: any distance. Raises ValueError for settings out
+    `ttl_ms` None means that entries do not expire. `threshold` (0..1) applies to every profile without its own.
+    `max_step_ms`: how far one trace may advance stream time; None: no limit. Raises ValueError for settings out
     of range.
     """
 
@@ -91,19 +91,19 @@ class PartitionScorer:
 
     @property
     def stream_time_ms(self) -> int | None:
-        """The greatest event time seen (ms since 1970), as far as it may move; None before the first trace."""
+        """The greatest event time seen (ms since 1970), as far as it may advance; None before the first trace."""
         return self._stream_time_ms
 
     def score(self, trace: ReasoningTrace, vector: npt.ArrayLike | None, event_time_ms: int) -> ScoredTrace:
-        """Score the partition's next trace and add its vector to the cache, whatever the verdict.
+        """Score the partition's next trace and add its vector to the cache, whatever the decision.
 
-        `vector`: shape (dimensions,), any length, or None where no embedder is configured. Raises ValueError for a
+        `vector`: shape (dimensions,), any length, or None if no embedder is configured. Raises ValueError for a
         wrong dimension or values that are not finite; the state is then unchanged.
         """
         return self.decide(trace, self.compare(vector, event_time_ms))
 
     def compare(self, vector: npt.ArrayLike | None, event_time_ms: int) -> Comparison:
-        """Do the first half of `score`: move stream time on and find the nearest live entry (raises ValueError)."""
+        """Do the first half of `score`: advance stream time and find the nearest live entry (raises ValueError)."""
         query = None if vector is None else unit(vector, self.cache.dimensions)
         time, step = self._stream_time_ms, self._max_step_ms
         if time is None:  # the first trace: there is nothing to measure a step from
@@ -115,7 +115,7 @@ class PartitionScorer:
         return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
 
     def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
-        """Do the second half of `score`: the score, the verdict, and the vector into the cache."""
+        """Do the second half of `score`: score, decide, and add the vector to the cache."""
         query, nearest, now = comparison
         novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
         result = score_trace(trace, novelty, self._profiles)
@@ -144,8 +144,8 @@ class PartitionScorer:
     def restore(self, entries: Iterable[tuple[int, int, str, Vector]], stream_time_ms: int | None = None) -> None:
         """Rebuild the state from (sequence, stream time in ms, trace id, unit vector) of committed traces.
 
-        Careful: entries at or past the committed source offset must not be among them, their traces come again.
-        `stream_time_ms` is the committed stream time, where it is known.
+        Entries at or past the committed source offset must not be among them: their traces are read again.
+        `stream_time_ms` is the committed stream time, if it is known.
         """
         self.cache.restore(entries, stream_time_ms)
         self._stream_time_ms = self.cache.now_ms
@@ -160,7 +160,7 @@ def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source
     """Return the trace's event time, ms since 1970.
 
     `created_at`: the trace's own, but never later than the record's timestamp, so that one trace dated 2099 cannot
-    expire every entry; `record`: the record's timestamp alone, where it has one.
+    expire every entry; `record`: the record's timestamp alone, if it has one.
     """
     if record_timestamp_ms is None or record_timestamp_ms < 0:
         return created_at_ms(trace)

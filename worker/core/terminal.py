@@ -1,7 +1,7 @@
-r"""Text that is safe for a terminal or a log: characters that steer a terminal, or hide or turn text, become visible.
+r"""Text that is safe for a terminal or a log: characters that control a terminal, or hide or reverse text, are escaped.
 
 Lives here: which characters those are, and how they are written: `\x1b` in text, `\u001b` in JSON. Must not live here:
-output. Whatever a record, a broker, a file or its name may have put into a line goes through here.
+output. All text from a record, a broker, a file or a file name passes through here.
 """
 
 from __future__ import annotations

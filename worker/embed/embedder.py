@@ -96,8 +96,8 @@ def check_weights(requested: str | None, digest: str) -> str:
     if name == OFFICIAL_NAME and digest != OFFICIAL_SHA256:
         raise ModelError(
             f"the weights of {requested or OFFICIAL_NAME} have sha256 {digest}, the official {OFFICIAL_NAME} has "
-            f"{OFFICIAL_SHA256}: the file is damaged or another model; reinstall it, or rename its directory if it "
-            "is meant to be another model"
+            f"{OFFICIAL_SHA256}: the file is damaged or belongs to another model; reinstall it, or rename its "
+            "directory if it is meant to be another model"
         )
     return OFFICIAL_NAME if digest == OFFICIAL_SHA256 else name
 

@@ -90,7 +90,9 @@ def export_model(
 def _work_directory(target: Path) -> Path:
     """Return a new directory beside the target. Raises ModelError where the target may not be replaced."""
     if target.exists() and not is_exported(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise ModelError(f"{target} exists and is no exported model: it is not overwritten; choose another --output")
+        raise ModelError(
+            f"{target} exists but is not an exported model, so it is not overwritten; choose another --output"
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -129,7 +131,7 @@ def _write_checked(source: ExportSource, work: Path, manifest: Manifest) -> Mani
 
 def _describe(exported: ExportedPrecision) -> str:
     if exported.check is None:
-        return "not checked, this CPU is not one that it is offered on"
+        return "not checked: this CPU does not support it"
     check = exported.check
     return (
         f"cosine to sentence-transformers min {check.min_cosine:.7f}, mean {check.mean_cosine:.7f} "

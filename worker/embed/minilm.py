@@ -42,7 +42,7 @@ def read_safetensors(path: Path) -> Tensors:
         header.pop("__metadata__", None)
         return {name: _tensor(memoryview(raw)[8 + size :], it) for name, it in header.items()}
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} is no safetensors file that can be read here: {error}") from error
+        raise ModelError(f"{path} is not a readable safetensors file: {error}") from error
 
 
 def _tensor(data: memoryview, it: dict[str, Any]) -> npt.NDArray[Any]:

@@ -98,7 +98,7 @@ def read_manifest(directory: Path) -> Manifest:
         raw = (directory / MANIFEST).read_bytes()
     except OSError as error:
         raise ModelError(
-            f"{directory} is no exported model: {MANIFEST} cannot be read ({error.strerror}); {EXPORT_HINT}, "
+            f"{directory} is not an exported model: {MANIFEST} cannot be read ({error.strerror}); {EXPORT_HINT}, "
             "or set KP_EMBEDDER=sentence-transformers to use a sentence-transformers directory"
         ) from error
     try:

@@ -123,7 +123,7 @@ def import_runtime() -> tuple[ModuleType, ModuleType]:
         import openvino
         import tokenizers
     except ImportError as error:
-        raise ModelError(f"the fast runtime is not installed ({error}); {INSTALL_HINT}") from error
+        raise ModelError(f"OpenVINO is not installed ({error}); {INSTALL_HINT}") from error
     return openvino, tokenizers
 
 
@@ -159,13 +159,13 @@ def _check_request(directory: Path, manifest: Manifest, max_tokens: int, precisi
         raise ModelError(f"{directory} was exported for {manifest.runtime}, not for {RUNTIME}")
     if precision not in PRECISIONS or precision not in manifest.precisions:
         raise ModelError(
-            f"{directory} holds no {precision} graph, only {', '.join(sorted(manifest.precisions))}; "
+            f"{directory} has no {precision} graph, only {', '.join(sorted(manifest.precisions))}; "
             f"set KP_PRECISION to one of them, or run: kp-worker export-model --precision {precision}"
         )
     if not runs_here(precision):
         raise ModelError(
-            f"KP_PRECISION={precision} is offered on Linux on CPUs with {' or '.join(sorted(CPU_FLAGS[precision]))}; "
-            "this one has none of them, there it is slower than fp32 or was never measured: set KP_PRECISION=fp32"
+            f"KP_PRECISION={precision} needs Linux and a CPU with {' or '.join(sorted(CPU_FLAGS[precision]))}; on "
+            "other CPUs it is slower than fp32 or was not measured: set KP_PRECISION=fp32"
         )
     if max_tokens > manifest.max_tokens:
         raise ModelError(

@@ -1,7 +1,7 @@
 """The private names of aiokafka that we use, except the producer's (aiokafka_private_producer.py).
 
 Lives here: one function or class for each use of a name that begins with an underscore or is in a module that aiokafka
-does not document; it says which name that is, and why the public API does not suffice. No other module touches them
+does not document, with that name and why the public API does not suffice. No other module touches them
 (tests/unit/test_layering.py). tests/unit/kafka/test_aiokafka_private.py has a guard for each: a version of aiokafka
 that changes one fails there by name. Must not live here: decisions of ours (they come as arguments or in subclasses).
 """
@@ -91,7 +91,7 @@ def _authenticator_oauth(connection: AIOKafkaConnection) -> _OAuth:
 
 
 def check_oauth_answers() -> None:
-    """Let every connection of this process fail where the broker refuses its token; may be called again.
+    """Let every connection of this process fail if the broker refuses its token; may be called again.
 
     The broker refuses it in its answer (RFC 7628, 3.2.2), which aiokafka ignores: a client would continue with a
     connection that the broker closes at the first request. Replaces `AIOKafkaConnection.authenticator_oauth`; the
@@ -104,7 +104,7 @@ def check_oauth_answers() -> None:
 
 
 def raise_group_error(consumer: AIOKafkaConsumer) -> None:
-    """Raise what the group's coordinator refused, an ACL for example (`AIOKafkaConsumer._coordinator`).
+    """Raise the error of the group's coordinator, a missing ACL for example (`AIOKafkaConsumer._coordinator`).
 
     The public API raises it in a fetch only, and a member without partitions never fetches.
     """
@@ -113,7 +113,7 @@ def raise_group_error(consumer: AIOKafkaConsumer) -> None:
 
 
 async def group_assignment(consumer: AIOKafkaConsumer, group: str) -> tuple[str, set[TopicPartition]]:
-    """Return the state of the consumer's group and the partitions that its members hold. Raises KafkaError.
+    """Return the state of the consumer's group and the partitions that its members own. Raises KafkaError.
 
     Uses `GroupCoordinator._send_req` and `ConsumerProtocol`: the public API describes groups only with an admin client,
     which needs another connection, and does not decode assignments.
@@ -146,7 +146,7 @@ def read_fetches_with(batches: type[Any], records: type[PartitionRecords], resul
 
 
 class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
-    """aiokafka's iterator over the records of one partition, which can begin again after an error.
+    """aiokafka's iterator over the records of one partition, which can restart after an error.
 
     A subclass defines `recovers`, and may define `consumer_record`, which replaces `_consumer_record`.
     """
@@ -177,11 +177,11 @@ class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
         return super()._consumer_record(tp, record)
 
     def recovers(self, error: Exception) -> bool:
-        """Whether reading can begin again after an error, at the batch that `has_next` finds then."""
+        """Whether reading can restart after an error, at the batch that `has_next` finds then."""
         raise NotImplementedError
 
     def begin_again(self) -> None:
-        """Go on with the batch that `has_next` finds now."""
+        """Continue with the batch that `has_next` finds now."""
         self._records_iterator.close()
         self._records_iterator = self._unpack_records()
 
@@ -200,7 +200,7 @@ class FetchResult(fetcher.FetchResult):  # type: ignore[misc]
 
     @property
     def records(self) -> Any:
-        """The records that are left; None: there are none, and aiokafka fetches the next."""
+        """The remaining records; None: there are none, and aiokafka fetches the next."""
         return self._partition_records
 
     @records.setter

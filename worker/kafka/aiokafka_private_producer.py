@@ -23,7 +23,7 @@ from worker.kafka.aiokafka_private import with_versions
 def sender_task(producer: AIOKafkaProducer) -> asyncio.Task[None]:
     """Return the task that sends (`AIOKafkaProducer._sender`, `Sender.sender_task`).
 
-    It ends when the producer is fenced. The public API does not tell that, and acknowledgements never arrive then.
+    It ends when the producer is fenced. The public API does not report that, and acknowledgements then never arrive.
     """
     task: asyncio.Task[None] = producer._sender.sender_task
     return task
@@ -60,9 +60,9 @@ def retry_coordinator_lookup(producer: AIOKafkaProducer) -> None:
 class Refusals(NamedTuple):
     """Which answers to a batch are final: `codes`, after which the broker has appended nothing and never will.
 
-    `error` makes the batch's error of topic, partition, code, the broker's words, its words about single records by
-    position, and whether the batch may have been appended when it was sent before. `not_appended`: errors after which
-    it is sent again although it is certain that it was not.
+    `error` makes the batch's error from topic, partition, code, the broker's message, its messages about single records
+    by position, and whether an earlier attempt may have been appended. `not_appended`: errors after which a batch is
+    sent again and an earlier attempt was certainly not appended.
     """
 
     codes: Container[int]
@@ -93,7 +93,7 @@ def continue_after_refusals(producer: AIOKafkaProducer, refusals: Refusals) -> N
 
 @with_versions(ProduceRequest_v8)
 class _ProduceRequest(ProduceRequest):  # type: ignore[misc]  # aiokafka is untyped
-    """aiokafka's request, also in the version whose answer says which records are refused, and why."""
+    """aiokafka's request, also in the version whose response names the refused records and the reason."""
 
 
 class _Handler(SendProduceReqHandler):  # type: ignore[misc]
@@ -126,7 +126,7 @@ class _Handler(SendProduceReqHandler):  # type: ignore[misc]
         return again
 
     def _settle(self, batch: MessageBatch, code: int, rest: Sequence[Any]) -> None:
-        """Fail the batch. `rest`: offset, time, log start, and from version 8 on the words."""
+        """Fail the batch. `rest`: offset, time, log start, and from version 8 on the messages."""
         records, words = (rest[3], rest[4]) if len(rest) >= 5 else ((), "")
         about = {index: message or "" for index, message in records}
         told = next(iter(about.values()), "") or words or ""
@@ -138,6 +138,6 @@ class _Handler(SendProduceReqHandler):  # type: ignore[misc]
 
 
 def put_back_sequence(transactions: Any, tp: TopicPartition, records: int) -> None:
-    """Take so many records off a partition's sequence number (`TransactionManager._sequence_numbers`)."""
+    """Subtract records from a partition's sequence number (`TransactionManager._sequence_numbers`)."""
     number = transactions.sequence_number(tp) - records
     transactions._sequence_numbers[tp] = number if number >= -(2**31) else number + 2**32  # as it wraps on the way up

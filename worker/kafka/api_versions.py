@@ -1,6 +1,6 @@
-"""Which requests of the worker's clients a broker knows in a version that aiokafka can send.
+"""Which requests of the worker's clients a broker supports in a version that aiokafka can send.
 
-Lives here: the list of these requests. Must not live here: what follows from one that is lacking (doctor_kafka.py).
+Lives here: the list of these requests. Must not live here: what follows from a missing one (doctor_kafka.py).
 """
 
 from __future__ import annotations

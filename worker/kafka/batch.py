@@ -29,8 +29,7 @@ LEAST_BYTES: Final = 26
 """The smallest batch: a message of magic 0 without key and value."""
 
 WALKED_BYTES: Final = 1 << 20
-"""Only in a larger batch can a record have (about) more headers than allowed: only there are they counted before the
-record is parsed."""
+"""A record can have (about) more headers than allowed only in a larger batch: there they are counted before parsing."""
 
 _CODEC, _CONTROL = 0x07, 0x20
 _ABORT: Final = b"\0\0\0\0"
@@ -82,7 +81,7 @@ class FetchedBatch:
         self.data = memoryview(b"")
 
     def close(self) -> None:
-        """Drop the bytes, and give back what they hold of the memory budget."""
+        """Drop the bytes, and give them back to the memory budget."""
         self.inner = self.records = None
         self.data = memoryview(b"")
         held, self.held = self.held, 0
@@ -116,7 +115,7 @@ class FetchedBatch:
         return iter(self.inner)
 
     def _walk(self) -> Iterator[Any]:
-        """Yield the records, each after a look at how many headers it has. Raises ValueError for too many."""
+        """Yield the records, after counting the headers of each. Raises ValueError for too many."""
         data, position = self.data, HEADER.size
         inner = iter(self.inner)
         for _ in range(self.head.records):
@@ -129,9 +128,9 @@ class FetchedBatch:
 
 
 def open_batch(reading: Reading, owner: Reader, data: memoryview, rest: memoryview) -> FetchedBatch | None:
-    """Return a batch, ready to be iterated; None: it is damaged, and is to be fetched again.
+    """Return a batch, ready to be iterated; None: it is damaged and must be fetched again.
 
-    `rest`: the bytes after it in the response. Raises NoRoom, and has changed nothing then.
+    `rest`: the bytes after it in the response. Raises NoRoom, and then changes nothing.
     """
     return _of_magic_2(reading, owner, data, rest) if data[MAGIC] >= 2 else _legacy(reading, owner, data)
 
@@ -156,7 +155,7 @@ def _of_magic_2(reading: Reading, owner: Reader, data: memoryview, rest: memoryv
 
 
 def _unpack(batch: FetchedBatch, codec: int) -> None:
-    """Replace a batch's content by what it unpacks to, or by a fault. Raises NoRoom."""
+    """Replace a batch's content by its unpacked bytes, or by a fault. Raises NoRoom."""
     limit = batch.reading.max_batch_bytes
     size = len(batch.data)
     try:
@@ -174,7 +173,7 @@ def _unpack(batch: FetchedBatch, codec: int) -> None:
 
 
 def _unpacked(batch: FetchedBatch, codec: int, limit: int) -> memoryview:
-    """Raise TooLargeError if a batch exceeds the limit, NoRoom if it exceeds the room that there is now."""
+    """Return the unpacked batch. Raises TooLargeError beyond the limit, NoRoom beyond the memory available now."""
     head = bytearray(batch.data[: HEADER.size])
     head[22] &= ~_CODEC
     payload = batch.data[HEADER.size :]

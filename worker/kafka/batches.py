@@ -1,14 +1,13 @@
-"""The batches of a fetch response, one after the other: bounded in memory, and past whatever cannot be read.
+"""The batches of a fetch response, one after the other: bounded in memory, and continuing after unreadable parts.
 
 Lives here: what aiokafka's consumers use in place of `MemoryRecords`. Must not live here: one batch (batch.py), the
 records that a consumer gets (fetch_results.py), counting of memory (budget.py).
 
-aiokafka keeps what it does well: transactions, and its parser in C for each record. What differs:
-- a compressed batch is unpacked here, into bounded memory, and its records are parsed out of that;
-- when aiokafka's parser fails, the batch is parsed again by record_parser.py, which goes on after what is broken. A
-  record with a `Fault` takes the place of one that cannot be read. The fault is in `ConsumerRecord.checksum`, which is
-  always None otherwise;
-- a fetch ends with the record that makes it larger than `Reading.fetch_bytes`, as well as by number;
+aiokafka still handles transactions and parses each record in C. The differences:
+- a compressed batch is unpacked here, into bounded memory, and its records are parsed from there;
+- if aiokafka's parser fails, record_parser.py parses the batch again and continues after the broken part. A record with
+  a `Fault` replaces a record that cannot be read. The fault is in `ConsumerRecord.checksum`, which is otherwise None;
+- a fetch is limited by `Reading.fetch_bytes` as well as by number; the record that exceeds the limit is its last;
 - a batch is only unpacked when the memory budget has room for it. It is dropped while other partitions wait for room,
   and unpacked again when its turn comes: fairness costs that CPU time.
 """
@@ -50,7 +49,7 @@ class Batches:
         self._owner = owner
 
     def has_next(self) -> bool:
-        """Whether another batch can be read now. If not, `no_room` tells missing room from the end of the response."""
+        """Whether another batch can be read now. If not, `no_room` is set when only memory is missing."""
         if self._owner is None:
             return self._end() is not None
         self.no_room = None
@@ -89,7 +88,7 @@ class Batches:
         self._data, self._position = memoryview(b""), 0
 
     def make_room(self) -> bool:
-        """Drop the batch if it is read to its end, or if another partition waits for room; then it is opened again."""
+        """Drop the batch if it was read to its end, or if another partition waits for room; it is then opened again."""
         budget, batch = self._reading.budget, self._current
         if batch is not None and self._owner is not None and self._owner.next_fetch_offset >= batch.next_offset:
             self.let_go()
@@ -105,7 +104,7 @@ class Batches:
         return self._next is None and self._current is None and self._end() is None
 
     def read_slowly(self) -> bool:
-        """Let the batch on which aiokafka's parser failed be read again by ours; False if that was done before."""
+        """Read the batch on which aiokafka's parser failed again with ours; return False if that was done before."""
         batch = self._current
         if batch is None or batch.slow or batch.is_control_batch:
             return False
@@ -114,7 +113,7 @@ class Batches:
         return True
 
     def _end(self) -> int | None:
-        """Return where the next batch ends; None where the response does not hold all of it."""
+        """Return where the next batch ends; None if the response does not contain all of it."""
         if len(self._data) - self._position < LOG_OVERHEAD:
             return None
         (length,) = struct.unpack_from(">i", self._data, self._position + 8)
@@ -122,7 +121,7 @@ class Batches:
         return end if end <= len(self._data) else None
 
     def _open(self, owner: Reader) -> FetchedBatch | None:
-        """Return the next batch, ready to be iterated. Raises NoRoom, and has changed nothing then."""
+        """Return the next batch, ready to be iterated. Raises NoRoom, and then changes nothing."""
         end = self._end()
         if end is None:
             return None

@@ -1,7 +1,7 @@
 """The worker's memory budget for all partitions: records that are read and not committed, and unpacked batches.
 
-Lives here: counting bytes, who may take more, and the queue of those who wait. Must not live here: what a record costs
-(records.py), Kafka clients, batches.
+Lives here: counting bytes, which partition may take more, and the queue of those that wait. Must not live here: the
+size of a record (records.py), Kafka clients, batches.
 
 There are two shares of half the budget each. Commits release bytes of `records`, and need no room in either share. A
 batch releases its bytes of `batches` when its records have been taken out, which needs room in `records` only. So there
@@ -37,7 +37,7 @@ class _Waiter:
 
 
 class Share:
-    """Bytes that may be held at once, and the queue of those who wait for room."""
+    """Bytes that may be held at once, and the queue of partitions that wait for room."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -50,14 +50,14 @@ class Share:
         return len(self._queue)
 
     def room(self, key: Hashable, need: int = 1) -> int | None:
-        """Return how many bytes `key` may take, None: any number. Otherwise queues it and raises NoRoom.
+        """Return how many bytes `key` may take, None: any number. Otherwise queue it and raise NoRoom.
 
         The caller then calls `take` with what it took. `need`: the least that it can use.
         """
         with self._lock:
             first = next(iter(self._queue), key)
             if first == key and self._fits(need):
-                self.leave(key)  # wakes the next one too: this one may turn out to need nothing
+                self.leave(key)  # wakes the next one too: this one may need nothing
                 return self.limit - self.held if self.held else None
             self._wait(key, need)
         raise NoRoom(self, key)

@@ -1,7 +1,7 @@
-"""The arguments that every Kafka client of the worker is made with: consumers, producers and admin clients alike.
+"""The arguments of all Kafka clients of the worker: consumers, producers and admin clients.
 
 Lives here: addresses, TLS and SASL, and the files behind them (certificates, passwords, tokens). Must not live here:
-which settings go together (config.py), opening a client (connections.py).
+which settings fit together (config/security.py), opening a client (connections.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 SENT_IN_THE_CLEAR: Final = {
     "PLAIN": "the password",
-    "SCRAM-SHA-256": "proofs of the password, open to guessing,",
-    "SCRAM-SHA-512": "proofs of the password, open to guessing,",
+    "SCRAM-SHA-256": "password proofs (open to offline guessing)",
+    "SCRAM-SHA-512": "password proofs (open to offline guessing)",
     "OAUTHBEARER": "the token",
 }
 
@@ -122,10 +122,10 @@ def _read(variable: str, path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(
-            f"{variable}={path} cannot be read: {reason}; check the path, the mount and who may read it"
+            f"{variable}={path} cannot be read: {reason}; check the path, the mount and the permissions"
         ) from None
     if not text.strip():
-        raise ConfigError(f"{variable}={path} is empty; whoever writes it (a secret, a sidecar) has not yet")
+        raise ConfigError(f"{variable}={path} is empty; the secret or sidecar that provides it has not written it yet")
     return text
 
 

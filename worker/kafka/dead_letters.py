@@ -19,12 +19,12 @@ from worker.core.fitting import DROPPED_HEADER, SOURCE_KEY_HEADER, TRUNCATED_HEA
 REDRIVEN_FROM: Final = "kp-redriven-from"
 REDRIVE_COUNT: Final = "kp-redrive-count"
 WORKERS_OWN: Final = ("kp-error-", "kp-source-", "kp-worker-version", REDRIVEN_FROM, REDRIVE_COUNT)
-"""Prefixes of the headers that a re-driven record does not copy from its dead letter."""
+"""Prefixes of the headers that a redriven record does not copy from its dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter. `timestamp_ms`: the source record's (None: it has none). `redriven`: how often it was re-driven.
+    """A dead letter. `timestamp_ms`: the source record's (None: it has none). `redriven`: how often it was redriven.
 
     If it stands for several source records, `first_offset` is their first offset and `source_offset` their last.
     """
@@ -55,7 +55,7 @@ class DeadLetter:
         return self.truncated or bool(self.dropped)
 
     def is_of(self, source: ConsumerRecord) -> bool:
-        """Whether the record at this place on the source topic is the dead letter's own: compare all that is left."""
+        """Whether the record at this place on the source topic is the dead letter's own: compare all that was kept."""
         return (
             source.timestamp == self.timestamp_ms
             and ("key" in self.dropped or source.key == self.key)
@@ -75,18 +75,18 @@ class DeadLetter:
 
     @property
     def source_range(self) -> str:
-        """Return the source record, or all those that the dead letter stands for, in words."""
+        """Return the source record, or all records that the dead letter stands for, as text."""
         if self.first_offset in (None, self.source_offset):
             return f"offset {self.source_offset} of partition {self.source_partition}"
         return f"the offsets {self.first_offset} to {self.source_offset} of partition {self.source_partition}"
 
     def original_headers(self) -> list[tuple[str, bytes]]:
-        """Return the headers of the source record, without those that the worker or a re-drive added."""
+        """Return the headers of the source record, without those that the worker or redrive added."""
         return originals(self.record.headers)
 
 
 def originals(headers: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """Return the headers that neither the worker nor a re-drive added."""
+    """Return the headers that neither the worker nor redrive added."""
     return [(name, value) for name, value in headers if not name.startswith(WORKERS_OWN)]
 
 

@@ -1,4 +1,4 @@
-"""What a broker tells about topics and groups: partitions, settings, ids, and what this login may do with them.
+"""What a broker reports about topics and groups: partitions, settings, ids, and the operations this login may do.
 
 Lives here: all such requests of the worker and its commands. Must not live here: what topics must be (topic_plan.py,
 topic_problems.py), which operations the worker needs (doctor_kafka.py).
@@ -30,7 +30,7 @@ OPERATIONS: Final[Mapping[int, str]] = {
 """Names of the bits that stand for operations (KIP-430)."""
 
 NOT_TOLD: Final = -(2**31)
-"""The value from a broker that does not tell the operations."""
+"""The value from a broker that does not report the operations."""
 
 LIMIT_SECONDS: Final = 5.0
 """How long reading one topic's limit may take, during a transaction."""
@@ -42,7 +42,7 @@ class TopicDescription:
 
     `replicas`: the least of any partition. `leaderless`: partitions without a leader. `topic_id`: as Kafka's tools
     write it (22 characters), None from a broker without topic ids. `operations`: what this login may do, None if that
-    was not requested or is not told.
+    was not requested or not reported.
     """
 
     name: str
@@ -112,7 +112,7 @@ async def topic_configs(
 
 
 async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
-    """Return a topic's current max.message.bytes; None if the broker does not tell it."""
+    """Return a topic's current max.message.bytes; None if the broker does not report it."""
     try:
         async with asyncio.timeout(LIMIT_SECONDS), admin_client(client) as admin:
             configs, _ = await topic_configs(admin, [name])
@@ -139,9 +139,9 @@ class _DescribeGroupsRequest(Request[_DescribeGroups]):  # type: ignore[misc]
 
 
 async def describe_group(admin: AIOKafkaAdminClient, group: str) -> tuple[dict[str, Any], frozenset[str] | None]:
-    """Return the group as its coordinator describes it, and its allowed operations (None: not told). Raises KafkaError.
+    """Return the group as its coordinator describes it, and its operations (None: not reported). Raises KafkaError.
 
-    A request for a coordinator makes a broker create __consumer_offsets if no group was ever used.
+    If no group was ever used, looking up a coordinator makes the broker create __consumer_offsets.
     """
     coordinator = await admin.find_coordinator(group)
     answer = (await send_request(admin, _DescribeGroupsRequest(group), coordinator)).to_object()["groups"][0]

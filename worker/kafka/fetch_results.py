@@ -1,7 +1,7 @@
 """The records that a consumer gets from a fetch response, in place of aiokafka's PartitionRecords and FetchResult.
 
 Lives here: continuing where aiokafka's reader would stop, and portions that are bounded in bytes. Must not live here:
-the batches of a response (batches.py), counting memory (budget.py), what becomes of a record that cannot be read.
+the batches of a response (batches.py), counting memory (budget.py), dead letters (core/documents.py).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PartitionReader(PartitionRecords):
         return missed
 
     def consumer_record(self, tp: TopicPartition, record: Any) -> ConsumerRecord:
-        """Return what the consumer gets for a parsed record. Raises ValueError, UnreadableError."""
+        """Return the consumer's record for a parsed one. Raises ValueError, UnreadableError."""
         offset = record.offset
         if offset != self._expected and (self._complete or not self._expected < offset < self._end):
             self._complete = False
@@ -93,7 +93,7 @@ class PartitionReader(PartitionRecords):
 
 
 class PartitionFetch(FetchResult):
-    """What was fetched from one partition, returned in portions that are bounded in bytes too."""
+    """The records fetched from one partition, returned in portions that are also bounded in bytes."""
 
     def __init__(self, tp: TopicPartition, *, partition_records: PartitionReader, **rest: Any) -> None:
         super().__init__(tp, partition_records=partition_records, **rest)
@@ -113,7 +113,7 @@ class PartitionFetch(FetchResult):
             del self._reading.open[self.tp]
 
     def check_assignment(self, tp: TopicPartition) -> bool:
-        """Whether what was fetched is still needed; otherwise it is dropped."""
+        """Whether the fetched records are still needed; otherwise drop them."""
         records = self.records
         wanted = records is not None and super().check_assignment(tp)
         if not wanted:

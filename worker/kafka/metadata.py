@@ -1,4 +1,4 @@
-"""The Metadata request in two versions that aiokafka lacks: 8 tells what a login may do, 10 also the ids of topics.
+"""The Metadata request in two versions that aiokafka lacks: 8 reports permitted operations, 10 also topic ids.
 
 Lives here: the format of both requests and responses. Must not live here: what a response means (describe.py).
 
@@ -148,5 +148,7 @@ class DescribeTopicsRequest(MetadataRequest):  # type: ignore[misc]
         if request_struct_class is MetadataRequest_v8:
             return MetadataRequest_v8(self._names, False, False, self._operations)
         if self._operations:
-            raise IncompatibleBrokerVersion("the broker is older than Kafka 2.3 and does not tell operations")
+            raise IncompatibleBrokerVersion(
+                "the broker is older than Kafka 2.3 and does not report permitted operations"
+            )
         return super().build(request_struct_class)

@@ -1,7 +1,7 @@
 """The worker's producers: how they are created, and how batches are sent with them.
 
 Lives here: the arguments that all producers share, the transactional and the idempotent producer, sending rows as
-batches. Must not live here: transactions and offsets (publisher.py), what follows a refusal (refused_records.py).
+batches. Must not live here: transactions and offsets (publisher.py), handling a refusal (refused_records.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def producer_arguments(client: Mapping[str, Any]) -> dict[str, Any]:
 def transactional_producer(
     client: Mapping[str, Any], transactional_id: str, timeout_seconds: float
 ) -> AIOKafkaProducer:
-    """Return a producer of transactions, not started: its start fences whoever uses the id."""
+    """Return a transactional producer, not started: its start fences any other user of the id."""
     timeout_ms = round(timeout_seconds * 1000)
     producer = AIOKafkaProducer(
         **producer_arguments(client),
@@ -94,7 +94,7 @@ async def abort_soon(producer: AIOKafkaProducer) -> None:
 
 
 async def send_all(producer: AIOKafkaProducer, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[Refused]]]:
-    """Send shipments, wait until every record is acknowledged, and return the batches that were refused for good.
+    """Send shipments, wait until every record is acknowledged, and return the batches that were permanently refused.
 
     Raises the first other error, naming the topic.
     """
@@ -114,8 +114,8 @@ async def send_rows(
 ) -> list[Refused]:
     """Send rows to one partition, in order; wait until all are acknowledged, and return the batches that were refused.
 
-    As batches, not record by record: aiokafka's `send` costs 20 us a record (measured), most of it for the future with
-    each record's offset, which is not needed here. A batch is never larger than the topic's limit, unless a single
+    As batches, not record by record: aiokafka's `send` costs 20 us per record (measured), most of it for the future
+    with each record's offset, which is not needed here. A batch is never larger than the topic's limit, unless a single
     record is.
     """
     limit = topic.batch_bytes

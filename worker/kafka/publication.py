@@ -1,7 +1,7 @@
-"""What is published of a batch: its records by topic partition, with dead letters in place of what a topic refuses.
+"""The records to publish for a batch, by topic partition, with dead letters in place of refused records.
 
 Lives here: which dead letter follows which refusal, down to the last resort. Must not live here: producers and
-transactions (publisher.py), what a dead letter loses to fit (fitting.py).
+transactions (publisher.py), how a dead letter is shortened to fit (fitting.py).
 
 A scored trace whose output does not fit its topic is replaced by a dead letter. The trace was scored, and later traces
 were compared with it: its cache entry stays in the batch, so all other scores stay the same.
@@ -24,7 +24,7 @@ from worker.kafka.refusals import INVALID_TIMESTAMP, TOO_LARGE, TopicRefusedErro
 log = logging.getLogger(__name__)
 
 OWN_HEADERS: Final = 512
-"""More bytes than a batch's header and the headers added to a scored trace (kp-score, kp-decision, spans) take."""
+"""More bytes than a batch's header and the headers added to a scored trace (kp-score, kp-decision, spans) need."""
 
 KIND_LENGTH: Final = 9
 """Characters that distinguish the broker's messages about a record: "Timestamp 1795..." and "Compacted topic ..."."""
@@ -53,7 +53,7 @@ class OutputTopic:
     def learn(self, max_bytes: int) -> None:
         """Apply the topic's current limit if it is lower than the known one."""
         if max_bytes < self.max_bytes:
-            log.warning("topic %s takes at most %d bytes now (max.message.bytes)", self.name, max_bytes)
+            log.warning("topic %s now accepts at most %d bytes (max.message.bytes)", self.name, max_bytes)
             self.max_bytes = max_bytes
             self.batch_bytes = min(self.batch_bytes, max_bytes)
 
@@ -64,7 +64,7 @@ class Batch:
 
     `entries` are (key, value) for the changelog; the value None deletes. `next_offset` is the source offset after the
     last trace, and `stream_time_ms` the partition's stream time at that point (None: no trace was scored yet).
-    `records` are the source records of `outputs`, in the same order: dead letters are made of them. `source_pass` is
+    `records` are the source records of `outputs`, in the same order: dead letters are made from them. `source_pass` is
     the pass over the source that they belong to.
     """
 
@@ -91,7 +91,7 @@ class Shipment:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A batch with the rows [first, first + count) that its topic refused for good.
+    """A batch with the rows [first, first + count) that its topic permanently refused.
 
     `size`: its bytes. `limit`: the topic's limit as it was known when the batch was sent.
     """
@@ -180,7 +180,7 @@ class Publication:
                 self._note_refusal(position, error.code)
 
     def _note_refusal(self, position: int, code: int) -> None:
-        """Record why a dead letter was refused: a smaller change than the last resort may be enough."""
+        """Record why a dead letter was refused: a smaller change than the last resort may suffice."""
         codes = self._refused.setdefault(position, set())
         about_key = code != INVALID_TIMESTAMP and code not in TOO_LARGE and self._outputs[position].key is None
         if code in codes or not (about_key or code == INVALID_TIMESTAMP):
@@ -193,7 +193,7 @@ class Publication:
         return letter
 
     def _fitted(self, position: int, output: OutputRecord) -> OutputRecord:
-        """Return what is sent for an output: the output, or a dead letter that fits its topic."""
+        """Return the record to send for an output: the output, or a dead letter that fits its topic."""
         if output.kind != DEAD_LETTER:
             topic = self._topics[output.kind]
             source = self.batch.records[position].size if self.batch.records else 0  # holds key and headers
@@ -217,7 +217,7 @@ def _refused_by_topic(error: TopicRefusedError) -> InvalidTrace:
     return InvalidTrace(
         Reason.REFUSED_BY_TOPIC,
         "",
-        f"topic {error.topic} refuses the scored trace for good: {error.name}; {error.advice}. Kafka: {error.words}",
+        f"topic {error.topic} permanently refuses the scored trace: {error.name}; {error.advice}. Kafka: {error.words}",
     )
 
 
@@ -226,6 +226,6 @@ def _too_large(output: OutputRecord, topic: OutputTopic) -> InvalidTrace:
     return InvalidTrace(
         Reason.TOO_LARGE,
         "",
-        f"the scored trace has {size} bytes with its key and headers, topic {topic.name} takes {topic.max_bytes}; "
+        f"the scored trace has {size} bytes with key and headers; topic {topic.name} accepts {topic.max_bytes}; "
         "raise its max.message.bytes, or send smaller traces",
     )

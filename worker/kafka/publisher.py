@@ -28,8 +28,8 @@ from worker.kafka.refused_records import LimitOf, replace_refused, unknown_limit
 log = logging.getLogger(__name__)
 
 MAX_ROUNDS: Final = 24
-"""Attempts to publish one batch. Each has another dead letter or a lower limit than the one before. One cause takes
-four at most; a limit that the broker does not tell is halved each time."""
+"""Most attempts to publish one batch. Each has another dead letter or a lower limit than the one before. One cause
+needs four at most; a limit that the broker does not report is halved each time."""
 
 
 class Publisher(Protocol):
@@ -66,17 +66,17 @@ def stream_time_from(metadata: str) -> int | None:
 class ExactlyOncePublisher:
     """One transactional producer for one source partition.
 
-    The order of steps in `publish` carries the guarantee:
+    The guarantee depends on the order of steps in `publish`:
      1. begin;
      2. send outputs and cache entries, and await every acknowledgement (a transaction that commits its offset before
         the broker has verified its partitions runs into retries, and with a new topic into a dead producer);
      3. send the source offset, with the stream time and the pass;
      4. commit. Readers of committed records see none of it before.
-    If a topic refuses records for good in step 2, the same producer goes on (a new one would fence the next owner if
-    the partition is already lost):
+    If a topic permanently refuses records in step 2, the same producer continues (a new one would fence the next owner
+    if the partition is already lost):
      a. find the refused records, in the transaction that will be aborted;
      b. abort: readers of committed records never see any of it;
-     c. replace them by dead letters and begin again at 1 with the whole batch. Its cache entries stay, so all other
+     c. replace them by dead letters and start again at 1 with the whole batch. Its cache entries stay, so all other
         scores stay the same, and a restart that replays the batch has the same result.
     Any other failure aborts the transaction and is not retried here.
     """
@@ -145,9 +145,9 @@ class ExactlyOncePublisher:
 class AtLeastOncePublisher:
     """The worker's one idempotent producer, as one source partition uses it, for clusters without transactions.
 
-    The order of steps in `publish` carries the guarantee:
-     1. send cache entries and outputs, and await every acknowledgement. If a topic refuses records for good, find
-        them, replace them by dead letters and send all again: what was accepted the first time is there twice;
+    The guarantee depends on the order of steps in `publish`:
+     1. send cache entries and outputs, and await every acknowledgement. If a topic permanently refuses records, find
+        them, replace them by dead letters and send all again: records accepted the first time are then duplicated;
      2. commit the source offset through the consumer (which refuses it after a rebalance).
     """
 
@@ -163,7 +163,7 @@ class AtLeastOncePublisher:
         """Do nothing: the worker has started its producer."""
 
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
-        """Publish, after a refusal again, then commit."""
+        """Publish (again after a refusal), then commit."""
         publication = Publication(batch, self.source.partition, self.topics, self.changelog)
         for _ in range(MAX_ROUNDS):
             async with asyncio.timeout(self.timeout_seconds):
@@ -184,4 +184,4 @@ class AtLeastOncePublisher:
 
 
 def _endless(source: TopicPartition) -> PublishError:
-    return PublishError(f"partition {source.partition}: refused again and again, {MAX_ROUNDS} times")
+    return PublishError(f"partition {source.partition}: still refused after {MAX_ROUNDS} attempts")

@@ -1,4 +1,4 @@
-"""How a consumer reads record batches: its bounds, and whether it accepts a fault in place of a record.
+"""How a consumer reads record batches: its bounds, and whether it accepts a fault instead of a record.
 
 Lives here: these options, and which consumer has which. Must not live here: the reading itself (batches.py,
 fetch_results.py).
@@ -22,13 +22,13 @@ from aiokafka.errors import KafkaError
 from worker.kafka.budget import Budget
 
 MAX_BATCH_BYTES: Final = 64 << 20
-"""What one batch may unpack to by default."""
+"""The default limit of one batch's unpacked size."""
 
 FETCH_BYTES: Final = 16 << 20
 """Bytes of one fetch from one partition; the worker's own fetches are smaller (faust_consumer.py)."""
 
 CRC_ATTEMPTS: Final = 3
-"""How often a batch with a wrong CRC is fetched. If it is still wrong, not the network but the disk damaged it."""
+"""How often a batch with a wrong CRC is fetched. If it is still wrong, the disk damaged it, not the network."""
 
 
 class UnreadableError(KafkaError):  # type: ignore[misc]
@@ -36,7 +36,7 @@ class UnreadableError(KafkaError):  # type: ignore[misc]
 
 
 class Fetched(Protocol):
-    """What was fetched from one partition and is not consumed yet."""
+    """Records fetched from one partition and not consumed yet."""
 
     def drop(self) -> None:
         """Drop the rest; it is fetched again if it is still needed."""
@@ -58,7 +58,7 @@ class Reading:
     open: dict[TopicPartition, Fetched] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Drop everything that is fetched and not consumed yet; it is fetched again if it is still needed."""
+        """Drop all records fetched and not consumed yet; they are fetched again if they are still needed."""
         for fetched in list(self.open.values()):
             fetched.drop()
         self.attempts.clear()
@@ -77,7 +77,7 @@ _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 
 def set_default_bound(max_batch_bytes: int) -> None:
-    """Set what a batch may unpack to for all consumers without their own `Reading`; it applies to new fetches."""
+    """Set the largest unpacked batch for all consumers without their own `Reading`; it applies to new fetches."""
     _default.max_batch_bytes = max_batch_bytes
 
 
@@ -102,6 +102,6 @@ def tolerant(max_batch_bytes: int = MAX_BATCH_BYTES) -> Iterator[None]:
 
 
 def place(tp: TopicPartition, offset: int, first: int | None = None) -> str:
-    """Return topic, partition and offset, or the range of offsets from `first` on, in words."""
+    """Return topic, partition and offset, or the range of offsets from `first` on, as text."""
     offsets = f"offset {offset}" if first in (None, offset) else f"offsets {first} to {offset}"
     return f"{tp.topic}/{tp.partition} {offsets}"

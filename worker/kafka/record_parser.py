@@ -22,16 +22,16 @@ LOG_APPEND: Final = 0x08
 """The attribute bit of a batch whose timestamps are the broker's."""
 
 MAX_HEADERS: Final = 1 << 20
-"""Headers of one record. Two bytes in a batch make a header of some 130 bytes in memory: without a bound, a batch of
-64 MiB is 4 GiB."""
+"""Headers of one record. Two bytes in a batch make a header of some 130 bytes in memory: without a limit, a batch of
+64 MiB would need 4 GiB."""
 
 _SHOWN: Final = 60
 
 
 class Parsed(NamedTuple):
-    """A record with the attributes of aiokafka's; with a fault, what could be read of it.
+    """A record with the attributes of aiokafka's; with a fault, the parts that could be read.
 
-    `offset` is then the last of those that it stands for.
+    `offset` is then the last of the offsets that it stands for.
     """
 
     offset: int
@@ -134,12 +134,12 @@ def _record(head: Head, data: memoryview, done: int, expected: int | None) -> Pa
 
 
 def _headers(data: memoryview, at: int, end: int) -> tuple[list[tuple[str, bytes | None]], Fault | None]:
-    """Parse a record's headers, up to its end; with a fault if a name had to be changed or all are left out."""
+    """Parse a record's headers, up to its end; with a fault if a name was changed or all were dropped."""
     count, at = varint(data, at)
     if not 0 <= count <= (end - at) // 2:
         raise ValueError("its headers do not fit")
     if count > MAX_HEADERS:
-        message = f"the record has {count} headers, the limit is {MAX_HEADERS}; they are left out here"
+        message = f"the record has {count} headers, the limit is {MAX_HEADERS}; they are dropped here"
         return [], Fault(Reason.TOO_LARGE, message)
     headers: list[tuple[str, bytes | None]] = []
     fault: Fault | None = None
@@ -169,7 +169,7 @@ def _bad_name(name: str, number: int, count: int) -> Fault:
 
 
 def _why(error: IndexError | ValueError) -> str:
-    return str(error) if isinstance(error, ValueError) else "it ends early"
+    return str(error) if isinstance(error, ValueError) else "it is truncated"
 
 
 def varint(data: memoryview, position: int) -> tuple[int, int]:
@@ -204,7 +204,7 @@ def _skip(data: memoryview, position: int, end: int) -> int:
 
 
 def count_headers(data: memoryview, position: int, end: int) -> int:
-    """Return the number of headers that a record says it has. Raises as `varint` does."""
+    """Return a record's number of headers, as it states it. Raises as `varint` does."""
     position += 1
     for _ in range(2):
         _, position = varint(data, position)

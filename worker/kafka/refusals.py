@@ -1,7 +1,7 @@
-"""What a topic refuses for good, and a producer that continues after a refusal.
+"""Permanent refusals of a topic, and a producer that continues after a refusal.
 
-Lives here: which of Kafka's answers are about the records themselves, and the error that they become. Must not live
-here: how aiokafka handles an answer (aiokafka_private_producer.py), what is published instead (publication.py),
+Lives here: which of Kafka's responses are about the records themselves, and the error for them. Must not live
+here: how aiokafka handles a response (aiokafka_private_producer.py), what is published instead (publication.py),
 transactions (publisher.py).
 
 aiokafka adds a batch's records to the partition's sequence number when it takes the batch off its queue, and does not
@@ -59,17 +59,17 @@ ADVICE: Final[Mapping[int, str]] = {
     18: "raise its segment.bytes",
     32: "let its message.timestamp.before.max.ms and message.timestamp.after.max.ms allow what the source topic allows",
     76: "set its compression.type to producer",
-    87: "a compacted topic takes no record without a key: take compact out of its cleanup.policy",
+    87: "a compacted topic accepts no record without a key: remove compact from its cleanup.policy",
 }
 
 
 @dataclass(eq=False)
 class TopicRefusedError(Exception):
-    """A batch that its topic refuses for good; nothing of it was appended, and the producer can go on.
+    """A batch that its topic permanently refuses; nothing of it was appended, and the producer can continue.
 
-    `words` are the broker's; `records` its words about single records, by their positions in the batch (empty: it does
-    not say which ones it means). `doubtful`: the batch was sent before, and may have been appended then: a limit or the
-    clock may have moved in between.
+    `words` is the broker's message; `records` its messages about single records, by their positions in the batch
+    (empty: it names none). `doubtful`: an earlier attempt may have been appended, because a limit or the clock may have
+    changed in between.
     """
 
     topic: str
@@ -86,25 +86,25 @@ class TopicRefusedError(Exception):
 
     @property
     def advice(self) -> str:
-        """Return what would make the topic accept such records."""
-        return ADVICE.get(self.code, "look at the broker's log and the topic's settings")
+        """Return how to make the topic accept such records."""
+        return ADVICE.get(self.code, "check the broker's log and the topic's settings")
 
     def about(self, record: int) -> TopicRefusedError:
         """Return the error for one record of the batch."""
         return TopicRefusedError(self.topic, self.partition, self.code, self.records[record] or self.words)
 
     def __str__(self) -> str:
-        return f"topic {self.topic} refuses it for good: {self.name}"
+        return f"topic {self.topic} permanently refuses the batch: {self.name}"
 
 
 class DoubtfulRefusalError(Exception):
-    """A batch was refused when it was sent again, and it is not known whether it was appended the first time.
+    """A batch was refused when it was sent again, and it is unknown whether an earlier attempt was appended.
 
-    This producer's sequence number is then not known either. A new producer (a restart) begins with a new one.
+    This producer's sequence number is then unknown, too. A new producer (a restart) starts with a new one.
     """
 
 
 def survive_refusals(producer: AIOKafkaProducer) -> AIOKafkaProducer:
-    """Let batches that are refused for good fail with TopicRefusedError, and the producer go on after them."""
+    """Let permanently refused batches fail with TopicRefusedError, and let the producer continue after them."""
     continue_after_refusals(producer, Refusals(REFUSALS, NOT_APPENDED, TopicRefusedError))
     return producer

@@ -1,7 +1,7 @@
-"""Which records of a refused batch are refused by themselves: the broker names them, or parts are sent again.
+"""Finds the refused records of a batch: the broker names them, or parts of the batch are sent again.
 
-Lives here: the search, for the worker and for `redrive`. Must not live here: which answers are refusals (refusals.py),
-what is published instead (publication.py).
+Lives here: the search, for the worker and for `redrive`. Must not live here: which responses are refusals
+(refusals.py), what is published instead (publication.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def search(
     *,
     aborting: bool,
 ) -> list[tuple[Shipment, dict[int, TopicRefusedError]]]:
-    """Return the rows of each shipment that are refused by themselves (none: its topic's limit is lower than known).
+    """Return the rows of each shipment that are refused alone (none: its topic's limit is lower than known).
 
     Raises PublishError if there is neither: sending all again would have the same result.
     """
@@ -63,14 +63,14 @@ async def search(
         news |= bool(culprits) or lowered
         found.append((shipment, culprits))
     if not news:
-        raise PublishError(f"no single record is refused, but together: {refused[0][1][0].error}")
+        raise PublishError(f"the batch is refused, but none of its records alone: {refused[0][1][0].error}")
     return found
 
 
 async def find_culprits(
     producer: AIOKafkaProducer, shipment: Shipment, refused: Sequence[Refused], limit_of: LimitOf, *, aborting: bool
 ) -> tuple[dict[int, TopicRefusedError], bool]:
-    """Return the rows that are refused by themselves, and whether the topic's limit is lower than known.
+    """Return the rows that are refused alone, and whether the topic's limit is lower than known.
 
     If the broker does not name the records, parts of the batch are sent again, down to single records. `aborting`: in
     a transaction that will be aborted, so that readers of committed records never see what is sent here.
@@ -115,4 +115,6 @@ async def settle_doubt(producer: AIOKafkaProducer, shipment: Shipment, refused: 
         with contextlib.suppress(OutOfOrderSequenceNumber):
             if not await send_rows(producer, shipment.topic, shipment.partition, rows):
                 return
-    raise DoubtfulRefusalError(f"{refused.error}; whether it was appended before is not known") from refused.error
+    raise DoubtfulRefusalError(
+        f"{refused.error}; it is unknown whether an earlier attempt was written"
+    ) from refused.error

@@ -1,7 +1,7 @@
 """Restoring a newly assigned partition: its committed offset, and its cache from the changelog topic.
 
 Lives here: reading both. Must not live here: writing entries (publisher.py), their format and which of them count
-(changelog.py, passes.py), what the cache does with them (novelty.py).
+(changelog.py, passes.py), how the cache uses them (novelty.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one."""
 
 PROGRESS_SECONDS: Final = 2.0
-"""A restore that takes longer logs its progress, this often."""
+"""A longer restore logs its progress at this interval."""
 
 RETRY_SECONDS: Final = 0.2
 """Pause before the group's coordinator is asked again while it moves or loads its data."""
@@ -59,7 +59,7 @@ class Position:
     recreated: bool = False
 
     def found(self) -> Found:
-        """Return what decides which pass continues."""
+        """Return the facts that decide which pass continues."""
         return Found(self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated)
 
 
@@ -83,15 +83,15 @@ async def read_positions(
         if found is not None and found.offset > ends[tp] and not _recreated(found, now):
             raise OffsetsError(
                 f"{topic}/{tp.partition}: the group {group} has committed offset {found.offset}, the topic ends at "
-                f"{ends[tp]}: it was recreated or truncated. Decide where to go on: kafka-consumer-groups "
+                f"{ends[tp]}: it was recreated or truncated. Choose where to continue: kafka-consumer-groups "
                 f"--group {group} --topic {topic} --reset-offsets --to-earliest --execute"
             )
         positions[tp.partition] = _position(found, oldest[tp], now)
     moved = [partition for partition, position in positions.items() if position.recreated]
     if moved:
         log.warning(
-            "%s was deleted and made anew (topic id %s) since group %s committed partitions %s: they start at the "
-            "oldest record, with empty caches",
+            "%s was recreated (topic id %s) after group %s committed partitions %s: these start at the oldest record "
+            "with empty caches",
             topic, now, group, moved,
         )  # fmt: skip
     return positions
@@ -138,7 +138,7 @@ async def _committed(
             except KafkaError as error:
                 if not error.retriable:
                     raise
-                log.info("the offsets of group %s are not known yet: %r", group, error)
+                log.info("the offsets of group %s are not available yet: %r", group, error)
                 await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -170,7 +170,7 @@ async def restore(
     """Read the changelog of the given source partitions to its end, and decide which pass continues (changelog.Log).
 
     Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
-    committed then. Entries of another model are left out, with one warning; corrupt ones are skipped and counted.
+    committed then. Entries of another model are skipped, with one warning; corrupt ones are skipped and counted.
     """
     logs = await _read(client, changelog, list(positions))
     result = {}
@@ -207,20 +207,20 @@ async def _read(client: Mapping[str, Any], changelog: str, partitions: Sequence[
 
 
 def _report(changelog: str, partition: int, restored: Restored, model: str) -> None:
-    """Log what was left out, and whether a new pass begins."""
+    """Log which entries were skipped, and whether a new pass begins."""
     if restored.problem:
         log.warning("changelog %s/%d %s; the entry is skipped", changelog, partition, restored.problem)
     if restored.skipped["other_model"]:
         others = sorted(name.removeprefix("model ") for name in restored.skipped if name.startswith("model "))
         log.warning(
-            "partition %d: %d changelog entries were made by another model (%s), this worker runs %s; they are left "
-            "out, so the first traces find fewer neighbours",
+            "partition %d: %d changelog entries belong to another model (%s), but this worker runs %s; they are "
+            "skipped, so the first traces are compared with fewer entries",
             partition, restored.skipped["other_model"], ", ".join(others), model,
         )  # fmt: skip
     if restored.begins is not None:
         log.info(
-            "partition %d: pass %d over the source begins at offset %d (%s), with %d cache entries from before; "
-            "%d of other passes are left out",
+            "partition %d: pass %d over the source begins at offset %d (%s), with %d earlier cache entries; "
+            "%d entries of other passes are skipped",
             partition, restored.current.number, restored.current.start, restored.begins, len(restored.entries),
             restored.overridden,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """The five topics as they should be: partitions and settings.
 
-Lives here: the plan, and the sizes and times it follows from. Must not live here: Kafka clients, what is wrong with
+Lives here: the plan, and the sizes and times behind it. Must not live here: Kafka clients, what is wrong with
 topics that exist (topic_problems.py).
 """
 
@@ -24,8 +24,8 @@ DEAD_LETTER_OVERHEAD: Final = 65_536
 SOURCE_AFTER_MS: Final = 60_000
 """message.timestamp.after.max.ms of a created source topic: how far ahead of the broker's clock a record may be dated.
 A producer sets created_at and the record's timestamp, so this limits how far one record moves stream time. Clocks that
-are synchronized by NTP differ by less than a second; a minute tolerates one that is not, and expires a sixtieth of an
-hour's cache at most."""
+are synchronized by NTP differ by less than a second; a minute tolerates one that is not, and expires at most a
+sixtieth of an hour's cache."""
 
 DEFAULT_AFTER_MS: Final = 3_600_000
 """Kafka's default of AFTER, from version 4.0 on."""

@@ -111,16 +111,16 @@ def _small_outputs(settings: Settings, found: Observed, extra_bytes: int) -> lis
     return [
         Problem(
             "warn",
-            f"the output topics take records of at most {fits + OUTPUT_OVERHEAD + extra_bytes} bytes: traces above "
+            f"the output topics accept records of at most {fits + OUTPUT_OVERHEAD + extra_bytes} bytes: traces above "
             f"{fits} bytes become dead letters",
-            f"raise max.message.bytes of {accepted} and {rejected} by {settings.max_message_bytes - fits} to let "
-            "all of KP_MAX_MESSAGE_BYTES through",
+            f"raise max.message.bytes of {accepted} and {rejected} by {settings.max_message_bytes - fits} to "
+            "accept traces up to KP_MAX_MESSAGE_BYTES",
         )
     ]
 
 
 def codec_problems() -> list[Problem]:
-    """Return a warning if producers may send what cannot be read here; no setting of a topic tells what they send."""
+    """Return a warning if producers may send what cannot be read here; no topic setting shows which codecs they use."""
     missing = [name for name, readable in CODECS.items() if not readable()]
     if not missing:
         return []
@@ -171,7 +171,7 @@ def _refused_outputs(settings: Settings, found: Observed) -> list[Problem]:
             Problem(
                 "warn",
                 f"topic {letters} has max.message.bytes={found.max_bytes(letters)}, the source {source} "
-                f"{found.max_bytes(source)}: dead letters of the largest records are cut",
+                f"{found.max_bytes(source)}: dead letters of the largest records are truncated",
                 f"set max.message.bytes={wanted} on {letters}",
             )
         )
@@ -225,8 +225,8 @@ def _stream_time_problems(settings: Settings, found: Observed) -> list[Problem]:
     return [
         Problem(
             "warn",
-            f"topic {source} takes records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} ahead "
-            f"({AFTER}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
+            f"topic {source} accepts records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} "
+            f"ahead ({AFTER}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
             f"set {AFTER}={SOURCE_AFTER_MS} on {source}, or KP_STREAM_TIME_MAX_STEP_SECONDS (docs/security.md)",
         )
     ]
@@ -241,7 +241,7 @@ def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
             Problem(
                 "fail",
                 f"topic {name} has {changelog.partitions} partitions, the source {settings.source_topic} has "
-                f"{source.partitions}: the changelog needs as many",
+                f"{source.partitions}: the changelog needs at least as many",
                 f"add partitions to it (kafka-topics --alter --partitions {source.partitions})",
             )
         )
@@ -250,7 +250,7 @@ def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
         result.append(
             Problem(
                 "fail",
-                f"topic {name} has cleanup.policy={policy}: cache entries would be deleted or never be cleaned up",
+                f"topic {name} has cleanup.policy={policy}: cache entries would be deleted, or never compacted",
                 "set cleanup.policy=compact",
             )
         )

@@ -1,7 +1,7 @@
 """The five topics as they are.
 
-Lives here: what the broker tells about them, and the limits in their settings. Must not live here: what they should be
-(topic_plan.py), what is wrong with them (topic_problems.py).
+Lives here: what the broker reports about them, and the limits in their settings. Must not live here: what they should
+be (topic_plan.py), what is wrong with them (topic_problems.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the broker tells about the topics: those that exist, and those to which it denies access.
+    """What the broker reports about the topics: those that exist, and those to which it denies access.
 
     `configs`: settings by topic. `unreadable`: the broker's message, for topics whose settings it does not show.
     """

@@ -1,6 +1,6 @@
-"""Preparing the five topics before the worker joins its group: created where asked for, otherwise checked.
+"""Preparing the five topics before the worker joins its group: created if KP_CREATE_TOPICS is set, then checked.
 
-Lives here: creating topics, and what the worker needs to know of those that exist. Must not live here: what they should
+Lives here: creating topics, and what the worker needs to know about existing ones. Must not live here: what they should
 be like (topic_plan.py), what is wrong with them (topic_problems.py), data, output for people.
 """
 
@@ -48,7 +48,7 @@ class Layout:
 
 
 async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_bytes: int = 0) -> Layout:
-    """Create what is missing (KP_CREATE_TOPICS) and check the rest. Raises ConfigError naming topic and remedy.
+    """Create missing topics (KP_CREATE_TOPICS) and check all. Raises ConfigError that names topic and remedy.
 
     `extra_bytes`, here and below: by how much an output may be larger than its input beyond OUTPUT_OVERHEAD (the
     embedding in it).
@@ -116,23 +116,23 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
     refusal: KafkaError | None = None
     try:
         await admin.create_partitions({name: NewPartitions(partitions)})
-        log.info("topic %s now has %d partitions, as many as the source", name, partitions)
+        log.info("topic %s now has %d partitions, like the source", name, partitions)
     except InvalidPartitionsError as error:
         refusal = error  # if another worker was faster, it has as many already
     except KafkaError as error:
         raise ConfigError(
-            f"topic {name} must grow to {partitions} partitions, as many as the source, and cannot: {error} "
-            "(it takes the ACL Alter on it)"
+            f"topic {name} must grow to {partitions} partitions, like the source, but cannot: {error} "
+            "(grant the ACL Alter on it)"
         ) from error
     for _ in range(SETTLE_ATTEMPTS):
         if (await look(admin, settings, [])).topics[name].partitions >= partitions:
             return
         await asyncio.sleep(0.2)
-    raise ConfigError(f"topic {name} does not grow to {partitions} partitions, as many as the source: {refusal}")
+    raise ConfigError(f"topic {name} could not be extended to {partitions} partitions, like the source: {refusal}")
 
 
 async def _settled(look: Callable[[], Awaitable[Found]]) -> Found:
-    """Look at new topics until they are known: brokers learn about them one after the other."""
+    """Look at new topics until they are known: not all brokers know them at the same time."""
     for _ in range(SETTLE_ATTEMPTS):
         try:
             return await look()

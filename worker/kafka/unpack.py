@@ -47,7 +47,7 @@ def unpack(payload: memoryview, codec: int, limit: int, head: bytes = b"") -> me
     try:
         into = _CODECS[codec]
     except KeyError:
-        raise CorruptError(f"codec {codec} is none of Kafka's") from None
+        raise CorruptError(f"unknown codec {codec}") from None
     if len(payload) <= _SMALL_PAYLOAD and limit >= _SMALL_BYTES:
         with contextlib.suppress(TooLargeError):
             return _unpack_small(payload, into, head)
@@ -103,7 +103,7 @@ def _gzip(payload: memoryview, room: memoryview) -> int:
                 piece = payload[read : read + _IN_BYTES]
                 read += len(piece)
                 if not piece:
-                    raise CorruptError("gzip: it ends early")
+                    raise CorruptError("truncated gzip data")
     except zlib.error as error:
         raise CorruptError(f"gzip: {error}") from None
 
@@ -115,7 +115,7 @@ def _snappy(payload: memoryview, room: memoryview) -> int:
     position, written = _XERIAL_HEAD, 0
     while position < len(payload):
         if position + 4 > len(payload):
-            raise CorruptError("snappy: it ends early")
+            raise CorruptError("truncated snappy data")
         (size,) = struct.unpack_from(">i", payload, position)
         position += 4
         if size <= 0 or position + size > len(payload):

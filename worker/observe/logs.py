@@ -1,7 +1,6 @@
-"""Logging: one event a line, text or JSON, on standard error; repeated messages are rate-limited.
+"""Logging: one event per line, text or JSON, on standard error; repeated messages are rate-limited.
 
-The record that an event is about goes into fields (FIELDS), given as `extra=`. Above debug, an event quotes nothing of
-a trace's content.
+An event names its record in fields (FIELDS), passed as `extra=`. Trace content is logged only at debug level.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ FIELDS: Final = ("topic", "partition", "offset", "trace", "reason", "path", "sec
 """The fields of an event: the source record's place, the trace's id, and why it is a dead letter."""
 
 NOISY: Final = ("aiokafka", "faust", "mode", "opentelemetry")
-"""Libraries that repeat themselves: with the broker away, aiokafka logs 10,000 lines a second."""
+"""Libraries that repeat messages: without the broker, aiokafka logs 10,000 lines per second."""
 
 LIMITED: Final = (*NOISY, "aiohttp", "worker.observe.http_server")
-"""Loggers whose repeated messages are all held back. Strangers can cause those of the HTTP port."""
+"""Loggers whose repeated messages are all suppressed. Anyone can cause those of the HTTP port."""
 
 WINDOW_SECONDS: Final = 30.0
 BURST: Final = 5
-"""Equal messages (by logger, template and reason) that pass in one window; the others are only counted."""
+"""Equal messages (by logger, template and reason) that are written in one window; the others are only counted."""
 
 
 class RateLimit(logging.Filter):
-    """Lets `BURST` log records of one template through in each window, and says how many it held back.
+    """Writes `BURST` log records of one template in each window, and reports how many it suppressed.
 
     It applies to messages that any record on a topic or any request to the HTTP port can cause: those of the LIMITED
-    loggers, and the worker's own about one source record (those with an offset). Debug messages are never held back.
+    loggers, and the worker's own about one source record (those with an offset). Debug messages are never suppressed.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,9 +50,8 @@ class RateLimit(logging.Filter):
         began, count = self._windows.get(key, (now, 0))
         if now - began >= WINDOW_SECONDS:
             if count > BURST:
-                record.msg = (
-                    f"{record.getMessage()} [{count - BURST} like it were held back in the last {now - began:.0f} s]"
-                )
+                suppressed = f"{count - BURST} similar lines were suppressed in the last {now - began:.0f} s"
+                record.msg = f"{record.getMessage()} [{suppressed}]"
                 record.args = None
             began, count = now, 0
         self._windows[key] = (began, count + 1)
@@ -63,7 +61,7 @@ class RateLimit(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-11-21T10:00:00.123Z INFO logger: message [field=value ...]`, one line an event."""
+    """`2026-11-21T10:00:00.123Z INFO logger: message [field=value ...]`, one line per event."""
 
     converter = staticmethod(time.gmtime)
 
@@ -81,7 +79,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """The same as one JSON object a line: time, level, logger, message, the fields, and the exception if there is one.
+    """The same as one JSON object per line: time, level, logger, message, the fields, and the exception, if any.
 
     Characters that end a line are escaped, which is the same JSON.
     """
@@ -102,7 +100,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class BareFormatter(logging.Formatter):
-    """The message alone, as Python writes warnings where logging is not set up; the commands use it."""
+    """The message alone, as Python writes warnings without logging configured; the commands use it."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write the record; line breaks stay, control characters as Python escapes them."""
@@ -110,7 +108,7 @@ class BareFormatter(logging.Formatter):
 
 
 def fields(record: logging.LogRecord) -> dict[str, object]:
-    """Return the fields that an event was given, in the order of FIELDS, without empty ones."""
+    """Return the fields of an event, in the order of FIELDS, without empty ones."""
     given = record.__dict__
     return {name: given[name] for name in FIELDS if given.get(name) not in (None, "")}
 

@@ -1,4 +1,4 @@
-"""The assignment: which partition tasks a worker has, what they are restored from, and when they are closed.
+"""The assignment: which partition tasks a worker has, from what state they start, and when they are closed.
 
 Lives here: the steps from an assigned partition to its first record. Must not live here: the group's protocol
 (faust_consumer.py), the records (partition_task.py), reading the changelog (kafka/restore.py).
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 async def prepare_layout(settings: Settings, client: Mapping[str, Any], identity: EmbedderIdentity | None) -> Layout:
-    """Create or check the topics, with room for what KP_OUTPUT_EMBEDDING adds to each output. Raises ConfigError."""
+    """Create or check the topics; outputs may grow by what KP_OUTPUT_EMBEDDING adds. Raises ConfigError."""
     extra_bytes = embedding_bytes(identity.dimensions) if settings.output_embedding and identity else 0
     return await prepare_topics(settings, client, extra_bytes)
 
@@ -41,14 +41,14 @@ async def prepare_layout(settings: Settings, client: Mapping[str, Any], identity
 class Assignment:
     """The partition tasks of one worker, by partition.
 
-    A task is kept when it took part in the generation just before the new one and has nothing on its way: its state is
-    then what the changelog holds. Any other is restored, because someone else may have worked on the partition.
+    A task is kept if it took part in the previous generation and has no uncommitted records: its state then equals the
+    changelog. Any other task is restored, because another worker may have processed the partition meanwhile.
 
-    For a new one, this order carries the guarantee:
-     1. start the producer (exactly once: fences the former owner and ends its open transaction);
-     2. take the committed offset;
-     3. read the changelog to its end, entries below that offset are the cache;
-     4. only then may the first record flow.
+    For a new task, the guarantee depends on this order:
+     1. start the producer (exactly once: this fences the former owner and ends its open transaction);
+     2. read the committed offset;
+     3. read the changelog to its end; entries below that offset form the cache;
+     4. only then fetch the first record.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Assignment:
         self._callbacks = callbacks
 
     def next_offsets(self) -> dict[TopicPartition, int]:
-        """Return the offsets from which to read on."""
+        """Return the next offset to read of each partition."""
         topic = self._settings.source_topic
         return {TopicPartition(topic, partition): task.committed for partition, task in self.tasks.items()}
 
     async def change(self, mine: Sequence[int], generation: int) -> int:
-        """Hold the partitions of a new generation: close tasks that are gone, open new ones; return how many are new.
+        """Take over the partitions of a new generation: close former tasks, open new ones; return their number.
 
-        Step 4 is the caller's: `confirm`, if the group is not rebalancing again, and then the records.
+        The caller does step 4: it calls `confirm`, unless the group is rebalancing again, and then fetches.
         """
         kept = {
             partition
@@ -99,16 +99,16 @@ class Assignment:
         return len(new)
 
     def confirm(self, generation: int) -> None:
-        """Note that all tasks took part in this generation; without it the next `change` restores them anew."""
+        """Record that all tasks took part in this generation; otherwise the next `change` restores them again."""
         for task in self.tasks.values():
             task.generation = generation
 
     async def drain(self) -> None:
-        """Wait until every task has committed what it took."""
+        """Wait until every task has committed the records it took."""
         await asyncio.gather(*(task.drain() for task in self.tasks.values()))
 
     async def close(self) -> None:
-        """Give every partition up."""
+        """Close every task."""
         await asyncio.gather(*(task.close() for task in self.tasks.values()))
 
     async def _open(self, partitions: Sequence[int]) -> None:
@@ -136,8 +136,8 @@ class Assignment:
             if position.lost:
                 self._metrics.lost.inc(position.lost)
                 log.error(
-                    "partition %d: %d records that were not scored yet are gone from %s (retention, or deleted); "
-                    "going on at offset %d",
+                    "partition %d: %d records were deleted from %s before they were scored (retention, or by hand); "
+                    "continuing at offset %d",
                     partition,
                     position.lost,
                     settings.source_topic,
@@ -146,7 +146,7 @@ class Assignment:
         return positions
 
     async def _restore(self, positions: dict[int, Position]) -> dict[int, Restored]:
-        if self._pool is None:  # without an embedder there are no entries, and an embedder's must not be touched
+        if self._pool is None:  # without an embedder, the entries of one must not change
             return {
                 partition: Restored(current=without_embedder(position.found()))
                 for partition, position in positions.items()

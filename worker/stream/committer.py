@@ -1,10 +1,10 @@
 """The committer of one source partition: decided records become batches, one transaction at a time.
 
-Lives here: how long a batch lingers, how large it grows, and the counters of what is committed. Must not live here:
-scoring and its order (partition_task.py), what a batch holds (partition_state.py), transactions (publisher.py).
+Lives here: how long a batch lingers, how large it grows, and the counters of committed records. Must not live here:
+scoring and its order (partition_task.py), the contents of a batch (partition_state.py), transactions (publisher.py).
 
-A partition with no backlog commits each record at once. Behind a backlog its records linger, because a transaction
-costs the cores as much as an embedding, whether it carries one record or hundreds. Scoring goes on meanwhile.
+Without a backlog, a partition commits each record at once. With a backlog its records linger, because a transaction
+costs as much CPU as an embedding, whether it carries one record or hundreds. Scoring continues meanwhile.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from worker.observe.metrics import Metrics
 from worker.stream.partition_state import Decided, PartitionState
 
 MAX_COMMIT_RECORDS: Final = 512
-"""Most records of one transaction. A commit costs the same for 1 or 500; more would only hold memory and latency."""
+"""Most records of one transaction. A commit costs the same for 1 or 500; more would only cost memory and latency."""
 
 MAX_COMMIT_BYTES: Final = 8 << 20
-"""Most bytes of one transaction, source records (SourceRecord.size) and output values, so that large documents do not
-add up."""
+"""Most bytes of one transaction (SourceRecord.size and output values), so that large documents do not accumulate."""
 
 LINGER_SECONDS_EACH: Final = 0.01
-"""A batch lingers this long for each record of the backlog, and at most KP_COMMIT_INTERVAL_SECONDS: no output is held
-back longer than the backlog delays it anyway."""
+"""A batch lingers this long for each record of the backlog, and at most KP_COMMIT_INTERVAL_SECONDS: no output waits
+longer than by the backlog itself."""
 
 
 class Committer:
     """Gathers the decided records of a partition, in offset order, and commits them.
 
-    `backlog` returns how many records wait to be taken; whoever takes the last one calls `flush`. `is_full` says
-    whether the partition must commit before it takes more. `refuse` returns what becomes of a scored record that its
-    topic refused. `on_commit` is called with each batch that is committed.
+    `backlog` returns how many records wait to be taken; the caller that takes the last one calls `flush`. `is_full`
+    returns whether the partition must commit before it takes more. `refuse` returns the dead letter of a scored record
+    that its topic refused. `on_commit` is called with each committed batch.
     """
 
     def __init__(
@@ -65,8 +64,8 @@ class Committer:
         self._on_commit = on_commit
         self._decided: deque[Decided] = deque()
         self._publishing = 0
-        self._oldest: SourceRecord | None = None  # of those that are being published
-        self._began = 0.0  # the last transaction, s of the performance counter
+        self._oldest: SourceRecord | None = None  # of the batch that is being published
+        self._began = 0.0  # start of the last transaction, s of the performance counter
         self._work = asyncio.Event()
         self._flush = asyncio.Event()
         self._lingers = True
@@ -87,20 +86,20 @@ class Committer:
         self._work.set()
 
     def batch_is_full(self) -> bool:
-        """Whether the next transaction has all the records that it may have."""
+        """Whether the next transaction has its most records."""
         return len(self._decided) >= MAX_COMMIT_RECORDS
 
     def flush(self) -> None:
-        """Look again whether there is a reason to linger."""
+        """Check again whether to linger."""
         self._flush.set()
 
     def stop_lingering(self) -> None:
-        """Commit whatever is decided at once, from now on."""
+        """From now on, commit decided records at once."""
         self._lingers = False
         self.flush()
 
     def linger_again(self) -> None:
-        """Let batches linger behind a backlog, as they did before `stop_lingering`."""
+        """Let batches linger again while there is a backlog."""
         self._lingers = True
 
     async def run(self) -> None:
@@ -152,15 +151,15 @@ class Committer:
         metrics.commit_traces.observe(len(batch))
         metrics.consumed.inc(len(batch))
         now = time.time()
-        verdicts: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
+        decisions: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
         for decided in batch:
-            timestamp_ms, verdict = decided.record.timestamp_ms, decided.verdict
+            timestamp_ms, result = decided.record.timestamp_ms, decided.result
             if timestamp_ms is not None and timestamp_ms >= 0:
                 metrics.end_to_end.observe(max(0.0, now - timestamp_ms / 1000))
-            if isinstance(verdict, InvalidTrace):
-                metrics.dead_letters.labels(str(verdict.reason)).inc()
+            if isinstance(result, InvalidTrace):
+                metrics.dead_letters.labels(str(result.reason)).inc()
             else:
-                verdicts[decided.output.kind, verdict.profile] += 1
-                metrics.score.observe(verdict.score)
-        for labels, count in verdicts.items():
+                decisions[decided.output.kind, result.profile] += 1
+                metrics.score.observe(result.score)
+        for labels, count in decisions.items():
             metrics.traces.labels(*labels).inc(count)

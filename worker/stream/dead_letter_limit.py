@@ -1,4 +1,4 @@
-"""The dead-letter limit: the worker stops when a deploy has broken all producers, and not a whole topic later."""
+"""The dead-letter limit: stops the worker early when, for example, a deployment has broken all producers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import deque
 
 
 class DeadLetterLimitError(Exception):
-    """Too many of the last records were dead letters; the worker stops so that someone looks."""
+    """Too many of the last records were dead letters; the worker stops so that the cause is examined."""
 
 
 class DeadLetterLimit:
-    """Ends the worker when more than `share` (0..1) of the last `window` records were dead letters.
+    """Raises an error when more than `share` (0..1) of the last `window` records were dead letters.
 
-    It needs a full window to judge: after each start at most `window` records pass unseen.
+    It needs a full window: the first `window` records after each start are not limited.
     """
 
     def __init__(self, share: float, window: int) -> None:
@@ -28,7 +28,7 @@ class DeadLetterLimit:
         self._dead += dead
         if dead and len(self._last) == self._last.maxlen and self._dead > self._share * len(self._last):
             raise DeadLetterLimitError(
-                f"{self._dead} of the last {len(self._last)} records were dead letters, more than the share "
-                f"{self._share:g} of KP_DEAD_LETTER_BREAKER_SHARE: look at kp-error-reason on the dead-letter topic, "
-                "mend the producers, then start again (or raise the share)"
+                f"{self._dead} of the last {len(self._last)} records were dead letters, more than "
+                f"KP_DEAD_LETTER_BREAKER_SHARE={self._share:g}: check kp-error-reason on the dead-letter topic, fix "
+                "the producers and restart (or raise the share)"
             )

@@ -1,6 +1,6 @@
-"""The evaluator: the evaluation of one partition's records, with what is measured, logged and traced on the way.
+"""The evaluator: evaluates one partition's records, with measurements, log events and spans.
 
-Lives here: the stages of a record from taken to decided, their clocks, and the dead letters that come of them.
+Lives here: the stages of a record from taken to decided, their timing, and the dead letters that result.
 Must not live here: the order of records and their bounds (partition_task.py), scores and documents
 (core/evaluation.py).
 """
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Taken:
-    """A record between its admission and its verdict. `embedding` None: nothing is embedded."""
+    """A record between its admission and its decision. `embedding` None: nothing is embedded."""
 
     __slots__ = ("embedding", "parsed", "record", "span", "started", "submitted", "text_hash")
 
@@ -51,7 +51,7 @@ class Taken:
 
 
 class Evaluator:
-    """Evaluates the records of one partition, one after the other. `pool` None: traces are not embedded."""
+    """Evaluates the records of one partition in order. `pool` None: traces are not embedded."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Evaluator:
         self._evaluation = Evaluation(state.scorer, identity, config)
 
     def take(self, record: SourceRecord) -> Taken:
-        """Read a record and submit its text. The clock of the evaluation starts here."""
+        """Parse a record and submit its text. The evaluation time starts here."""
         taken = Taken(record)
         taken.span = self._tracing.begin(record)
         try:
@@ -92,7 +92,7 @@ class Evaluator:
         return pool.embed(*texts) if ready is None else Embedding(ready.array(), False)
 
     def decide(self, taken: Taken) -> Decided:
-        """Return what becomes of a record that is ready. Raises what the worker cannot go on after."""
+        """Return what becomes of a record that is ready. Raises errors after which the worker cannot continue."""
         trace = taken.parsed
         if isinstance(trace, InvalidTrace):
             return self._refused(taken, trace)
@@ -103,7 +103,7 @@ class Evaluator:
         return self._scored(taken, trace, vector)
 
     def _vector(self, taken: Taken) -> Vector | None:
-        """Return the trace's vector; None where there is no embedder. Raises InvalidTrace where the model failed."""
+        """Return the trace's vector; None without an embedder. Raises InvalidTrace if the model failed."""
         embedding = taken.embedding
         if isinstance(embedding, asyncio.Future):
             failure = embedding.exception()
@@ -123,12 +123,12 @@ class Evaluator:
         return embedding.vector
 
     def _embedding_failed(self, taken: Taken, failure: BaseException) -> InvalidTrace:
-        """Return the reason for the dead letter. Raises the failure where it says nothing about this text alone."""
+        """Return the reason for the dead letter. Raises the failure if this text alone did not cause it."""
         if isinstance(failure, ModelError | MemoryError) or not isinstance(failure, Exception):
             raise failure
         about = _about(taken.record, taken.parsed)
         log.warning("the model failed on this text alone: %s", type(failure).__name__, extra=about)
-        log.debug("the model's words: %r", failure, extra=about)  # they may quote the text
+        log.debug("the model's error: %r", failure, extra=about)  # it may quote the text
         return embedding_failed(failure)
 
     def _scored(self, taken: Taken, trace: ReasoningTrace, vector: Vector | None) -> Decided:
@@ -149,7 +149,7 @@ class Evaluator:
         return self._dead_letter(taken.record, error, None, taken.span, trace)
 
     def refused_by_topic(self, decided: Decided, error: InvalidTrace) -> Decided:
-        """Return what becomes of a scored trace whose topic refused it; its cache entry stays."""
+        """Return the dead letter of a scored trace whose topic refused it; its cache entry stays."""
         return self._dead_letter(decided.record, error, decided.entry, decided.span)
 
     def _dead_letter(

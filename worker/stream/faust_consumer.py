@@ -3,12 +3,12 @@
 What is changed, and why (measured on faust-streaming 0.15.3):
 - records go to the fetch buffer in whole fetches, and the stream gets an event only to wake the agent. Faust itself
   creates four tasks for each message, and sleeps for a second whenever back-pressure has paused every partition;
-- only committed records of the source are read. Faust's consumer does so only with its own `exactly_once`, which does
+- only committed records of the source are read. Faust's consumer does this only with its own `exactly_once`, which does
   not work;
 - Faust commits nothing: offsets are part of the transaction, and a later plain commit could move them back. Where Faust
   waits for open messages (`wait_empty`: at a rebalance and at shutdown), this consumer waits for the partition tasks;
-- with static membership, every member looks for partitions that nobody holds. aiokafka leaves that to the group's
-  leader, and a leader that restarts as a static member is not told that it is the leader.
+- with static membership, every member looks for partitions that no member owns. aiokafka leaves that to the group's
+  leader, but a leader that restarts as a static member does not learn that it is the leader.
 
 Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
 ._ensure_consumer, ._consumer, Fetcher._stopped, App._create_directories, App.rebalancing_count.
@@ -54,7 +54,7 @@ RESPONSE_BYTES: Final = 16 << 20
 """Most bytes of one response for all partitions of a broker; aiokafka's default is 50 MiB."""
 
 FETCH_WAIT_MS: Final = 500
-"""How long a fetch waits for the first record; an idle worker asks twice a second for each partition."""
+"""How long a fetch waits for the first record; an idle worker fetches each partition twice per second."""
 
 GROUP_CHECK_SECONDS: Final = 1.0
 """How often the worker checks whether the group's coordinator has refused it."""
@@ -63,15 +63,15 @@ MAX_POLL_INTERVAL_SECONDS: Final = 600.0
 """The group removes a member that does not fetch for this long: longer than any restore or drain."""
 
 UNHELD_SECONDS: Final = 10.0
-"""How often a static member looks for partitions that nobody holds, with one small request to the coordinator."""
+"""How often a static member looks for partitions that no member owns, with one small request to the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the consumer needs of the worker.
+    """What the consumer needs from the worker.
 
-    `drain` waits until everything that was taken is committed. `positions` returns the offsets from which to read on.
-    `fail` ends the worker.
+    `drain` waits until every record taken is committed. `positions` returns the next offsets to read. `fail` stops the
+    worker.
     """
 
     settings: Settings
@@ -85,7 +85,7 @@ class Hooks:
 
 @dataclass(slots=True)
 class _Portion:
-    """The records of one fetch; the lease holds their bytes in the memory budget until the fetch buffer counts them.
+    """The records of one fetch; the lease reserves their bytes in the memory budget until the fetch buffer counts them.
 
     Not a future's result: futures between threads form cycles, which would keep the records until the garbage collector
     runs.
@@ -150,7 +150,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
         portion.lease = Lease(self.hooks.budget.records, sum([record.size for record in portion.records]))
 
     async def seek_all(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Set the next offset of each partition that is still assigned, and drop what was fetched before."""
+        """Set the next offset of each partition that is still assigned, and drop earlier fetches."""
         consumer = self._ensure_consumer()
         self.reading.forget()
         for tp in consumer.assignment() & positions.keys():
@@ -166,10 +166,10 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             raise_group_error(self._consumer)
 
     async def rejoin_for_unheld_partitions(self) -> set[int]:
-        """Join again when a stable group does not hold all partitions of the source; return those that nobody holds.
+        """Rejoin if a stable group does not own all partitions of the source; return those that no member owns.
 
-        Only a join of the group's leader, whether it knows that it is the leader or not, begins a rebalance. So every
-        member has to look. Raises KafkaError while the coordinator is away.
+        Only a join of the group's leader starts a rebalance, whether it knows that it is the leader or not. So every
+        member has to check. Raises KafkaError while the coordinator is not available.
         """
         settings = self.hooks.settings
         consumer = self._ensure_consumer()
@@ -185,8 +185,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
         """Return the records between a committed offset and the last stable one; None before the first fetch.
 
-        `idle`: no fetched record waits. What was read behind the committed offset is then no record, but transaction
-        markers or aborted records of a producer, which would look like a permanent lag.
+        `idle`: no fetched record waits. Everything read past the committed offset is then a transaction marker or an
+        aborted record, which would look like a permanent lag.
         """
         consumer = self._ensure_consumer()
         if tp not in consumer.assignment():
@@ -198,7 +198,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
 
 
 class KpConsumer(driver.Consumer):
-    """Faust's consumer with its own way of fetching. `hooks` is set by `create_app` on a subclass."""
+    """Faust's consumer, with fetching replaced. `create_app` sets `hooks` on a subclass."""
 
     logger = faust_log
     hooks: Hooks
@@ -214,7 +214,7 @@ class KpConsumer(driver.Consumer):
 
     @Service.task
     async def _watch_group(self) -> None:
-        """End the worker when it may not join its group.
+        """Stop the worker if the coordinator does not let it join its group.
 
         aiokafka raises that error only from a fetch. A member without partitions never fetches, and would wait forever.
         """
@@ -227,12 +227,12 @@ class KpConsumer(driver.Consumer):
                 return
 
     async def _drain_messages(self, fetcher: Any) -> None:
-        """Run one fetch loop for each assigned partition while the flow is on (Faust's fetcher runs this)."""
+        """Run one fetch loop per assigned partition while records may flow (Faust's fetcher runs this)."""
         try:
             await self._fetch_while_flowing(fetcher)
         except asyncio.CancelledError:
             if not (self.should_stop or fetcher.should_stop):
-                raise  # otherwise this is the regular end, and Faust would log a crash
+                raise  # otherwise this is the normal end, and Faust would log a crash
 
     async def _fetch_while_flowing(self, fetcher: Any) -> None:
         while not (self.should_stop or fetcher.should_stop):
@@ -288,38 +288,36 @@ class KpConsumer(driver.Consumer):
             try:
                 unheld = await self._thread.call_thread(self._thread.rejoin_for_unheld_partitions)
             except (KafkaError, ConsumerNotStarted) as error:
-                faust_log.info(
-                    "could not ask for the group's assignment, trying again in %.0f s: %r", UNHELD_SECONDS, error
-                )
+                faust_log.info("cannot read the group's assignment; retrying in %.0f s: %r", UNHELD_SECONDS, error)
                 continue
             if unheld:
-                faust_log.info("joining the group again: no member holds the partitions %s", sorted(unheld))
+                faust_log.info("rejoining the group: no member owns partitions %s", sorted(unheld))
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
-        """Note which rebalance this assignment ends."""
+        """Record which rebalance this assignment ends."""
         self._rebalance = self.app.rebalancing_count
         await super().on_partitions_assigned(assigned, generation_id)
 
     def resume_flow(self) -> None:
-        """Let records flow, unless the next rebalance has begun.
+        """Let records flow, unless the next rebalance has started.
 
-        After a long restore, Faust may complete an assignment when the next one has already been revoked.
+        After a long restore, Faust may complete an assignment that the next rebalance has already revoked.
         """
         if self._rebalance == self.app.rebalancing_count:
             super().resume_flow()
 
     async def wait_empty(self) -> None:
-        """Wait until no fetch is under way and the partition tasks have committed what they took.
+        """Wait until no fetch is running and the partition tasks have committed the records they took.
 
-        The order matters: a fetch that still ran could move the position after Faust's seek to the committed offset.
+        The order matters: a running fetch could move the position after Faust's seek to the committed offset.
         """
         await self.halt()
         await self.hooks.drain()
 
     async def halt(self) -> None:
-        """Stop fetching and drop what waits; Faust's resume_flow starts it again after the seek.
+        """Stop fetching and drop waiting records; Faust's resume_flow starts fetching again after the seek.
 
-        When a rebalance begins during another one's restore, the older one may have resumed the flow.
+        If a rebalance starts during the restore of an earlier one, the earlier one may have resumed the flow.
         """
         self.stop_flow()
         await self._stop_fetches()
@@ -327,14 +325,14 @@ class KpConsumer(driver.Consumer):
         self.hooks.budget.forget_waiting()
 
     async def perform_seek(self) -> None:
-        """Read on where the partition tasks are (Faust calls this before it lets records flow).
+        """Continue at the offsets of the partition tasks (Faust calls this before it lets records flow).
 
-        Faust would ask aiokafka for the committed offsets; aiokafka returns none while the coordinator moves or loads.
+        Faust would use aiokafka's committed offsets; aiokafka returns none while the coordinator moves or loads.
         """
         await self._thread.call_thread(self._thread.seek_all, self.hooks.positions())
 
     async def commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
-        """Commit nothing: the partition tasks do."""
+        """Do nothing: the partition tasks commit."""
         return False
 
     async def commit_offset(self, tp: TopicPartition, offset: int, metadata: str) -> None:
@@ -342,7 +340,7 @@ class KpConsumer(driver.Consumer):
         await self._thread.call_thread(self._thread.commit_offset, tp, offset, metadata)
 
     def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
-        """Return how many records of a partition are not committed; None where that is not known yet."""
+        """Return how many records of a partition are not committed; None if that is not known yet."""
         return self._thread.lag(tp, committed, idle)
 
 
@@ -356,7 +354,7 @@ class _App(faust.App):
     logger = faust_log
 
     def _create_directories(self) -> None:
-        """Create none: they are for table data. This worker has no tables, and may run on a read-only file system."""
+        """Do nothing: the directories are for tables. The worker has none, and may run on a read-only file system."""
 
 
 def connect(signal: Any, handler: Callable[..., Awaitable[None]]) -> None:

@@ -1,10 +1,10 @@
-"""The fetch buffer: records that were fetched and wait to be taken, one partition after the other.
+"""The fetch buffer: fetched records that wait to be taken, one partition after the other.
 
-Lives here: the queues between fetching and scoring and their bounds. Must not live here: Kafka clients, scoring.
+Lives here: the queues between fetching and scoring, and their bounds. Must not live here: Kafka clients, scoring.
 
-The bounds limit memory: a partition is fetched again only when its queue has fallen below them, so that a full topic
-of large documents costs a few MiB for each partition. A share of the memory budget bounds all partitions together; a
-record counts there from its fetch until its commit.
+The bounds limit memory: a partition is fetched again only when its queue is below them, so that a topic full of large
+documents uses a few MiB per partition. A share of the memory budget limits all partitions together; a record counts
+there from its fetch until its commit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from worker.core.records import SourceRecord
 from worker.kafka.budget import Share
 
 LOW_WATER_RECORDS = 256
-"""Fetch again when fewer records wait: enough to bridge one fetch (some ms) at the rate without a model."""
+"""Fetch again when fewer records wait: enough for the duration of one fetch (a few ms) at the rate without a model."""
 
 LOW_WATER_BYTES = 1 << 20
 """The same in bytes. One fetch adds at most 1 MiB, or a single larger record."""
@@ -38,7 +38,7 @@ class _Queue:
 
 
 class FetchBuffer:
-    """The waiting records of all assigned partitions, counted in the `share`; whoever takes them gives it back."""
+    """The waiting records of all assigned partitions, counted in the `share`; who takes them gives it back."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -60,15 +60,15 @@ class FetchBuffer:
         return queue.records[0] if queue is not None and queue.records else None
 
     def assign(self, partitions: Iterable[int]) -> None:
-        """Start anew with these partitions. What waited is dropped: it is not committed, and will be read again."""
+        """Replace the partitions. Waiting records are dropped: they are not committed, and will be read again."""
         former, self._queues = self._queues, {partition: _Queue() for partition in partitions}
         self._turns = deque()
         for queue in former.values():
             self._share.give_back(queue.bytes)
-            queue.room.set()  # a fetch that waits for room looks at the new queue
+            queue.room.set()  # a fetch that waits here checks the new queue
 
     def clear(self) -> None:
-        """Drop whatever waits, keep the partitions."""
+        """Drop all waiting records, keep the partitions."""
         self.assign(self._queues)
 
     def add(self, partition: int, records: Sequence[SourceRecord]) -> None:
@@ -87,9 +87,9 @@ class FetchBuffer:
         queue.update()
 
     def next(self, accepts: Callable[[int], bool], *, stay: bool = False) -> SourceRecord | None:
-        """Take the next record, one partition after the other, passing over those that `accepts` refuses.
+        """Take the next record, one partition after the other, skipping partitions for which `accepts` is false.
 
-        `stay`: of the same partition as the last one, where it has another.
+        `stay`: prefer the partition of the last record, if it has another.
         """
         if stay and self._turns and self._turns[-1] == self._last:
             self._turns.rotate(1)
@@ -109,11 +109,11 @@ class FetchBuffer:
         return None
 
     async def room(self, partition: int) -> None:
-        """Wait until the partition may be fetched again; for ever where it is not assigned."""
+        """Wait until the partition may be fetched again; forever if it is not assigned."""
         while True:
             queue = self._queues.get(partition)
             if queue is None:
-                await asyncio.Event().wait()  # the fetch that asks is about to be cancelled
+                await asyncio.Event().wait()  # the caller's fetch is about to be cancelled
             else:
                 await queue.room.wait()
                 if self._queues.get(partition) is queue:

@@ -1,7 +1,7 @@
-"""The gauges of a worker's partitions: lag, cache, stream time; and counters that grow with totals kept elsewhere.
+"""The gauges of a worker's partitions: lag, cache, stream time; and counters that follow totals kept elsewhere.
 
-Lives here: what is brought up to date once a second. Must not live here: what is counted as it happens (committer.py,
-partition_task.py).
+Lives here: metrics that are updated once per second. Must not live here: metrics that are counted at each event
+(committer.py, partition_task.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from worker.stream.partition_task import PartitionTask
 
 
 class _Growth:
-    """How much totals have grown since they were looked at last, by owner and name."""
+    """The growth of totals since the last look, by owner and name."""
 
     def __init__(self) -> None:
         self._seen: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
@@ -35,7 +35,7 @@ class _Growth:
 
 
 class Gauges:
-    """Brings the metrics of one worker up to date."""
+    """Updates the metrics of one worker."""
 
     def __init__(self, metrics: Metrics, source_topic: str, buffer: FetchBuffer, pool: EmbeddingPool | None) -> None:
         self._metrics = metrics

@@ -1,7 +1,7 @@
-"""The state of one source partition: its cache and stream time, its pass, and what of it goes to the changelog.
+"""The state of one source partition: its cache and stream time, its pass, and its changelog rows.
 
-Lives here: ready embeddings, cache entries, and the batch that is made of decided records. Must not live here: asyncio,
-the order of records (partition_task.py), when to commit (committer.py), Kafka clients.
+Lives here: ready embeddings, cache entries, and building a batch from decided records. Must not live here: asyncio, the
+order of records (partition_task.py), when to commit (committer.py), Kafka clients.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A record that waits for its commit: its output, the verdict or the error, and its row for the changelog."""
+    """A record that waits for its commit: its output, its score or error, and its row for the changelog."""
 
     record: SourceRecord
     output: OutputRecord
-    verdict: ScoredTrace | InvalidTrace
+    result: ScoredTrace | InvalidTrace
     entry: tuple[bytes, bytes] | None
     span: Span | None
 
 
 class PartitionState:
-    """What a partition's task was given to go on with, and what has been decided since.
+    """The restored state of a partition, updated by each batch.
 
-    `next_offset` is the offset of the first record to take. `replay` holds the entries of records that come again, by
-    source offset.
+    `next_offset` is the offset of the first record to take. `replay` contains the entries of records that will be read
+    again, by source offset.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class PartitionState:
         self._stream_time_ms = scorer.stream_time_ms  # after the last batch
 
     def ready_embedding(self, offset: int, text_hash: bytes) -> Entry | None:
-        """Return the entry of a record that was embedded before a restart, unless another text stood at this offset."""
+        """Return the entry of a record that was embedded before a restart, unless this offset had another text."""
         entry = self._replay.pop(offset, None)
         return entry if entry is not None and entry.text_hash == text_hash else None
 
     def entry(
         self, record: SourceRecord, trace: ReasoningTrace, scored: ScoredTrace, text_hash: bytes, model: str
     ) -> tuple[bytes, bytes] | None:
-        """Return the changelog's key and value for a scored trace; None where it has no vector."""
+        """Return the changelog's key and value for a scored trace; None if it has no vector."""
         if scored.sequence is None or scored.vector is None:
             return None
         return (
@@ -81,15 +81,15 @@ class PartitionState:
         )
 
     def batch(self, decided: Sequence[Decided]) -> Batch:
-        """Return what is published of these records, the partition's next in offset order."""
+        """Return the batch to publish for these records, the partition's next in offset order."""
         entries: list[tuple[bytes, bytes | None]] = []
         newest = None
         for each in decided:
-            if not isinstance(each.verdict, InvalidTrace):
-                self._stream_time_ms = each.verdict.stream_time_ms
+            if not isinstance(each.result, InvalidTrace):
+                self._stream_time_ms = each.result.stream_time_ms
                 if each.entry is not None:
                     entries.append(each.entry)
-                    newest = each.verdict.sequence
+                    newest = each.result.sequence
         next_offset = decided[-1].record.offset + 1
         return Batch(
             outputs=[each.output for each in decided],

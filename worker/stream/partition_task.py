@@ -1,7 +1,7 @@
-"""The partition task: the way of one source partition's records through the worker, in offset order.
+"""The partition task: processes one source partition's records in offset order.
 
 taken -> evaluated (evaluator.py; texts are embedded by a pool that all partitions share) -> committed (committer.py).
-Lives here: that order, and the bounds on what is not committed. Must not live here: fetching, rebalances, the model,
+Lives here: that order, and the bounds on uncommitted records. Must not live here: fetching, rebalances, the model,
 transactions.
 """
 
@@ -31,16 +31,15 @@ from worker.stream.partition_state import Decided, PartitionState
 log = logging.getLogger(__name__)
 
 MAX_TASK_BYTES: Final = 16 << 20
-"""Bytes of one partition's records (SourceRecord.size) that may be past its committed offset; budget.py bounds those of
-all partitions together."""
+"""Most bytes of one partition's uncommitted records (SourceRecord.size); budget.py limits all partitions together."""
 
 STOP_SECONDS: Final = 5.0
-"""How long a partition that is given up waits for its producer to stop."""
+"""How long closing a partition waits for its producer to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
-    """What the settings say about a partition's records."""
+    """The settings that apply to a partition's records."""
 
     evaluation: EvaluationConfig
     latency_budget_seconds: float = 0.1
@@ -51,13 +50,13 @@ class TaskConfig:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What a partition task asks and tells the worker.
+    """The worker's functions that a partition task calls.
 
-    `backlog` returns how many records wait to be taken; whoever takes the last one calls `flush`. `on_room`: the task
-    may take records again. `on_failure`, once: the partition, and the error that ended its task; the task's state is
-    then ahead of what is committed and must not be used again. `on_committed`: a record that is committed, its output,
-    and its score (None: a dead letter). `give_back`: the bytes (SourceRecord.size) of records that the task no longer
-    holds.
+    `backlog` returns how many records wait to be taken; the caller that takes the last one calls `flush`. `on_room`:
+    the task may take records again. `on_failure`, once: the partition, and the error that ended its task; the task's
+    state is then ahead of the committed offset and must not be used again. `on_committed`: a committed record, its
+    output, and its score (None: a dead letter). `give_back`: the bytes (SourceRecord.size) of records that the task has
+    released.
     """
 
     backlog: Callable[[], int]
@@ -68,7 +67,7 @@ class Callbacks:
 
 
 class PartitionTask:
-    """One assigned partition: its state, its records on their way, its committer."""
+    """One assigned partition: its state, its uncommitted records, its committer."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class PartitionTask:
         self._committing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to commit."""
+        """Start committing."""
         self._committing = asyncio.create_task(self._commit_forever(), name=f"commit-{self.partition}")
 
     def __len__(self) -> int:
@@ -122,7 +121,7 @@ class PartitionTask:
         return self._committer.committed
 
     def oldest(self) -> SourceRecord | None:
-        """Return the first record past the committed offset, of those that were taken."""
+        """Return the first record taken that is past the committed offset."""
         return self._committer.oldest() or (self._taken[0].record if self._taken else None)
 
     def has_room(self) -> bool:
@@ -130,7 +129,7 @@ class PartitionTask:
         return len(self) < SLACK and self._bytes < MAX_TASK_BYTES and not self.failed
 
     def take(self, record: SourceRecord) -> bool:
-        """Admit the partition's next record; return whether its embedding has to be waited for."""
+        """Admit the partition's next record; return whether it waits for its embedding."""
         if record.offset <= self._taken_to:
             self._callbacks.give_back(record.size)
             return False  # fetched twice around a rebalance
@@ -146,21 +145,21 @@ class PartitionTask:
         return False
 
     def flush(self) -> None:
-        """Say that no more records wait to be taken."""
+        """Note that no more records wait to be taken."""
         self._committer.flush()
 
     async def drain(self) -> None:
-        """Wait until everything that was taken is committed, or the task has failed."""
+        """Wait until every record taken is committed, or the task has failed."""
         self._committer.stop_lingering()
         await self._idle.wait()
         self._committer.linger_again()
 
     async def close(self) -> None:
-        """Give the partition up: what is not committed is dropped, an open transaction is aborted."""
+        """Close the partition: uncommitted records are dropped, an open transaction is aborted."""
         self.failed = True
         self._idle.set()
         for taken in self._taken:
-            if isinstance(taken.embedding, asyncio.Future):  # nobody will ask for its exception any more
+            if isinstance(taken.embedding, asyncio.Future):  # mark its exception as retrieved
                 taken.embedding.add_done_callback(lambda future: future.cancelled() or future.exception())
         if self._committing is not None:
             self._committing.cancel()
@@ -169,18 +168,18 @@ class PartitionTask:
         self._bytes = 0
         try:
             await asyncio.wait_for(self._publisher.stop(), STOP_SECONDS)
-        except Exception as error:  # the partition is lost to us anyway; its next owner fences this producer
+        except Exception as error:  # the partition is lost anyway; its next owner fences this producer
             log.warning("partition %d: producer did not stop cleanly: %r", self.partition, error)
 
     def _advance(self) -> None:
-        """Decide whatever is embedded, in offset order."""
+        """Decide all embedded records, in offset order."""
         if self.failed:
             return
         try:
             while self._taken and self._taken[0].ready():
                 decided = self._evaluator.decide(self._taken.popleft())
                 if self._config.dead_letter_limit is not None:
-                    self._config.dead_letter_limit.record(isinstance(decided.verdict, InvalidTrace))
+                    self._config.dead_letter_limit.record(isinstance(decided.result, InvalidTrace))
                 self._committer.add(decided)
             if self._committer.batch_is_full() or not self.has_room():
                 self._committer.flush()
@@ -197,7 +196,7 @@ class PartitionTask:
         on_committed = self._callbacks.on_committed
         if on_committed is not None:
             for decided in batch:
-                scored = None if isinstance(decided.verdict, InvalidTrace) else decided.verdict
+                scored = None if isinstance(decided.result, InvalidTrace) else decided.result
                 on_committed(decided.record, decided.output, scored)
         self._tracing.end(decided.span for decided in batch)
         size = sum(decided.record.size for decided in batch)

@@ -3,8 +3,8 @@
 Lives here: the life of a process from its start to its exit code. Must not live here: anything about records or
 partitions (worker.py).
 
-Exit code 0: asked to stop (SIGTERM, SIGINT), everything that was taken is committed. 1: something failed; nothing that
-was not committed counts, the supervisor's restart goes on from there. 2: the settings or the topics are wrong.
+Exit codes: 0 after SIGTERM or SIGINT, when every record taken is committed. 1 after a failure: uncommitted work is
+discarded, and the restarted worker continues at the committed offsets. 2: the settings or the topics are wrong.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from worker.version import __version__
 log = logging.getLogger(__name__)
 
 LEAVE_SECONDS: Final = 5.0
-"""After a failure, how long the worker tries to leave its group and close its connections before it just exits."""
+"""After a failure, how long the worker may take to leave its group and close its connections before it exits."""
 
 EmbedderLoader = Callable[[Settings], Embedder | None]
 
 
 def main(settings: Settings, load: EmbedderLoader = load_configured) -> NoReturn:
-    """Be the worker's process: log, run, exit with its code."""
+    """Configure logging, run the worker, and exit with its exit code."""
     logs.configure(settings.log_level, settings.log_format)
     code = asyncio.run(run(settings, load))
     logging.shutdown()
-    # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
+    # Not sys.exit: a model that hangs in its thread would prevent the interpreter from exiting.
     os._exit(code)
 
 
@@ -78,7 +78,7 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
 
 
 class _Process:
-    """What one process holds: metrics and status page from the start, the worker once it is prepared."""
+    """The parts of one process: metrics and status page from the start, the worker as soon as it is prepared."""
 
     def __init__(self, settings: Settings, load: EmbedderLoader) -> None:
         self.tracing: Tracing | NoTracing = NO_TRACING
@@ -145,18 +145,16 @@ async def _serve(worker: Worker, settings: Settings, stop: asyncio.Task[Any]) ->
         task.cancel()
     failed.cancel()
     if error is not None:
-        log.error("stopping: %s; what was not committed will be read again", error_text(error))
+        log.error("stopping: %s; uncommitted records will be read again", error_text(error))
     else:
-        log.info("stopping: finishing what was taken")
+        log.info("stopping: finishing the records taken")
     try:
         await asyncio.wait_for(worker.stop(), settings.shutdown_timeout_seconds if error is None else LEAVE_SECONDS)
     except TimeoutError:
         if error is None:
-            log.error(
-                "the drain took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; what was not committed will be read again"
-            )
+            log.error("the drain took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; uncommitted records will be read again")
         return 1
     if error is None and worker.failure is None:
-        log.info("stopped: everything that was taken is committed")
+        log.info("stopped: every record taken is committed")
         return 0
     return 1

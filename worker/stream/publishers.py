@@ -1,4 +1,4 @@
-"""The publishers of a worker's partitions, as KP_DELIVERY says, and the producer that they share at least once.
+"""The publishers of a worker's partitions, by KP_DELIVERY, and the producer that they share with at_least_once.
 
 Lives here: that choice alone; the publishers are in kafka/publisher.py.
 """
@@ -22,7 +22,7 @@ CommitOffset = Callable[[TopicPartition, int, str], Awaitable[None]]
 
 
 class Publishers:
-    """Makes the publisher of each source partition. `client`: the arguments of every Kafka client."""
+    """Creates the publisher of each source partition. `client`: the arguments of every Kafka client."""
 
     def __init__(self, settings: Settings, client: Mapping[str, Any], commit_offset: CommitOffset) -> None:
         self._settings = settings
@@ -31,7 +31,7 @@ class Publishers:
         self._shared: AIOKafkaProducer | None = None
 
     async def start(self) -> None:
-        """Connect the shared producer, where there is one."""
+        """Connect the shared producer, if there is one."""
         if self._settings.delivery == "at_least_once":
             self._shared = idempotent_producer(self._client, self._settings.transaction_timeout_seconds)
             await self._shared.start()

@@ -1,8 +1,8 @@
 """The worker: a member of the consumer group, from its Faust app to its partition tasks.
 
-Lives here: how the parts of the stream are put together, the agent that takes records in turn, health, start and stop.
-Must not live here: which partitions are held and what they start from (assignment.py), how a record is scored
-(partition_task.py), fetched (faust_consumer.py) or published (kafka/publisher.py), signals and exit codes (process.py).
+Lives here: how the parts of the stream are connected, the agent that takes records, health, start and stop. Must not
+live here: the partitions and the state they start from (assignment.py), how a record is scored (partition_task.py),
+fetched (faust_consumer.py) or published (kafka/publisher.py), signals and exit codes (process.py).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from worker.stream.publishers import Publishers
 log = logging.getLogger(__name__)
 
 YIELD_SECONDS: Final = 0.002
-"""Longest stretch of taking records before other tasks (heartbeats, HTTP, commits) get their turn."""
+"""How long the agent takes records before it yields to other tasks (heartbeats, HTTP, commits)."""
 
 GAUGE_SECONDS: Final = 1.0
-"""How often lag, cache size and stream time are brought up to date."""
+"""How often the gauges of lag, cache size and stream time are updated."""
 
 
 class Worker:
     """One member of the group, with a partition task for each assigned partition.
 
-    `failure` is the first error, and `failed` is set with it: the worker must then stop.
+    `failure` is the first error; `failed` is set at the same time, and the worker must then stop.
     """
 
     def __init__(
@@ -106,17 +106,17 @@ class Worker:
     # -- health
 
     def stuck(self) -> str | None:
-        """Say what hangs, or None: for liveness."""
+        """Return what hangs, or None: for liveness."""
         busy = 0.0 if self._pool is None else self._pool.busy_seconds()
         if busy > self._settings.stuck_seconds:
             return f"one embedding has been running for {busy:.0f} s (KP_STUCK_SECONDS)"
         return None
 
     def not_ready(self) -> str | None:
-        """Say what is missing before records flow, or None: for readiness."""
+        """Return why records do not flow yet, or None: for readiness."""
         if self.failure is not None:
             return f"failed: {self.failure!r}"
-        return None if self._assigned else "waiting for an assignment and its restore"
+        return None if self._assigned else "waiting for partitions to be assigned and restored"
 
     # -- the agent
 
@@ -127,8 +127,8 @@ class Worker:
     async def _take_all(self) -> None:
         """Take records from the fetch buffer, one partition after the other, until none waits.
 
-        A partition keeps its turn while its records need no embedding to be waited for: its cache, which every trace is
-        compared with, then stays in the CPU's (25 us a trace instead of 50, measured with four partitions).
+        A partition keeps its turn as long as none of its records waits for an embedding: its cache, with which every
+        trace is compared, then stays in the CPU cache (25 us per trace instead of 50, measured with four partitions).
         """
         tasks = self._assignment.tasks
         turn_ends = time.perf_counter() + YIELD_SECONDS
@@ -157,7 +157,7 @@ class Worker:
     # -- rebalances
 
     async def _drain(self) -> None:
-        """Wait until every partition task has committed what it took; called with the flow stopped."""
+        """Wait until every partition task has committed the records it took; called while no records flow."""
         self._not_assigned()
         self._room.set()
         await self._assignment.drain()
@@ -209,22 +209,22 @@ class Worker:
     # -- start and stop
 
     async def start(self) -> None:
-        """Join the group; returns when the first assignment is restored."""
+        """Join the group; return when the first assignment is restored."""
         await self._publishers.start()
         self.app.finalize()
         await self.app.start()
 
     async def watch(self) -> None:
-        """Keep the gauges up to date, until cancelled or Faust crashes."""
+        """Update the gauges, until cancelled or Faust crashes."""
         while not self.app.crashed:
             self._gauges.update(self._assignment.tasks, self._consumer)
             if self._status is not None:
                 self._status.tick(time.monotonic())
             await asyncio.sleep(GAUGE_SECONDS)
-        self._fail(self.app.crash_reason or RuntimeError("Faust stopped for no stated reason"))
+        self._fail(self.app.crash_reason or RuntimeError("Faust stopped without a reason"))
 
     async def stop(self) -> None:
-        """Leave the group. Without a failure everything that was taken is committed first."""
+        """Leave the group. Without a failure, every record taken is committed first."""
         if self.failure is not None:
             await self._assignment.close()
         await self.app.stop()
@@ -235,7 +235,7 @@ class Worker:
 
 
 def task_config(settings: Settings, layout: Layout, tracing: Tracing | NoTracing) -> TaskConfig:
-    """Return what a partition task needs of the settings; the topics may take less than KP_MAX_MESSAGE_BYTES."""
+    """Return the configuration of a partition task; the topics may accept less than KP_MAX_MESSAGE_BYTES."""
     limits = replace(settings.limits, max_bytes=layout.max_message_bytes)
     share = settings.dead_letter_breaker_share
     return TaskConfig(

@@ -143,7 +143,7 @@ def test_explanation_does_the_arithmetic() -> None:
     assert "= 0.6817 < 0.75: rejected" in text
     assert f"Nearest is {FIRST[9:]}, similarity 0.9861: practically the same text" in text
     assert "39 minutes earlier" in text
-    assert "(novelty 0.5) it would have got 0.8032" in text
+    assert "With an empty cache (novelty 0.5) its score would be 0.8032" in text
 
 
 @pytest.mark.parametrize("override", ["single_thought", "error_recovery_bonus", "low_tool_diversity_penalty"])
@@ -163,7 +163,7 @@ def test_story() -> None:
     documents = scored({RETOLD: (full_id(FIRST), 0.9861), LATE: (DOCUMENTS[0]["id"], 0.31)})
     first, second, third = str(demo_view.story(documents)).splitlines()
     assert first.endswith("accepted  the cache is still empty")
-    assert second.endswith("rejected  told before: similarity 0.99")
+    assert second.endswith("rejected  seen before: similarity 0.99")
     assert third.endswith("accepted  the others have expired: new again")
     assert demo_view.story(documents[:5]) is None
     assert str(demo_view.story(scored(embedder=False))).count("novelty is neutral") == 3

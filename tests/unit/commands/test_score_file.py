@@ -164,7 +164,7 @@ def test_the_command_writes_output_dead_letters_and_a_summary(run: Run, tmp_path
     assert [json.loads(line)["id"] for line in out.read_bytes().splitlines()] == ["kp:trace:good", "kp:trace:weak"]
     assert [json.loads(line)["line"] for line in bad.read_bytes().splitlines()] == [2, 4, 5]
     assert result.stderr.splitlines() == [
-        "5 traces: 1 accepted, 1 rejected, 3 dead letters, 0 texts cut at 256 tokens",
+        "5 traces: 1 accepted, 1 rejected, 3 dead letters, 0 texts truncated at 256 tokens",
         "  1 invalid_type",
         "  2 not_json",
     ]
@@ -173,7 +173,7 @@ def test_the_command_writes_output_dead_letters_and_a_summary(run: Run, tmp_path
 def test_the_command_writes_to_standard_output_where_no_file_is_named(run: Run) -> None:
     result = run(GOOD)
     assert json.loads(result.stdout)["scoring"]["embedder"] is None
-    assert result.stderr.startswith("1 traces: 1 accepted")
+    assert result.stderr.startswith("1 trace: 1 accepted")
 
 
 def test_a_file_over_several_lines_is_recognised(run: Run, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_file_over_several_lines_is_recognised(run: Run, tmp_path: Path) -> No
 def test_a_file_without_a_valid_trace_is_an_error(run: Run) -> None:
     result = run(b"[]\n{}")
     assert result.exit_code == 1
-    assert "Error: no line of the file is a valid trace: --dead-letters BAD.jsonl" in result.stderr
+    assert "Error: no line of the file is a valid trace; write them with their reasons: --dead-letters" in result.stderr
 
 
 def test_an_empty_file_is_no_error(run: Run) -> None:
@@ -267,7 +267,7 @@ def test_a_pipe_is_scored_without_loading_a_model_or_kafka() -> None:
     )
     assert json.loads(result.stdout)["id"] == "kp:trace:good"
     summary, _, modules = result.stderr.decode().strip().partition("\n")
-    assert summary == "2 traces: 1 accepted, 0 rejected, 1 dead letters, 0 texts cut at 256 tokens"
+    assert summary == "2 traces: 1 accepted, 0 rejected, 1 dead letter, 0 texts truncated at 256 tokens"
     loaded = set(modules.split("\n")[-1].split())
     assert "numpy" in loaded
     assert not loaded & {"torch", "sentence_transformers", "transformers", "faust", "aiokafka"}

@@ -137,7 +137,7 @@ def test_which_pass_counts_for_an_offset() -> None:
         (Found(60, False, None, OURS), marker(TWO, ""), (Segment(6, 60, END),), True),
         (Found(60, False, None, None), marker(TWO), (Segment(6, 60, END),), True),
         (Found(60, False, None, OURS), None, (Segment(6, 60, END),), True),
-        # the source was made anew
+        # the source was recreated
         (Found(60, True, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
         (Found(60, False, None, OURS), marker(TWO, OTHER), (Segment(6, 60, END),), True),
         (Found(0, True, kp2(4, 50, OTHER), OURS, True), marker(TWO, OTHER), (Segment(6, 0, END),), True),

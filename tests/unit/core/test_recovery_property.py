@@ -363,7 +363,7 @@ class OldWorker(CoreWorker):
 
 
 class World:
-    """One group over a source topic that is reset, made anew, and read by workers of all kinds."""
+    """One group over a source topic that is reset, recreated, and read by workers of all kinds."""
 
     def __init__(self, rng: random.Random, exactly_once: bool, old_workers: bool) -> None:
         self.rng = rng
@@ -389,7 +389,7 @@ class World:
             topics.offset = rng.randint(lowest, max(lowest, highest))
             topics.metadata = ""
             self.touched = True
-        elif event < 0.45:  # deleted and made anew; the offsets go with it, or stay behind
+        elif event < 0.45:  # deleted and recreated; the offsets go with it, or stay behind
             topics.topic_id = f"topic-{rng.randrange(10**16):016}"
             self.records = random_records(rng, 80)
             if topics.metadata is None or rng.random() < 0.5:

@@ -61,7 +61,7 @@ def test_a_damaged_default_model_is_named_and_not_taken_for_another(
 
 
 def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is no exported model"):
+    with pytest.raises(ModelError, match="is not an exported model"):
         OpenVinoEmbedder(tmp_path, 256, 0)
 
 
@@ -84,7 +84,7 @@ def test_another_runtime_is_refused(damaged: Path) -> None:
 
 
 def test_a_precision_that_was_not_exported_is_refused(damaged: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no int8 graph, only fp32; .* export-model --precision int8"):
+    with pytest.raises(ModelError, match=r"has no int8 graph, only fp32; .* export-model --precision int8"):
         OpenVinoEmbedder(damaged, 256, 0, "int8")
 
 

@@ -46,7 +46,7 @@ def test_tensors_are_read_with_their_shapes(tmp_path: Path, seed: int) -> None:
 def test_another_file_is_refused_with_its_name(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(raw)
-    with pytest.raises(ModelError, match=r"m\.safetensors is no safetensors file that can be read here"):
+    with pytest.raises(ModelError, match=r"m\.safetensors is not a readable safetensors file"):
         read_safetensors(path)
 
 
@@ -62,7 +62,7 @@ def test_another_file_is_refused_with_its_name(tmp_path: Path, raw: bytes) -> No
 )
 def test_a_tensor_that_does_not_fit_its_header_is_refused(tmp_path: Path, tensor: dict[str, Any]) -> None:
     path = written(tmp_path / "m.safetensors", {"t": tensor}, b"\0" * 8)
-    with pytest.raises(ModelError, match="no safetensors file"):
+    with pytest.raises(ModelError, match="not a readable safetensors file"):
         read_safetensors(path)
 
 

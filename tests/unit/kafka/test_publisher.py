@@ -339,7 +339,7 @@ async def test_a_scored_output_that_its_topic_cannot_take_is_a_dead_letter_in_it
     records = [SourceRecord("traces", 5, n, 77, b"k", each.value, [("h", b"1")]) for n, each in enumerate(outputs)]
     replaced = await publisher.publish(Batch(outputs, [(b"0", b"e0")], 1, None, records))
     assert {position: error.reason for position, error in replaced.items()} == {1: Reason.TOO_LARGE}
-    assert "topic traces.accepted takes 1000" in replaced[1].message
+    assert "topic traces.accepted accepts 1000" in replaced[1].message
     sent: dict[str, list[Any]] = {}
     for _, topic, _, *rows in (call for call in producer.calls if call[0] == "send"):
         sent.setdefault(topic, []).extend(rows)

@@ -38,7 +38,9 @@ def test_a_burst_passes_and_the_rest_is_counted_and_told_when_the_window_closes(
     last = event("node %s is away", 8)
     assert limit.filter(last)
     held = 1001 - BURST
-    assert last.getMessage() == f"node 8 is away [{held} like it were held back in the last {WINDOW_SECONDS:.0f} s]"
+    assert (
+        last.getMessage() == f"node 8 is away [{held} similar lines were suppressed in the last {WINDOW_SECONDS:.0f} s]"
+    )
     following = [event("node %s is away", n) for n in range(BURST)]
     assert [limit.filter(record) for record in following] == [True] * (BURST - 1) + [False]
     assert following[0].getMessage() == "node 0 is away"
@@ -90,7 +92,9 @@ def test_held_back_dead_letters_are_told() -> None:
     assert (
         TextFormatter()
         .format(last)
-        .endswith(f"dead letter [{100 - BURST} like it were held back in the last 30 s] [offset=100 reason=not_json]")
+        .endswith(
+            f"dead letter [{100 - BURST} similar lines were suppressed in the last 30 s] [offset=100 reason=not_json]"
+        )
     )
 
 
