@@ -65,7 +65,7 @@ deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engin
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/helm.sh
 	deploy/checks/asyncapi.sh
 
-snippet-check: $(READY) ## Run the TypeScript and confluent-kafka examples of docs/publishing.md (needs node and npm)
+snippet-check: $(READY) ## Run the TypeScript and confluent-kafka examples of docs/ (needs node and npm)
 	$(BIN)/python -m pytest tests/check_snippets.py $(ARGS)
 
 dist: $(READY) ## Build the sdist, and the wheel from it, into dist/

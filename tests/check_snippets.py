@@ -1,4 +1,4 @@
-"""The examples of docs/publishing.md that need other clients: compiled, run, and what they send looked at.
+"""The examples of docs/publishing.md and docs/agent-logs.md that need node or another client: compiled and run.
 
 Not part of `make test`, which needs nothing but Python: `make snippet-check` runs it. Needs node and npm, and fails
 where they are missing; kafkajs, TypeScript and confluent-kafka are fetched once into .cache/snippet-checks.
@@ -22,6 +22,7 @@ from aiokafka import AIOKafkaProducer
 from tests.support.builders import read_jsonl
 from tests.support.imports import ROOT
 from tests.support.kafka_fixtures import consume_all, create_topics, unique
+from tests.support.snippets import snippets
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.trace import parse_trace
 
@@ -45,6 +46,29 @@ async function main() {
 main();
 """
 
+LOGGING_MAIN = """
+import { logRun, runAgent } from "./agent.js";
+
+const input = JSON.stringify({ city: "Ghent" });
+const call = (id: string, name: string) => ({ id, type: "function", function: { name, arguments: input } });
+const answers = [
+  { role: "assistant", content: null, tool_calls: [call("a", "parcel"), call("b", "hours")] },
+  { role: "assistant", content: "It waits in Ghent." },
+];
+const create = async (request: { model: string; messages: object[] }) => {
+  if (request.messages.some((message) => "is_error" in message)) throw new Error("unknown field is_error");
+  return { choices: [{ message: answers.shift() }] };
+};
+
+async function main() {
+  const messages = [{ role: "user", content: "Where is parcel 4471?" }];
+  const hours = (input: { city: string }) => ({ city: input.city, from: 8 });
+  await runAgent({ chat: { completions: { create } } }, { model: "m" }, { hours }, messages);
+  await logRun("runs.jsonl", messages, { resolved: true, domain: "customer_service" });
+}
+main();
+"""
+
 PYTHON_MAIN = """
 import json, os
 import agent
@@ -63,6 +87,17 @@ def example(heading: str) -> str:
     found = re.search(rf"## {heading}\n.*?```[a-z]+\n(.*?)```", DOCUMENT, re.DOTALL)
     assert found is not None, f"docs/publishing.md has no example under {heading}"
     return found[1]
+
+
+def compile_typescript(folder: Path, module: str, agent: str, main: str) -> None:
+    modules = node_modules()
+    (folder / "node_modules").symlink_to(modules)
+    (folder / "package.json").write_text(json.dumps({"type": module}))
+    (folder / "agent.ts").write_text(agent, "utf-8")
+    (folder / "main.ts").write_text(main)
+    compiler = str(modules / "typescript/bin/tsc")
+    run("node", compiler, "--strict", "--module", "node16", "--target", "es2022", "--types", "node",
+        "agent.ts", "main.ts", cwd=folder)  # fmt: skip
 
 
 def run(*command: str, cwd: Path, **env: str) -> None:
@@ -115,15 +150,8 @@ def assert_published(bootstrap: str, topic: str, traces: list[Any]) -> None:
 
 @pytest.mark.parametrize("module", ["module", "commonjs"])
 def test_the_typescript_example(kafka: EmbeddedKafka, tmp_path: Path, traces: list[Any], module: str) -> None:
-    modules = node_modules()
-    (tmp_path / "node_modules").symlink_to(modules)
-    (tmp_path / "package.json").write_text(json.dumps({"type": module}))
-    (tmp_path / "agent.ts").write_text(example("TypeScript, kafkajs"), "utf-8")
-    (tmp_path / "main.ts").write_text(TYPESCRIPT_MAIN)
+    compile_typescript(tmp_path, module, example("TypeScript, kafkajs"), TYPESCRIPT_MAIN)
     (tmp_path / "traces.json").write_text(json.dumps(traces), "utf-8")
-    compiler = str(modules / "typescript/bin/tsc")
-    run("node", compiler, "--strict", "--module", "node16", "--target", "es2022", "--types", "node",
-        "agent.ts", "main.ts", cwd=tmp_path)  # fmt: skip
     topic = unique("docs")
     create_topics(kafka.bootstrap_servers, {topic: 3})
     env = {"KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_SOURCE_TOPIC": topic, "PARENT": PARENT}
@@ -140,3 +168,20 @@ def test_the_confluent_example(kafka: EmbeddedKafka, tmp_path: Path, traces: lis
     env = {"KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_SOURCE_TOPIC": topic, "PARENT": PARENT}
     run(sys.executable, "main.py", cwd=tmp_path, PYTHONPATH=str(site_packages()), **env)
     assert_published(kafka.bootstrap_servers, topic, traces)
+
+
+@pytest.mark.parametrize("module", ["module", "commonjs"])
+def test_the_typescript_that_logs_a_run(tmp_path: Path, module: str) -> None:
+    (block,) = [each for each in snippets("tests/check_snippets.py") if each.page == "docs/agent-logs.md"]
+    compile_typescript(tmp_path, module, block.text, LOGGING_MAIN)
+    run("node", "main.js", cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "worker", "convert", "--from", "chat", "--success", "@resolved", "--confidence", "0.8",
+         "--domain", "@domain", "--visibility", "private", "--privacy", "private", "--created-at", "@finished",
+         str(tmp_path / "runs.jsonl")],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "not in the traces" not in done.stderr
+    steps = json.loads(done.stdout)["steps"]
+    assert [step["type"] for step in steps] == ["tool_call", "tool_call", "error_recovery", "observation", "thought"]
+    assert steps[3]["content"] == '{"city":"Ghent","from":8}'
