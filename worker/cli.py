@@ -213,10 +213,11 @@ def broker(port: int | None, data_dir: Path | None) -> None:
 @cli.command()
 @click.argument("trace", type=click.Path(allow_dash=True))  # a shell completes files; an id passes, too
 @click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
-@click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
+@click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to use, from 0 to 2.")
+@click.option("--parts", is_flag=True, help="With KP_EMBED_TEXT=objective: which part made it similar to its nearest.")
 @_json_option
 @settings_options
-def explain(trace: str, line: int | None, novelty: float | None, as_json: bool | None) -> None:
+def explain(trace: str, line: int | None, novelty: float | None, parts: bool, as_json: bool | None) -> None:
     """Explain one score, step by step.
 
     TRACE is a JSON file, - for standard input, or what is searched for on the accepted, rejected and dead-letter
@@ -232,7 +233,7 @@ def explain(trace: str, line: int | None, novelty: float | None, as_json: bool |
     settings = read_settings()
     from worker.commands.explain import run_explain
 
-    sys.exit(run_explain(trace, novelty, settings, line=line, as_json=_as_json(as_json)))
+    sys.exit(run_explain(trace, novelty, settings, line=line, parts=parts, as_json=_as_json(as_json)))
 
 
 @cli.command()

@@ -49,6 +49,17 @@ class RecordPlace(Struct, frozen=True):
         return f"{self.topic}:{self.partition}:{self.offset}"
 
 
+class SimilarityPart(Struct, frozen=True):
+    """One part of a trace, and its share of the similarity to the nearest one; the shares' sum is the similarity.
+
+    `alone`: cosine similarity to the same part of the nearest trace; None where that has no such part.
+    """
+
+    name: str
+    share: float
+    alone: float | None
+
+
 class RecordedScoring(Struct, frozen=True):
     """What the `scoring` object of a scored document says about its score."""
 
@@ -89,7 +100,8 @@ class Explanation(Struct, frozen=True):
 
     `recorded_score`: the score in the document; None for a trace that is not scored, or with another novelty. `source`
     and `stream_time`: what a scored document says. `record`: the document's own place, and `record_time` its timestamp,
-    where it comes from a topic; `also`: places of the same trace's other records, newest first.
+    where it comes from a topic; `also`: places of the same trace's other records, newest first. `parts`: the similarity
+    to the nearest trace by part, where it was asked for.
     """
 
     id: str
@@ -116,6 +128,7 @@ class Explanation(Struct, frozen=True):
     record: RecordPlace | None = None
     record_time: str | None = None
     also: list[str] = []
+    parts: list[SimilarityPart] = []
 
     @property
     def agrees(self) -> bool:
