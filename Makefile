@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast browser-test check deploy-check image image-test fuzz soak bench lock clean
+.PHONY: help setup setup-model demo test test-fast browser-test check deploy-check snippet-check dist image image-test fuzz soak bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,6 +64,14 @@ deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engin
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/prometheus.sh
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/helm.sh
 	deploy/checks/asyncapi.sh
+
+snippet-check: $(READY) ## Run the TypeScript and confluent-kafka examples of docs/publishing.md (needs node and npm)
+	$(BIN)/python -m pytest tests/check_snippets.py $(ARGS)
+
+dist: $(READY) ## Build the sdist, and the wheel from it, into dist/
+	rm -rf dist
+	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
+	@ls dist
 
 image: ## Build the container image kp-worker:VERSION with Docker (TORCH_BACKEND=cpu: smaller download)
 	docker build --file deploy/Dockerfile --tag kp-worker:$(VERSION) --build-arg TORCH_BACKEND=$(TORCH_BACKEND) \

@@ -16,15 +16,18 @@ import pytest
 from playwright.async_api import Browser, Error, Page, async_playwright, expect
 
 from tests.support.builders import trace_bytes
-from tests.support.kafka_fixtures import WorkerProcess, produce_async, unique
+from tests.support.kafka_fixtures import WorkerProcess, consume_all_async, produce_async, unique
 from tests.support.stage import LINES, Stage
 from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.commands.explain_steps import explain_trace
+from worker.observe.status_rows import KEPT_TRACES
 
 pytestmark = pytest.mark.kafka
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 BROKEN = trace_bytes().replace(b"federated", b"<img src=x onerror=alert(1)>")
+TWO_OVERRIDES = ("error_recovery:a", "error_recovery", "error_recovery", "thought")
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 
 CONTRASTS = """() => {
@@ -111,7 +114,8 @@ def visit(browser: Browser, worker: WorkerProcess) -> Visit:
         await expect(page.locator("#state")).to_have_text("✓ ready")
         yield page
         assert console == []
-        assert {url for url in asked if not url.startswith("data:")} == {home, f"{home}status.json"}
+        mine = {url.partition("?domain=")[0] for url in asked if not url.startswith("data:")}
+        assert mine == {home, f"{home}status.json"}
         await context.close()
 
     return open_page
@@ -149,14 +153,27 @@ async def test_what_comes_from_the_topic_is_text(visit: Visit, stage: Stage) -> 
         assert "owned" not in await page.title()
 
 
+CUT_OFF = """() => [...document.querySelectorAll("[role=region]")].flatMap((box) => {
+  const edge = box.getBoundingClientRect();
+  return [...box.querySelectorAll("tbody td, tbody td *")].filter((e) => {
+    const place = e.getBoundingClientRect();
+    return place.width && (place.right > edge.right + 1 || place.left < edge.left - 1);
+  }).map((e) => `${box.getAttribute("aria-labelledby")} ${e.className}: ${e.textContent.slice(0, 40)}`);
+})"""
+
+
 @pytest.mark.parametrize("width", [320, 360, 768, 1280])
-async def test_the_page_never_scrolls_sideways_but_its_tables_do(visit: Visit, width: int) -> None:
+async def test_no_column_is_out_of_sight(visit: Visit, stage: Stage, width: int) -> None:
+    await send(stage, [trace_bytes(f"kp:trace:{'long' * 30}", steps=TWO_OVERRIDES, domain="d" * 40)] * 2)
     async with visit(**{**PHONE, "viewport": {"width": width, "height": 740}}) as page:
-        assert await page.evaluate("document.documentElement.scrollWidth") <= width
-        assert await page.evaluate("innerWidth") == width
-        if width < 400:
-            wider = "e => e.scrollWidth > e.clientWidth && (e.scrollLeft = 50) && e.scrollLeft === 50"
-            assert await page.locator("[role=region]").first.evaluate(wider)
+        await expect(page.locator("#trace-rows .row").first).to_contain_text("low_tool_diversity_penalty")
+        for opened in (False, True):
+            if opened:
+                await page.locator("#trace-rows .row button").first.click()
+                await expect(page.locator(".details")).to_be_visible()
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width
+            assert await page.evaluate("innerWidth") == width
+            assert await page.evaluate(CUT_OFF) == []
         button = await page.locator("#pause").bounding_box()
         assert button is not None
         assert min(button["width"], button["height"]) >= 24  # WCAG 2.2, target size
@@ -165,6 +182,7 @@ async def test_the_page_never_scrolls_sideways_but_its_tables_do(visit: Visit, w
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_texts_can_be_read_in_both_colour_schemes(visit: Visit, scheme: str) -> None:
     async with visit(color_scheme=scheme) as page:
+        await page.locator("#trace-rows .row button").first.click()
         found = await page.evaluate(CONTRASTS)
         assert len(found) > 200
         assert [item for item in found if item[0] < 4.5] == []  # WCAG AA
@@ -176,18 +194,18 @@ async def test_everything_can_be_reached_and_used_by_keyboard(visit: Visit, stag
     async with visit(viewport={"width": 600, "height": 700}) as page:
         focused = "(e => e.id || e.getAttribute('aria-labelledby') || e.className)(document.activeElement)"
         order = []
-        for _ in range(5):
+        for _ in range(6):
             await page.keyboard.press("Tab")
             order.append(await page.evaluate(focused))
             assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-        assert order == ["skip", "pause", "h-partitions", "h-traces", "h-dead"]
+        assert order == ["skip", "pause", "h-partitions", "domain", "h-traces", "link code"]
 
         table = page.locator("[aria-labelledby=h-traces][role=region]")
         await table.focus()
-        await page.keyboard.press("ArrowRight")
-        await page.wait_for_function("document.activeElement.scrollLeft > 0")
+        await page.keyboard.press("ArrowDown")
+        await page.wait_for_function("document.activeElement.scrollTop > 0")
         await page.wait_for_timeout(1500)  # a poll later focus and place are the reader's still
-        assert await table.evaluate("e => document.activeElement === e && e.scrollLeft > 0")
+        assert await table.evaluate("e => document.activeElement === e && e.scrollTop > 0")
 
         await page.locator("#pause").focus()
         await page.keyboard.press("Space")
@@ -199,6 +217,106 @@ async def test_everything_can_be_reached_and_used_by_keyboard(visit: Visit, stag
         await page.keyboard.press("Space")
         await expect(page.locator("#state")).to_have_text("✓ ready")
         assert await page.inner_text("main") != still
+
+
+async def test_a_row_opens_its_explanation_by_keyboard_and_is_held_meanwhile(visit: Visit, stage: Stage) -> None:
+    async with visit() as page:
+        row, details = page.locator("#trace-rows .row").first, page.locator(".details")
+        button = row.locator("button")
+        name = await button.inner_text()
+        for key in ("Enter", "Space"):
+            await button.focus()
+            await page.keyboard.press(key)
+            await expect(button).to_have_attribute("aria-expanded", "true")
+            assert await button.get_attribute("aria-controls") == await details.get_attribute("id")
+            await page.keyboard.press("Escape")
+            await expect(details).to_have_count(0)
+            await expect(button).to_have_attribute("aria-expanded", "false")
+            await expect(button).to_be_focused()
+        await page.keyboard.press("Enter")
+        await send(stage, [trace_bytes("kp:trace:newer")])
+        before = await number(page, "#accepted") + await number(page, "#rejected")
+        await page.wait_for_function(
+            "before => ['accepted', 'rejected'].reduce("
+            "(sum, id) => sum + Number(document.getElementById(id).textContent.replaceAll(',', '')), 0) > before",
+            arg=before - 1,
+        )
+        await page.wait_for_timeout(1500)
+        await expect(page.locator("#traces-note")).to_contain_text("held")
+        assert await button.inner_text() == name
+        await page.keyboard.press("Escape")
+        await page.locator("#pause").focus()
+        await expect(page.locator("#trace-rows .row button").first).to_have_text("kp:trace:newer")
+
+
+async def test_the_explanation_is_that_of_the_command(visit: Visit, stage: Stage) -> None:
+    await send(stage, [trace_bytes("kp:trace:explained", steps=TWO_OVERRIDES, objective="Explain me")])
+    async with visit() as page:
+        row = page.locator("#trace-rows .row", has_text="kp:trace:explained").first
+        await row.locator("b").click()  # anywhere in the row
+        shown = await page.locator(".details").inner_text()
+        explained = explain_trace(await document_of(stage, "kp:trace:explained"), stage.settings())
+        for name, formula in explained.components.items():
+            figures = f"{formula.value:.4f}\t{formula.weight:.2f}\t{formula.weighted:.4f}"
+            assert f"{name.replace('_', ' ')}\t{figures}" in shown
+            assert formula.formula in shown
+        for it in explained.overrides:
+            assert f"{it.name}: {it.before:.4f} → {it.after:.4f}" in shown
+        assert len(explained.overrides) == 2
+        assert f"{explained.score:.4f} < 0.75: rejected" in shown
+        assert "Explain me" in shown
+        assert "kp-worker explain kp:trace:explained" in shown
+        await row.locator("b").click()
+        await expect(page.locator(".details")).to_have_count(0)
+
+
+async def test_the_nearest_trace_is_one_click_away_or_a_command(browser: Browser, kafka: EmbeddedKafka) -> None:
+    stage = Stage(kafka, KP_STATUS_PAGE="true", KP_HTTP_HOST="127.0.0.1")
+    with WorkerProcess(stage.env | {"KP_EMBEDDER": "auto"}) as worker:
+        await asyncio.to_thread(worker.wait_ready)
+        same = [trace_bytes(f"kp:trace:{name}", objective="SECRET") for name in ("first it's", "second")]
+        for value in same:
+            await produce_async(stage.bootstrap, stage.name, [(None, value, (), 0)])
+        page = await browser.new_page()
+        await page.goto(f"http://127.0.0.1:{worker.http_port}/")
+        await page.locator("#trace-rows .row", has_text="kp:trace:second").locator("button").click()
+        await page.locator(".details button").click()
+        first = page.locator("#trace-rows .row", has_text="kp:trace:first it's").last
+        await expect(first.locator("button")).to_have_attribute("aria-expanded", "true")
+        await expect(first.locator("button")).to_be_focused()
+        assert "novelty is 0.5" in await page.locator(".details").inner_text()
+        assert "SECRET" not in await page.content()
+        await page.keyboard.press("Escape")
+        await produce_async(
+            stage.bootstrap, stage.name, [(None, trace_bytes(f"kp:trace:x{i}"), (), 1) for i in range(KEPT_TRACES - 1)]
+        )
+        await page.locator("#pause").focus()
+        await expect(page.locator("#trace-rows .row", has_text="kp:trace:x48")).to_have_count(1)
+        await page.locator("#trace-rows .row", has_text="kp:trace:second").locator("button").click()
+        await expect(page.locator(".details")).to_contain_text("kp-worker explain 'kp:trace:first it'\\''s'")
+        await page.close()
+
+
+async def test_the_filter_shows_one_domain_and_the_note_those_without_a_profile(visit: Visit, stage: Stage) -> None:
+    await send(stage, [trace_bytes(f"kp:trace:rare-{i}", domain="Finance") for i in range(3)])
+    await send(stage, [trace_bytes("kp:trace:common", domain="code")] * KEPT_TRACES)
+    async with visit() as page:
+        await expect(page.locator("#trace-rows")).not_to_contain_text("kp:trace:rare")
+        await expect(page.locator("#domains-note")).to_contain_text("Finance 3 (is finance meant?)")
+        await page.locator("#domain").select_option("Finance")
+        await expect(page.locator("#trace-rows .row")).to_have_count(3)
+        await expect(page.locator("#trace-rows .row").first).to_contain_text("kp:trace:rare")
+        await page.locator("#domain").select_option("")
+        await expect(page.locator("#trace-rows .row")).to_have_count(KEPT_TRACES)
+
+
+async def document_of(stage: Stage, trace_id: str) -> bytes:
+    """Return what the worker published of a trace."""
+    for kind in ("accepted", "rejected"):
+        for record in await consume_all_async(stage.bootstrap, f"{stage.name}.{kind}"):
+            if trace_id.encode() in record.value:
+                return bytes(record.value)
+    raise AssertionError(f"{trace_id} did not come out")
 
 
 async def test_nothing_moves_for_whoever_asks_for_that(visit: Visit) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from worker.core.scorer import PartitionScorer, ScoredTrace
     from worker.core.scoring import Profile, Score, Weights, score_trace
     from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedding_text, parse_trace
+    from worker.core.views import embedded_texts, unit_mean
 
 _HOME = {
     "InvalidTrace": "worker.core.trace",
@@ -25,9 +26,11 @@ _HOME = {
     "ScoredTrace": "worker.core.scorer",
     "VectorCache": "worker.core.novelty",
     "Weights": "worker.core.scoring",
+    "embedded_texts": "worker.core.views",
     "embedding_text": "worker.core.trace",
     "parse_trace": "worker.core.trace",
     "score_trace": "worker.core.scoring",
+    "unit_mean": "worker.core.views",
 }
 
 __all__ = [
@@ -41,9 +44,11 @@ __all__ = [
     "VectorCache",
     "Weights",
     "__version__",
+    "embedded_texts",
     "embedding_text",
     "parse_trace",
     "score_trace",
+    "unit_mean",
 ]
 
 

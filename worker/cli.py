@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn
 
 import click
 
+from worker.commands.completion import complete_directory, complete_reason, complete_traces
 from worker.commands.console import (
     ArgumentError,
     CommandError,
@@ -31,8 +33,10 @@ from worker.observe.logs import BareFormatter
 from worker.version import __version__
 
 if TYPE_CHECKING:
+    from worker.commands.convert import LogFormat
     from worker.commands.publish_lines import KeyField
     from worker.commands.redrive_selection import Selection
+    from worker.commands.scored_input import ScoredInput
 
 
 def main() -> NoReturn:
@@ -85,12 +89,21 @@ def run() -> None:
     run_worker(settings)
 
 
+def _as_json(wanted: bool | None) -> bool:
+    """Whether to write JSON: as asked for, otherwise where standard output is not a terminal."""
+    return not sys.stdout.isatty() if wanted is None else wanted
+
+
+_json_option = click.option("--json/--text", "as_json", default=None, help="Form of the output [JSON when piped].")
+
+
 @cli.command()
 @click.argument("file", type=click.File("rb"))
 @click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, JSON Lines [stdout].")
 @click.option("--dead-letters", type=click.File("wb"), help="Lines that cannot be read, with the reason, JSON Lines.")
-@click.option("--embedder", help="As KP_EMBEDDER, which it overrides.")
-@click.option("--model", help="As KP_MODEL, which it overrides.")
+@click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "none"]),
+              help="As KP_EMBEDDER, which it overrides.")  # fmt: skip
+@click.option("--model", shell_complete=complete_directory, help="As KP_MODEL, which it overrides.")
 @settings_options
 def score(
     file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None
@@ -106,8 +119,31 @@ def score(
     run_score(file, output, dead_letters, settings)
 
 
+@cli.command()
+@click.argument("files", nargs=-1, required=True)
+@click.option("--label", required=True, help="Field whose value names a trace's task; dotted where it is nested.")
+@click.option("--grid", multiple=True, metavar="NAME=V,V",
+              help="Values of a setting to compare: embed_text=whole,objective. May be repeated.")  # fmt: skip
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the random halvings and the intervals.")
+@_json_option
+@settings_options
+def evaluate(files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: int, as_json: bool | None) -> None:
+    """Measure how well novelty tells a repeated task from a new one, on labelled traces.
+
+    FILES are traces, JSON Lines, each file in the order of a stream; traces with the same label are the same task. Each
+    file is one partition without TTL and capacity. Embeds each text once.
+    """
+    from worker.commands.evaluate import run_evaluate
+
+    run_evaluate(files, label, grid, seed=seed, as_json=_as_json(as_json))
+
+
 @cli.command("export-model")
-@click.option("--model", help="Directory or hub name of a sentence-transformers model [all-MiniLM-L6-v2].")
+@click.option(
+    "--model",
+    shell_complete=complete_directory,
+    help="Directory or hub name of a sentence-transformers model [all-MiniLM-L6-v2].",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="Directory to write [the user's cache directory].")
 @click.option("--precision", multiple=True, type=click.Choice(["fp32", "bf16", "int8"]), help="May be repeated.")
 @click.option("--if-missing", is_flag=True, help="Do nothing where the default model is exported already.")
@@ -174,32 +210,29 @@ def broker(port: int | None, data_dir: Path | None) -> None:
     sys.exit(run_broker(port, data_dir))
 
 
-def _as_json(wanted: bool | None) -> bool:
-    """Whether to write JSON: as asked for, otherwise where standard output is not a terminal."""
-    return not sys.stdout.isatty() if wanted is None else wanted
-
-
-_json_option = click.option("--json/--text", "as_json", default=None, help="Form of the output [JSON when piped].")
-
-
 @cli.command()
-@click.argument("trace", type=click.File("rb"))
+@click.argument("trace", type=click.Path(allow_dash=True))  # a shell completes files; an id passes, too
+@click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
 @click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
 @_json_option
 @settings_options
-def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> None:
+def explain(trace: str, line: int | None, novelty: float | None, as_json: bool | None) -> None:
     """Explain one score, step by step.
 
-    TRACE is a JSON file, - is standard input. A document from the accepted or rejected topic is explained with its own
-    novelty, weights and threshold; a bare trace with those of the settings, and novelty 0.5. Exit code 1: no valid
-    trace, or a document whose score does not follow from its own figures.
+    TRACE is a JSON file, - for standard input, or what is searched for on the accepted, rejected and dead-letter
+    topics, from the newest records to the oldest: a trace id (kp:trace:...) or its beginning, as tail and the status
+    page show it, PARTITION:OFFSET on the source topic, or TOPIC:PARTITION:OFFSET on an output topic.
+
+    A scored document is explained with its own novelty, weights and threshold; a bare trace with those of the settings,
+    and novelty 0.5. Exit code 1: no valid trace, none found, or a document whose score does not follow from its own
+    figures.
     """
     if novelty is not None and novelty != novelty:  # NaN passes any range
         raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
     from worker.commands.explain import run_explain
 
-    sys.exit(run_explain(trace, novelty, settings, as_json=_as_json(as_json)))
+    sys.exit(run_explain(trace, novelty, settings, line=line, as_json=_as_json(as_json)))
 
 
 @cli.command()
@@ -209,8 +242,9 @@ def explain(trace: BinaryIO, novelty: float | None, as_json: bool | None) -> Non
 def topics(create: bool, as_json: bool | None) -> None:
     """Compare the topics with the plan, or create them.
 
-    Shows the five topics as they are and as they should be, with the commands that make them so. --create does what the
-    worker does at start with KP_CREATE_TOPICS=true. Exit code 0: the worker would start with these topics; 1: it would
+    Shows the five topics of the worker, and the one of kp-worker redrive, as they are and as they should be, with the
+    commands that make them so. --create does what the worker does at start with KP_CREATE_TOPICS=true, and creates the
+    topic of redrive. Exit code 0: the worker would start with these topics; 1: it would
     not; 2: the settings are wrong, or no broker answers.
     """
     settings = read_settings()
@@ -289,12 +323,33 @@ def completion(shell: str) -> None:
     click.echo(kind(cli, {}, "kp-worker", "_KP_WORKER_COMPLETE").source())
 
 
+def _scored_documents(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument and options that say which scored documents it reads."""
+    options = (
+        click.argument("file", type=click.File("rb"), required=False),
+        click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file."),
+        click.option("--since", type=click.DateTime(["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d"]),
+                     help="With --from-kafka: records from this time on (UTC)."),
+        click.option("--last", type=click.IntRange(min=1),
+                     help="With --from-kafka: at most this many traces, the latest."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _scored_input(file: BinaryIO | None, *, from_kafka: bool, since: datetime | None, last: int | None) -> ScoredInput:
+    if from_kafka == (file is not None):
+        raise click.UsageError("give a file of scored traces (- is standard input), or --from-kafka")
+    if not from_kafka and (since is not None or last is not None):
+        raise click.UsageError("--since and --last go with --from-kafka")
+    from worker.commands.scored_input import ScoredInput
+
+    return ScoredInput(file, since, last)
+
+
 @cli.command()
-@click.argument("file", type=click.File("rb"), required=False)
-@click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file.")
-@click.option("--since", type=click.DateTime(["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d"]),
-              help="With --from-kafka: records from this time on (UTC).")  # fmt: skip
-@click.option("--last", type=click.IntRange(min=1), help="With --from-kafka: at most this many traces, the latest.")
+@_scored_documents
 @click.option("--output", "-o", default="report.html", show_default=True, type=click.Path(dir_okay=False,
               allow_dash=True, path_type=Path), help="The page; - is standard output.")  # fmt: skip
 @click.option("--similarity", type=click.FloatRange(-1, 1), default=0.9, show_default=True,
@@ -310,17 +365,41 @@ def report(
     FILE holds output documents of kp-worker, JSON Lines (- is standard input). Lines that cannot be read are left out
     and counted, on the page and on standard error.
     """
-    if from_kafka == (file is not None):
-        raise click.UsageError("give a file of scored traces (- is standard input), or --from-kafka")
-    if not from_kafka and (since is not None or last is not None):
-        raise click.UsageError("--since and --last go with --from-kafka")
+    documents = _scored_input(file, from_kafka=from_kafka, since=since, last=last)
+    settings = read_settings()
     from worker.commands.report import run_report
 
-    run_report(file, output, since=since, last=last, similarity=similarity, hide_texts=hide_texts)
+    run_report(documents, output, settings, similarity=similarity, hide_texts=hide_texts)
 
 
 @cli.command()
-@click.argument("file")
+@_scored_documents
+@click.option("--flips", type=click.IntRange(0), default=20, show_default=True,
+              help="Show at most this many traces whose decision changes.")  # fmt: skip
+@click.option("--export", metavar="FILE|csv", help="Write one CSV row for each trace to FILE; the word csv writes them "
+              "to standard output, instead of the summary.")  # fmt: skip
+@_json_option
+@settings_options
+def whatif(
+    file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, flips: int, export: str | None,
+    as_json: bool | None,
+) -> None:  # fmt: skip
+    """Show what other weights, thresholds or profiles would change, without embedding anything again.
+
+    FILE holds output documents of kp-worker, JSON Lines (- is standard input). The candidate is what the settings say:
+    --config candidate.toml, or --set threshold=0.7. The result is exact: each document holds its novelty, and no
+    decision changes the novelty of a later trace. Documents whose score does not follow from their own figures are
+    left out and named. Exit code 1: there is nothing to count, or a file cannot be read or written.
+    """
+    documents = _scored_input(file, from_kafka=from_kafka, since=since, last=last)
+    settings = read_settings()
+    from worker.commands.whatif import run_whatif
+
+    run_whatif(documents, settings, flips=flips, export=export, as_json=_as_json(as_json))
+
+
+@cli.command()
+@click.argument("file", shell_complete=complete_traces)
 @click.option("--topic", help="Topic to publish to [KP_SOURCE_TOPIC].")
 @click.option(
     "--key", type=click.Choice(["agent", "id", "domain", "none"]), default="agent", show_default=True,
@@ -353,10 +432,12 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
 @click.option("--last", type=click.IntRange(0), metavar="N", help="Begin with the last N that match [10].")
 @click.option("--from-beginning", is_flag=True, help="Begin with the oldest.")
 @click.option("--follow/--no-follow", default=True, help="Wait for more, until Ctrl-C [follow].")
+@click.option("--objective", is_flag=True, help="Each trace's objective below its row; JSON holds it anyway.")
+@_json_option
 @settings_options
 def tail(
     accepted: bool, rejected: bool, dead_letters: bool, domain: str | None, min_score: float | None,
-    last: int | None, from_beginning: bool, follow: bool,
+    last: int | None, from_beginning: bool, follow: bool, objective: bool, as_json: bool | None,
 ) -> None:  # fmt: skip
     """Show scored traces as they come: a table on a terminal, JSON Lines into a pipe.
 
@@ -381,11 +462,14 @@ def tail(
         TailFilter(settings.dead_letter_topic, domain, min_score),
         last=None if from_beginning else 10 if last is None else last,
         follow=follow,
+        as_json=_as_json(as_json),
+        objectives=objective,
     )
 
 
 @cli.command()
-@click.option("--reason", "reasons", multiple=True, help="Only dead letters of this reason; may be repeated.")
+@click.option("--reason", "reasons", multiple=True, shell_complete=complete_reason,
+              help="Only dead letters of this reason; may be repeated.")  # fmt: skip
 @click.option(
     "--since", metavar="T", help="Only from this time of the source record on: ISO 8601, or an age (90m, 2h, 3d)."
 )
@@ -441,3 +525,60 @@ def _selection(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     return Selection(frozenset(reasons), since_ms, until_ms, partition, first, end)
+
+
+@cli.command()
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
+)
+@click.option("--from", "source", type=click.Choice(["chat", "atif"]), required=True,
+              help="What FILES hold: chat messages in OpenAI's style, or ATIF trajectories (v1.x).")  # fmt: skip
+@click.option("--success", required=True, metavar="VALUE",
+              help="true, false, or @path; @path=TEXT is true where the field is TEXT.")  # fmt: skip
+@click.option("--confidence", required=True, metavar="VALUE", help="A number from 0 to 1, or @path.")
+@click.option("--domain", required=True, metavar="VALUE", help="metadata.task_domain.")
+@click.option("--visibility", required=True, metavar="VALUE", help="private, org or network, or @path.")
+@click.option("--privacy", required=True, metavar="VALUE",
+              help="metadata.privacy_level: aggregated, federated or private, or @path.")  # fmt: skip
+@click.option("--created-at", metavar="VALUE", help="ISO 8601 with its zone, or @path (also seconds since 1970) [ATIF: "
+              "the last timestamp; required for chat].")  # fmt: skip
+@click.option("--agent-id", metavar="VALUE", help="metadata.agent_id, which publish makes the record's key [none].")
+@click.option("--framework", metavar="VALUE", help="metadata.framework [ATIF: the agent's name; chat: none].")
+@click.option("--objective", metavar="VALUE", help="task.objective [the first text of the user].")
+@click.option("--result-summary", metavar="VALUE", help="outcome.result_summary [the last text of the agent].")
+@click.option("--messages", metavar="@PATH", default="@messages", show_default=True,
+              help="Chat: the list of messages in a run that is an object.")  # fmt: skip
+@click.option("--keep", multiple=True, metavar="NAME=@PATH",
+              help="Copy a field of the run to the trace as NAME, such as a label; may be repeated.")  # fmt: skip
+@click.option("--error-prefix", "error_prefixes", multiple=True, metavar="TEXT",
+              help="A tool result that begins with TEXT is an error; may be repeated.")  # fmt: skip
+@click.option("--max-content", type=click.IntRange(1), metavar="N", help="Cut the content of a step at N characters.")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the loss report there, JSON.")
+@settings_options
+def convert(
+    files: tuple[str, ...], source: LogFormat, messages: str, keep: tuple[str, ...], error_prefixes: tuple[str, ...],
+    max_content: int | None, report: Path | None, **values: str | None,
+) -> None:  # fmt: skip
+    """Convert agents' logs to reasoning traces: JSON Lines on standard output, to be piped to publish.
+
+    \b
+    kp-worker convert --from chat runs.jsonl --success @ok ... | kp-worker publish -
+
+    One run a line; a file whose name ends with .json is one run; - is standard input. A VALUE is a constant, or
+    @path.to.field of each run; nothing is guessed. What has no place in a trace is counted for each file on standard
+    error. Texts are copied as they are, with any secrets in them. Exit codes: 0 all runs written; 1 some refused, or
+    none read; 2 wrong options.
+    """  # noqa: D301 click's mark for text that it must not wrap
+    settings = read_settings()
+    from worker.commands.convert import run_convert
+    from worker.commands.convert_options import parse_options
+
+    if source == "chat" and values["created_at"] is None:
+        raise click.UsageError("--from chat needs --created-at: messages have no time")
+    if source == "atif" and messages != "@messages":
+        raise click.UsageError("--messages goes with --from chat")
+    try:
+        options = parse_options(values, keep, messages, error_prefixes, max_content, settings.limits)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    sys.exit(run_convert(files, source, options, report))

@@ -44,10 +44,12 @@ def finish(kafka: EmbeddedKafka, fleet: Fleet, load: Load) -> oracle.Report:
     return report
 
 
+@pytest.mark.parametrize("view", ["whole", "objective"])
 def test_exactly_once_through_kills_zombies_rebalances_and_a_broker_restart(
-    kafka: EmbeddedKafka, tmp_path: Path, seed: int
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, view: str
 ) -> None:
-    env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="12")
+    # A trace of the view "objective" is two texts, equal objectives are embedded once.
+    env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="12" if view == "whole" else "8", KP_EMBED_TEXT=view)
     create_topics(kafka.bootstrap_servers, chaos.topics(env))
     plan = shuffled(seed, sigkill=6, sigterm=2, zombie=1, join=3, leave=3, restart_broker=1)
     with Fleet(env, tmp_path) as fleet:

@@ -26,22 +26,25 @@ MOST = {"starting": 1, "started": 1, "restored": 1, "embed": LEG}
 """How often a worker certainly passes a step in one leg; 6 for the steps of a publication."""
 
 
-def step_settings(kafka: EmbeddedKafka, delivery: str) -> dict[str, str]:
+def step_settings(kafka: EmbeddedKafka, delivery: str, view: str = "whole") -> dict[str, str]:
     """Return settings with which a leg makes many transactions: traces do not gather, and take some time each."""
     return settings(
         kafka.bootstrap_servers,
         KP_DELIVERY=delivery,
+        KP_EMBED_TEXT=view,
         KP_SESSION_TIMEOUT_SECONDS="2",
         KP_COMMIT_INTERVAL_SECONDS="0",
         TEST_EMBED_MS="1",
     )
 
 
-def relay(kafka: EmbeddedKafka, logs: Path, seed: int, steps: Sequence[str], how: str, delivery: str) -> oracle.Report:
+def relay(
+    kafka: EmbeddedKafka, logs: Path, seed: int, steps: Sequence[str], how: str, delivery: str, view: str
+) -> oracle.Report:
     """Let each worker crash at its step and the next one go on; judge after each, and return the last report."""
     rng = random.Random(seed)
     once = delivery == "exactly_once"
-    env = step_settings(kafka, delivery)
+    env = step_settings(kafka, delivery, view)
     create_topics(kafka.bootstrap_servers, chaos.topics(env, PARTITIONS))
     records = traces(seed, PARTITIONS)
     ends: dict[int, int] = {}
@@ -67,17 +70,21 @@ def relay(kafka: EmbeddedKafka, logs: Path, seed: int, steps: Sequence[str], how
     return report
 
 
-@pytest.mark.parametrize("how", ["kill", "raise"])
-def test_exactly_once_survives_a_crash_at_each_step(kafka: EmbeddedKafka, tmp_path: Path, seed: int, how: str) -> None:
+@pytest.mark.parametrize(("how", "view"), [("kill", "objective"), ("raise", "whole")])
+def test_exactly_once_survives_a_crash_at_each_step(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, how: str, view: str
+) -> None:
     steps = [step for step in STEPS if how == "kill" or step != "embed"]
-    report = relay(kafka, tmp_path, seed, steps, how, "exactly_once")
+    report = relay(kafka, tmp_path, seed, steps, how, "exactly_once", view)
     assert report.source == LEG * (len(steps) + 1)
 
 
-@pytest.mark.parametrize("how", ["kill", "raise"])
-def test_at_least_once_survives_a_crash_at_each_step(kafka: EmbeddedKafka, tmp_path: Path, seed: int, how: str) -> None:
+@pytest.mark.parametrize(("how", "view"), [("kill", "whole"), ("raise", "objective")])
+def test_at_least_once_survives_a_crash_at_each_step(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, how: str, view: str
+) -> None:
     steps = [step for step in STEPS if step not in TRANSACTIONAL and (how == "kill" or step != "embed")]
-    report = relay(kafka, tmp_path, seed, steps, how, "at_least_once")
+    report = relay(kafka, tmp_path, seed, steps, how, "at_least_once", view)
     assert report.source == LEG * (len(steps) + 1)
     assert report.duplicates > 0, "no crash hit between the outputs and the offset"
 

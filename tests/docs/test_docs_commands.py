@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from click.testing import CliRunner
 
 from tests.support.builders import trace_bytes
 from worker.cli import cli
+from worker.config import Settings
+from worker.core.trace import Reason
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "commands.md").read_text("utf-8")
@@ -46,20 +50,33 @@ def test_completion_prints_code_for_the_shell(shell: str) -> None:
     assert f"_KP_WORKER_COMPLETE={shell}_complete" in result.output
 
 
-def test_bash_completes_commands(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["ex"], ["explain", "export-model"]),
+        (["redrive", "--reason", "not_"], ["not_utf8", "not_json"]),
+        (["redrive", "--reason", ""], list(Reason)),
+        (["publish", "sam"], ["samples"]),
+        (["publish", "trace"], []),  # files, by the shell
+        (["score", "--embedder", ""], list(get_args(Settings.model_fields["embedder"].annotation))),
+    ],
+)
+def test_bash_completes_commands_and_closed_lists(tmp_path: Path, typed: list[str], expected: list[str]) -> None:
     bash = shutil.which("bash")
     assert bash, "this test needs bash"
     program = tmp_path / "kp-worker"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m worker "$@"\n')
     program.chmod(0o755)
-    script = 'eval "$(kp-worker completion bash)"; COMP_WORDS=(kp-worker ex); COMP_CWORD=1; '
-    script += "_kp_worker_completion kp-worker; "
+    (tmp_path / "trace.jsonl").touch()
+    words = shlex.join(["kp-worker", *typed])
+    script = f'eval "$(kp-worker completion bash)"; COMP_WORDS=({words}); COMP_CWORD={len(typed)}; '
+    script += "compopt() { :; }; _kp_worker_completion kp-worker; "
     result = subprocess.run(
         [bash, "-c", script + 'printf "%s\\n" "${COMPREPLY[@]}"'],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        cwd=DOCS.parent, capture_output=True, text=True, check=True, timeout=60,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(DOCS.parent)},
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
-    assert result.stdout.split() == ["explain", "export-model"]
+    assert result.stdout.split() == expected
 
 
 def test_the_exit_codes_that_are_told(tmp_path: Path) -> None:

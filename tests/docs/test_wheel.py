@@ -1,12 +1,17 @@
-"""What pyproject.toml ships: the wheel holds every module and data file, and works where it is installed."""
+"""What pyproject.toml ships: sdist and wheel hold every module and data file, and work where they are installed.
+
+model/test_installed_wheel.py installs the wheel with its requirements.
+"""
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.support.distribution import Distribution, build_distribution
 from tests.support.imports import ROOT
 
 IMPORT_ALL = """
@@ -23,21 +28,37 @@ print(worker.__file__)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build it from a copy of what git tracks: setuptools leaves its build folders in the tree."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    tracked = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "worker", "pyproject.toml", "README.md", "LICENSE"],
-        cwd=ROOT, check=True, capture_output=True, text=True,
-    ).stdout.split()  # fmt: skip
-    for name in tracked:
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, str(built)], cwd=source, check=True, capture_output=True, timeout=120)
-    (path,) = built.glob("*.whl")
-    return path
+def distribution(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
+    return build_distribution(tmp_path_factory.mktemp("distribution"))
+
+
+@pytest.fixture(scope="module")
+def wheel(distribution: Distribution) -> Path:
+    return distribution.wheel
+
+
+def test_make_dist_builds_in_the_same_way() -> None:
+    recipe = (ROOT / "Makefile").read_text("utf-8").split("\ndist:")[1].split("\n\n")[0]
+    assert "uv build" in recipe
+    assert "--no-build-isolation" in recipe
+
+
+def test_the_sdist_holds_what_the_wheel_is_built_from(distribution: Distribution) -> None:
+    """`uv build` has built the wheel from it."""
+    with tarfile.open(distribution.sdist) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    with zipfile.ZipFile(distribution.wheel) as shipped:
+        assert {name for name in shipped.namelist() if ".dist-info/" not in name} <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= names
+    assert not [name for name in names if name.startswith(("tests", "docs", "deploy", "build"))]
+
+
+def test_neither_holds_a_path_of_this_machine(distribution: Distribution) -> None:
+    with tarfile.open(distribution.sdist) as sdist, zipfile.ZipFile(distribution.wheel) as shipped:
+        files = [file for member in sdist.getmembers() if (file := sdist.extractfile(member)) is not None]
+        contents = [*(file.read() for file in files), *map(shipped.read, shipped.namelist())]
+    for path in (ROOT, distribution.sdist.parents[1], Path(sys.prefix)):
+        assert not [content for content in contents if str(path).encode() in content]
 
 
 def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.support.commands import Diagnosis
@@ -43,6 +44,39 @@ def test_a_healthy_set_up_and_its_lag(kafka: EmbeddedKafka) -> None:
     assert all("one replica" in message for _, message in diagnosis.of("topic "))
     assert diagnosis.of("group") == [("ok", "does not exist yet")]
     assert diagnosis.of("lag") == [("ok", "7 records in 2 partitions wait")]
+
+
+def test_markers_of_transactions_are_no_lag(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka)
+    create_topics(kafka.bootstrap_servers, {stage.name: 2})
+
+    async def transactions(*values: bytes, commit: bool = True) -> None:
+        """Send values to partition 0, each in a transaction of its own: two offsets."""
+        producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=stage.name)
+        async with producer:
+            for value in values:
+                await producer.begin_transaction()
+                await producer.send_and_wait(stage.name, value, partition=0)
+                await (producer.commit_transaction() if commit else producer.abort_transaction())
+
+    async def commit(offset: int) -> None:
+        async with AIOKafkaConsumer(
+            bootstrap_servers=kafka.bootstrap_servers, group_id=stage.name, enable_auto_commit=False
+        ) as consumer:
+            consumer.assign([TopicPartition(stage.name, 0)])
+            await consumer.commit({TopicPartition(stage.name, 0): offset})
+
+    def lag() -> list[tuple[str, str]]:
+        return Diagnosis(stage.env).of("lag")
+
+    asyncio.run(transactions(b"1", b"2"))
+    assert lag() == [("ok", "2 records in 2 partitions wait")]
+    asyncio.run(commit(3))  # as a worker does that has scored both; the topic ends at 4
+    assert lag() == [("ok", "0 records in 2 partitions wait")]
+    asyncio.run(transactions(b"3", commit=False))
+    assert lag() == [("ok", "0 records in 2 partitions wait")]
+    produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 1)] * 1001)
+    assert lag() == [("ok", "at most 1001 records in 2 partitions wait")]
 
 
 def test_it_changes_nothing_and_names_what_is_missing(kafka: EmbeddedKafka) -> None:

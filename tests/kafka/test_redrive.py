@@ -130,13 +130,21 @@ def test_without_execute_nothing_happens(kafka: EmbeddedKafka, tmp_path: Path) -
 def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_out(kafka: EmbeddedKafka) -> None:
     desk = Desk(kafka)
     desk.letters([(Reason.NOT_JSON, BAD)])
-    desk.letters([(Reason.NOT_JSON, BAD)])  # as after a crash at least once
+    desk.letters([(Reason.NOT_JSON, BAD)])  # as after a crash at least once, or of a second group
     other = dead_letter(SourceRecord("other", 0, 0, T0, None, BAD), InvalidTrace(Reason.NOT_JSON, "", "bad"))
     produce(desk.bootstrap, desk.topics["dead-letter"], [(None, other.value, other.headers), (b"k", b"v")])
-    done = desk.run("redrive", "--execute")
-    assert "2 records are of another source topic" in done.stdout
+    for options in ([], ["--execute"]):
+        done = desk.run("redrive", *options)
+        assert "2 records are of another source topic" in done.stdout
+        assert re.search(r"letters repeated already done refused", done.stdout)
+        assert re.search(r"not_json +2 +1 +- +- +1\n", done.stdout)
+        assert "1 repeated: another dead letter here is of the same source record" in done.stdout
     assert "1 dead letter re-driven" in done.stdout
     assert numbers(desk) == [0]
+    again = desk.run("redrive")
+    assert re.search(r"letters already done refused to do", again.stdout)
+    assert re.search(r"not_json +2 +2 +- +-\n", again.stdout)
+    assert "repeated" not in again.stdout
 
 
 def test_the_worker_scores_a_mended_limit_and_the_loop_stops(

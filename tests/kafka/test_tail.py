@@ -15,9 +15,9 @@ from tests.support.commands import ROOT, Desk
 from tests.support.kafka_fixtures import produce
 from tests.support.terminal import until_it_ends
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.core.documents import scored_record
+from worker.core.documents import dead_letter, scored_record
 from worker.core.scorer import PartitionScorer
-from worker.core.trace import Reason, parse_trace
+from worker.core.trace import InvalidTrace, Reason, parse_trace
 
 DOMAINS = ("finance", "code", "customer_service")
 
@@ -138,6 +138,53 @@ def test_the_table_fits_a_terminal(kafka: EmbeddedKafka) -> None:
     rows = on_terminal(desk, 120, "tail", "--no-follow", "--accepted", "--dead-letters", "--last", "99")
     assert "overrides" in rows[0]
     assert any("not_json" in row and " dead " in row for row in rows)
+
+
+def test_objectives_stand_below_their_rows(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    fill(desk, 0, 12)
+    for columns in (80, 120):
+        lines = on_terminal(desk, columns, "tail", "--no-follow", "--objective")
+        assert [line.strip() for line in lines[2::2]] == ["Explain"] * 10
+        assert max(map(len, lines)) <= columns
+
+
+def test_two_overrides_are_shown_in_full(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    raw = trace_bytes(steps=["error_recovery:a", "error_recovery", "error_recovery"])
+    record = make_record(raw, 0, timestamp_ms=T0, topic=desk.name)
+    output = scored_record(record, PartitionScorer().score(parse_trace(raw), None, T0), None)
+    produce(desk.bootstrap, desk.topics["accepted"], [(output.key, output.value, output.headers, 0, T0)])
+    done = desk.run("tail", "--no-follow", "--text")
+    assert "error_recovery_bonus, low_tool_diversity_penalty\n" in done.stdout
+    produce(
+        desk.bootstrap, desk.topics["accepted"], [(None, output.value.replace(b"rejected", b"accepted"), (), 0, T0)]
+    )
+    for columns in (107, 120):
+        lines = on_terminal(desk, columns, "tail", "--no-follow")
+        assert max(map(len, lines)) <= columns
+        for name in ("error_recovery_bonus", "low_tool_diversity_penalty"):
+            assert any(name in line for line in lines)
+
+
+def test_the_table_in_a_pipe_is_neither_cut_nor_wrapped(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    raw = trace_bytes(domain="a domain of more than sixteen letters", objective="long " * 60)
+    record = make_record(raw, 0, timestamp_ms=T0, topic=desk.name)
+    output = scored_record(record, PartitionScorer().score(parse_trace(raw), None, T0), None)
+    produce(desk.bootstrap, desk.topics["accepted"], [(output.key, output.value, output.headers, 0, T0)])
+    reason = "x" * 40 + " " + "y" * 200
+    letter = dead_letter(record, InvalidTrace(Reason.NOT_JSON, "", reason))
+    produce(desk.bootstrap, desk.topics["dead-letter"], [(letter.key, letter.value, letter.headers, 0, T0)])
+    shown = desk.run("tail", "--no-follow", "--text", "--objective").stdout.splitlines()
+    assert "a domain of more than sixteen letters" in shown[1]
+    assert shown[2].strip() == ("long " * 60).strip()
+    assert len(shown) == 3
+    head, row = desk.run("tail", "--no-follow", "--text", "--dead-letters").stdout.splitlines()
+    assert head.split() == ["source", "time", "reason", "message"]
+    assert row.rstrip().endswith(reason)
+    both = desk.run("tail", "--no-follow", "--text", "--dead-letters", "--accepted").stdout.splitlines()
+    assert any(line.startswith("0:0 ") and " dead " in line for line in both)
 
 
 def test_options_that_do_not_go_together_and_missing_topics(kafka: EmbeddedKafka) -> None:

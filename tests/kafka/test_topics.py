@@ -18,10 +18,15 @@ from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.config import load
 from worker.kafka.client import client_arguments
 from worker.kafka.connections import connected_admin
-from worker.kafka.topic_plan import CHANGELOG_CONFIG, plan
+from worker.kafka.topic_plan import CHANGELOG_CONFIG, TopicPlan, plan
 from worker.kafka.topic_problems import CODECS, codec_problems, problems
 from worker.kafka.topic_state import AFTER, BEFORE, Observed, TopicState, look
 from worker.kafka.topics import create_missing, prepare_topics
+
+
+def planned(stage: Stage) -> list[TopicPlan]:
+    """The five topics of a worker, as they should be where none exists."""
+    return plan(stage.settings(), Observed({}, [], {}, {}))
 
 
 def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka) -> None:
@@ -29,19 +34,32 @@ def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka)
     for _ in range(2):
         before = stage.topics("--json")
         assert before.exit_code == 1
-        assert [json.loads(line).get("state") for line in before.output.splitlines()] == ["missing"] * 5 + [None]
+        assert [json.loads(line).get("state") for line in before.output.splitlines()] == ["missing"] * 6 + [None]
     created = stage.topics("--json", "--create")
     assert created.exit_code == 0
     rows = [json.loads(line) for line in created.output.splitlines()]
-    assert [(row["state"], row["partitions"], row["commands"]) for row in rows] == [("exists", 3, [])] * 5
+    assert [(row["state"], row["partitions"], row["commands"]) for row in rows[:5]] == [("exists", 3, [])] * 5
     assert all(config["ok"] for row in rows for config in row["configs"])
     assert {config["name"] for config in rows[4]["configs"]} == set(CHANGELOG_CONFIG)
+    assert (rows[5]["topic"], rows[5]["partitions"], rows[5]["commands"]) == (f"{stage.name}-redriven", 1, [])
+
+
+def test_the_topic_of_redrive_is_listed_and_a_worker_starts_without_it(kafka: EmbeddedKafka) -> None:
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="1")
+    create_topics(kafka.bootstrap_servers, {wanted.name: (1, wanted.configs) for wanted in planned(stage)})
+    shown = stage.topics("--text")
+    assert shown.exit_code == 0
+    head = f"{stage.name}-redriven missing, to have 1 partition (for kp-worker redrive)"
+    assert head in " ".join(shown.output.split())
+    assert f"--create --topic {stage.name}-redriven --partitions 1 --config cleanup.policy=compact" in shown.output
+    create_topics(kafka.bootstrap_servers, {f"{stage.name}-redriven": 1})  # cleanup.policy=delete: marks would go
+    assert f"--alter --topic {stage.name}-redriven --add-config cleanup.policy=compact" in stage.topics("--text").output
 
 
 def test_the_commands_to_run_by_hand_say_what_the_worker_would_create(kafka: EmbeddedKafka) -> None:
     """Reads the commands as kafka-topics.sh does, creates by them, and finds nothing left to do."""
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="2")
-    commands = [command for row in stage.lines()[:5] for command in row["commands"]]
+    commands = [command for row in stage.lines()[:6] for command in row["commands"]]
     wanted = {}
     for command in commands:
         found = re.search(r"--create --topic (\S+) --partitions (\d+)", command)
@@ -49,7 +67,7 @@ def test_the_commands_to_run_by_hand_say_what_the_worker_would_create(kafka: Emb
         wanted[found[1]] = int(found[2]), dict(pair.split("=") for pair in re.findall(r"--config (\S+)", command))
     create_topics(kafka.bootstrap_servers, wanted)
     rows = stage.lines()
-    assert [row["commands"] for row in rows] == [[]] * 5
+    assert [row["commands"] for row in rows] == [[]] * 6
     assert stage.topics().exit_code == 0
 
 
@@ -118,7 +136,7 @@ def test_a_dead_letter_topic_is_planned_for_the_largest_record_of_the_source(kaf
 
 def problems_of(stage: Stage) -> dict[str, list[str]]:
     """Return the problems by level, each as one text."""
-    rows = [json.loads(line) for line in stage.topics("--json").output.splitlines()][5:]
+    rows = [json.loads(line) for line in stage.topics("--json").output.splitlines()][6:]
     return {
         level: [f"{row['message']}; {row['remedy']}" for row in rows if row["level"] == level]
         for level in ("fail", "warn")

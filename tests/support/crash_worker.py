@@ -122,9 +122,8 @@ def _spread(seed: bytes) -> Any:
 class HashEmbedder:
     """An embedder without a model: the same vector for the same text, whatever came before."""
 
-    identity = EmbedderIdentity("test-hash", "0" * 64, DIMENSIONS, 256, "test", "fp32")
-
-    def __init__(self) -> None:
+    def __init__(self, embed_text: str) -> None:
+        self.identity = EmbedderIdentity("test-hash", "0" * 64, DIMENSIONS, 256, "test", "fp32", embed_text=embed_text)
         self._seconds = float(os.environ.get("TEST_EMBED_MS") or 0) / 1000
 
     def embed(self, text: str) -> Embedding:
@@ -246,7 +245,7 @@ def load(settings: config.Settings) -> Embedder | None:
     """Return the stand-in, or with TEST_REAL_MODEL=1 what the settings name."""
     if os.environ.get("TEST_REAL_MODEL") == "1":
         return load_configured(settings)
-    return HashEmbedder()
+    return HashEmbedder(settings.embed_text)
 
 
 def main() -> NoReturn:

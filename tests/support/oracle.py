@@ -111,11 +111,13 @@ def judge(
     ttl_ms: int | None,
     reason: Callable[[Any], str | None] = lambda record: None,
     refused: Callable[[Any], bool] = lambda record: False,
+    *,
+    objective_apart: bool = False,
 ) -> dict[Place, Verdict]:
     """Score the records of all partitions, each partition in offset order.
 
     `reason`: of a dead letter that a record becomes before it is parsed; `refused`: whether the output topics refuse a
-    trace once it is scored (its vector stays in the cache).
+    trace once it is scored (its vector stays in the cache). `objective_apart`: KP_EMBED_TEXT=objective.
     """
     verdicts: dict[Place, Verdict] = {}
     entries: dict[int, list[tuple[int, Any]]] = defaultdict(list)  # (stream time at insertion, vector)
@@ -135,8 +137,10 @@ def judge(
         now = stream_time[record.partition] = max(
             min(created, record.timestamp), stream_time.get(record.partition, -(1 << 62))
         )
-        text = " ".join([document["task"]["objective"], *(step.get("content", "") for step in document["steps"])])
-        vector = np.asarray(embed(text), dtype=np.float64)
+        objective, contents = document["task"]["objective"], [step.get("content", "") for step in document["steps"]]
+        vector = np.asarray(embed(" ".join([objective, *contents])), dtype=np.float64)
+        if objective_apart:
+            vector = vector + np.asarray(embed(objective)) if any(contents) else np.asarray(embed(objective), "f8")
         vector = vector / np.sqrt(vector @ vector)
         cache = entries[record.partition][-capacity:]
         live = [old for time, old in cache if ttl_ms is None or now - time < ttl_ms]
@@ -164,6 +168,7 @@ def check(bootstrap: str, env: Mapping[str, str], embed: Embed, *, hostile_recor
         int(env.get("KP_CACHE_MAX_ELEMENTS", "1000")),
         None if ttl == "none" else round(float(ttl) * 1000),
         *((hostile.reason, hostile.refused) if hostile_records else ()),
+        objective_apart=env.get("KP_EMBED_TEXT") == "objective",
     )
     names = {"accepted": "KP_ACCEPTED_TOPIC", "rejected": "KP_REJECTED_TOPIC", "dead-letter": "KP_DEAD_LETTER_TOPIC"}
     outputs = {kind: consume_all(bootstrap, env[name]) for kind, name in names.items()}

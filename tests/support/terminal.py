@@ -108,6 +108,13 @@ def in_pipes(env: dict[str, str], *args: str) -> Ran:
     return Ran(done.returncode, (done.stdout + done.stderr).decode())
 
 
+def evil_runs() -> bytes:
+    """Return message logs: one that gives a trace, and one that is refused."""
+    messages = [{"role": "user", "content": EVIL}, {"role": "assistant", "content": EVIL}]
+    runs = [{"messages": messages, EVIL: 1}, {"messages": [{"role": EVIL}]}]
+    return b"".join(json.dumps(run, ensure_ascii=False).encode() + b"\n" for run in runs)
+
+
 def evil_files(folder: Path) -> dict[str, str]:
     """Write files with hostile content, and one with a hostile name."""
     outputs = evil_outputs()
@@ -118,6 +125,7 @@ def evil_files(folder: Path) -> dict[str, str]:
         "trace": evil_record().value,
         "document": outputs[1].value,
         "bad": bad,
+        "runs": evil_runs(),
     }
     paths = {}
     for name, raw in content.items():
@@ -132,6 +140,7 @@ ON_KAFKA: dict[str, list[str]] = {
     "tail": ["tail", "--no-follow"],
     "tail dead letters": ["tail", "--no-follow", "--dead-letters"],
     "tail all": ["tail", "--no-follow", "--dead-letters", "--accepted", "--rejected", "--from-beginning"],
+    "text of tail": ["tail", "--no-follow", "--text", "--objective", "--accepted", "--rejected", "--dead-letters"],
     "redrive": ["redrive"],
     "redrive --to-source": ["redrive", "--execute"],
     "report": ["report", "--from-kafka", "--output", "-"],

@@ -47,7 +47,7 @@ HOMES = (
         "prometheus_client": {"observe", "commands.demo_worker"},
         "pydantic": {"config"},
         "pydantic_settings": {"config"},
-        "click": {"cli", "commands.console"},
+        "click": {"cli", "commands.completion", "commands.console"},
         "rich": {"commands"},
         "jinja2": {"commands.report_page"},
         "markupsafe": {"commands.report_page"},
@@ -86,7 +86,7 @@ AIOKAFKA_INTERNAL = {
     "aiokafka.codec": {"kafka.topic_problems"},  # which codecs it can read
     "aiokafka.coordinator.assignors.sticky": {"stream.faust_consumer"},  # an argument of its consumer
     "aiokafka.protocol": {  # requests that no method of its clients sends
-        "kafka.api_versions", "kafka.connections", "kafka.describe", "kafka.metadata", "kafka.restore",
+        "kafka.api_versions", "kafka.describe", "kafka.metadata", "kafka.reaching", "kafka.restore",
     },
 }  # fmt: skip
 

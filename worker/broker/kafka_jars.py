@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker.version import install_extra
+
 log = logging.getLogger(__name__)
 
 KAFKA_VERSION = "4.1.2"
@@ -72,9 +74,7 @@ def extra(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise BrokerError(
-            f"{error}: the embedded broker needs the broker extra (pip install '.[broker]' from a checkout)"
-        ) from error
+        raise BrokerError(f"{error}: the embedded broker is not installed; {install_extra('broker')}") from error
 
 
 def fetch(jar: Jar, directory: Path) -> None:

@@ -21,7 +21,7 @@ VALUE_COLUMNS: Final = 24
 """Width of the values' column; a longer value moves its origin to the right."""
 
 
-class Row(NamedTuple):
+class Setting(NamedTuple):
     """A setting as it takes effect. `value` is what JSON can say; None: it has none."""
 
     name: str
@@ -75,21 +75,21 @@ def _loaded(file: Path | None) -> Loaded:
         raise SettingsError(str(error)) from None
 
 
-def _rows(loaded: Loaded) -> Iterator[Row]:
+def _rows(loaded: Loaded) -> Iterator[Setting]:
     settings = loaded.settings
     for name in Settings.model_fields:
         if name != "profiles":
-            yield Row(name, _plain(_effective(settings, name)), loaded.origin((name,)))
+            yield Setting(name, _plain(_effective(settings, name)), loaded.origin((name,)))
     for domain, profile in settings.scoring_profiles().items():
         path = ("profiles", domain)
         name, own = dotted((*path, "threshold")), profile.threshold
         yield (
-            Row(name, settings.threshold, "threshold")
+            Setting(name, settings.threshold, "threshold")
             if own is None
-            else Row(name, own, loaded.origin((*path, "threshold")))
+            else Setting(name, own, loaded.origin((*path, "threshold")))
         )
         weights = dataclasses.asdict(profile.weights)
-        yield Row(dotted((*path, "weights")), weights, loaded.origin((*path, "weights")))
+        yield Setting(dotted((*path, "weights")), weights, loaded.origin((*path, "weights")))
 
 
 def _effective(settings: Settings, name: str) -> object:

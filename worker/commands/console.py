@@ -1,7 +1,7 @@
 """What all commands share: settings, errors with their exit codes, lines on standard error, files.
 
-Lives here: the only use of click besides cli.py. Must not live here: one command's options (cli.py), one command's
-output. It imports what is heavy inside functions: `--help` loads this module.
+Lives here: the only use of click besides cli.py and completion.py. Must not live here: one command's options (cli.py),
+one command's output. It imports what is heavy inside functions: `--help` loads this module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ import click
 from worker.core.terminal import clean, clean_json_bytes
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from worker.config import Loaded, Settings
+
+PIPE_WIDTH = 100_000
+"""Columns where standard output is no terminal: who reads it cuts or wraps lines as needed."""
 
 
 class CommandError(click.ClickException):
@@ -112,10 +117,10 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def load_settings(file: Path | None = None, **fields: Any) -> Loaded:
+def load_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:
     """Read the settings: `fields`, then the command's options, the environment, the config file. Raises ConfigError.
 
-    `file` is a config file that wins over --config and KP_CONFIG.
+    `file` is a config file that wins over --config and KP_CONFIG; `assignments` are NAME=VALUE, behind those of --set.
     """
     from worker import config
     from worker.config.sources import OPTIONS, SourceError, parse_assignments
@@ -123,7 +128,7 @@ def load_settings(file: Path | None = None, **fields: Any) -> Loaded:
     meta = click.get_current_context().meta
     given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "set", *OPTIONS)}
     try:
-        options = parse_assignments(given["set"] or ())
+        options = parse_assignments([*(given["set"] or ()), *assignments])
     except SourceError as error:
         raise config.ConfigError(str(error)) from None
     options |= {name: given[name] for name in OPTIONS if given[name]}
@@ -156,6 +161,13 @@ def say_traceback(kind: type[BaseException], error: BaseException, trace: Traceb
 def write_line(text: str, label: str = "", colour: str | None = None) -> None:
     """Write a line to standard output, after a label that has the colour on a terminal."""
     click.echo((click.style(label, colour) if label else "") + text)
+
+
+def text_console() -> Console:
+    """Return a console for texts and tables on standard output; it cuts and wraps lines on a terminal only."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 class _JsonForTerminal:

@@ -26,12 +26,10 @@ STORY: Final = (
 """Beginnings of the ids of one incident reported three times: first, 39 minutes later, 69 minutes after that."""
 
 COLOURS: Final = {"accepted": "green", "rejected": "red"}
-OVERRIDE_LABELS: Final = {
-    "single_thought": "one thought",
-    "error_recovery_bonus": "recovery +0.1",
-    "low_tool_diversity_penalty": "one tool -0.1",
-}
 COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
+
+WIDE: Final = 108
+"""From this width on the overrides have a column: 26 after the others, which is the longest name."""
 
 
 def position(document: Document) -> tuple[int, int]:
@@ -56,15 +54,15 @@ def _table(*names: str) -> Table:
 
 
 def scores_table(documents: Sequence[Document], width: int = 100) -> Table:
-    """Tabulate scored traces, a line between partitions; below 94 columns without the overrides."""
+    """Tabulate scored traces, a line between partitions; the overrides from WIDE columns on."""
     table = _table()
-    cells = 12 if width >= 94 else 11
+    cells = 12 if width >= WIDE else 11
     for name in ("id", "time", "domain"):
         table.add_column(name, no_wrap=True)
     for name in ("C", "N", "D", "O", "score"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("decision", "nearest", "sim.", "overrides")[: cells - 8]:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=name != "overrides")
     for document, following in zip(documents, [*documents[1:], None], strict=True):
         last = following is not None and position(following)[0] != position(document)[0]
         table.add_row(*_row(document)[:cells], end_section=last)
@@ -88,7 +86,7 @@ def _row(document: Document) -> list[RenderableType]:
         decision,
         Text(short(nearest["id"]) if nearest else "-"),
         f"{nearest['similarity']:.2f}" if nearest else "-",
-        ", ".join(OVERRIDE_LABELS.get(name, name) for name in scoring["overrides"]),
+        clean(", ".join(scoring["overrides"])),
     ]
 
 
@@ -122,7 +120,7 @@ def explanation(document: Document, others: Sequence[Document]) -> Text:
     raw = sum(parts[name] * weights[name] for name in COMPONENTS)
     text.append(f"  {'sum':<29}     = {raw:.4f}\n")
     for name in scoring["overrides"]:
-        text.append(f"  override {OVERRIDE_LABELS.get(name, name)}\n")
+        text.append(f"  override {clean(name)}\n")
     sign = ">=" if scoring["decision"] == "accepted" else "<"
     text.append(f"  {'score':<29}     = {score:.4f} {sign} {scoring['threshold']:g}: ")
     text.append(scoring["decision"] + "\n", COLOURS[scoring["decision"]])

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
-from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
     IncompatibleBrokerVersion,
@@ -19,14 +18,16 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
+from worker.commands.doctor_lag import check_lag
 from worker.commands.finding import Finding, fail, ok, warn
 from worker.config import ConfigError, Settings
 from worker.kafka.api_versions import lacking_apis
 from worker.kafka.client import client_arguments
-from worker.kafka.connections import connected_admin, connection_error
+from worker.kafka.connections import connected_admin
 from worker.kafka.describe import TopicDescription, describe_group, describe_topics
 from worker.kafka.errors import error_text
-from worker.kafka.restore import OffsetsError, read_positions, topic_offsets
+from worker.kafka.reaching import find_fault
+from worker.kafka.restore import OffsetsError
 from worker.kafka.topic_plan import CHANGELOG_CONFIG, plan
 from worker.kafka.topic_problems import problems
 from worker.kafka.topic_state import MissingTopicsError, Observed, TopicState, look
@@ -50,9 +51,10 @@ async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
     except ConfigError as error:
         yield fail("broker", str(error))
         return
-    reason = await connection_error(client)
-    if reason is not None:
-        yield fail("broker", f"{settings.bootstrap_servers}: {error_text(reason)}", "topics and group were not checked")
+    fault = await find_fault(client)
+    if fault is not None:
+        remedy = "; ".join([*filter(None, [fault.advice()]), "topics and group were not checked"])
+        yield fail("broker", f"{fault.where}: {fault.words()}", remedy)
         return
     try:
         async with connected_admin(settings, client) as admin:
@@ -221,20 +223,8 @@ async def _group(
     if source is None:
         return
     try:
-        yield await _lag(settings, client, source.partitions)
+        yield await check_lag(settings, client, source.partitions, ANSWER_MS / 1000)
     except OffsetsError as error:
         yield fail("lag", str(error), "the worker refuses to guess")
     except (KafkaError, TimeoutError) as error:
         yield fail("lag", error_text(error), "offsets of the group or of the source cannot be read")
-
-
-async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -> Finding:
-    numbers = range(partitions)
-    topic = settings.source_topic
-    positions = await read_positions(client, settings.group_id, topic, numbers, ANSWER_MS / 1000)
-    _, ends = await topic_offsets(client, [TopicPartition(topic, number) for number in numbers])
-    behind = sum(end - positions[tp.partition].offset for tp, end in ends.items())
-    lost = sum(position.lost for position in positions.values())
-    if lost:
-        return warn("lag", f"{lost} records were deleted before they were scored", "longer retention, or more workers")
-    return ok("lag", f"{behind} records in {partitions} partitions wait")

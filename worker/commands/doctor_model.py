@@ -7,13 +7,14 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from worker.commands.finding import Finding, fail, ok, warn
 from worker.config import Settings
 from worker.core.identity import EmbedderIdentity
-from worker.embed.embedder import Embedder, ModelError, find_model
+from worker.embed.embedder import FETCH_FIRST, Embedder, ModelError, find_model
 from worker.embed.load import load_configured
 from worker.embed.model_dir import find_exported
 from worker.embed.openvino_embedder import PRECISIONS, runs_here
@@ -52,6 +53,9 @@ def _check(settings: Settings) -> Iterator[Finding]:
         yield fail("model", str(error), "look for a typing error in the path")
         return
     if find_exported(settings.model) is None and settings.embedder != "openvino" and not Path(hub_name).is_dir():
+        if settings.model is None and find_spec("sentence_transformers") is None:
+            yield fail("model", FETCH_FIRST)
+            return
         yield warn(
             "model",
             f"{hub_name} is not a directory here: the worker would take it from the hub (not tried: the model would be "

@@ -1,41 +1,51 @@
 """`kp-worker explain`: one trace's score, step by step.
 
-Lives here: the command, and the words for a file that holds no valid trace. Must not live here: the steps
-(explain_steps.py), how they look (explain_view.py).
+Lives here: the command, from its argument to its exit code. Must not live here: what the argument means
+(explain_target.py), reading (explain_file.py, explain_topics.py), the steps (explain_steps.py), how they look
+(explain_view.py).
 """
 
 from __future__ import annotations
 
-from typing import BinaryIO
-
-from rich.console import Console
-
-from worker.commands.console import CommandError, write_line
-from worker.commands.explain_steps import explain_trace, is_json
+from worker.commands.console import ArgumentError, CommandError, text_console, write_line
+from worker.commands.explain_file import describe_problem, name_of, read_document
+from worker.commands.explain_steps import Explanation, explain_trace
+from worker.commands.explain_target import is_file
 from worker.commands.explain_view import explanation_json, explanation_text
-from worker.commands.json_position import line_of
 from worker.config import Settings
-from worker.core.trace import InvalidTrace, Reason
+from worker.core.trace import InvalidTrace
 
 
-def run_explain(trace: BinaryIO, novelty: float | None, settings: Settings, *, as_json: bool) -> int:
-    """Explain the trace in a file; return the exit code. Raises CommandError for a file that holds no valid trace."""
-    raw = trace.read()
-    try:
-        explanation = explain_trace(raw, settings, novelty)
-    except InvalidTrace as error:
-        raise CommandError(f"{getattr(trace, 'name', '<stdin>')}: {_describe_problem(raw, error)}") from None
+def run_explain(target: str, novelty: float | None, settings: Settings, *, line: int | None, as_json: bool) -> int:
+    """Explain the trace in a file or on the topics; return the exit code.
+
+    Raises CommandError for a file that holds no valid trace and for a trace that is not found, ArgumentError for an
+    argument that is neither.
+    """
+    if is_file(target):
+        raw = read_document(target, line, settings.limits.max_bytes)
+        try:
+            explanation = explain_trace(raw, settings, novelty)
+        except InvalidTrace as error:
+            raise CommandError(f"{name_of(target)}: {describe_problem(raw, line, error)}") from None
+        return _show_explanation(explanation, as_json=as_json)
+    if line is not None:
+        raise ArgumentError("--line", f"goes with a file, and there is no file {target}")
+    from worker.commands.explain_topics import explain_target  # with Kafka's client: a file does without
+
+    found = explain_target(target, novelty, settings)
+    if isinstance(found, Explanation):
+        return _show_explanation(found, as_json=as_json)
+    if as_json:
+        write_line(found.json)
+    else:
+        text_console().print(found.text)
+    return 0
+
+
+def _show_explanation(explanation: Explanation, *, as_json: bool) -> int:
     if as_json:
         write_line(explanation_json(explanation))
     else:
-        Console(highlight=False).print(explanation_text(explanation))
+        text_console().print(explanation_text(explanation))
     return 0 if explanation.agrees else 1
-
-
-def _describe_problem(raw: bytes, error: InvalidTrace) -> str:
-    """Return reason and message of an invalid trace, with the line (from 1) where it can be told."""
-    line = line_of(raw, error.path)
-    text = f"{'' if line is None else f'line {line}: '}{error.reason}: {error.message}"
-    if error.reason is Reason.NOT_JSON and is_json(raw.partition(b"\n")[0]):
-        text += "; these are JSON Lines: explain one of them, as in sed -n 1p FILE | kp-worker explain -"
-    return text

@@ -1,12 +1,12 @@
 """The score of one trace, step by step, as values.
 
-Lives here: the steps from the counts to the decision. Must not live here: the score itself (score_trace computes it,
-and these steps are checked against its result, bit for bit), output (explain_view.py).
+Lives here: what a document says of its score, and the steps from the counts to the decision. Must not live here: the
+arithmetic (core/explanation.py; its steps are checked against the score, bit for bit), output (explain_view.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -14,25 +14,19 @@ from msgspec import Struct
 
 from worker.config import Settings
 from worker.core.documents import rfc3339
+from worker.core.domains import near_miss
+from worker.core.explanation import FORMULAS, Arithmetic, Override, arithmetic
+from worker.core.json_words import in_json_words
 from worker.core.scoring import (
     DEFAULT_PROFILE,
     NEUTRAL_NOVELTY,
-    OVERRIDE_ERROR_RECOVERY,
-    OVERRIDE_LOW_TOOL_DIVERSITY,
-    OVERRIDE_SINGLE_THOUGHT,
     Components,
     Profile,
+    Score,
     Weights,
     score_trace,
 )
-from worker.core.trace import ReasoningTrace, created_at_ms, parse_trace
-
-OVERRIDE_RULES: Final[Mapping[str, str]] = {
-    OVERRIDE_SINGLE_THOUGHT: "a single step, and it is a thought: 0.1, whatever the sum",
-    OVERRIDE_ERROR_RECOVERY: "more than 2 error recoveries, and success: + 0.1, at most 1",
-    OVERRIDE_LOW_TOOL_DIVERSITY: "exactly one tool: - 0.1, at least 0",
-}
-
+from worker.core.trace import Limits, ReasoningTrace, created_at_ms, parse_trace
 
 _decoder: Final = msgspec.json.Decoder(float_hook=float)  # as the parser does: 1e400 in an unknown field is valid
 
@@ -42,6 +36,17 @@ class Nearest(Struct, frozen=True):
 
     id: str
     similarity: float
+
+
+class RecordPlace(Struct, frozen=True):
+    """Where a record is; its text is what `kp-worker explain` takes."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.offset}"
 
 
 class RecordedScoring(Struct, frozen=True):
@@ -55,6 +60,7 @@ class RecordedScoring(Struct, frozen=True):
     weights: Weights
     components: Components
     stream_time: object = ""
+    source: RecordPlace | None = None
 
 
 class Counts(Struct, frozen=True):
@@ -78,22 +84,16 @@ class Formula(Struct, frozen=True):
     weighted: float
 
 
-class Override(Struct, frozen=True):
-    """One override and what it did."""
-
-    name: str
-    rule: str
-    before: float
-    after: float
-
-
 class Explanation(Struct, frozen=True):
     """A score in steps, in the order in which they are taken. Field names are those of the JSON output.
 
-    `recorded_score`: the score in the document; None for a trace that is not scored, or with another novelty.
+    `recorded_score`: the score in the document; None for a trace that is not scored, or with another novelty. `source`
+    and `stream_time`: what a scored document says. `record`: the document's own place, and `record_time` its timestamp,
+    where it comes from a topic; `also`: places of the same trace's other records, newest first.
     """
 
     id: str
+    objective: str
     counts: Counts
     novelty_from: str
     nearest: Nearest | None
@@ -109,7 +109,13 @@ class Explanation(Struct, frozen=True):
     threshold_from: str
     decision: str
     recorded_score: float | None
+    created_at: str
+    stream_time: str | None
+    source: RecordPlace | None
     notes: list[str]
+    record: RecordPlace | None = None
+    record_time: str | None = None
+    also: list[str] = []
 
     @property
     def agrees(self) -> bool:
@@ -126,15 +132,18 @@ class _Basis(Struct, frozen=True):
     threshold: float | None = None
     nearest: Nearest | None = None
     recorded_score: float | None = None
+    recorded: RecordedScoring | None = None
 
 
-def explain_trace(raw: bytes, settings: Settings, novelty: float | None = None) -> Explanation:
+def explain_trace(
+    raw: bytes, settings: Settings, novelty: float | None = None, limits: Limits | None = None
+) -> Explanation:
     """Explain the score of a trace, or of a document that kp-worker has scored. Raises InvalidTrace.
 
     A scored document is explained with its own novelty, profile and threshold; a bare trace with the settings' and
-    `novelty`, or 0.5.
+    `novelty`, or 0.5. `limits`: those of the settings by default.
     """
-    trace = parse_trace(raw, settings.limits)
+    trace = parse_trace(raw, limits or settings.limits)
     recorded, notes = _recorded(raw)
     if recorded is None:
         basis, more = _basis_of_settings(settings, novelty)
@@ -164,44 +173,50 @@ def _basis_of_document(
     if own[recorded.profile].weights != profiles.get(recorded.profile, profiles[DEFAULT_PROFILE]).weights:
         notes.append(f"the document was scored with other weights of {recorded.profile} than KP_PROFILES has now")
     if novelty is not None:
-        return _Basis(own, novelty, "--novelty", recorded.threshold), notes
-    basis = _Basis(
-        own, recorded.components.novelty, "the document", recorded.threshold, recorded.nearest, recorded.score
-    )
-    return basis, notes
+        return _Basis(own, novelty, "--novelty", recorded.threshold, recorded=recorded), notes
+    own_novelty, nearest = recorded.components.novelty, recorded.nearest
+    return _Basis(own, own_novelty, "the document", recorded.threshold, nearest, recorded.score, recorded), notes
 
 
 def _explain_score(trace: ReasoningTrace, basis: _Basis, settings: Settings, notes: list[str]) -> Explanation:
     score = score_trace(trace, basis.novelty, basis.profiles)
-    counts = _count(trace)
-    components = _formulas(counts, score.components, score.weights, basis.nearest, basis.novelty_from)
-    parts = [formula.weighted for formula in components.values()]
-    weighted_sum = parts[0] + parts[1] + parts[2] + parts[3]  # in the order of score_trace
-    overrides, value = _overrides(score.overrides, weighted_sum)
-    if min(1.0, max(0.0, value)) != score.score:
-        raise RuntimeError(f"this is a bug: the steps lead to {value!r}, the score is {score.score!r}")
+    steps = arithmetic(score.components, score.weights, score.overrides)
+    if min(1.0, max(0.0, steps.before_clamp)) != score.score:
+        raise RuntimeError(f"this is a bug: the steps lead to {steps.before_clamp!r}, the score is {score.score!r}")
+    counts, recorded = _count(trace), basis.recorded
     threshold, threshold_from = _threshold(basis, settings, score.profile)
-    domain = trace.metadata.task_domain
     return Explanation(
         id=trace.id,
+        objective=trace.task.objective,
         counts=counts,
         novelty_from=basis.novelty_from,
         nearest=basis.nearest,
-        task_domain=domain,
+        task_domain=trace.metadata.task_domain,
         profile=score.profile,
-        profile_because=f"metadata.task_domain is {domain!r}"
-        + ("" if domain == score.profile else ", which has no profile of its own"),
-        components=components,
-        weighted_sum=weighted_sum,
-        overrides=overrides,
-        before_clamp=value,
+        profile_because=_because(trace.metadata.task_domain, score.profile, settings),
+        components=_formulas(_numbers(counts, score.components, basis), score, steps),
+        weighted_sum=steps.weighted_sum,
+        overrides=steps.overrides,
+        before_clamp=steps.before_clamp,
         score=score.score,
         threshold=threshold,
         threshold_from=threshold_from,
         decision="accepted" if score.score >= threshold else "rejected",
         recorded_score=basis.recorded_score,
+        created_at=trace.metadata.created_at,
+        stream_time=recorded.stream_time if recorded and isinstance(recorded.stream_time, str) else None,
+        source=recorded.source if recorded else None,
         notes=notes,
     )
+
+
+def _because(domain: str, profile: str, settings: Settings) -> str:
+    """Return why a trace takes its profile, with the profile that its domain may mean."""
+    because = f"metadata.task_domain is {domain!r}"
+    if domain == profile:
+        return because
+    near = near_miss(domain, settings.scoring_profiles())
+    return f"{because}, which has no profile of its own" + ("" if near is None else f" (is {near!r} meant?)")
 
 
 def _threshold(basis: _Basis, settings: Settings, profile: str) -> tuple[float, str]:
@@ -219,7 +234,9 @@ def _recorded(raw: bytes) -> tuple[RecordedScoring | None, list[str]]:
     try:
         return msgspec.convert(document["scoring"], RecordedScoring), []
     except msgspec.ValidationError as error:
-        return None, [f"`scoring` is not kp-worker's ({error}): taken as a trace that is not scored"]
+        return None, [
+            f"`scoring` is not kp-worker's ({in_json_words(str(error))}): taken as a trace that is not scored"
+        ]
 
 
 def is_json(raw: bytes) -> bool:
@@ -255,45 +272,22 @@ def _count(trace: ReasoningTrace) -> Counts:
     )
 
 
-def _formulas(
-    counts: Counts, values: Components, weights: Weights, nearest: Nearest | None, novelty_from: str
-) -> dict[str, Formula]:
+def _numbers(counts: Counts, values: Components, basis: _Basis) -> dict[str, str]:
+    """Return the formulas with the numbers put in."""
     recovery = "0.3" if counts.error_recoveries else "0"
-    words = {
-        "complexity": (
-            "min(1, unique step types / 4 * 0.5 + (0.3 if any error_recovery) + steps / 20 * 0.2)",
-            f"min(1, {counts.unique_step_types} / 4 * 0.5 + {recovery} + {counts.steps} / 20 * 0.2)",
-        ),
-        "novelty": (
-            "1 - similarity to the nearest cached trace; 0.5 where there is none",
-            f"1 - {nearest.similarity:.6g}" if nearest else f"{values.novelty:.6g} ({novelty_from})",
-        ),
-        "tool_diversity": (
-            "min(1, unique tool names / steps * 3)",
-            f"min(1, {counts.unique_tools} / {counts.steps} * 3)",
-        ),
-        "outcome_confidence": (
-            "confidence * (1 if success, else 0.3)",
-            f"{counts.confidence:.6g} * {'1' if counts.success else '0.3'}",
-        ),
+    nearest = basis.nearest
+    return {
+        "complexity": f"min(1, {counts.unique_step_types} / 4 * 0.5 + {recovery} + {counts.steps} / 20 * 0.2)",
+        "novelty": f"1 - {nearest.similarity:.6g}" if nearest else f"{values.novelty:.6g} ({basis.novelty_from})",
+        "tool_diversity": f"min(1, {counts.unique_tools} / {counts.steps} * 3)",
+        "outcome_confidence": f"{counts.confidence:.6g} * {'1' if counts.success else '0.3'}",
     }
-    result = {}
-    for name, (formula, numbers) in words.items():
-        value, weight = getattr(values, name), getattr(weights, name)
-        result[name] = Formula(formula, numbers, value, weight, value * weight)
-    return result
 
 
-def _overrides(names: tuple[str, ...], value: float) -> tuple[list[Override], float]:
-    """Return the overrides with the value before and after each, and the last value."""
-    steps: Mapping[str, Callable[[float], float]] = {
-        OVERRIDE_SINGLE_THOUGHT: lambda _: 0.1,
-        OVERRIDE_ERROR_RECOVERY: lambda before: min(1.0, before + 0.1),
-        OVERRIDE_LOW_TOOL_DIVERSITY: lambda before: max(0.0, before - 0.1),
+def _formulas(numbers: Mapping[str, str], score: Score, steps: Arithmetic) -> dict[str, Formula]:
+    return {
+        name: Formula(
+            formula, numbers[name], getattr(score.components, name), getattr(score.weights, name), steps.parts[name]
+        )
+        for name, formula in FORMULAS.items()
     }
-    result = []
-    for name in names:
-        after = steps[name](value)
-        result.append(Override(name, OVERRIDE_RULES[name], value, after))
-        value = after
-    return result, value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -19,7 +21,9 @@ def explanation_json(explanation: Explanation) -> str:
 def explanation_text(it: Explanation) -> RenderableType:
     """Return the explanation for a terminal."""
     head = Text(clean(it.id), "bold")
-    return Group(head, "", _formulas(it), "", _weighting(it), "", _steps(it))
+    objective = Text(clean(it.objective), "dim", no_wrap=True, overflow="ellipsis")
+    parts: list[RenderableType] = [head, objective, "", _formulas(it), "", _weighting(it), "", _steps(it)]
+    return Group(*parts, "", _places(it)) if it.source or it.record or it.nearest else Group(*parts)
 
 
 def _weighting(it: Explanation) -> Table:
@@ -34,7 +38,8 @@ def _weighting(it: Explanation) -> Table:
     return table
 
 
-def _named_rows() -> Table:
+def named_rows() -> Table:
+    """Return an empty table of names and what they mean."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
@@ -42,17 +47,15 @@ def _named_rows() -> Table:
 
 
 def _formulas(it: Explanation) -> Table:
-    table = _named_rows()
+    table = named_rows()
     for name, formula in it.components.items():
         table.add_row(name.replace("_", " "), Text(formula.formula, "dim"))
         table.add_row("", Text(f"= {formula.numbers} = {formula.value:.6g}"))
-    if it.nearest is not None:
-        table.add_row("nearest trace", Text(clean(it.nearest.id)))
     return table
 
 
 def _steps(it: Explanation) -> Table:
-    table = _named_rows()
+    table = named_rows()
     table.add_row("profile", Text(clean(f"{it.profile}, because {it.profile_because}")))
     for override in it.overrides:
         change = f"{override.before:.4f} -> {override.after:.4f}"
@@ -66,4 +69,24 @@ def _steps(it: Explanation) -> Table:
     table.add_row(Text("score", "bold"), verdict.append(it.decision, f"bold {colour}"))
     for note in it.notes:
         table.add_row(Text("note", "yellow"), Text(clean(note)))
+    return table
+
+
+def _places(it: Explanation) -> Table:
+    """Tabulate where the verdict and its trace are, when, and how the nearest trace is explained."""
+    table = named_rows()
+    if it.record is not None:
+        table.add_row("verdict", Text(clean(str(it.record))))
+    for place in it.also:
+        table.add_row("also", Text(clean(f"kp-worker explain {place}")))
+    if it.source is not None:
+        table.add_row("source", Text(clean(str(it.source))))
+    times = (("created at", it.created_at), ("stream time", it.stream_time), ("record time", it.record_time))
+    for name, time in times:
+        if time:
+            table.add_row(name, Text(clean(time)))
+    if it.nearest is not None:
+        table.add_row("nearest", Text(clean(f"{it.nearest.id}, similarity {it.nearest.similarity:.4f}")))
+        if it.record is not None:
+            table.add_row("", Text(f"kp-worker explain {shlex.quote(clean(it.nearest.id))}"))
     return table

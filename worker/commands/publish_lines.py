@@ -111,12 +111,7 @@ async def publish_lines(
     async with session.connected(AIOKafkaProducer(**arguments)) as producer:
         check = _LineCheck(producer, session.settings.limits if validate else None, target.max_bytes)
         sender = _Sender(producer, topic, rate, counts)
-
-        def refuse(number: int, error: InvalidTrace) -> None:
-            counts.count_refused()
-            on_refused(number, error)
-
-        await while_sending(producer, _send_lines(source, key, check, sender, on_line, refuse, counts.look_at_first))
+        await while_sending(producer, _send_lines(source, key, check, sender, counts, on_line, on_refused))
 
 
 async def _send_lines(
@@ -124,23 +119,24 @@ async def _send_lines(
     key: KeyField,
     check: _LineCheck,
     sender: _Sender,
+    counts: PublishCounts,
     on_line: Callable[[int], None],
-    refuse: Callable[[int, InvalidTrace], None],
-    look_at_first: Callable[[bytes], None],
+    on_refused: Callable[[int, InvalidTrace], None],
 ) -> None:
     number = 0
     async for line in _lines(source):
         number += 1
         on_line(len(line) + 1)
         if number == 1:
-            look_at_first(line)
+            counts.look_at_first(line)
         if not line.strip():
             continue
         record_key = key_of(line, key)
         try:
             check.check(record_key, line)
         except InvalidTrace as error:
-            refuse(number, error)
+            counts.count_refused()
+            on_refused(number, error)
         else:
             await sender.send(number, record_key, line)
     await sender.finish()

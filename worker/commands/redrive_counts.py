@@ -23,11 +23,13 @@ class RefusedError(Exception):
 class RedriveCounts:
     """Counts by reason; `done` were re-driven or written (dry run: would be). Kept up to date during the run.
 
-    `old` of them have a timestamp that is older than the source topic's retention, `retention_ms`.
+    `repeated`: their source record is that of a letter before them in this run. `old` of those that are done have a
+    timestamp that is older than the source topic's retention, `retention_ms`.
     """
 
     found: Counter[str] = field(default_factory=Counter)
     already: Counter[str] = field(default_factory=Counter)
+    repeated: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
     examples: list[DeadLetter] = field(default_factory=list)
@@ -50,6 +52,10 @@ class RedriveCounts:
     def count_already(self, letter: DeadLetter) -> None:
         """Count a dead letter that an earlier run has re-driven."""
         self.already[letter.reason] += 1
+
+    def count_repeated(self, letter: DeadLetter) -> None:
+        """Count a dead letter whose source record an earlier one of this run stands for."""
+        self.repeated[letter.reason] += 1
 
     def count_refused(self, letter: DeadLetter) -> None:
         """Count a dead letter that cannot be re-driven."""

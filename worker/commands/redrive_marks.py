@@ -29,6 +29,11 @@ def marks_topic(settings: Settings) -> str:
     return f"{settings.group_id}-redriven"
 
 
+def marks_plan(settings: Settings) -> TopicPlan:
+    """Return the topic of the marks as it should be; no setting of its own names it."""
+    return TopicPlan("", marks_topic(settings), 1, MARKS_CONFIG)
+
+
 def mark_of(letter: DeadLetter) -> bytes:
     """Return the key of a dead letter's mark."""
     return f"{letter.source}@{letter.timestamp_ms}".encode()
@@ -40,7 +45,7 @@ async def find_marks_topic(session: Session, *, create_missing: bool) -> Topic |
     async with session.admin() as admin:
         marks = (await session.topics(admin, name)).get(name)
         if marks is None and create_missing:
-            marks = await _create(session, admin, name)
+            marks = await create_marks_topic(session, admin)
     if marks is not None:
         policy = marks.config.get("cleanup.policy", "compact")
         if "compact" not in policy or "delete" in policy:
@@ -51,8 +56,10 @@ async def find_marks_topic(session: Session, *, create_missing: bool) -> Topic |
     return marks
 
 
-async def _create(session: Session, admin: AIOKafkaAdminClient, name: str) -> Topic:
-    await create(admin, session.settings, TopicPlan("", name, 1, MARKS_CONFIG))
+async def create_marks_topic(session: Session, admin: AIOKafkaAdminClient) -> Topic:
+    """Create the topic of the marks, unless it is there. Raises ConfigError where that is denied, KafkaError."""
+    name = marks_topic(session.settings)
+    await create(admin, session.settings, marks_plan(session.settings))
     for _ in range(SETTLE_ATTEMPTS):
         if found := await session.topics(admin, name):
             return found[name]

@@ -58,7 +58,7 @@ async def open_source(
 class DeadLetterSource:
     """The dead letters of a selection. `reader` reads them, `lookup` single records of the source topic.
 
-    `marks` are those of earlier runs, and of the dead letters that this one has read.
+    `marks` are those of earlier runs, `seen` those of the dead letters that this one has read.
     """
 
     session: Session
@@ -66,7 +66,8 @@ class DeadLetterSource:
     progress: RedriveProgress
     reader: AIOKafkaConsumer
     lookup: AIOKafkaConsumer
-    marks: set[bytes] = field(default_factory=set)
+    marks: set[bytes]
+    seen: set[bytes] = field(default_factory=set)
 
     async def to_redrive(self, max_redrives: int) -> AsyncIterator[WholeRecord]:
         """Yield the records to re-drive; those that were re-driven `max_redrives` times are refused."""
@@ -82,10 +83,13 @@ class DeadLetterSource:
     async def unmarked(self) -> AsyncIterator[DeadLetter]:
         """Yield the selected dead letters that were not re-driven, one for each source record."""
         async for letter in self._selected():
-            if mark_of(letter) in self.marks:
+            mark = mark_of(letter)
+            if mark in self.marks:
                 self.progress.counts.count_already(letter)
+            elif mark in self.seen:
+                self.progress.counts.count_repeated(letter)
             else:
-                self.marks.add(mark_of(letter))
+                self.seen.add(mark)
                 yield letter
 
     async def whole(self, letter: DeadLetter) -> WholeRecord:

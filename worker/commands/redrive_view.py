@@ -25,6 +25,8 @@ def _table(*names: str) -> Table:
 def counts_table(counts: RedriveCounts, done: str) -> Table:
     """Tabulate the counts by reason; `done` names the last column."""
     columns = {"letters": counts.found, "already done": counts.already, "refused": counts.refused, done: counts.done}
+    if counts.repeated:  # rare: a column of its own only then
+        columns = {"letters": columns.pop("letters"), "repeated": counts.repeated} | columns
     table = _table("reason")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
@@ -89,6 +91,12 @@ def print_counts(counts: RedriveCounts, to_file: Path | None, execute: bool) -> 
         return
     verb, does = ("re-driven", "sends") if to_file is None else ("written", "writes")
     console.print(counts_table(counts, verb if execute else "to do"))
+    if repeated := counts.repeated.total():
+        console.print(
+            f"\n{repeated} repeated: another dead letter here is of the same source record, as after a replay or where "
+            "two groups share the dead-letter topic. The record is taken once; every group reads the source topic",
+            soft_wrap=True,
+        )
     if execute:
         done = counts.done.total()
         console.print(f"\n{done} dead letter{'s' * (done != 1)} {verb} to {target}", soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from worker.core.domains import DomainWithoutProfile, UnusedProfile
 from worker.core.identity import EmbedderIdentity
 
 THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
@@ -111,6 +112,8 @@ class ReportNumbers:
     profiles: list[ProfileNumbers]
     domains: list[Group]
     other_domains: int
+    without_profile: list[DomainWithoutProfile]
+    unused_profiles: list[UnusedProfile]
     components: dict[str, tuple[int, ...]]
     compared: int
     overrides: list[tuple[str, int, int]]

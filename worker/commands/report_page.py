@@ -13,13 +13,17 @@ import jinja2
 from markupsafe import Markup
 
 from worker.commands import report_charts as charts
-from worker.commands.report_columns import COMPONENTS, shown_text
-from worker.commands.report_numbers import SHARES, THRESHOLDS, ReportNumbers
+from worker.commands.report_columns import COMPONENTS
+from worker.commands.report_numbers import SHARES, THRESHOLDS, Group, ReportNumbers
+from worker.commands.shown import percent, shown_name, shown_text
 from worker.core import terminal
 from worker.core.documents import rfc3339
 from worker.version import __version__
 
 MS = 1000.0
+
+NAMES_SHOWN = 20
+"""Domains without a profile that are listed; the rest is counted."""
 
 
 def render(summary: ReportNumbers, source: str) -> str:
@@ -34,6 +38,7 @@ def render(summary: ReportNumbers, source: str) -> str:
         "f2": lambda value: f"{value:.2f}",
         "f3": lambda value: f"{value:.3f}",
         "time": lambda ms: rfc3339(ms)[:19].replace("T", " "),
+        "name": shown_name,
         "words": lambda name: name.replace("_", " "),
         "duration": duration,
     }
@@ -41,6 +46,7 @@ def render(summary: ReportNumbers, source: str) -> str:
     return template.render(
         s=summary, source=shown_text(source), version=__version__, component_names=COMPONENTS, thresholds=THRESHOLDS,
         cutoff_shares=SHARES, plots=_plots(summary), series=charts.SERIES,
+        curves=_domain_curves(summary), names_shown=NAMES_SHOWN,
     )  # fmt: skip
 
 
@@ -64,19 +70,18 @@ def _plots(summary: ReportNumbers) -> dict[str, Any]:
             None if profile.spread is None else Markup(charts.shares(profile.spread))  # noqa: S704
             for profile in profiles
         ],
+        "domain_acceptance": Markup(  # noqa: S704
+            charts.acceptance([(group.curve, group.threshold) for group in _domain_curves(summary)])
+        ),
         "acceptance": Markup(charts.acceptance(curves)),  # noqa: S704
         "novelty": Markup(charts.novelty(summary.moments)),  # noqa: S704
     }
 
 
-def percent(share: float) -> str:
-    """Write a share (0..1) in percent; a small one that is not 0 never as 0, and a large one never as 100."""
-    value = share * 100
-    if 0 < value < 0.1:
-        return "<0.1%"
-    if 99.9 < value < 100:
-        return ">99.9%"
-    return f"{value:.0f}%" if value in (0, 100) else f"{value:.1f}%"
+def _domain_curves(summary: ReportNumbers) -> list[Group]:
+    """Return the domains that have a curve: the largest ones, without the row of all others."""
+    alone = summary.domains[:-1] if summary.other_domains else summary.domains
+    return alone[: charts.SERIES]
 
 
 def duration(ms: float) -> str:

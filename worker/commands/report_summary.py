@@ -7,13 +7,14 @@ depend on the order in which documents come: they are put in stream-time order f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from worker.commands.report_columns import COMPONENTS, DistinctValues, Traces
+from worker.commands.report_clusters import clusters_of
+from worker.commands.report_columns import COMPONENTS, Traces
 from worker.commands.report_numbers import (
     CURVE,
     SCORE_BINS,
@@ -26,7 +27,10 @@ from worker.commands.report_numbers import (
     ProfileNumbers,
     ReportNumbers,
 )
-from worker.core.scoring import Weights
+from worker.commands.scored_rows import DistinctValues, NoDocuments, Rows, counts_of
+from worker.commands.shown import shown_name
+from worker.core.domains import DomainWithoutProfile, unused_profiles, without_profile
+from worker.core.scoring import PROFILES, Weights
 
 TIME_BINS: Final = 60
 MIN_IN_BIN: Final = 25
@@ -39,42 +43,31 @@ EXAMPLES, EXTREMES, CLUSTERS = 3, 10, 10
 """How many the page shows: traces beside a threshold or of a cluster, longest and slowest traces, clusters."""
 
 _Floats = npt.NDArray[np.float64]
-_Rows = npt.NDArray[np.intp]
 
 
-class EmptyReport(ValueError):
-    """There is nothing to report on; the message says why."""
-
-
-def summarize(traces: Traces, similarity: float = 0.9, last: int | None = None, since_ms: int = 0) -> ReportNumbers:
+def summarize(
+    traces: Traces,
+    similarity: float = 0.9,
+    last: int | None = None,
+    since_ms: int = 0,
+    profiles: Collection[str] = tuple(PROFILES),
+) -> ReportNumbers:
     """Return the numbers of all traces; of those with `record_ms` from `since_ms` on and of the `last` of these.
 
-    `similarity` is the least cosine similarity of near-duplicates. Raises EmptyReport.
+    `similarity` is the least cosine similarity of near-duplicates, `profiles` are the names of those that the settings
+    have. Raises NoDocuments.
     """
     if not len(traces):
-        raise EmptyReport(_nothing(traces))
-    # 1. Documents that came twice (a worker that delivers at least once repeats its outputs to the byte) count once.
-    _, first = np.unique(traces.column("document"), return_index=True)
-    kept = np.sort(first)
-    repeated = len(traces) - len(kept)
-    # 2. The last ones only, where asked for.
-    record_ms = traces.column("record_ms")
-    kept = kept[record_ms[kept] >= since_ms]
-    if last is not None:
-        kept = np.sort(kept[np.argsort(record_ms[kept], kind="stable")][-last:])
-    if not len(kept):
-        raise EmptyReport(f"none of {len(traces)} traces lies in the time that is asked for")
-    # 3. Stream-time order; within a partition that is the order of scoring.
-    keys = [traces.column(name)[kept] for name in ("offset", "partition", "time_ms")]
-    rows = kept[np.lexsort(keys)]
-    return _Summarizer(traces, rows, similarity).summary(repeated)
+        raise NoDocuments(_nothing(traces))
+    rows, repeated = traces.rows.counted(last, since_ms)
+    return _Summarizer(traces, rows, similarity, profiles).summary(repeated)
 
 
 class _Summarizer:
     """The parts of a summary, all over the same rows (in stream-time order)."""
 
-    def __init__(self, traces: Traces, rows: _Rows, similarity: float) -> None:
-        self._traces, self._limit = traces, similarity
+    def __init__(self, traces: Traces, rows: Rows, similarity: float, known: Collection[str]) -> None:
+        self._traces, self._limit, self._known = traces, similarity, known
         self._rows = rows
         self._score: _Floats = self._of("score")
         self._accepted = self._of("accepted").astype(bool)
@@ -90,7 +83,7 @@ class _Summarizer:
         times, similarity = self._of("time_ms"), self._of("similarity")
         near = similarity >= self._limit
         domains, others = self._domains()
-        clusters = self._clusters(near)
+        clusters = clusters_of(self._of("id"), self._of("nearest"), similarity, near)
         latency, steps = self._of("latency_ms"), self._of("steps")
         everything = np.arange(len(self._rows))
         return ReportNumbers(
@@ -99,12 +92,14 @@ class _Summarizer:
             last_ms=int(times[-1]),
             partitions=len(np.unique(self._of("partition"))),
             repeated=repeated,
-            bad=self._traces.bad,
-            bad_shown=self._traces.bad_shown,
-            makers=[(*self._traces.names("maker")[code], n) for code, n in _counts(self._of("maker"))],
-            profiles=[self._profile_of(int(code)) for code, _ in _counts(self._profile)],
+            bad=self._traces.unreadable.count,
+            bad_shown=self._traces.unreadable.shown,
+            makers=[(*self._traces.names("maker")[code], n) for code, n in counts_of(self._of("maker"))],
+            profiles=[self._profile_of(int(code)) for code, _ in counts_of(self._profile)],
             domains=domains,
             other_domains=others,
+            without_profile=self._without_profile(),
+            unused_profiles=unused_profiles(self._known, self._domain_names()),
             components={name: _histogram(self._of(name)) for name in COMPONENTS},
             compared=int(np.count_nonzero(~np.isnan(similarity))),
             overrides=self._overrides(),
@@ -121,7 +116,7 @@ class _Summarizer:
             texts_hidden=self._traces.hide_texts,
         )
 
-    def _group(self, name: str, profile: str, at: _Rows, threshold: float | None = None) -> Group:
+    def _group(self, name: str, profile: str, at: Rows, threshold: float | None = None) -> Group:
         scores = np.sort(self._score[at])
         low, middle, high = np.quantile(scores, (0.25, 0.5, 0.75))
         return Group(
@@ -137,7 +132,7 @@ class _Summarizer:
             threshold=threshold,
         )
 
-    def _last_setup(self, at: _Rows) -> tuple[str, float, Weights]:
+    def _last_setup(self, at: Rows) -> tuple[str, float, Weights]:
         found: tuple[str, float, Weights] = self._setups[int(self._of("setup")[at[-1]])]
         return found
 
@@ -155,7 +150,7 @@ class _Summarizer:
         reaches = self._score[near] >= threshold
         above, below = near[reaches][:EXAMPLES], near[~reaches][:EXAMPLES]
         return ProfileNumbers(
-            group=self._group(name, name, at, threshold),
+            group=self._group(shown_name(name), shown_name(name), at, threshold),
             threshold=threshold,
             weights=tuple(getattr(weights, c) for c in COMPONENTS),
             setups=len(np.unique(self._of("setup")[at])),
@@ -169,16 +164,33 @@ class _Summarizer:
     def _domains(self) -> tuple[list[Group], int]:
         """Return the largest domains, the rest as one group at the end, and how many are in that."""
         codes = self._of("domain")
-        counts = _counts(codes)
+        counts = counts_of(codes)
         groups = []
         for code, _ in counts[:DOMAINS_SHOWN]:
             at = np.flatnonzero(codes == code)
             profile, threshold, _ = self._last_setup(at)
-            groups.append(self._group(self._traces.names("domain")[code], profile, at, threshold))
+            name = shown_name(self._traces.names("domain")[code])
+            groups.append(self._group(name, shown_name(profile), at, threshold))
         rest = [code for code, _ in counts[DOMAINS_SHOWN:]]
         if rest:
             groups.append(self._group(f"{len(rest)} others", "", np.flatnonzero(np.isin(codes, rest))))
         return groups, len(rest)
+
+    def _domain_names(self) -> set[str]:
+        names = self._traces.names("domain")
+        return {names[code] for code in np.unique(self._of("domain"))}
+
+    def _without_profile(self) -> list[DomainWithoutProfile]:
+        """Return the domains whose last trace did not take a profile of their own."""
+        codes, names = self._of("domain")[::-1], self._traces.names("domain")
+        domains, last, counts = np.unique(codes, return_index=True, return_counts=True)
+        taken = self._profile[::-1][last]
+        found = {
+            names[code]: int(count)
+            for code, profile, count in zip(domains, taken, counts, strict=True)
+            if names[code] != self._profiles[profile]
+        }
+        return without_profile(found, {*PROFILES, *self._known, *self._profiles})
 
     def _overrides(self) -> list[tuple[str, int, int]]:
         """Return (override, traces, accepted of them), most frequent first."""
@@ -204,35 +216,7 @@ class _Summarizer:
             result.append(Moment(int(times[run[0]]), len(run), (float(low), float(middle), float(high)), share))
         return result
 
-    def _clusters(self, near: npt.NDArray[np.bool_]) -> list[tuple[_Rows, _Floats]]:
-        """Return (traces, similarities of their links) of each cluster of two or more, largest first.
-
-        Nodes are ids: a neighbour that is not among the traces still holds its followers together.
-        """
-        ids = self._of("id")
-        nodes, ends = np.unique(np.concatenate([ids[near], self._of("nearest")[near]]), return_inverse=True)
-        parents = list(range(len(nodes)))
-
-        def root(node: int) -> int:
-            while parents[node] != node:
-                parents[node] = parents[parents[node]]
-                node = parents[node]
-            return node
-
-        half = len(ends) // 2
-        for one, other in zip(ends[:half].tolist(), ends[half:].tolist(), strict=True):
-            a, b = root(one), root(other)
-            parents[max(a, b)] = min(a, b)
-        members = np.flatnonzero(np.isin(ids, nodes))
-        roots = np.array([root(node) for node in np.searchsorted(nodes, ids[members]).tolist()], dtype=np.intp)
-        order = np.argsort(roots, kind="stable")
-        members, roots = members[order], roots[order]
-        similarity = self._of("similarity")
-        parts = np.split(members, np.flatnonzero(np.diff(roots)) + 1)
-        found = [(part, similarity[part[near[part]]]) for part in parts if len(part) >= 2]
-        return sorted(found, key=lambda item: (-len(item[0]), int(item[0][0])))
-
-    def _cluster(self, members: _Rows, links: _Floats) -> Cluster:
+    def _cluster(self, members: Rows, links: _Floats) -> Cluster:
         times = self._of("time_ms")[members]
         return Cluster(
             size=len(members),
@@ -243,7 +227,7 @@ class _Summarizer:
             examples=self._examples(members[:EXAMPLES]),
         )
 
-    def _examples(self, at: _Rows) -> list[Example]:
+    def _examples(self, at: Rows) -> list[Example]:
         return [self._example(int(self._rows[position])) for position in at]
 
     def _example(self, row: int) -> Example:
@@ -256,8 +240,8 @@ class _Summarizer:
         return Example(
             id=identity,
             objective=objective,
-            domain=self._traces.names("domain")[cell("domain")],
-            profile=profile,
+            domain=shown_name(self._traces.names("domain")[cell("domain")]),
+            profile=shown_name(profile),
             score=cell("score"),
             threshold=threshold,
             accepted=bool(cell("accepted")),
@@ -271,17 +255,10 @@ class _Summarizer:
 
 
 def _nothing(traces: Traces) -> str:
-    if not traces.bad:
+    if not traces.unreadable.count:
         return "no documents"
-    where, reason = traces.bad_shown[0]
-    return f"none of {traces.bad} documents can be read; {where}: {reason}"
-
-
-def _counts(codes: npt.NDArray[Any]) -> list[tuple[int, int]]:
-    """Return (code, how often), most frequent first, then in the order of first appearance."""
-    values, first, counts = np.unique(codes, return_index=True, return_counts=True)
-    order = np.lexsort((first, -counts))
-    return [(int(values[i]), int(counts[i])) for i in order]
+    where, reason = traces.unreadable.shown[0]
+    return f"none of {traces.unreadable.count} documents can be read; {where}: {reason}"
 
 
 def _histogram(values: _Floats) -> tuple[int, ...]:

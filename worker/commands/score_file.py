@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -18,9 +18,11 @@ from worker.config import Settings
 from worker.core.documents import embedding_failed
 from worker.core.evaluation import Evaluation, EvaluationConfig
 from worker.core.records import SourceRecord
-from worker.core.trace import InvalidTrace, embedding_text
+from worker.core.trace import InvalidTrace
+from worker.core.views import embedded_texts
 from worker.embed.embedder import Embedder, Embedding, ModelError, embed_or_diagnose
 from worker.embed.load import new_scorer
+from worker.embed.pool import mean_of_parts
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ def score_lines(
             trace = evaluation.read(record)
             vector = None
             if embedder is not None:
-                vector, truncated = _embed(embedder, embedding_text(trace))
+                vector, truncated = _embed(embedder, embedded_texts(trace, settings.embed_text))
                 summary.truncated += truncated
         except InvalidTrace as error:
             summary.dead_letters[str(error.reason)] += 1
@@ -84,9 +86,9 @@ def _lines(source: BinaryIO, on_line: Callable[[int], None]) -> Iterator[tuple[i
             yield number, text
 
 
-def _embed(embedder: Embedder, text: str) -> Embedding:
+def _embed(embedder: Embedder, texts: Sequence[str]) -> Embedding:
     try:
-        return embed_or_diagnose(embedder, text)
+        return mean_of_parts([embed_or_diagnose(embedder, text) for text in texts])
     except (ModelError, MemoryError):
         raise
     except Exception as error:

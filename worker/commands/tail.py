@@ -17,7 +17,7 @@ from aiokafka.structs import ConsumerRecord
 from worker.commands.console import discard_buffered, errors_for_the_user
 from worker.commands.session import Session, read_to, run_session
 from worker.commands.tail_records import TailFilter, TailRecord
-from worker.commands.tail_view import on_terminal, write_lines
+from worker.commands.tail_view import table_writer, write_lines
 from worker.config import Settings
 
 FIRST_STRIDE: Final = 3
@@ -25,11 +25,24 @@ FIRST_STRIDE: Final = 3
 one for each record."""
 
 
-def run_tail(settings: Settings, topics: list[str], chosen: TailFilter, *, last: int | None, follow: bool) -> None:
-    """Show what is on the topics until Ctrl-C, or until the reader of the pipe closes it. Raises CommandError."""
-    view = on_terminal(only_dead_letters=topics == [settings.dead_letter_topic], follow=follow)
+def run_tail(
+    settings: Settings,
+    topics: list[str],
+    chosen: TailFilter,
+    *,
+    last: int | None,
+    follow: bool,
+    as_json: bool,
+    objectives: bool,
+) -> None:
+    """Show what is on the topics until Ctrl-C, or until the reader of the pipe closes it. Raises CommandError.
+
+    `objectives`: those of the traces, in a table; documents hold them anyway.
+    """
+    only_dead_letters = topics == [settings.dead_letter_topic]
+    table = table_writer(only_dead_letters=only_dead_letters, objectives=objectives, follow=follow)
     try:
-        with view if sys.stdout.isatty() else nullcontext(write_lines) as show, errors_for_the_user():
+        with nullcontext(write_lines) if as_json else table as show, errors_for_the_user():
             run_session(show_records(Session(settings), topics, chosen, show, last=last, follow=follow))
     except KeyboardInterrupt:
         sys.exit(0)

@@ -1,4 +1,4 @@
-"""What `kp-worker tail` writes: on a terminal one row a record, in columns of fixed width, else JSON Lines."""
+"""What `kp-worker tail` writes: one row a record, in columns that only a terminal cuts; or JSON Lines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from worker.commands.console import text_console
 from worker.commands.tail_records import TailRecord
 from worker.core.terminal import clean, clean_json_bytes
 
@@ -23,6 +23,8 @@ SCORED: Final = (
     ("id", 8), ("time", 5), ("domain", 16), ("C", 4), ("N", 4), ("D", 4), ("O", 4), ("score", 5), ("decision", 8),
     ("nearest", 8), ("sim.", 4),
 )  # fmt: skip
+LETTERS: Final = (("source", 11), ("time", 8), ("reason", 16))
+
 WIDE: Final = 80 + 27
 """From this width on the overrides have a column, after the 80 of the others."""
 
@@ -35,40 +37,56 @@ def write_lines(records: list[TailRecord]) -> None:
 
 
 @contextmanager
-def on_terminal(*, only_dead_letters: bool, follow: bool) -> Iterator[Callable[[list[TailRecord]], None]]:
-    """Yield a function that prints records as rows of one table; with `follow`, a last line says that it waits."""
-    console = Console(highlight=False)
+def table_writer(
+    *, only_dead_letters: bool, objectives: bool, follow: bool
+) -> Iterator[Callable[[list[TailRecord]], None]]:
+    """Yield a function that prints records as rows of one table; with `follow`, a last line says that it waits.
+
+    `objectives`: each trace's, in a line below its row. A row is cut on a terminal only.
+    """
+    console = text_console()
+    terminal = console.width if console.is_terminal else None
     header = True
 
     def show(records: list[TailRecord]) -> None:
         nonlocal header
-        if records:
-            console.print(rows(records, console.width, header=header, only_dead_letters=only_dead_letters))
+        for portion in [[record] for record in records] if objectives else [records] if records else []:
+            console.print(rows(portion, terminal, header=header, only_dead_letters=only_dead_letters))
             header = False
+            if objectives and (document := portion[0].document) is not None:
+                console.print(_objective(document))
+        if terminal is None:
+            sys.stdout.flush()  # at once, as on a terminal: its reader may follow, too
 
-    with console.status("waiting for traces; Ctrl-C ends") if follow else nullcontext():
+    with console.status("waiting for traces; Ctrl-C ends") if follow and terminal else nullcontext():
         yield show
 
 
-def rows(records: Sequence[TailRecord], width: int, *, header: bool, only_dead_letters: bool) -> Table:
-    """Tabulate records; `only_dead_letters`: of the dead-letter topic alone."""
+def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only_dead_letters: bool) -> Table:
+    """Tabulate records; `only_dead_letters`: of the dead-letter topic alone. `width`: the terminal's, None: any."""
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=header, header_style="bold", pad_edge=False)
-    if only_dead_letters:
-        for name, cells in (("source", 11), ("time", 8), ("reason", 16)):
-            table.add_column(name, width=cells, no_wrap=True)
-        table.add_column("message", width=max(20, width - 38))
-        for record in records:
-            table.add_row(*_dead_letter(record))
-        return table
-    for name, cells in SCORED:
+    columns = LETTERS if only_dead_letters else SCORED
+    for name, cells in columns:
         right = name in ("C", "N", "D", "O", "score")
-        table.add_column(name, width=cells, no_wrap=True, justify="right" if right else "left")
-    if width >= WIDE:
-        table.add_column("overrides", no_wrap=True)
+        limit = None if width is None else cells
+        table.add_column(name, min_width=cells, max_width=limit, no_wrap=True, justify="right" if right else "left")
+    if only_dead_letters:
+        least = max(20, 0 if width is None else width - 38)
+        table.add_column("message", max_width=None if width is None else least, min_width=least)
+    elif width is None or width >= WIDE:
+        table.add_column("overrides", no_wrap=width is None)  # on a terminal two names take two lines
     for record in records:
-        cells_of = _scored(record.document) if record.document is not None else _dead_among_scored(record)
-        table.add_row(*cells_of[: len(table.columns)])
+        if only_dead_letters:
+            table.add_row(*_dead_letter(record))
+        else:
+            cells_of = _scored(record.document) if record.document is not None else _dead_among_scored(record)
+            table.add_row(*cells_of[: len(table.columns)])
     return table
+
+
+def _objective(document: dict[str, Any]) -> Text:
+    """Return a trace's objective as one line, which ends with the terminal."""
+    return Text(f"  {clean(str(document['task']['objective']))}", "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _scored(document: dict[str, Any]) -> list[Text]:
@@ -96,9 +114,10 @@ def _short(trace_id: str) -> str:
 
 
 def _dead_among_scored(record: TailRecord) -> list[Text]:
-    """Return the row of a dead letter between scored traces: the reason stands in the column of the domain."""
+    """Return the row of a dead letter between scored traces: its place on the source topic, and the reason."""
     cells = [Text("-", "dim") for _ in range(len(SCORED) + 1)]
     if record.dead_letter is not None:
+        cells[0] = Text(f"{record.dead_letter.source_partition}:{record.dead_letter.source_offset}")
         cells[2] = Text(clean(record.dead_letter.reason), "yellow")
     cells[8] = Text("dead", "yellow")
     return cells

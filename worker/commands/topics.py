@@ -1,4 +1,7 @@
-"""`kp-worker topics`: the five topics as they are and as they should be, and the commands that make them so.
+"""`kp-worker topics`: the topics as they are and as they should be, and the commands that make them so.
+
+These are the worker's five, and the one that remembers for `kp-worker redrive` what was re-driven. The worker never
+needs that one, so nothing about it keeps the topics from being usable.
 
 Lives here: the comparison as rows, as JSON and as text. Must not live here: what should be there (topics.py).
 """
@@ -12,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec import Struct
 from rich.console import Console
@@ -20,6 +24,8 @@ from rich.table import Table
 from rich.text import Text
 
 from worker.commands.console import SettingsError, write_line
+from worker.commands.redrive_marks import create_marks_topic, marks_plan, marks_topic
+from worker.commands.session import Session
 from worker.config import ConfigError, Settings
 from worker.core.terminal import clean, clean_json
 from worker.kafka.client import client_arguments
@@ -27,7 +33,7 @@ from worker.kafka.connections import connected_admin
 from worker.kafka.errors import error_text
 from worker.kafka.topic_plan import TopicPlan, plan
 from worker.kafka.topic_problems import Problem, problems
-from worker.kafka.topic_state import AFTER, Observed, look
+from worker.kafka.topic_state import AFTER, Observed, look, look_at
 from worker.kafka.topics import create_missing
 
 TIMEOUT_MS: Final = 10_000
@@ -90,13 +96,26 @@ async def topics_report(settings: Settings, create: bool) -> TopicsReport:
     client = {**client_arguments(settings), "request_timeout_ms": TIMEOUT_MS}
     try:
         async with connected_admin(settings, client) as admin:
+            refused = None
             if create:
                 await create_missing(admin, settings)
+                refused = await _create_marks(admin, settings)
             found = await look(admin, settings, list(settings.topics.values()))
+            marks = await look_at(admin, [marks_topic(settings)], [marks_topic(settings)])
     except KafkaError as error:
         raise ConfigError(error_text(error)) from error
     rows = [_row(settings, wanted, found) for wanted in plan(settings, found)]
-    return TopicsReport(rows, [_problem(problem) for problem in problems(settings, found)])
+    wrong = [*problems(settings, found), *([] if refused is None else [refused])]
+    return TopicsReport([*rows, _row(settings, marks_plan(settings), marks)], [_problem(problem) for problem in wrong])
+
+
+async def _create_marks(admin: AIOKafkaAdminClient, settings: Settings) -> Problem | None:
+    """Create the topic of `redrive`; return why that is refused: a worker starts without it."""
+    try:
+        await create_marks_topic(Session(settings), admin)
+    except ConfigError as error:
+        return Problem("warn", str(error), "a worker needs no such topic, kp-worker redrive does")
+    return None
 
 
 def _problem(problem: Problem) -> dict[str, str]:
@@ -192,15 +211,19 @@ def print_report(console: Console, report: TopicsReport) -> None:
 
 
 def _head(row: TopicRow) -> Text:
-    text = Text(clean(row.topic), "bold").append(
-        f"  {row.state}", "not bold" if row.state == "exists" else "not bold red"
-    )
+    missing = "not bold red" if row.setting else "not bold yellow"
+    text = Text(clean(row.topic), "bold").append(f"  {row.state}", "not bold" if row.state == "exists" else missing)
     if row.partitions is None:
-        return text.append(f", to have {row.partitions_wanted} partitions", "not bold")
-    text.append(f", {row.partitions} partitions", "not bold")
+        text.append(f", to have {_partitions(row.partitions_wanted)}", "not bold")
+        return text if row.setting else text.append(" (for kp-worker redrive)", "not bold")
+    text.append(f", {_partitions(row.partitions)}", "not bold")
     if row.partitions != row.partitions_wanted:
         text.append(f" (should be {row.partitions_wanted})", "not bold red")
     return text.append(f", replicas {row.replicas}", "not bold")
+
+
+def _partitions(number: int) -> str:
+    return f"{number} partition{'s' * (number != 1)}"
 
 
 def _config_table(row: TopicRow) -> Table:

@@ -33,7 +33,8 @@ class ProfileSetting(BaseModel):
 def merged_profiles(given: Mapping[str, ProfileSetting]) -> dict[str, Profile]:
     """Return the built-in profiles with the given ones over them; one without weights has the default's."""
     result = dict(PROFILES)
-    for domain, setting in given.items():
+    # The default first: whatever the order, a profile without weights has the default's as they are configured.
+    for domain, setting in sorted(given.items(), key=lambda item: item[0] != DEFAULT_PROFILE):
         weights = result.get(domain, result[DEFAULT_PROFILE]).weights
         if setting.weights is not None:
             weights = Weights(**setting.weights)

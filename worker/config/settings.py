@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from worker.config.brokers import check_brokers
 from worker.config.errors import PEM
 from worker.config.profiles import ProfileSetting, merged_profiles
 from worker.config.security import SASL, TLS, check_security
@@ -30,7 +31,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
 
-    bootstrap_servers: str = Field(
+    bootstrap_servers: Annotated[str, AfterValidator(check_brokers)] = Field(
         "127.0.0.1:9092", min_length=1, description="Kafka brokers, host:port[,host:port...]"
     )
     group_id: str = Field(
@@ -122,6 +123,11 @@ class Settings(BaseSettings):
             "directory of an exported model, or directory or hub name of a sentence-transformers model "
             "(default: all-MiniLM-L6-v2)"
         ),
+    )
+    embed_text: Literal["whole", "objective"] = Field(
+        "whole",
+        description="what of a trace is embedded: its whole text, or the objective and the beginning of the text, half "
+        "each (docs/novelty-on-real-runs.md)",
     )
     max_tokens: int = Field(
         256,

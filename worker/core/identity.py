@@ -8,7 +8,8 @@ import msgspec
 class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     """The identity of an embedder. Two vectors may only be compared if all fields but `runtime` agree.
 
-    `long_texts`: the handling of a text of more than `max_tokens`; not written if it was truncated.
+    `long_texts`: the handling of a text of more than `max_tokens`; not written if it was truncated. `embed_text`: the
+    part of a trace that was embedded (views.py); not written for its whole text.
     """
 
     name: str
@@ -18,8 +19,11 @@ class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     runtime: str
     precision: str
     long_texts: str = "cut"
+    embed_text: str = "whole"
 
     def key(self) -> str:
         """Return the identity as one string, without the runtime (runtimes agree to 1e-6 in fp32)."""
         key = f"{self.name}:{self.weights_sha256}:{self.dimensions}:{self.max_tokens}:{self.precision}"
-        return key if self.long_texts == "cut" else f"{key}:{self.long_texts}"
+        if self.long_texts != "cut":
+            key = f"{key}:{self.long_texts}"
+        return key if self.embed_text == "whole" else f"{key}:{self.embed_text}"

@@ -18,8 +18,6 @@ integers; null is not absence; U+0000 is a character like any other.
 
 import enum
 import functools
-import heapq
-import reprlib
 import sys
 import types
 from dataclasses import dataclass
@@ -29,6 +27,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from worker.core.json_words import excerpt, mismatch
 
 CONTEXT = "https://openknowledgepulse.org/schema/v1"
 LEGACY_CONTEXT = "https://knowledgepulse.dev/schema/v1"
@@ -45,9 +45,6 @@ CREATED_AT_PATTERN = (
 # In characters. A message travels in a Kafka header and in log lines: long enough to say what to do, never a
 # copy of the content.
 MAX_MESSAGE = 300
-_excerpt = reprlib.Repr()
-_excerpt.maxstring = 60
-_excerpt.maxlevel = 1
 
 
 class Reason(enum.StrEnum):
@@ -326,7 +323,7 @@ def _fields_of(struct: type[Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
     return msgspec.structs.fields(struct)
 
 
-def _explain(value: Any, kind: Any, path: tuple[str | int, ...]) -> None:
+def _explain(value: Any, kind: Any, path: tuple[str | int, ...], *, optional: bool = False) -> None:
     """Raise InvalidTrace for the first problem in the order of the schema; return if `value` is a `kind`.
 
     Asked only once `convert` has refused the document: on its own `convert` names the first problem in the
@@ -341,7 +338,7 @@ def _explain(value: Any, kind: Any, path: tuple[str | int, ...]) -> None:
     if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Struct):
         for info in _fields_of(inner):
             if info.encode_name in value:
-                _explain(value[info.encode_name], info.type, (*path, info.encode_name))
+                _explain(value[info.encode_name], info.type, (*path, info.encode_name), optional=not info.required)
             elif info.required:
                 _refuse(Reason.MISSING_FIELD, (*path, info.encode_name), "required, but missing; add it")
     elif isinstance(value, list) and get_origin(inner) is list:
@@ -349,15 +346,18 @@ def _explain(value: Any, kind: Any, path: tuple[str | int, ...]) -> None:
         if index is not None:
             _explain(value[index], get_args(inner)[0], (*path, index))
     name = path[-1] if path else ""
-    # The only message that quotes the document begins with "Invalid enum value".
-    wrong_type = problem.startswith("Expected") and ", got `" in problem
-    reason = Reason.INVALID_TYPE if wrong_type else Reason.INVALID_VALUE
+    differ = mismatch(problem)
+    reason = Reason.INVALID_VALUE if differ is None else Reason.INVALID_TYPE
     if len(path) == 1:
         reason = {"@context": Reason.WRONG_CONTEXT, "@type": Reason.WRONG_TYPE}.get(str(name), reason)
-    if reason is not Reason.INVALID_TYPE:
-        advice = f"use one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else "correct it"
-        problem = f"{_shown(value)} is not allowed; {_ADVICE.get(str(name), advice)}"
-    _refuse(reason, path, problem)
+    advice = _ADVICE.get(str(name))
+    if advice is None and get_origin(kind) is Literal:
+        advice = f"use one of {', '.join(get_args(kind))}"
+    if differ is not None and reason is Reason.INVALID_TYPE:
+        found, wanted = differ
+        leave = ", or leave the field out" if optional and value is None else ""
+        _refuse(reason, path, f"{found} is not allowed; {advice or f'give {wanted}'}{leave}")
+    _refuse(reason, path, f"{excerpt(value)} is not allowed; {advice or 'correct it'}")
 
 
 def _first_bad(items: list[Any], kind: Any) -> int | None:
@@ -384,13 +384,6 @@ def _converts(value: Any, kind: Any) -> bool:
     except msgspec.ValidationError:
         return False
     return True
-
-
-def _shown(value: Any) -> str:
-    """Return the beginning of a value for a message."""
-    if isinstance(value, dict):  # reprlib sorts all keys to show the first few
-        value = {key: value[key] for key in heapq.nsmallest(_excerpt.maxdict + 1, value)}
-    return _excerpt.repr(value)
 
 
 def _refuse(reason: Reason, path: tuple[str | int, ...], problem: str) -> None:

@@ -20,6 +20,9 @@ from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
 
 OFFICIAL_NAME: Final = "all-MiniLM-L6-v2"
+FETCH_FIRST: Final = f"{OFFICIAL_NAME} is not on this machine: run kp-worker fetch-model"
+"""What to do where neither its weights nor its export are here."""
+
 OFFICIAL_HUB_NAME: Final = "sentence-transformers/all-MiniLM-L6-v2"
 OFFICIAL_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """sha256 of model.safetensors as published by sentence-transformers/all-MiniLM-L6-v2."""

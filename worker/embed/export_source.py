@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from worker.embed.embedder import (
+    FETCH_FIRST,
     OFFICIAL_NAME,
     OFFICIAL_SHA256,
     Embedding,
@@ -58,6 +60,8 @@ def open_export_source(openvino: ModuleType, model: str | None) -> ExportSource:
     directory = Path(find_model(model))
     if directory.is_dir() and check_weights(model, weights_sha256(directory)) == OFFICIAL_NAME:
         return _minilm(openvino, directory)
+    if model is None and find_spec("sentence_transformers") is None:
+        raise ModelError(f"{FETCH_FIRST}, which also exports it")
     return _through_torch(openvino, model)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from worker.config import Settings
 from worker.core.identity import EmbedderIdentity
 from worker.core.scorer import PartitionScorer
-from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError
+from worker.embed.embedder import FETCH_FIRST, OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError
 from worker.embed.model_dir import default_directory, find_exported
 from worker.embed.openvino_embedder import OpenVinoEmbedder
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
@@ -33,12 +33,18 @@ def load_configured(settings: Settings) -> Embedder | None:
     """Load the embedder of these settings; see `load_embedder`."""
     return load_embedder(
         settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision,
-        settings.windows,
+        settings.windows, settings.embed_text,
     )  # fmt: skip
 
 
 def load_embedder(
-    kind: str, model: str | None, max_tokens: int, threads: int, precision: str, windows: int = 1
+    kind: str,
+    model: str | None,
+    max_tokens: int,
+    threads: int,
+    precision: str,
+    windows: int = 1,
+    embed_text: str = "whole",
 ) -> Embedder | None:
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
@@ -52,15 +58,12 @@ def load_embedder(
         if directory is None and kind == "openvino":
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:
-            return OpenVinoEmbedder(directory, max_tokens, threads, precision, windows)
+            return OpenVinoEmbedder(directory, max_tokens, threads, precision, windows, embed_text)
         if model is None and find_spec("openvino") and not find_spec("sentence_transformers"):
-            raise ModelError(
-                f"{OFFICIAL_NAME} is not on this machine: run kp-worker fetch-model, or set KP_EMBEDDER=none to run "
-                "without embeddings (novelty 0.5)"
-            )
+            raise ModelError(f"{FETCH_FIRST}, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)")
     if precision != "fp32":
         raise ModelError(
             f"KP_PRECISION={precision} needs an exported model: run kp-worker export-model --precision {precision}, "
             "or set KP_PRECISION=fp32"
         )
-    return SentenceTransformersEmbedder(model, max_tokens, threads, windows)
+    return SentenceTransformersEmbedder(model, max_tokens, threads, windows, embed_text)

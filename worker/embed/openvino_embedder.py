@@ -19,6 +19,7 @@ from worker.core.novelty import Vector
 from worker.embed.embedder import Embedding, ModelError, finite
 from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
 from worker.embed.model_dir import Manifest, checked_path, read_manifest
+from worker.version import install_extra
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -45,20 +46,25 @@ ignored."""
 _WORD: Final = "word "
 """At least one token in any vocabulary."""
 
-INSTALL_HINT: Final = (
-    "install the fast extra (pip install '.[fast]' from a checkout), or set KP_EMBEDDER=sentence-transformers"
-)
+INSTALL_HINT: Final = f"{install_extra('fast')}, or set KP_EMBEDDER=sentence-transformers"
 
 
 class OpenVinoEmbedder:
     """An exported model on CPU. `embed` is called from one thread at a time.
 
     `threads` 0: one for each core. A text of more than `max_tokens` is embedded as the mean of its first `windows`
-    windows; 1: it is truncated. Raises ModelError if the directory, the precision or the CPU does not fit.
+    windows; 1: it is truncated. `embed_text` (which part of a trace the caller embeds) is for the identity alone.
+    Raises ModelError if the directory, the precision or the CPU does not fit.
     """
 
     def __init__(
-        self, directory: Path, max_tokens: int, threads: int, precision: str = "fp32", windows: int = 1
+        self,
+        directory: Path,
+        max_tokens: int,
+        threads: int,
+        precision: str = "fp32",
+        windows: int = 1,
+        embed_text: str = "whole",
     ) -> None:
         manifest = read_manifest(directory)
         _check_request(directory, manifest, max_tokens, precision)
@@ -75,7 +81,7 @@ class OpenVinoEmbedder:
             raise ModelError(f"the exported model {directory} cannot be loaded: {error}") from error
         self.identity = EmbedderIdentity(
             manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision,
-            long_texts(windows),
+            long_texts(windows), embed_text,
         )  # fmt: skip
         self._windows = windows
         self._wanted = max_tokens * windows

@@ -12,11 +12,12 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from worker.core.identity import EmbedderIdentity
+from worker.core.views import unit_mean
 from worker.embed.embedder import Embedder, Embedding, embed_or_diagnose
 from worker.embed.pace import Pace
 
@@ -78,16 +79,18 @@ class EmbeddingPool:
                 async with asyncio.timeout(pause):
                     await self._freed.wait()
 
-    def embed(self, text: str) -> asyncio.Future[Embedding] | Embedding:
-        """Return a text's embedding if it is remembered, otherwise submit the text. Call this on the event loop.
+    def embed(self, *texts: str) -> asyncio.Future[Embedding] | Embedding:
+        """Return the embedding of a trace: of its text, or the unit mean of its texts. Call this on the event loop.
 
-        The future fails as that of `submit` does. The text is in flight until its future is done.
+        At once if all are remembered; otherwise the other texts are submitted. The future fails as that of
+        `submit` does. The trace is in flight until its future is done.
         """
-        found = self.submit(text)
-        if isinstance(found, Embedding):
-            return found
+        found = [self.submit(text) for text in texts]
+        embedded = [part for part in found if isinstance(part, Embedding)]
+        if len(embedded) == len(found):
+            return mean_of_parts(embedded)
         self._in_flight += 1
-        future = asyncio.wrap_future(found)
+        future = asyncio.wrap_future(found[0]) if isinstance(found[0], Future) and len(found) == 1 else _together(found)
         future.add_done_callback(self._release)
         return future
 
@@ -148,3 +151,21 @@ class EmbeddingPool:
             return embedding
         finally:
             self._started = None
+
+
+def mean_of_parts(parts: Sequence[Embedding]) -> Embedding:
+    """Return the embedding of a trace from those of its texts. Raises ValueError where they cancel each other out."""
+    if len(parts) == 1:
+        return parts[0]
+    return Embedding(unit_mean([part.vector for part in parts]), any(part.truncated for part in parts))
+
+
+def _together(found: Sequence[Future[Embedding] | Embedding]) -> asyncio.Task[Embedding]:
+    """Wait for all texts of a trace."""
+
+    async def wait() -> Embedding:
+        futures = [asyncio.wrap_future(part) for part in found if isinstance(part, Future)]
+        await asyncio.gather(*futures)
+        return mean_of_parts([part.result() if isinstance(part, Future) else part for part in found])
+
+    return asyncio.get_running_loop().create_task(wait())

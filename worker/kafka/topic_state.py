@@ -77,11 +77,16 @@ async def look(admin: AIOKafkaAdminClient, settings: Settings, settings_of: Sequ
 
     Raises KafkaError, and MissingTopicsError for a topic so new that its settings are not known yet.
     """
-    described = await describe_topics(admin, list(settings.topics.values()))
+    return await look_at(admin, list(settings.topics.values()), settings_of)
+
+
+async def look_at(admin: AIOKafkaAdminClient, names: Sequence[str], settings_of: Sequence[str]) -> Observed:
+    """Look at topics by their names, as `look` does."""
+    described = await describe_topics(admin, names)
     denied = [name for name, topic in described.items() if topic.error is TopicAuthorizationFailedError]
     topics = {
         name: TopicState(len(topic.partitions), topic.replicas, topic.leaderless)
-        for name in settings.topics.values()
+        for name in names
         if (topic := described.get(name)) is not None and topic.error is None
     }
     configs, unreadable = await _configs(admin, [name for name in settings_of if name in topics])

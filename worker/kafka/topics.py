@@ -23,7 +23,7 @@ from aiokafka.errors import (
 
 from worker.config import ConfigError, Settings
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED
-from worker.kafka.connections import CONNECT_ATTEMPTS, connected_admin
+from worker.kafka.connections import CONNECT_SECONDS, connected_admin
 from worker.kafka.publication import OutputTopic
 from worker.kafka.topic_plan import TopicPlan, plan
 from worker.kafka.topic_problems import codec_problems, largest_trace, problems
@@ -53,7 +53,7 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_by
     `extra_bytes`, here and below: by how much an output may be larger than its input beyond OUTPUT_OVERHEAD (the
     embedding in it).
     """
-    async with connected_admin(settings, client, CONNECT_ATTEMPTS) as admin:
+    async with connected_admin(settings, client, CONNECT_SECONDS) as admin:
         if not settings.create_topics:
             return await _check(admin, settings, extra_bytes)
         await create_missing(admin, settings, extra_bytes)

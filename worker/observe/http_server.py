@@ -36,6 +36,9 @@ FAILURE_LENGTH: Final = 200
 CONTENT_TYPE: Final = re.compile(r"[\w/.;= -]{1,200}", re.ASCII)
 """A valid content type. The client library copies parts of the Accept header into it."""
 
+Page = Callable[[Mapping[str, str]], tuple[bytes, dict[str, str]]]
+"""Takes the query of a request, as anyone may send it, and returns the page's body and its headers."""
+
 HEADERS: Final = {
     "Server": "kp-worker",  # without a version
     "Cache-Control": "no-store",
@@ -47,7 +50,7 @@ HEADERS: Final = {
 class HttpServer:
     """Serves metrics and health. `healthy` is for liveness, `ready` for readiness.
 
-    `pages`: path -> what returns the body and its headers, which go over HEADERS.
+    `pages`: path -> page, whose headers go over HEADERS.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class HttpServer:
         registry: CollectorRegistry,
         healthy: Check,
         ready: Check,
-        pages: Mapping[str, Callable[[], tuple[bytes, dict[str, str]]]] | None = None,
+        pages: Mapping[str, Page] | None = None,
     ) -> None:
         self._host = host
         self._port = port
@@ -87,7 +90,7 @@ class HttpServer:
             body, content_type = _metrics(self._registry, request.headers.get("Accept", ""))
             return _response(200, body, **{"Content-Type": content_type})
         if request.path in self._pages:
-            body, headers = self._pages[request.path]()
+            body, headers = self._pages[request.path](request.query)
             return _response(200, body, **headers)
         problem = self._checks[request.path]()
         return _response(200 if problem is None else 503, problem or "ok")

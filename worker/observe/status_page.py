@@ -1,7 +1,7 @@
 """The status page: what the HTTP port shows a person at `/`, and the numbers behind it at `/status.json`.
 
-Lives here: the last committed traces, the history for "in the last minutes", the snapshot as JSON, and the page with
-its security headers. Must not live here: HTTP itself (http_server.py). Numbers that /metrics also has come from
+Lives here: the history for "in the last minutes", the snapshot as JSON, and the page with its security headers. Must
+not live here: HTTP itself (http_server.py), the last traces (status_rows.py). Numbers that /metrics also has come from
 Metrics, so that both say the same. Without KP_STATUS_PAGE none of this is created.
 """
 
@@ -21,19 +21,16 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from worker.config import Settings
+from worker.core.explanation import FORMULAS
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, OutputRecord, SourceRecord
-from worker.core.scorer import CACHED_ID_LENGTH, ScoredTrace
-from worker.core.terminal import clean, clean_json_bytes
+from worker.core.scorer import ScoredTrace
+from worker.core.terminal import clean_json_bytes
+from worker.observe.http_server import Page
 from worker.observe.metrics import SCORES, SECONDS, Metrics, quantile
+from worker.observe.status_rows import LastRows, now_ms
 from worker.version import __version__
 
 PAGE: Final = Path(__file__).parents[1] / "data" / "status.html"
-
-KEPT_TRACES: Final = 50
-KEPT_DEAD_LETTERS: Final = 20
-
-TEXT_LENGTH: Final = 200
-"""Most characters of an objective that are kept."""
 
 WINDOW_SECONDS: Final = 300
 """The "last minutes" of the latency percentiles, long enough for a p99 at a few traces a second."""
@@ -42,38 +39,6 @@ RATE_SECONDS: Final = 10
 """The rate is the mean of this many seconds, because behind a backlog there is one commit a second."""
 
 CHART_SECONDS: Final = 120
-
-Page = Callable[[], tuple[bytes, dict[str, str]]]
-"""Returns a page's body and headers."""
-
-
-class TraceRow(NamedTuple):
-    """A committed trace as the page shows it; `objective` is None unless texts may be shown."""
-
-    committed_ms: int
-    partition: int
-    offset: int
-    id: str
-    decision: str
-    score: float
-    threshold: float
-    profile: str
-    components: tuple[float, float, float, float]
-    overrides: tuple[str, ...]
-    nearest: str | None
-    similarity: float | None
-    objective: str | None
-
-
-class DeadLetterRow(NamedTuple):
-    """A committed dead letter; `message` quotes the record, so it is None unless texts may be shown."""
-
-    committed_ms: int
-    partition: int
-    offset: int
-    reason: str
-    path: str
-    message: str | None
 
 
 class _Moment(NamedTuple):
@@ -95,45 +60,15 @@ class Status:
         self._settings = settings
         self._metrics = metrics
         self._problem = problem
-        self._traces: deque[TraceRow] = deque(maxlen=KEPT_TRACES)
-        self._dead_letters: deque[DeadLetterRow] = deque(maxlen=KEPT_DEAD_LETTERS)
+        self._rows = LastRows(settings)
         self._moments: deque[_Moment] = deque(maxlen=WINDOW_SECONDS + 1)
-        self._started_ms = _now_ms()
+        self._started_ms = now_ms()
         self._profiles = settings.scoring_profiles()
         self.tick(time.monotonic())
 
     def committed(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace | None) -> None:
         """Note one record whose output is committed; `scored` is None for a dead letter."""
-        texts = self._settings.status_texts
-        if scored is None:
-            said = dict(output.headers)
-            reason, path, message = (
-                clean(said[f"kp-error-{name}"].decode("utf-8", "replace")) for name in ("reason", "path", "message")
-            )
-            self._dead_letters.append(
-                DeadLetterRow(
-                    _now_ms(), record.partition, record.offset, reason, path, message[:TEXT_LENGTH] if texts else None
-                )
-            )
-            return
-        parts = scored.components
-        self._traces.append(
-            TraceRow(
-                _now_ms(),
-                record.partition,
-                record.offset,
-                _shown(scored.trace_id, CACHED_ID_LENGTH),
-                output.kind,
-                scored.score,
-                scored.threshold,
-                scored.profile,
-                (parts.complexity, parts.novelty, parts.tool_diversity, parts.outcome_confidence),
-                scored.overrides,
-                None if scored.nearest is None else _shown(scored.nearest.trace_id, CACHED_ID_LENGTH),
-                None if scored.nearest is None else scored.nearest.similarity,
-                _objective(record) if texts else None,
-            )
-        )
+        self._rows.committed(record, output, scored)
 
     def tick(self, now: float) -> None:
         """Note the counters of this second (monotonic); call it once a second."""
@@ -142,31 +77,24 @@ class Status:
             _Moment(now, _value(metrics.consumed), _value(metrics.over_budget), metrics.evaluation.counts())
         )
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return everything that the page shows; times in ms since 1970 where the name ends in _ms."""
+    def snapshot(self, domain: str | None = None) -> dict[str, Any]:
+        """Return everything that the page shows; times in ms since 1970 where the name ends in _ms.
+
+        `domain`: of the traces only those of this one; None: of all.
+        """
         settings, metrics = self._settings, self._metrics
         build = _samples(metrics.build)
-        verdicts = {
-            (labels["decision"], labels["profile"]): value
-            for labels, value in _samples(metrics.traces, "kp_traces_total")
-        }
-        reasons = {labels["reason"]: value for labels, value in _samples(metrics.dead_letters, "kp_dead_letters_total")}
         return {
             "version": __version__,
             "group": settings.group_id,
             "embedder": build[0][0].get("embedder", "") if build else "",
             "problem": self._problem(),
-            "now_ms": _now_ms(),
+            "now_ms": now_ms(),
             "started_ms": self._started_ms,
             "texts": settings.status_texts,
             "rate": self._rate(),
             "evaluation": self._evaluation(),
-            "verdicts": {
-                ACCEPTED: sum(value for (decision, _), value in verdicts.items() if decision == ACCEPTED),
-                REJECTED: sum(value for (decision, _), value in verdicts.items() if decision == REJECTED),
-                DEAD_LETTER: sum(reasons.values()),
-                "reasons": {reason: value for reason, value in reasons.items() if value},
-            },
+            "verdicts": self._verdicts(),
             "scores": {
                 "bounds": SCORES,
                 "counts": metrics.score.counts(),
@@ -175,8 +103,10 @@ class Status:
             },
             "cache_max": settings.cache_max_elements,
             "partitions": self._partitions(),
-            "traces": [row._asdict() for row in reversed(self._traces)],
-            "dead_letters": [row._asdict() for row in reversed(self._dead_letters)],
+            "formulas": FORMULAS,
+            "domains": self._rows.domains(),
+            "traces": self._rows.traces(domain),
+            "dead_letters": self._rows.dead_letters(),
         }
 
     def pages(self) -> Mapping[str, Page]:
@@ -185,9 +115,23 @@ class Status:
         headers = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": content_security_policy(html)}
         encode = msgspec.json.Encoder().encode
         return {
-            "/": lambda: (html, headers),
-            "/status.json": lambda: (clean_json_bytes(encode(self.snapshot())), {"Content-Type": "application/json"}),
+            "/": lambda _: (html, headers),
+            "/status.json": lambda query: (
+                clean_json_bytes(encode(self.snapshot(query.get("domain")))),
+                {"Content-Type": "application/json"},
+            ),
         }
+
+    def _verdicts(self) -> dict[str, Any]:
+        """Return accepted and rejected traces, dead letters, and the reasons of these."""
+        verdicts = _samples(self._metrics.traces, "kp_traces_total")
+        letters = _samples(self._metrics.dead_letters, "kp_dead_letters_total")
+        counts = {
+            decision: sum(value for labels, value in verdicts if labels["decision"] == decision)
+            for decision in (ACCEPTED, REJECTED)
+        }
+        reasons = {labels["reason"]: value for labels, value in letters if value}
+        return counts | {DEAD_LETTER: sum(reasons.values()), "reasons": reasons}
 
     def _rate(self) -> dict[str, Any]:
         """Return traces/s over the last seconds, and of each second for the chart (oldest first)."""
@@ -259,20 +203,3 @@ def _samples(metric: Any, name: str | None = None) -> list[tuple[dict[str, str],
 def _value(counter: Any) -> float:
     """Return the value of a counter without labels."""
     return _samples(counter)[0][1]
-
-
-def _objective(record: SourceRecord) -> str:
-    """Return the start of a valid trace's objective."""
-    document = msgspec.json.decode(
-        record.value or b""
-    )  # untyped like the parser: of a key given twice, the last value counts
-    return _shown(str(document["task"]["objective"]), TEXT_LENGTH)
-
-
-def _shown(text: str, length: int) -> str:
-    """Return the start of a record's text, safe to be shown."""
-    return clean(text[:length])[:length]
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

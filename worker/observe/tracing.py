@@ -20,7 +20,7 @@ from worker.config import ConfigError, Settings
 from worker.core.records import Headers, OutputRecord, SourceRecord
 from worker.core.scorer import ScoredTrace, cached_id
 from worker.core.trace import Reason, ReasoningTrace
-from worker.version import __version__
+from worker.version import __version__, install_extra
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -159,8 +159,8 @@ def start_tracing(settings: Settings) -> Tracing | NoTracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ConfigError(
-            f"KP_TRACING=true, but OpenTelemetry is not installed ({error}): install the tracing extra "
-            "(pip install '.[tracing]' from a checkout), or unset KP_TRACING"
+            f"KP_TRACING=true, but OpenTelemetry is not installed ({error}): {install_extra('tracing')}, "
+            "or unset KP_TRACING"
         ) from error
     ours = Resource({"service.name": "kp-worker", "service.version": __version__})
     provider = TracerProvider(

@@ -18,7 +18,8 @@ from worker.core.evaluation import Evaluation, EvaluationConfig
 from worker.core.novelty import Vector
 from worker.core.records import SourceRecord
 from worker.core.scorer import cached_id
-from worker.core.trace import InvalidTrace, ReasoningTrace, embedding_text
+from worker.core.trace import InvalidTrace, ReasoningTrace
+from worker.core.views import embedded_texts, joined
 from worker.embed.embedder import Embedding, ModelError
 from worker.embed.pool import EmbeddingPool
 from worker.observe.metrics import Metrics
@@ -85,10 +86,10 @@ class Evaluator:
         return taken
 
     def _embed(self, taken: Taken, trace: ReasoningTrace, pool: EmbeddingPool) -> asyncio.Future[Embedding] | Embedding:
-        text = embedding_text(trace)
-        taken.text_hash = text_hash(text)
+        texts = embedded_texts(trace, pool.identity.embed_text)
+        taken.text_hash = text_hash(joined(texts))
         ready = self._state.ready_embedding(taken.record.offset, taken.text_hash)
-        return pool.embed(text) if ready is None else Embedding(ready.array(), False)
+        return pool.embed(*texts) if ready is None else Embedding(ready.array(), False)
 
     def decide(self, taken: Taken) -> Decided:
         """Return what becomes of a record that is ready. Raises errors after which the worker cannot continue."""

@@ -1,7 +1,12 @@
 """`kp-worker explain`: the steps lead to the core's score, bit for bit, and problems have a line."""
 
+import contextlib
+import itertools
 import json
+import os
 import random
+import threading
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,7 +21,10 @@ from tests.support.builders import (
     trace_document,
 )
 from worker.cli import cli
+from worker.commands.console import CommandError
+from worker.commands.explain_file import read_document
 from worker.commands.explain_steps import explain_trace
+from worker.commands.explain_target import WantedId, WantedOutput, WantedSource, is_file, parse_target
 from worker.config import load
 from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
@@ -153,9 +161,112 @@ def test_the_last_of_equal_keys_is_the_one_that_counts() -> None:
 def test_json_lines_are_told_apart_from_a_broken_document() -> None:
     lines = run(trace_bytes() + b"\n" + trace_bytes())
     assert lines.exit_code == 1
-    assert "line 2: not_json" in lines.output
-    assert "sed -n 1p" in lines.output
-    assert "sed" not in run(b"{}x").output
+    assert "holds JSON Lines: name the line of one trace, as in kp-worker explain - --line 1" in lines.output
+    assert "JSON Lines" not in run(b"{}x").output
+
+
+@pytest.mark.parametrize("line", [None, 700])
+def test_a_file_of_many_lines_is_not_read_whole(line: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    os.mkfifo(path)
+    written = 0
+
+    def write_for_ever() -> None:
+        nonlocal written
+        with contextlib.suppress(BrokenPipeError), path.open("wb", buffering=0) as file:
+            for number in itertools.count(1):
+                written += file.write(trace_bytes(f"kp:trace:{number}") + b"\n")
+
+    writer = threading.Thread(target=write_for_ever)
+    writer.start()
+    if line is None:
+        with pytest.raises(CommandError, match="JSON Lines"):
+            read_document(str(path), line, 1 << 20)
+    else:
+        assert json.loads(read_document(str(path), line, 1 << 20))["id"] == f"kp:trace:{line}"
+    writer.join()
+    assert written < 2 << 20
+
+
+def test_one_line_of_a_file_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    bad = trace_bytes(confidence=7)
+    path.write_bytes(b"\n".join([trace_bytes("kp:trace:1"), trace_bytes("kp:trace:2"), bad, b""]) + b"\n" + b"[" * 99)
+
+    def explain(line: int, **env: str) -> Result:
+        return CliRunner().invoke(cli, ["explain", str(path), "--line", str(line)], env=env)
+
+    assert json.loads(explain(2).output)["id"] == "kp:trace:2"
+    for line, words in {
+        3: "line 3: invalid_value: outcome.confidence: 7 is not allowed",
+        4: "line 4 is empty",
+        5: "line 5: not_json",
+        6: "has no line 6, only 5",
+        9: "has no line 9, only 5",
+    }.items():
+        result = explain(line)
+        assert (result.exit_code, words in result.output) == (1, True), result.output
+    small = explain(1, KP_MAX_MESSAGE_BYTES="1024", KP_MAX_BATCH_BYTES="1048576")
+    assert json.loads(small.output)["id"] == "kp:trace:1"
+    path.write_bytes(trace_bytes(objective="x" * 2000) + b"\n")
+    large = explain(1, KP_MAX_MESSAGE_BYTES="1024")
+    assert "line 1: more than 1024 bytes, the limit of one trace (KP_MAX_MESSAGE_BYTES)" in large.output
+
+
+def test_a_bare_trace_with_line_breaks_at_its_end_is_one_trace(tmp_path: Path) -> None:
+    path = tmp_path / "0:3"  # a file wins over a place
+    path.write_bytes(trace_bytes() + b"\n\n")
+    assert CliRunner().invoke(cli, ["explain", str(path)]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "wanted"),
+    [
+        ("kp:trace:7c3a-1", WantedId("kp:trace:7c3a-1")),
+        ("7c3a6bc1", WantedId("kp:trace:7c3a6bc1")),
+        ("kp:trace:a/b.json", WantedId("kp:trace:a/b.json")),
+        ("3:41", WantedSource(3, 41)),
+        ("traces:3:41", WantedSource(3, 41)),
+        ("traces/3/41", WantedSource(3, 41)),
+        ("traces.rejected:0:7", WantedOutput("traces.rejected", 0, 7)),
+        ("traces.dead-letter/2/0", WantedOutput("traces.dead-letter", 2, 0)),
+    ],
+)
+def test_what_is_no_file_is_an_id_or_a_place(target: str, wanted: object) -> None:
+    assert not is_file(target)
+    assert parse_target(target, load()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("no/such/file", "no such file"),
+        ("trace.json", "no such file"),
+        ("kp:trace:", "is no id"),
+        ("elsewhere:0:7", "is none of the topics traces, traces.accepted, traces.rejected, traces.dead-letter"),
+        (".", "Is a directory"),
+    ],
+)
+def test_what_can_be_neither_is_a_wrong_argument(target: str, words: str) -> None:
+    result = CliRunner().invoke(cli, ["explain", target])
+    assert (result.exit_code, words in result.output) == (2, True), result.output
+    assert words in ("Is a directory",) or "topics" in words or "PARTITION:OFFSET" in result.output
+
+
+def test_a_line_goes_with_a_file() -> None:
+    result = CliRunner().invoke(cli, ["explain", "7c3a6bc1", "--line", "2"])
+    assert (result.exit_code, "there is no file 7c3a6bc1" in result.output) == (2, True)
+
+
+def test_a_near_miss_of_the_domain_is_named() -> None:
+    assert "no profile of its own (is 'finance' meant?)" in run(trace_bytes(domain="Finance")).output
+    assert "meant" not in run(trace_bytes(domain="gardening")).output
+
+
+def test_text_into_a_pipe_is_not_wrapped() -> None:
+    text = run(trace_bytes(objective="long " * 100, steps=["error_recovery:a"] * 3), "--text").output
+    assert "long " * 100 in text
+    assert "+ (0.3 if any error_recovery) + steps / 20 * 0.2)\n" in text.replace(" \n", "\n").replace("  ", " ")
 
 
 @pytest.mark.parametrize("novelty", ["nan", "-1", "2.5", "much"])

@@ -9,9 +9,11 @@ import pytest
 
 from tests.support.builders import T0, trace_document
 from tests.support.reports import dump, random_documents, scored_document, summary_of
-from worker.commands.report_columns import COMPONENTS, TEXT_LENGTH, Traces, shown_text
+from worker.commands.report_columns import COMPONENTS, Traces
 from worker.commands.report_numbers import CURVE, SHARES, THRESHOLDS
-from worker.commands.report_summary import DOMAINS_SHOWN, EmptyReport, summarize
+from worker.commands.report_summary import DOMAINS_SHOWN, summarize
+from worker.commands.scored_rows import NoDocuments
+from worker.commands.shown import TEXT_LENGTH, shown_text
 
 
 def brute_clusters(documents: list[dict[str, Any]], limit: float) -> list[set[int]]:
@@ -155,7 +157,7 @@ def test_the_last_by_record_time() -> None:
         traces.add(dump(scored_document(number, time_ms=T0 + number)), "", 1000 + number)
     assert summarize(traces, last=2).first_ms == T0 + 2
     assert summarize(traces, last=4, since_ms=1003).total.count == 1
-    with pytest.raises(EmptyReport, match="time that is asked for"):
+    with pytest.raises(NoDocuments, match="time that is asked for"):
         summarize(traces, since_ms=5000)
 
 
@@ -164,7 +166,7 @@ def test_the_last_by_record_time() -> None:
     [
         (b"{", "truncated"),
         (b"\xff", "malformed"),
-        (b"[1]", "Expected `object`"),
+        (b"[1]", "an array is not allowed; give an object"),
         (dump(trace_document()), r"score it first \(kp-worker score\)"),
         (dump(scored_document(score=7)), "scoring.score"),
         (dump(scored_document()).replace(b'"rejected"', b'"perhaps"'), "neither accepted nor rejected"),
@@ -176,15 +178,15 @@ def test_the_last_by_record_time() -> None:
 def test_what_cannot_be_read_is_counted_and_named(line: bytes | None, reason: str) -> None:
     traces = Traces()
     traces.add(line, "line 7")
-    assert traces.bad == 1
-    with pytest.raises(EmptyReport, match=rf"none of 1 documents can be read; line 7: .*{reason}"):
+    assert traces.unreadable.count == 1
+    with pytest.raises(NoDocuments, match=rf"none of 1 documents can be read; line 7: .*{reason}"):
         summarize(traces)
     traces.add(dump(scored_document()), "line 8")
     assert summarize(traces).total.count == 1
 
 
 def test_nothing_is_an_error() -> None:
-    with pytest.raises(EmptyReport, match="no documents"):
+    with pytest.raises(NoDocuments, match="no documents"):
         summarize(Traces())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import subprocess
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.builders import T0
 from tests.support.reports import dump, parsed, random_documents, render, run, scored_document, summary_of, words
 from worker.commands.report_columns import Traces
-from worker.commands.report_summary import summarize
+from worker.commands.report_summary import DOMAINS_SHOWN, summarize
+from worker.version import install_extra
 
 ROOT = Path(__file__).parents[3]
 HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
@@ -84,8 +87,56 @@ def test_one_trace_without_neighbour_or_latency_makes_a_page() -> None:
     assert text.startswith("kp-worker report: 1 trace ")
 
 
+def test_domains_without_a_profile_and_near_misses_are_listed() -> None:
+    domains = ["Finance", "finance ", "legal", "legal", "finance"]
+    documents = [scored_document(n, domain=domain, time_ms=T0 + n) for n, domain in enumerate(domains)]
+    summary = summary_of(documents, profiles=["default", "finance", "leagl"])
+    text = re.sub(" ([:;?])", r"\1", words(render(summary, "x")))
+    assert "3 domains take the profile default, but their names are close to a profile's" in text
+    assert 'legal: 2 traces; did you mean leagl? Finance: 1 trace; did you mean finance? "finance ": 1 trace' in text
+    assert "1 profile of the settings that no trace takes: leagl; did you mean legal?" in text
+    alone = words(render(summary_of([scored_document(0)]), "x"))
+    assert "Every domain has a profile of its own." in alone
+    assert "did you mean" not in alone
+
+
+def test_a_threshold_can_be_chosen_for_each_domain() -> None:
+    documents = [
+        scored_document(n, domain=f"domain {n // 2 % 30:02}", score=n / 100, time_ms=T0 + n) for n in range(100)
+    ]  # fmt: skip
+    page = render(summary_of(documents), "x")
+    tables = [" ".join(" ".join(table.itertext()).split()) for table in parsed(page).iter("table")]
+    [cutoffs] = [table for table in tables if "best 10%" in table]
+    assert cutoffs.count("domain ") == DOMAINS_SHOWN
+    assert "10 others" in cutoffs
+    assert words(page).count("10 smaller domains are one row.") == 3
+
+
+def test_in_print_headings_and_notes_stay_with_what_follows() -> None:
+    """Each kind of element that stands between a heading and its table has a rule against a page break after it."""
+    page = render(summary_of(random_documents(random.Random(2), 60)), "x")
+    [rules] = re.findall(r"@media print \{(.*?)\n@media", page, re.DOTALL)
+    [together] = re.findall(r"([^}]*)\{ break-after:avoid; \}", rules)
+    kept = {part.strip() for part in together.split(",")}
+    assert {"h2", "h3"} <= kept
+    body = parsed(page).find("body")
+    assert body is not None
+    followers = {
+        "ul" if after.tag == "ul" else f"{'p' if after.tag == 'p' else ''}.{after.get('class', '').split()[0]}"
+        for parent in body.iter()
+        for one, after in itertools.pairwise(parent)
+        if one.tag == "p" and (after.tag in ("ul", "section") or after.get("class", "").split()[:1] in KEPT)
+    }
+    assert {f"p:has(+ {follower})" for follower in followers} <= kept
+    assert ".keep" in re.findall(r"([^}]*)\{ break-inside:avoid; \}", rules)[0]
+
+
+KEPT = [["scroll"], ["grid"], ["legend"]]
+
+
 def test_numbers_are_written_so_that_they_do_not_lie() -> None:
-    from worker.commands.report_page import duration, percent
+    from worker.commands.report_page import duration
+    from worker.commands.shown import percent
 
     assert [percent(value) for value in (0, 0.0004, 0.0123, 0.9996, 1)] == ["0%", "<0.1%", "1.2%", ">99.9%", "100%"]
     assert [duration(value) for value in (5, 1500, 90_000, 7_200_000, 864e6)] == [
@@ -146,7 +197,7 @@ def test_without_the_extra_the_error_names_it(package: str) -> None:
         [sys.executable, "-c", code], check=False, cwd=ROOT, input="", capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 1
-    assert result.stderr == f"Error: {package} is not installed: pip install '.[report]' from a checkout\n"
+    assert result.stderr == f"Error: {package} is not installed; {install_extra('report')}\n"
 
 
 # -- the topics

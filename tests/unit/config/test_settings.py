@@ -252,6 +252,15 @@ def test_a_new_profile_with_only_a_threshold_has_the_default_s_weights(env: Envi
     assert load().scoring_profiles()["gardening"].weights == PROFILES["default"].weights
 
 
+@pytest.mark.parametrize("order", ["default first", "default last"])
+def test_a_profile_without_weights_has_those_that_the_default_is_given(env: Environment, order: str) -> None:
+    entries = [f'"default": {{"weights": {EVEN}}}', '"gardening": {"threshold": 0.9}']
+    env(KP_PROFILES="{" + ", ".join(entries if order == "default first" else reversed(entries)) + "}")
+    profiles = load().scoring_profiles()
+    assert profiles["gardening"].weights == profiles["default"].weights == Weights(0.25, 0.25, 0.25, 0.25)
+    assert profiles["code"] == PROFILES["code"]
+
+
 def test_without_profiles_they_are_the_built_in_ones() -> None:
     assert load().scoring_profiles() == PROFILES
 

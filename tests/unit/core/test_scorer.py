@@ -168,14 +168,14 @@ def test_the_same_input_gives_the_same_bytes_that_fit_the_schema_and_the_parser(
 
 def test_the_exact_headers_of_a_dead_letter() -> None:
     record = make_record(b"{", 7, headers=[("a", b"1"), ("kp-error-reason", b"from before")], partition=3)
-    output = dead_letter(record, InvalidTrace(Reason.INVALID_TYPE, "steps.1.tool", "steps.1.tool: Expected `object`"))
+    output = dead_letter(record, InvalidTrace(Reason.INVALID_TYPE, "steps.1.tool", "steps.1.tool: give an object"))
     assert (output.kind, output.key, output.value, output.timestamp_ms) == ("dead_letter", b"agent-7", b"{", T0)
     assert output.headers == [
         ("a", b"1"),
         ("kp-error-reason", b"from before"),
         ("kp-error-reason", b"invalid_type"),
         ("kp-error-path", b"steps.1.tool"),
-        ("kp-error-message", b"steps.1.tool: Expected `object`"),
+        ("kp-error-message", b"steps.1.tool: give an object"),
         ("kp-source-topic", b"traces"),
         ("kp-source-partition", b"3"),
         ("kp-source-offset", b"7"),

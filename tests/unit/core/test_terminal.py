@@ -144,6 +144,10 @@ def test_json_logs_hold_the_same_text_without_a_control() -> None:
 # -- commands, as processes
 
 
+CONVERT_OPTIONS = (
+    "--from", "chat", "--success", "true", "--confidence", "1", "--visibility", "org", "--privacy", "private",
+    "--created-at", "2026-04-14T08:00:00Z",
+)  # fmt: skip
 COMMANDS: dict[str, list[str]] = {
     "score": ["score", "{traces}", "--dead-letters", "-"],
     "score: name": ["score", "{named}"],
@@ -154,6 +158,8 @@ COMMANDS: dict[str, list[str]] = {
     "explain: no file": ["explain", f"/nowhere/{EVIL}"],
     "report": ["report", "{scored}", "--output", "-"],
     "report: name": ["report", "{named}"],
+    "whatif": ["whatif", "{scored}", "--set", "threshold=0"],
+    "whatif: name": ["whatif", "{named}"],
     "export-model": ["export-model", "--model", f"/nowhere/{EVIL}"],
     "fetch-model": ["fetch-model", "--from", EVIL],
     "an option": ["tail", f"--{EVIL}"],
@@ -163,14 +169,21 @@ COMMANDS: dict[str, list[str]] = {
     "a setting": ["topics"],
     "doctor: a setting": ["doctor"],
     "run: a setting": ["run"],
+    "evaluate": ["evaluate", "{scored}", "--label", EVIL],
+    "evaluate: no file": ["evaluate", f"/nowhere/{EVIL}", "--label", "id"],
+    "evaluate: a grid": ["evaluate", "{scored}", "--label", "id", "--grid", EVIL],
     "config": ["config", "show", "--set", f"group_id={EVIL}"],
     "config: no file": ["config", "check", f"/nowhere/{EVIL}"],
     "config: not TOML": ["config", "check", "{named}"],
     "config: an assignment": ["config", "show", "--set", f"{EVIL}=1"],
     "completion": ["completion", "bash"],
+    "convert": ["convert", *CONVERT_OPTIONS, "--domain", "d", "{runs}"],
+    "convert: an option": ["convert", *CONVERT_OPTIONS, "--domain", f"@{EVIL}..", "{runs}"],
 }
 SILENT = {"completion", "score: name"}
-TABLES = {"score", "explain a trace", "explain a document", "a setting", "doctor: a setting", "config"}
+TABLES = {
+    "score", "explain a trace", "explain a document", "whatif", "a setting", "doctor: a setting", "config", "convert",
+}  # fmt: skip
 """What looks otherwise on a terminal; the others write the same there, and each process takes seconds."""
 
 BAD_SETTINGS = {"KP_BOOTSTRAP_SERVERS": EVIL, "KP_THRESHOLD": EVIL}
@@ -192,8 +205,10 @@ def test_no_command_lets_a_control_through(command: str, terminal: bool, files: 
     args = [argument.format(**files) if argument.startswith("{") else argument for argument in COMMANDS[command]]
     ran = (on_terminal if terminal else in_pipes)(env, *args)
     assert "Traceback" not in ran.text
-    if command == "score" and not terminal:  # documents for programs, to the byte
-        assert json.loads(ran.text.split("\n")[0])["id"] == f"kp:trace:{EVIL}"
+    if command in ("score", "convert") and not terminal:  # documents for programs, to the byte
+        document, text = json.loads(ran.text.split("\n")[0]), ran.text.partition("\n")[2]
+        assert EVIL in (document["id"].removeprefix("kp:trace:"), document["task"]["objective"])
+        assert command == "score" or controls(text) <= {"\n"}
         return
     assert controls(ran.text) <= {"\n"}
     assert command in SILENT or re.search(r"\\+(x1b|u001b|x7f|u202e)", ran.text) is not None, ran.text[:2000]

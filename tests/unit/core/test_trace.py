@@ -395,7 +395,11 @@ def test_messages_are_short_and_fit_for_a_header() -> None:
 def test_the_error_survives_pickling() -> None:
     error = refusal(text_with("id", "1"))
     again = pickle.loads(pickle.dumps(error))
-    assert (again.reason, again.path, str(again)) == (error.reason, "id", "id: Expected `str`, got `int`")
+    assert (again.reason, again.path, str(again)) == (
+        error.reason,
+        "id",
+        "id: a number is not allowed; start it with kp:trace:",
+    )
 
 
 def test_embedding_text_is_the_reference_s() -> None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 from tests.support.builders import TextEmbedder
+from worker.core.views import unit_mean
 from worker.embed.embedder import Embedding
 from worker.embed.pool import LEAD_SECONDS, LEAD_SHARE, EmbeddingPool
 
@@ -205,4 +206,35 @@ def test_equal_texts_are_embedded_once_and_a_failure_is_not_remembered() -> None
     embedded("a")
     assert pool.hits == 1
     assert [text for text in Counting.calls if text == "a"] == ["a", "a"]
+    pool.close()
+
+
+async def test_a_trace_of_several_texts_is_their_mean_and_each_text_is_remembered() -> None:
+    embedder = TextEmbedder()
+    pool = EmbeddingPool(embedder, remembered=8, in_flight=1)
+    found = pool.embed("objective", "long text")
+    assert isinstance(found, asyncio.Future)
+    vector, truncated = await found
+    parts = [TextEmbedder().embed(text).vector for text in ("objective", "long text")]
+    assert vector.tobytes() == unit_mean(parts).tobytes()
+    assert truncated
+    await asyncio.wait_for(pool.admission(), 5)
+    other = pool.embed("objective", "other text")
+    assert isinstance(other, asyncio.Future)
+    assert not (await other).truncated
+    again = pool.embed("objective", "long text")
+    assert isinstance(again, Embedding)
+    assert again.vector.tobytes() == vector.tobytes()
+    assert embedder.texts == ["objective", "long text", "other text"]
+    pool.close()
+
+
+async def test_a_trace_fails_with_any_of_its_texts_and_frees_its_place() -> None:
+    pool = EmbeddingPool(TextEmbedder(), remembered=8, in_flight=1)
+    for texts in (("good", "poison"), ("poison", "good"), ("poison 1", "poison 2")):
+        found = pool.embed(*texts)
+        assert isinstance(found, asyncio.Future)
+        with pytest.raises(RuntimeError, match="this text"):
+            await found
+        await asyncio.wait_for(pool.admission(), 5)
     pool.close()

@@ -13,12 +13,22 @@ from prometheus_client import CollectorRegistry
 from tests.support.builders import NEVER_ACCEPTED, make_record, trace_bytes
 from tests.support.partition import ManualPublisher, settle
 from worker import PartitionScorer
+from worker.commands.explain_steps import explain_trace
+from worker.commands.explain_view import explanation_json
 from worker.config import Settings
 from worker.core.evaluation import EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS
 from worker.observe.http_server import HttpServer
 from worker.observe.metrics import Metrics
-from worker.observe.status_page import KEPT_DEAD_LETTERS, KEPT_TRACES, PAGE, TEXT_LENGTH, WINDOW_SECONDS, Status
+from worker.observe.status_page import PAGE, WINDOW_SECONDS, Status
+from worker.observe.status_rows import (
+    DOMAIN_LENGTH,
+    KEPT_DEAD_LETTERS,
+    KEPT_DOMAINS,
+    KEPT_OF_DOMAIN,
+    KEPT_TRACES,
+    TEXT_LENGTH,
+)
 from worker.stream.partition_state import PartitionState
 from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
 
@@ -56,9 +66,9 @@ class Desk:
             self.task.take(make_record(value, self.task._taken_to + 1, partition=3))
         await self.task.drain()
 
-    def json(self) -> Any:
+    def json(self, **query: str) -> Any:
         """Return the snapshot as the page gets it."""
-        body, headers = self.status.pages()["/status.json"]()
+        body, headers = self.status.pages()["/status.json"](query)
         assert headers["Content-Type"] == "application/json"
         return json.loads(body)
 
@@ -75,7 +85,59 @@ async def test_a_committed_trace_is_shown_with_what_explains_its_score() -> None
     assert first["score"] == output["score"]
     assert first["components"] == list(output["components"].values())
     assert (first["threshold"], first["profile"], first["nearest"]) == (0.75, "finance", None)
-    assert (second["decision"], second["overrides"]) == ("rejected", ["single_thought"])
+    assert (first["domain"], first["weights"]) == ("finance", list(output["weights"].values()))
+    assert (second["decision"], [it["name"] for it in second["overrides"]]) == ("rejected", ["single_thought"])
+    await desk.task.close()
+
+
+async def test_a_row_has_the_steps_that_explain_shows() -> None:
+    desk = Desk()
+    steps = ["error_recovery:a", "error_recovery", "error_recovery"]
+    await desk.commit(trace_bytes("kp:trace:a", steps=steps), trace_bytes("kp:trace:b", steps=NEVER_ACCEPTED))
+    shown = desk.json()
+    assert list(shown["formulas"]) == ["complexity", "novelty", "tool_diversity", "outcome_confidence"]
+    outputs = [output for batch in desk.publisher.committed for output in batch.outputs]
+    for row, output in zip(reversed(shown["traces"]), outputs, strict=True):
+        explained = json.loads(explanation_json(explain_trace(output.value or b"", desk.settings)))
+        formulas = explained["components"].values()
+        assert row["components"] == [formula["value"] for formula in formulas]
+        assert row["weights"] == [formula["weight"] for formula in formulas]
+        assert row["parts"] == [formula["weighted"] for formula in formulas]
+        for name in ("id", "profile", "weighted_sum", "overrides", "before_clamp", "score", "threshold", "decision"):
+            assert row[name] == explained[name], name
+    await desk.task.close()
+
+
+async def test_a_rare_domain_has_its_last_traces_by_the_filter() -> None:
+    desk = Desk()
+    await desk.commit(*[trace_bytes(f"kp:trace:rare-{i}", domain="rare") for i in range(KEPT_OF_DOMAIN + 5)])
+    await desk.commit(*[trace_bytes(f"kp:trace:{i}", domain="code") for i in range(KEPT_TRACES)])
+    assert {row["domain"] for row in desk.json()["traces"]} == {"code"}
+    rare = desk.json(domain="rare")["traces"]
+    assert [row["id"] for row in rare] == [f"kp:trace:rare-{i}" for i in range(KEPT_OF_DOMAIN + 4, 4, -1)]
+    assert desk.json(domain="none of them")["traces"] == []
+    await desk.task.close()
+
+
+async def test_domains_without_a_profile_are_named_with_the_profile_they_may_mean() -> None:
+    desk = Desk()
+    names = ["Finance", "finance", "legal", "legal", "customer-service"]
+    await desk.commit(*[trace_bytes(f"kp:trace:{i}", domain=name) for i, name in enumerate(names)])
+    assert desk.json()["domains"] == [
+        {"name": "Finance", "traces": 1, "profile": "default", "near": "finance"},
+        {"name": "customer-service", "traces": 1, "profile": "default", "near": "customer_service"},
+        {"name": "finance", "traces": 1, "profile": "finance", "near": None},
+        {"name": "legal", "traces": 2, "profile": "default", "near": None},
+    ]
+    await desk.task.close()
+
+
+async def test_domains_are_bounded_in_number_and_length() -> None:
+    desk = Desk()
+    await desk.commit(*[trace_bytes(f"kp:trace:{i}", domain=f"{i:03}" + "x" * 500) for i in range(KEPT_DOMAINS + 3)])
+    names = [domain["name"] for domain in desk.json()["domains"]]
+    assert names == [f"{i:03}".ljust(DOMAIN_LENGTH, "x") for i in range(3, KEPT_DOMAINS + 3)]
+    assert [row["id"] for row in desk.json(domain=names[0])["traces"]] == ["kp:trace:3"]
     await desk.task.close()
 
 
@@ -125,11 +187,18 @@ async def test_the_last_records_are_kept_and_no_more() -> None:
 async def test_a_hostile_trace_neither_stops_the_lane_nor_grows_the_page() -> None:
     desk = Desk(status_texts=True)
     twice = trace_bytes().replace(b'"task":', b'"task": 5, "task":', 1)  # the last one counts
-    await desk.commit(twice, trace_bytes("kp:trace:" + "\u202e<img src=x onerror=alert(1)>" * 10_000), b"\xff" * 5000)
+    huge = (
+        trace_bytes()
+        .replace(b'"task_domain":', b'"n": 1e400, "task_domain":')
+        .replace(b'"objective":', b'"n": 1e400, "objective":')
+    )
+    await desk.commit(
+        huge, twice, trace_bytes("kp:trace:" + "\u202e<img src=x onerror=alert(1)>" * 10_000), b"\xff" * 5000
+    )
     assert not desk.failures
     assert desk.json()["traces"][1]["objective"] == "Explain"
     assert desk.json()["traces"][0]["id"].startswith("kp:trace:\\u202e<img src=x")
-    assert len(desk.status.pages()["/status.json"]()[0]) < 10_000
+    assert len(desk.status.pages()["/status.json"]({})[0]) < 10_000
     await desk.task.close()
 
 
@@ -248,7 +317,7 @@ def test_the_script_makes_no_html_and_no_code_out_of_data() -> None:
 
 
 async def test_the_policy_lets_run_what_the_page_holds_and_nothing_else() -> None:
-    body, headers = Status(Settings(), Metrics(CollectorRegistry()), lambda: None).pages()["/"]()
+    body, headers = Status(Settings(), Metrics(CollectorRegistry()), lambda: None).pages()["/"]({})
     policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
     for element in ("script", "style"):
         [content] = re.findall(rf"<{element}>(.*?)</{element}>", body.decode(), re.DOTALL)
@@ -264,7 +333,11 @@ async def test_http_serves_the_pages_it_is_given() -> None:
     server = HttpServer("127.0.0.1", 0, CollectorRegistry(), lambda: None, lambda: None, desk.status.pages())
     url = f"http://127.0.0.1:{await server.start()}"
     async with aiohttp.ClientSession() as session:
-        for path, kind in (("/", "text/html; charset=utf-8"), ("/status.json", "application/json")):
+        for path, kind in (
+            ("/", "text/html; charset=utf-8"),
+            ("/status.json", "application/json"),
+            ("/status.json?domain=%FF%00&domain=x", "application/json"),
+        ):
             async with session.get(url + path) as answer:
                 assert (answer.status, answer.headers["Content-Type"]) == (200, kind)
                 assert answer.headers["Cache-Control"] == "no-store"

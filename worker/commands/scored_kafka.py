@@ -1,6 +1,6 @@
-"""Reading the accepted and rejected topics for a report: once, from an offset or a time to the current end.
+"""Reading the accepted and rejected topics once, from an offset or a time to the current end.
 
-Lives here: which records are read. Must not live here: what they contain (report_columns.py). It joins no group and
+Lives here: which records are read. Must not live here: what they contain (scored_documents.py). It joins no group and
 commits nothing; it needs the ACLs Read and Describe on the two topics.
 """
 
@@ -12,19 +12,19 @@ from typing import Any, Final
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
-from worker.commands.report_columns import Traces
+from worker.commands.scored_documents import TakeDocument
 from worker.commands.session import SessionError, read_to
 from worker.config import ConfigError, Settings
 from worker.kafka.client import client_arguments
-from worker.kafka.connections import admin_client, committed_reader, connection_error, running
+from worker.kafka.connections import committed_reader, connected_admin, running
 from worker.kafka.describe import describe_topics
-from worker.kafka.errors import error_text
+from worker.kafka.reaching import unreachable
 
 FETCH_BYTES: Final = 4 << 20
 
 
-async def read_outputs(settings: Settings, traces: Traces, since_ms: int | None, last: int | None) -> int:
-    """Add the records of the two topics; return the time (record timestamp, ms) from which on they are complete.
+async def read_outputs(settings: Settings, take: TakeDocument, since_ms: int | None, last: int | None) -> int:
+    """Hand over the records of the two topics; return the time (record timestamp, ms) from which on they are complete.
 
     `since_ms`: no records before it. `last`: at most that many offsets of each partition. One partition may then reach
     further back than another: the result is later than `since_ms`, and earlier records must be left out. Raises
@@ -32,19 +32,18 @@ async def read_outputs(settings: Settings, traces: Traces, since_ms: int | None,
     """
     client = client_arguments(settings)
     try:
-        partitions = await _partitions(client, [settings.accepted_topic, settings.rejected_topic])
-        return await _read(client, partitions, traces, since_ms, last)
+        partitions = await _partitions(settings, client)
+        return await _read(client, partitions, take, since_ms, last)
     except KafkaError as error:
-        cause = await connection_error(client) or error
-        raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error_text(cause)}") from error
+        raise await unreachable(settings, client, error) from error
     except SessionError as error:
         raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error}") from error
 
 
-async def _partitions(client: Mapping[str, Any], topics: list[str]) -> list[TopicPartition]:
+async def _partitions(settings: Settings, client: Mapping[str, Any]) -> list[TopicPartition]:
     """Return the topics' partitions, by the admin client: a consumer that asks for a topic may create it."""
-    async with admin_client(client) as admin:
-        found = await describe_topics(admin, topics)
+    async with connected_admin(settings, client) as admin:
+        found = await describe_topics(admin, [settings.accepted_topic, settings.rejected_topic])
     for topic in found.values():
         if topic.error is not None:
             raise ConfigError(
@@ -55,7 +54,7 @@ async def _partitions(client: Mapping[str, Any], topics: list[str]) -> list[Topi
 
 
 async def _read(
-    client: Mapping[str, Any], partitions: list[TopicPartition], traces: Traces, since_ms: int | None,
+    client: Mapping[str, Any], partitions: list[TopicPartition], take: TakeDocument, since_ms: int | None,
     last: int | None,
 ) -> int:  # fmt: skip
     async with running(committed_reader(client, max_partition_fetch_bytes=FETCH_BYTES)) as consumer:
@@ -74,5 +73,5 @@ async def _read(
             if cut and (place := (record.topic, record.partition)) in cut:
                 cut.remove(place)
                 complete_from = max(complete_from, record.timestamp)
-            traces.add(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.timestamp)
+            take(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.timestamp)
         return complete_from

@@ -1,0 +1,97 @@
+"""docs/agent-logs.md: the logs of the page convert as it says, and its Python logs a run without a loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.snippets import ROOT, Snippet, snippets
+
+BLOCKS = snippets("tests/docs/test_agent_logs.py")
+RUN, TRACE, TRAJECTORY = (block.text for block in BLOCKS if block.language == "json")
+(PYTHON,) = (block for block in BLOCKS if block.language == "python")
+CONSOLES = [block for block in BLOCKS if block.language == "console"]
+
+
+class Answer(SimpleNamespace):
+    """An answer in the form of a client's: attributes, and `model_dump`."""
+
+    def model_dump(self, *, exclude_none: bool) -> dict[str, Any]:
+        calls = [{"id": call.id, "type": "function", "function": vars(call.function)} for call in self.tool_calls or []]
+        fields = {"role": "assistant", "content": self.content, "refusal": None, "tool_calls": calls or None}
+        return {name: value for name, value in fields.items() if not exclude_none or value is not None}
+
+
+class Replay:
+    """A client that gives prepared answers, and takes no field that a message does not have."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+        self.chat = SimpleNamespace(completions=self)
+
+    def create(self, *, model: str, messages: list[dict[str, Any]]) -> Any:
+        assert model
+        for message in messages:
+            assert message.keys() <= {"role", "content", "tool_calls", "tool_call_id"}
+        return SimpleNamespace(choices=[SimpleNamespace(message=self._answers.pop(0))])
+
+
+def call(name: str, **arguments: Any) -> Any:
+    return SimpleNamespace(id=f"id-{name}", function=SimpleNamespace(name=name, arguments=json.dumps(arguments)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the logs of the page; runs.jsonl is written by its Python."""
+    (tmp_path / "run.json").write_text(RUN)
+    (tmp_path / "trajectory.json").write_text(TRAJECTORY)
+    names: dict[str, Any] = {}
+    exec(compile(PYTHON.text, "docs/agent-logs.md", "exec"), names)
+    client = Replay(
+        Answer(content=None, tool_calls=[call("parcel", number=4471), call("hours", city="Ghent")]),
+        Answer(content="I was wrong", tool_calls=None), Answer(content="It waits in Ghent.", tool_calls=None),
+    )  # fmt: skip
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is parcel 4471?"}]
+    names["run_agent"](client, {"model": "m"}, {"hours": lambda city: {"from": 8, "city": city}}, messages)
+    names["run_agent"](client, {"model": "m"}, {}, messages)
+    fields = {"resolved": True, "agent": "desk-3", "domain": "customer_service", "run": "r-1"}
+    names["log_run"](tmp_path / "runs.jsonl", messages, **fields)
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", CONSOLES, ids=str)
+def test_the_commands_print_what_the_page_says(block: Snippet, folder: Path) -> None:
+    program = folder / "kp-worker"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m worker "$@"\n')
+    program.chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
+    env |= {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    said = ""
+    for command in block.commands():
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, "")
+        said += done.stderr
+    shown = block.text.replace("\\\n", " ").splitlines(keepends=True)
+    assert said == "".join(line for line in shown if not line.startswith("$ "))
+    trace = json.loads((folder / "traces.jsonl").read_bytes())
+    if block is CONSOLES[0]:
+        assert trace | {"id": "kp:trace:ID"} == json.loads(TRACE)
+
+
+def test_every_option_is_on_the_page() -> None:
+    from worker.cli import cli
+
+    text = (ROOT / "docs/agent-logs.md").read_text("utf-8")
+    shared = {"--config", "--bootstrap-servers", "-b", "--group", "-g", "--set"}
+    for parameter in cli.commands["convert"].params:
+        for name in {*parameter.opts} - shared - {"files"}:
+            assert name in text, name

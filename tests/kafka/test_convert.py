@@ -1,0 +1,55 @@
+"""`kp-worker convert | kp-worker publish -`: message logs on the topic, each run scored once, no dead letter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.commands import ROOT, Desk
+from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.message_logs import expected_parts, message_log
+from worker.broker.embedded_kafka import EmbeddedKafka
+
+OPTIONS = (
+    "--success", "@reward", "--confidence", "0.8", "--domain", "customer_service", "--visibility", "private",
+    "--privacy", "private", "--created-at", "@finished", "--agent-id", "desk", "--keep", "x_run=@run",
+)  # fmt: skip
+
+
+def test_200_message_logs_are_scored_without_a_dead_letter(
+    kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess], tmp_path: Path, seed: int
+) -> None:
+    desk = Desk(kafka, partitions=1)
+    workers(desk.settings).wait_ready()
+    runs = [message_log(seed + number) for number in range(200)]
+    file = tmp_path / "runs.jsonl"
+    file.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    command = [sys.executable, "-m", "worker"]
+    with subprocess.Popen(
+        [*command, "convert", "--from", "chat", *OPTIONS, str(file)],
+        cwd=ROOT, env=desk.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as convert:  # fmt: skip
+        published = subprocess.run(
+            [*command, "publish", "-"], cwd=ROOT, env=desk.env, stdin=convert.stdout, capture_output=True, text=True,
+            timeout=90, check=False,
+        )  # fmt: skip
+        assert convert.stderr is not None
+        said = convert.stderr.read().decode()
+    assert (convert.returncode, published.returncode) == (0, 0), said + published.stderr
+    assert "200 runs read, 200 written, 0 refused" in said
+    assert f"200 traces published to topic {desk.name}" in published.stderr
+    deadline = time.monotonic() + 90
+    while len(scored := [*desk.read("accepted"), *desk.read("rejected")]) < 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert not desk.read("dead-letter")
+    documents = {document["x_run"]: document for document in (json.loads(record.value) for record in scored)}
+    assert all(record.key == b"desk" for record in scored)
+    for run in runs:
+        objective, parts = expected_parts(run)
+        assert documents[run["run"]]["task"]["objective"] == objective
+        assert len(documents[run["run"]]["steps"]) == len(parts)

@@ -1,0 +1,170 @@
+"""`kp-worker explain` of what is on the topics: by id, by its beginning, and by place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.builders import T0, make_record, trace_bytes
+from tests.support.commands import Desk
+from tests.support.kafka_fixtures import produce
+from tests.support.terminal import EVIL, controls, in_pipes, on_terminal
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.core.documents import scored_record
+from worker.core.scorer import PartitionScorer
+from worker.core.trace import Reason, parse_trace
+
+IDS = ("kp:trace:aaaa1111-1", "kp:trace:bbbb2222-1", "kp:trace:bbbb2222-2", "kp:trace:cccc3333-1")
+AGAIN = 9
+"""Source offset at which the first trace came a second time."""
+
+
+def scored(desk: Desk, scorer: PartitionScorer, trace_id: str, offset: int) -> dict[str, Any]:
+    """Put one scored trace of source partition 0 on its topic, in partition 0; returns its document."""
+    raw = trace_bytes(trace_id, objective=f"About {trace_id}", created_at=T0 + offset)
+    record = make_record(raw, offset, timestamp_ms=T0 + 1000 * offset, topic=desk.name)
+    output = scored_record(record, scorer.score(parse_trace(raw), [1.0, offset], T0), None)
+    produce(
+        desk.bootstrap, desk.topics[output.kind], [(output.key, output.value, output.headers, 0, output.timestamp_ms)]
+    )
+    document: dict[str, Any] = json.loads(output.value or b"")
+    return document
+
+
+@pytest.fixture(scope="module")
+def desk(kafka: EmbeddedKafka) -> Desk:
+    return Desk(kafka)
+
+
+@pytest.fixture(scope="module")
+def documents(desk: Desk) -> list[dict[str, Any]]:
+    scorer = PartitionScorer(dimensions=2)
+    found = [scored(desk, scorer, trace_id, offset) for offset, trace_id in enumerate(IDS)]
+    desk.letters([(Reason.INVALID_VALUE, b'{"id": "kp:trace:dead-1"}')], first_offset=4)
+    desk.letters([(Reason.NOT_JSON, b'{"id": "kp:trace:dead-2", cut')], first_offset=5)
+    return [*found, scored(desk, scorer, IDS[0], AGAIN)]
+
+
+def explain(desk: Desk, *args: str) -> dict[str, Any]:
+    done = desk.run("explain", *args)
+    assert (done.returncode, done.stderr) == (0, "")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("target", [IDS[1], "bbbb2222-1", "0:1", "SOURCE:0:1", "SOURCE/0/1"])
+def test_all_names_of_a_trace_lead_to_what_is_stored(target: str, desk: Desk, documents: list[dict[str, Any]]) -> None:
+    explained, scoring = explain(desk, target.replace("SOURCE", desk.name)), documents[1]["scoring"]
+    assert (explained["id"], explained["score"], explained["decision"]) == (
+        IDS[1], scoring["score"], scoring["decision"],
+    )  # fmt: skip
+    assert explained["nearest"] == scoring["nearest"]
+    assert explained["source"] == {"topic": desk.name, "partition": 0, "offset": 1}
+    assert (explained["created_at"], explained["stream_time"]) == (
+        documents[1]["metadata"]["created_at"], scoring["stream_time"],
+    )  # fmt: skip
+    assert explained["record_time"] == "2026-04-14T08:00:01.000Z"
+    place = ":".join(str(explained["record"][name]) for name in ("topic", "partition", "offset"))
+    assert explain(desk, place) == explained
+
+
+def test_the_newest_of_several_is_explained_and_the_others_are_named(
+    desk: Desk, documents: list[dict[str, Any]]
+) -> None:
+    explained = explain(desk, IDS[0])
+    assert explained["source"]["offset"] == AGAIN
+    assert explained["score"] == documents[-1]["scoring"]["score"]
+    [also] = explained["also"]
+    assert explain(desk, also)["source"]["offset"] == 0
+
+
+def test_an_explanation_leads_to_the_nearest_trace(desk: Desk, documents: list[dict[str, Any]]) -> None:
+    nearest = documents[1]["scoring"]["nearest"]["id"]
+    text = on_terminal(desk.env, "explain", IDS[1]).text
+    assert f"kp-worker explain {nearest}" in text
+    assert "About kp:trace:bbbb2222-1" in text
+    assert f"source       {desk.name}:0:1" in text
+
+
+@pytest.mark.usefixtures("documents")
+def test_the_beginning_of_several_ids_lists_them(desk: Desk) -> None:
+    done = desk.run("explain", "bbbb2222")
+    assert (done.returncode, done.stdout) == (1, "")
+    first, *listed = done.stderr.splitlines()
+    assert "bbbb2222 is the beginning of 2 trace ids" in first
+    assert listed == [f"  kp-worker explain {IDS[2]}", f"  kp-worker explain {IDS[1]}"]
+
+
+@pytest.mark.usefixtures("documents")
+@pytest.mark.parametrize(
+    ("target", "reason", "partition"),
+    [("dead-1", "invalid_value", 0), ("kp:trace:dead-2", "not_json", 1), ("1:5", "not_json", 1)],
+)
+def test_a_dead_letter_says_why_and_how_it_is_sent_again(target: str, reason: str, partition: int, desk: Desk) -> None:
+    letter = explain(desk, target)
+    assert (letter["reason"], letter["message"]) == (reason, f"broken for a test: {reason}")
+    text = desk.run("explain", target, "--text").stdout
+    assert f"broken for a test: {reason}" in text
+    assert f"{desk.topics['dead-letter']}:{partition}:0" in text
+    command = f"redrive --partition {partition} --offset 0"
+    assert f"  kp-worker {command} --execute\n" in text
+    dry = desk.run(*command.split())
+    assert (dry.returncode, reason in dry.stdout + dry.stderr) == (0, True)
+
+
+@pytest.mark.usefixtures("documents")
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("nobody", "SOURCE.accepted: 1 record, back to 2026-04-14T08:00:00.000Z"),
+        ("nobody", "SOURCE.dead-letter: 2 records"),
+        ("0:77", "Partition 0 of SOURCE ends before offset 0: nothing is published there yet"),
+        ("7:0", "Topic SOURCE has no partition 7, only 0 to 1"),
+        ("SOURCE.accepted:0:99", "partition 0 of SOURCE.accepted has no offset 99, only 0 to"),
+        ("SOURCE.accepted:1:0", "partition 1 of SOURCE.accepted is empty"),
+        ("SOURCE.rejected:5:0", "topic SOURCE.rejected has no partition 5, only 0 to 1"),
+    ],
+)
+def test_what_is_not_found_says_where_was_searched(target: str, words: str, desk: Desk) -> None:
+    done = desk.run("explain", target.replace("SOURCE", desk.name))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words.replace("SOURCE", desk.name) in done.stderr
+
+
+def test_a_trace_far_back_is_found(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    first = scored(desk, PartitionScorer(dimensions=2), IDS[0], 0)
+    foreign = [(None, b'{"id": "kp:trace:other"}', (), 0, T0) for _ in range(6000)]
+    produce(desk.bootstrap, desk.topics["accepted"], foreign)
+    assert explain(desk, IDS[0])["score"] == first["scoring"]["score"]
+    done = desk.run("explain", "other")
+    assert "6,001 records" in done.stderr, "what the worker did not write is no trace of ours"
+
+
+def test_topics_that_are_missing_and_brokers_that_are_away(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    missing = desk.run("explain", "nobody", KP_REJECTED_TOPIC="nowhere")
+    assert missing.returncode == 1
+    assert "nowhere: there is no such topic" in missing.stderr
+    away = desk.run("explain", "nobody", KP_BOOTSTRAP_SERVERS="127.0.0.1:1")
+    assert away.returncode == 2
+    assert "no Kafka broker answers" in away.stderr
+    assert "there is no file nobody, so it was taken for a trace id" in away.stderr
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_text_of_a_trace_cannot_steer_the_terminal(kafka: EmbeddedKafka, terminal: bool) -> None:
+    desk = Desk(kafka)
+    scorer = PartitionScorer(dimensions=2)
+    for offset in range(2):
+        scored(desk, scorer, f"kp:trace:{offset}{EVIL}", offset)
+    desk.letters([(Reason.NOT_JSON, b"dead" + EVIL.encode())])
+    run = on_terminal if terminal else in_pipes
+    for target in ("0a", "1a", "0:0"):
+        ran = run(desk.env, "explain", target)
+        assert ran.code == 0
+        assert controls(ran.text) <= {"\n"}
+    several = run(desk.env, "explain", "kp:trace:")
+    assert controls(several.text) <= {"\n"}

@@ -1,0 +1,89 @@
+"""`evaluate` and KP_EMBED_TEXT with the real model, on a small labelled set that is made here."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.builders import trace_document
+from tests.support.output_embedding import decode
+from worker import parse_trace
+from worker.cli import cli
+from worker.core.views import embedded_texts, unit_mean
+from worker.embed.load import load_embedder
+
+TASKS = (
+    "Refund the second night of booking 4471, the heating was broken",
+    "Find out why invoice 2210 was paid twice",
+    "Rename the column amount to total in all reports of March",
+    "Tell the customer when parcel 88-41 arrives in Lyon",
+    "Count the rows of table visits that have no country",
+    "Restart the staging database and check the replicas",
+    "Translate the safety notice of the coffee machine into Spanish",
+    "Compare the offers of three cleaning companies for the office",
+    "Move the meeting with the auditors to next Thursday",
+    "Delete the log files that are older than ninety days",
+)
+STYLES = (
+    "I read the policy before I act. Every change needs a confirmation, and I answer politely and in full.",
+    "Step by step: plan, search, read the page, write a note, check the note, then ask the user again.",
+    "print(df.head()); df.info(); the frame has twelve columns; no error; the cell ran in 0.2 s.",
+    "Thought: I should use the tool. Action: search. Observation: 3 results. Thought: open the first result.",
+)
+TRIALS = 4
+
+
+def labelled_documents(seed: int) -> list[dict[str, Any]]:
+    """Return each task several times, as agents' transcripts are: mostly the same words, whatever the task."""
+    rng = random.Random(seed)
+    documents = []
+    for trial in range(TRIALS):
+        for task, objective in enumerate(TASKS):
+            document = trace_document(f"kp:trace:{trial}-{task}", objective=objective, steps=["thought", "observation"])
+            words = f"{STYLES[trial]} {objective}".split()
+            document["steps"][0]["content"] = f"{STYLES[trial]} " * 4
+            document["steps"][1]["content"] = " ".join(rng.choice(words) for _ in range(150))
+            documents.append(document | {"x_task": f"t{task}"})
+    return documents
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("labelled") / "runs.jsonl"
+    path.write_text("".join(json.dumps(document) + "\n" for document in labelled_documents(1)))
+    return path
+
+
+def test_the_objective_apart_tells_repeats_where_the_transcripts_are_alike(file: Path) -> None:
+    arguments = ["evaluate", str(file), "--label", "x_task", "--grid", "embed_text=whole,objective", "--json"]
+    outputs = [CliRunner().invoke(cli, [*arguments, "--set", "max_tokens=64"]).stdout for _ in range(2)]
+    assert outputs[0] == outputs[1]
+    whole, objective = map(json.loads, outputs[0].splitlines())
+    assert whole["settings"] == {"embed_text": "whole", "max_tokens": 64}
+    assert whole["figures"]["repeats"] == objective["figures"]["repeats"] == len(TASKS) * (TRIALS - 1)
+    assert objective["figures"]["auc_warm"]["value"] > max(0.9, whole["figures"]["auc_warm"]["value"])
+    assert (whole["cut"], objective["cut"]) == (len(TASKS) * TRIALS,) * 2
+
+
+def test_score_embeds_the_objective_apart(file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "scored.jsonl"
+    settings = ["--set", "embed_text=objective", "--set", "output_embedding=true", "--set", "max_tokens=128"]
+    done = CliRunner().invoke(cli, ["score", str(file), "-o", str(output), *settings])
+    assert done.exit_code == 0, done.stderr
+    embedder = load_embedder("auto", None, 128, 0, "fp32")
+    assert embedder is not None
+    for line, scored in zip(file.read_bytes().splitlines(), output.read_bytes().splitlines(), strict=True):
+        document = json.loads(scored)
+        assert document["scoring"]["embedder"]["embed_text"] == "objective"
+        texts = embedded_texts(parse_trace(line), "objective")
+        assert len(texts) == 2
+        expected = unit_mean([embedder.embed(text).vector for text in texts])
+        assert decode(document).tobytes() == expected.tobytes()
+        repeat = document["scoring"]["nearest"]
+        if document["id"].startswith("kp:trace:3-"):
+            assert repeat["id"].endswith(document["id"][-2:]), "the nearest trace is the same task"

@@ -1,0 +1,149 @@
+"""`evaluate`: its figures against a brute-force oracle, and what it says of files that it cannot use."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tests.support.builders import trace_document
+from worker.cli import cli
+from worker.commands.evaluate_numbers import compared, figures
+
+
+def brute_auc(high: list[float], low: list[float]) -> float:
+    return sum((a > b) + 0.5 * (a == b) for a in high for b in low) / (len(high) * len(low))
+
+
+def brute(vectors: Any, labels: list[int], history: list[int], order: list[int]) -> list[tuple[float, bool, bool]]:
+    """Return novelty, whether a first, whether the nearest has the same label, of each trace of `order`."""
+    seen, found = list(history), []
+    for index in order:
+        similar = [(float(vectors[index] @ vectors[other]), -place) for place, other in enumerate(seen)]
+        best, place = max(similar, default=(0.5, 1))
+        first = labels[index] not in {labels[other] for other in seen}
+        found.append((1 - best, first, place <= 0 and labels[seen[-place]] == labels[index]))
+        seen.append(index)
+    return found
+
+
+def sample(rng: random.Random) -> tuple[Any, list[int]]:
+    count, kinds = rng.randint(4, 60), rng.randint(2, 12)
+    labels = [rng.randrange(kinds) for _ in range(count)]
+    known: dict[int, int] = {}
+    labels = [known.setdefault(label, len(known)) for label in labels]
+    vectors = np.array([[rng.gauss(label % 5, 1.5) for label in (label,) * 4] for label in labels])
+    vectors[rng.randrange(count)] = vectors[rng.randrange(count)]  # ties
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), labels
+
+
+def test_traces_are_compared_as_an_oracle_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr("worker.commands.evaluate_numbers.BLOCK", 7)
+    for _ in range(60):
+        vectors, labels = sample(rng)
+        everything = rng.sample(range(len(labels)), len(labels))
+        cut = rng.randrange(len(labels))
+        history, order = everything[:cut], sorted(everything[cut:])
+        run = compared(vectors, np.array(labels), np.array(history, int), np.array(order, int))
+        expected = brute(vectors, labels, history, order)
+        np.testing.assert_allclose(run.novelty, [novelty for novelty, _, _ in expected], atol=1e-9)
+        assert run.first.tolist() == [first for _, first, _ in expected]
+
+
+def test_the_figures_are_those_of_an_oracle(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(25):
+        vectors, labels = sample(rng)
+        found = figures(vectors, np.array(labels), 1)
+        runs = brute(vectors, labels, [], list(range(len(labels))))
+        firsts = [novelty for novelty, first, _ in runs[1:] if first]
+        repeats = [novelty for novelty, first, _ in runs if not first]
+        assert (found.traces, found.labels, found.repeats) == (len(labels), len(set(labels)), len(repeats))
+        if firsts and repeats:
+            assert found.auc_in_order is not None
+            assert found.auc_in_order.value == pytest.approx(brute_auc(firsts, repeats), abs=1e-4)
+            assert found.auc_in_order.low <= found.auc_in_order.high
+        pairs = [(float(vectors[i] @ vectors[j]), labels[i] == labels[j])
+                 for i in range(len(labels)) for j in range(i + 1, len(labels))]  # fmt: skip
+        same, other = [s for s, is_same in pairs if is_same], [s for s, is_same in pairs if not is_same]
+        if same and other:
+            assert found.auc_pairs is not None
+            assert found.auc_pairs.value == pytest.approx(brute_auc(same, other), abs=1e-4)
+        if repeats:
+            middle = sorted(repeats)[-(-len(repeats) // 2) - 1]
+            assert found.repeat_quantiles[1].value == pytest.approx(middle, abs=1e-4)
+            assert sum(found.repeat_histogram) == len(repeats)
+
+
+def test_tasks_that_lie_apart_are_told_and_chance_is_one_half(seed: int) -> None:
+    """Labels that have nothing to do with the vectors: the interval holds one half."""
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(40), 5))
+    apart = rng.normal(size=(40, 64))[labels] + 0.1 * rng.normal(size=(200, 64))
+    apart /= np.linalg.norm(apart, axis=1, keepdims=True)
+    told = figures(apart, _in_order(labels), 1)
+    assert told.auc_warm is not None
+    assert told.nearest_is_same is not None
+    assert (told.auc_warm.value, told.nearest_is_same.value) == (1, 1)
+    chance = figures(apart, _in_order(rng.permutation(labels)), 1)
+    assert chance.auc_pairs is not None
+    assert abs(chance.auc_pairs.value - 0.5) < 0.1
+
+
+def _in_order(labels: Any) -> Any:
+    """Number the labels in the order of their first trace."""
+    known: dict[int, int] = {}
+    return np.array([known.setdefault(int(label), len(known)) for label in labels])
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    vectors, labels = sample(random.Random(7))
+    assert figures(vectors, np.array(labels), 3) == figures(vectors, np.array(labels), 3)
+
+
+# -- the command, without a model
+
+
+def run(path: Path, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["evaluate", str(path), *arguments])
+    return result.exit_code, result.stderr
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    path = tmp_path / "traces.jsonl"
+    documents = [trace_document(f"kp:trace:{n}", objective=f"task {n % 2}") | {"task_id": n % 2} for n in range(4)]
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return path
+
+
+def test_a_label_that_is_not_there_is_named_with_what_is(traces: Path) -> None:
+    code, error = run(traces, "--label", "metadata.task")
+    assert code == 1
+    assert "traces.jsonl: line 1 has no label at metadata.task" in error
+    assert "task_id" in error
+
+
+def test_labels_must_repeat(traces: Path) -> None:
+    code, error = run(traces, "--label", "id")
+    assert code == 1
+    assert "4 traces with 4 labels: there must be at least two tasks, and a repeat of one" in error
+
+
+def test_a_grid_varies_what_changes_vectors(traces: Path) -> None:
+    assert run(traces, "--label", "task_id", "--grid", "threshold=0.5")[0] == 2
+    code, error = run(traces, "--label", "task_id", "--grid", "max_tokens=x")
+    assert code == 2
+    assert "--set max_tokens='x' is wrong: give a whole number" in error
+
+
+def test_without_an_embedder_there_is_nothing_to_evaluate(traces: Path) -> None:
+    code, error = run(traces, "--label", "task_id", "--set", "embedder=none")
+    assert code == 1
+    assert "KP_EMBEDDER=none makes no vectors" in error

@@ -1,0 +1,68 @@
+"""What of a trace is embedded, and how the vectors of its parts become one."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from tests.support.builders import make_trace, trace_document
+from worker.core.identity import EmbedderIdentity
+from worker.core.trace import embedding_text, parse_trace
+from worker.core.views import embedded_texts, joined, unit_mean
+
+
+def test_the_whole_text_is_one_text() -> None:
+    trace = make_trace(objective="find it", steps=["thought", "tool_call"])
+    assert embedded_texts(trace) == embedded_texts(trace, "whole") == (embedding_text(trace),)
+
+
+def test_the_objective_is_a_text_of_its_own_beside_the_whole_text() -> None:
+    document = trace_document(objective="find it", steps=["thought", "observation"])
+    document["steps"][1]["content"] = "it is there"
+    trace = parse_trace(json.dumps(document))
+    assert embedded_texts(trace, "objective") == ("find it", "find it  it is there")
+
+
+def test_a_trace_whose_steps_have_no_content_is_its_objective() -> None:
+    trace = make_trace(objective="find it", steps=["tool_call", "thought"])
+    assert embedded_texts(trace, "objective") == ("find it",)
+
+
+def test_the_mean_is_that_of_long_arithmetic(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(200):
+        parts = rng.normal(size=(rng.integers(2, 5), 16))
+        parts /= np.linalg.norm(parts, axis=1, keepdims=True)
+        vectors = [part.astype(np.float32) for part in parts]
+        exact = [sum(float(vector[i]) for vector in vectors) for i in range(16)]
+        length = sum(value * value for value in exact) ** 0.5
+        found = unit_mean(vectors)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, [value / length for value in exact], atol=1e-7)
+        shuffled = random.Random(seed).sample(vectors, 2)
+        assert unit_mean(shuffled).tobytes() == unit_mean(shuffled[::-1]).tobytes()
+
+
+def test_one_vector_is_its_own_mean_to_the_bit() -> None:
+    vector = np.array([0.6, 0.8], np.float32)
+    assert unit_mean([vector]) is vector
+
+
+def test_vectors_that_cancel_each_other_out_have_no_mean() -> None:
+    vector = np.array([0.6, 0.8], np.float32)
+    with pytest.raises(ValueError, match="cancel each other out"):
+        unit_mean([vector, -vector])
+
+
+def test_the_text_that_is_hashed_differs_where_a_part_does() -> None:
+    assert joined(("a b",)) == "a b"
+    assert len({joined(parts) for parts in (("a", "b"), ("ab", ""), ("", "ab"), ("a", "bc"), ("ab", "c"))}) == 5
+
+
+def test_the_view_is_part_of_the_identity() -> None:
+    whole = EmbedderIdentity("m", "0", 2, 128, "r", "fp32")
+    apart = EmbedderIdentity("m", "0", 2, 128, "r", "fp32", embed_text="objective")
+    windows = EmbedderIdentity("m", "0", 2, 128, "r", "fp32", "windows2", "objective")
+    assert whole.key() == "m:0:2:128:fp32"
+    assert (apart.key(), windows.key()) == ("m:0:2:128:fp32:objective", "m:0:2:128:fp32:windows2:objective")

@@ -1,0 +1,104 @@
+"""`kp-worker convert`: agents' logs as reasoning traces on standard output, and a report of what they lost.
+
+Lives here: files and their runs, output, the report. Must not live here: the shape of a log (convert_chat.py,
+convert_atif.py), what a trace is (convert_trace.py), which counts a report has (convert_report.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+from worker.commands.console import CommandError, discard_buffered, json_output, open_file, say
+from worker.commands.convert_atif import read_atif
+from worker.commands.convert_chat import read_chat
+from worker.commands.convert_fields import FieldPath, RunRefused, find_field, unused_fields
+from worker.commands.convert_report import FileReport
+from worker.commands.convert_trace import ConvertOptions, Transcript, parse_json, trace_of
+from worker.commands.json_lines import is_pretty_printed
+
+LogFormat = Literal["chat", "atif"]
+
+READERS: Final[dict[LogFormat, Callable[[Any, Transcript], None]]] = {"chat": read_chat, "atif": read_atif}
+
+
+def run_convert(files: Sequence[str], source: LogFormat, options: ConvertOptions, report: Path | None) -> int:
+    """Convert files (- is standard input) and return the exit code. Raises CommandError."""
+    output, reports = sys.stdout.buffer, []
+    try:
+        for file in files:
+            reports.append(FileReport("standard input" if file == "-" else file))
+            with open_file(file, "rb") as runs:
+                _convert_file(runs, json_output(output), READERS[source], options, reports[-1])
+            say("\n".join(reports[-1].lines()))
+        output.flush()
+        if report is not None:
+            report.write_bytes(_as_json(reports))
+    except OSError as error:
+        discard_buffered(output)
+        if isinstance(error, BrokenPipeError):  # the reader of the pipe has closed it
+            sys.exit(1)
+        raise CommandError(f"cannot read or write: {error}") from None
+    return 1 if any(each.refused for each in reports) or not any(each.written for each in reports) else 0
+
+
+def _convert_run(
+    raw: bytes, read: Callable[[Any, Transcript], None], options: ConvertOptions
+) -> tuple[bytes, Transcript]:
+    """Return the trace of a run as JSON, and what became of its parts. Raises RunRefused."""
+    try:
+        run = parse_json(raw)
+    except ValueError as error:
+        raise RunRefused("not_json", f"{error}; a run is one JSON document") from None
+    transcript = Transcript(options)
+    if "objective" in options.fields:
+        transcript.objective = options.fields["objective"].value(run)
+    read(run, transcript)
+    transcript.finish()
+    trace = trace_of(run, transcript, options)
+    if isinstance(run, dict):
+        for name in unused_fields(run, transcript.used | _paths_in(run, options)):
+            transcript.counts.drop(name)
+    return trace, transcript
+
+
+def _paths_in(run: dict[str, Any], options: ConvertOptions) -> set[FieldPath]:
+    paths = [field.path for field in (*options.fields.values(), *options.keep.values()) if field.path is not None]
+    return {found[0] for path in paths if (found := find_field(run, path)) is not None}
+
+
+def _convert_file(
+    source: BinaryIO, output: BinaryIO, read: Callable[[Any, Transcript], None], options: ConvertOptions,
+    report: FileReport,
+) -> None:  # fmt: skip
+    for line, raw in _runs(source, report.file):
+        report.add_run()
+        try:
+            trace, transcript = _convert_run(raw, read, options)
+        except RunRefused as error:
+            report.add_refused(line, error.reason, str(error))
+            say(f"{report.file}:{'' if line is None else f'{line}:'} {error.reason}: {error}")
+            if line == 1 and is_pretty_printed(raw):
+                say("one run a line is expected: jq -c . makes it one line; or name the file of one run .json")
+                return
+        else:
+            report.add_written(transcript.counts)
+            output.write(trace + b"\n")
+            sys.stdout.buffer.flush()  # the next command of a pipe gets each trace when it is there
+
+
+def _runs(source: BinaryIO, file: str) -> Iterator[tuple[int | None, bytes]]:
+    """Yield the runs and their lines (from 1): one run a line, or the whole file if its name ends with .json."""
+    if file.endswith(".json"):
+        yield None, source.read()
+        return
+    for number, line in enumerate(source, 1):
+        if line.strip():
+            yield number, line.rstrip(b"\r\n")
+
+
+def _as_json(reports: Sequence[FileReport]) -> bytes:
+    return json.dumps({"files": [each.as_dict() for each in reports]}, indent=2, ensure_ascii=False).encode() + b"\n"

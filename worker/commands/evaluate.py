@@ -1,0 +1,137 @@
+"""`kp-worker evaluate`: how well novelty tells repeated tasks from new ones, on labelled traces.
+
+Lives here: the grid of settings, progress, the table and the JSON. Must not live here: figures (evaluate_numbers.py),
+reading and embedding (evaluate_traces.py), the page (evaluate_page.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from worker.commands.console import ArgumentError, CommandError, SettingsError, load_settings, say, write_line
+from worker.commands.evaluate_numbers import QUANTILES, Figures, Interval, figures
+from worker.commands.evaluate_traces import LabelError, Vectors, read_labelled
+from worker.config import ConfigError, Settings
+from worker.core.terminal import clean, clean_json
+from worker.embed.embedder import ModelError
+
+GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model", "precision", "embedder")
+"""Settings that --grid may vary: those that change vectors."""
+
+BAD_SHOWN: Final = 5
+
+
+class Row(msgspec.Struct, frozen=True):
+    """The figures of one file with one choice of settings."""
+
+    file: str
+    settings: dict[str, object]
+    cut: int
+    bad: int
+    figures: Figures
+
+
+def run_evaluate(files: Sequence[str], label: str, grid: Sequence[str], *, seed: int, as_json: bool) -> None:
+    """Write the figures of each file with each choice of settings. Raises CommandError and SettingsError."""
+    choices = list(_choices(grid))
+    console = Console(stderr=True)
+    rows = []
+    try:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            rows = list(_rows(files, label, choices, seed, progress))
+    except (LabelError, ModelError, OSError) as error:
+        raise CommandError(str(error)) from None
+    for row in rows:
+        if as_json:
+            write_line(clean_json(msgspec.json.encode(row).decode()))
+    if not as_json:
+        _write_table(rows)
+
+
+def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]]:
+    """Yield the settings of each point of the grid, with what is shown of them."""
+    axes = []
+    for axis in grid:
+        name, _, values = axis.partition("=")
+        if name not in GRID or not values:
+            raise ArgumentError("--grid", f"{axis!r}: give NAME=VALUE,VALUE with a name of {', '.join(GRID)}")
+        axes.append([f"{name}={value}" for value in values.split(",")])
+    for point in itertools.product(*axes):
+        try:
+            settings = load_settings(assignments=point).settings
+        except ConfigError as error:
+            raise SettingsError(str(error)) from None
+        names = {"embed_text", "max_tokens", *(assignment.partition("=")[0] for assignment in point)}
+        if settings.long_texts != "cut":
+            names |= {"long_texts", "max_windows"}
+        yield settings, {name: getattr(settings, name) for name in GRID if name in names}
+
+
+def _rows(
+    files: Sequence[str],
+    label: str,
+    choices: Sequence[tuple[Settings, dict[str, object]]],
+    seed: int,
+    progress: Progress,
+) -> Iterator[Row]:
+    vectors = Vectors()
+    for file in files:
+        traces = read_labelled(file, label, choices[0][0].limits)
+        for text in traces.bad[:BAD_SHOWN]:
+            say(f"{traces.name}: {text}")
+        if len(traces.bad) > BAD_SHOWN:
+            say(f"{traces.name}: {len(traces.bad) - BAD_SHOWN} more lines are no valid trace")
+        if len(set(traces.labels)) < 2 or len(set(traces.labels)) == len(traces.labels):
+            raise LabelError(
+                f"{traces.name}: {len(traces.labels)} traces with {len(set(traces.labels))} labels: there must be at "
+                "least two tasks, and a repeat of one"
+            )
+        for settings, shown in choices:
+            task = progress.add_task(clean(f"{traces.name}: {_named(shown)}"), total=len(traces.traces))
+            made, cut = vectors.of(traces, settings, lambda task=task: progress.advance(task))  # type: ignore[misc]
+            yield Row(traces.name, shown, cut, len(traces.bad), figures(made, traces.numbers, seed))
+            progress.remove_task(task)
+
+
+def _named(settings: dict[str, object]) -> str:
+    """Name a choice of settings: objective, 128 tokens."""
+    rest = [f"{name} {value}" for name, value in settings.items() if name not in ("embed_text", "max_tokens")]
+    return ", ".join([str(settings["embed_text"]), f"{settings['max_tokens']} tokens", *rest])
+
+
+def _write_table(rows: Sequence[Row]) -> None:
+    width = max(len(_named(row.settings)) for row in rows)
+    for file, group in itertools.groupby(rows, key=lambda row: row.file):
+        own = list(group)
+        first = own[0].figures
+        write_line(clean(f"{file}: {first.traces} traces, {first.labels} labels, {first.repeats} repeats"))
+        write_line(f"  {'':{width}}  {'AUC warm':18}  {'AUC in order':18}  nearest  pairs   cut")
+        for row in own:
+            found = row.figures
+            write_line(
+                f"  {_named(row.settings):{width}}  {_text(found.auc_warm):18}  {_text(found.auc_in_order):18}  "
+                f"{_short(found.nearest_is_same):7}  {_short(found.auc_pairs):5}  {row.cut:4}"
+            )
+        head = "  ".join(f"p{100 * quantile:.0f}".ljust(4) for quantile in QUANTILES)
+        write_line(f"  {'novelty':{width}}  firsts {head}   repeats {head}")
+        for row in own:
+            firsts, repeats = (
+                "  ".join(_short(value) for value in values)
+                for values in (row.figures.first_quantiles, row.figures.repeat_quantiles)
+            )
+            write_line(f"  {_named(row.settings):{width}}         {firsts}           {repeats}")
+        write_line("")
+
+
+def _text(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.value:.3f} {interval.low:.3f}-{interval.high:.3f}"
+
+
+def _short(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{round(interval.value, 2) + 0.0:.2f}"  # no -0.00

@@ -1,0 +1,96 @@
+"""Labelled traces and their vectors: reading the files, and embedding each text once.
+
+Lives here: what `evaluate` works on. Must not live here: figures (evaluate_numbers.py), output (evaluate.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from worker.commands.console import open_file
+from worker.commands.evaluate_numbers import Floats, Ints
+from worker.config import Settings
+from worker.core.trace import InvalidTrace, Limits, ReasoningTrace, parse_trace
+from worker.core.views import embedded_texts
+from worker.embed.embedder import Embedder, Embedding, ModelError, embed_or_diagnose
+from worker.embed.load import load_configured
+from worker.embed.pool import mean_of_parts
+
+
+class LabelError(ValueError):
+    """A trace has no label; the message names the line and the field."""
+
+
+@dataclass(slots=True)
+class Labelled:
+    """The traces of one file in their order, with a label each. `bad`: lines that are no valid trace, and why."""
+
+    name: str
+    traces: list[ReasoningTrace] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+
+    @property
+    def numbers(self) -> Ints:
+        """The labels as 0..k-1, in the order of their first trace."""
+        known: dict[str, int] = {}
+        return np.array([known.setdefault(label, len(known)) for label in self.labels], np.int64)
+
+
+def read_labelled(path: str, label: str, limits: Limits) -> Labelled:
+    """Read a JSON Lines file; `label` is a field, dotted where it is nested. Raises LabelError and OSError."""
+    found = Labelled("standard input" if path == "-" else Path(path).name)
+    with open_file(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                trace = parse_trace(line.rstrip(b"\r\n"), limits)
+            except InvalidTrace as error:
+                found.bad.append(f"line {number}: {error.reason}: {error.path}: {error.message}")
+                continue
+            found.labels.append(_label(json.loads(line), label, f"{found.name}: line {number}"))
+            found.traces.append(trace)
+    return found
+
+
+def _label(document: Mapping[str, Any], path: str, where: str) -> str:
+    value: Any = document
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if value is None or isinstance(value, Mapping | list):
+        have = ", ".join(sorted(document))
+        raise LabelError(f"{where} has no label at {path}: --label names a field with text or a number; it has {have}")
+    return str(value)
+
+
+class Vectors:
+    """Vectors of traces with several settings; a text is embedded once for each model, precision and limit."""
+
+    def __init__(self) -> None:
+        self._embedders: dict[tuple[object, ...], tuple[Embedder, dict[str, Embedding]]] = {}
+
+    def of(self, traces: Labelled, settings: Settings, on_trace: Callable[[], None]) -> tuple[Floats, int]:
+        """Return the vectors, shape (n, dimensions), and how many traces were cut. Raises ModelError."""
+        key = (settings.embedder, settings.model, settings.precision, settings.max_tokens, settings.windows)
+        if key not in self._embedders:
+            embedder = load_configured(settings)
+            if embedder is None:
+                raise ModelError("KP_EMBEDDER=none makes no vectors: choose another embedder to evaluate")
+            self._embedders[key] = embedder, {}
+        embedder, known = self._embedders[key]
+        found = []
+        for trace in traces.traces:
+            texts = embedded_texts(trace, settings.embed_text)
+            for text in texts:
+                if text not in known:
+                    known[text] = embed_or_diagnose(embedder, text)
+            found.append(mean_of_parts([known[text] for text in texts]))
+            on_trace()
+        return np.array([embedding.vector for embedding in found]), sum(embedding.truncated for embedding in found)

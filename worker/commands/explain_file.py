@@ -1,0 +1,76 @@
+"""The file of `kp-worker explain`: one JSON document, or one line of JSON Lines.
+
+Lives here: reading no more of a file than one trace may have, and words for a file that holds no valid trace. Must not
+live here: the explanation (explain_steps.py).
+"""
+
+from __future__ import annotations
+
+from typing import BinaryIO, Final
+
+from worker.commands.console import ArgumentError, CommandError, open_file
+from worker.commands.explain_steps import is_json
+from worker.commands.json_position import line_of
+from worker.core.trace import InvalidTrace, Reason
+
+SKIP_BYTES: Final = 1 << 16
+"""Bytes in which a line that is skipped is read: it may be as long as the file."""
+
+
+def read_document(path: str, line: int | None, most: int) -> bytes:
+    """Return the file's document, or that on a line (from 1). - is standard input.
+
+    Reads at most `most` bytes of a document, and one more. Raises CommandError, and ArgumentError for a file that
+    cannot be read.
+    """
+    name = name_of(path)
+    try:
+        with open_file(path, "rb") as file:
+            raw = file.read(most + 1) if line is None else _line(file, line, most, name)
+    except OSError as error:
+        raise ArgumentError("TRACE", f"{path} cannot be read: {error.strerror}") from None
+    first, _, rest = raw.partition(b"\n")
+    if line is None and rest.strip() and is_json(first):
+        raise CommandError(
+            f"{name} holds JSON Lines: name the line of one trace, as in kp-worker explain {path} --line 1, or pick it "
+            f"by its id, as in grep -m1 ID {'FILE' if path == '-' else path} | kp-worker explain -"
+        )
+    if len(raw) > most:
+        where = "" if line is None else f"line {line}: "
+        raise CommandError(f"{name}: {where}more than {most} bytes, the limit of one trace (KP_MAX_MESSAGE_BYTES)")
+    return raw
+
+
+def name_of(path: str) -> str:
+    """Return what errors call the file."""
+    return "<stdin>" if path == "-" else path
+
+
+def describe_problem(raw: bytes, line: int | None, error: InvalidTrace) -> str:
+    """Return reason and message of an invalid trace, with the line (from 1) where it can be told."""
+    place = line_of(raw, error.path) if line is None else line
+    text = f"{'' if place is None else f'line {place}: '}{error.reason}: {error.message}"
+    if error.reason is Reason.NOT_JSON and line is not None and raw.strip() in (b"{", b"["):
+        text += "; the file holds one document over several lines: leave out --line"
+    return text
+
+
+def _line(file: BinaryIO, number: int, most: int, name: str) -> bytes:
+    """Return one line, at most `most` + 1 bytes of it. Raises CommandError where the file has fewer lines."""
+    for before in range(number - 1):
+        if not _skip_line(file):
+            raise CommandError(f"{name} has no line {number}, only {before}")
+    raw = file.readline(most + 2)
+    if not raw:
+        raise CommandError(f"{name} has no line {number}, only {number - 1}")
+    if not raw.strip():
+        raise CommandError(f"{name}: line {number} is empty")
+    return raw.rstrip(b"\r\n")
+
+
+def _skip_line(file: BinaryIO) -> bool:
+    """Return whether there was a line to skip."""
+    chunk = first = file.readline(SKIP_BYTES)
+    while chunk and not chunk.endswith(b"\n"):
+        chunk = file.readline(SKIP_BYTES)
+    return bool(first)

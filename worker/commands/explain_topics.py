@@ -1,0 +1,88 @@
+"""`kp-worker explain ID`: the trace that is found on the topics, explained from what is stored.
+
+Lives here: the session with Kafka, and which of the records found is explained. Must not live here: which records are
+read (explain_search.py), words (explain_found.py, explain_view.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+from rich.console import Console, RenderableType
+
+from worker.commands.console import CommandError, errors_for_the_user
+from worker.commands.explain_found import ambiguous_text, letter_json, letter_text, not_found_text
+from worker.commands.explain_search import Hit, Searched, about_source, search_outputs
+from worker.commands.explain_steps import Explanation, explain_trace
+from worker.commands.explain_target import ID_PREFIX, Wanted, WantedId, WantedSource, parse_target
+from worker.commands.session import Session, run_session
+from worker.config import Settings
+from worker.core.documents import rfc3339
+from worker.core.trace import InvalidTrace
+
+
+class LetterAnswer(NamedTuple):
+    """What is said of a dead letter, in both forms."""
+
+    json: str
+    text: RenderableType
+
+
+def explain_target(target: str, novelty: float | None, settings: Settings) -> Explanation | LetterAnswer:
+    """Find a trace on the topics and explain it. Raises CommandError, ArgumentError for what can be no id or place."""
+    found = _find(target, parse_target(target, settings), settings)
+    if found[0].letter is not None:
+        return LetterAnswer(letter_json(found[0].letter), letter_text(found[0], found[1:]))
+    return _explain_document(found, novelty, settings)
+
+
+def _explain_document(found: list[Hit], novelty: float | None, settings: Settings) -> Explanation:
+    """Explain the first of the records that are meant, and name the others."""
+    document = found[0]
+    raw = document.record.value or b""
+    # It was scored: whatever limits hold now, they held when it was.
+    limits = replace(settings.limits, max_bytes=len(raw), max_steps=sys.maxsize, strict_context=False)
+    try:
+        explanation = explain_trace(raw, settings, novelty, limits)
+    except InvalidTrace as error:
+        raise CommandError(f"{document.place}: {error.reason}: {error.message}") from None
+    return msgspec.structs.replace(
+        explanation,
+        record=document.place,
+        record_time=rfc3339(document.record.timestamp),
+        also=[str(other.place) for other in found[1:]],
+    )
+
+
+def _find(target: str, wanted: Wanted, settings: Settings) -> list[Hit]:
+    """Return the records of one trace, newest first. Raises CommandError where there is none, or several are meant."""
+    searched = Searched()
+    try:
+        with errors_for_the_user():
+            hits, note = run_session(_search(Session(settings), wanted, searched))
+    except CommandError as error:
+        if isinstance(wanted, WantedId) and not target.startswith(ID_PREFIX):
+            raise error.adding(f"; there is no file {target}, so it was taken for a trace id") from None
+        raise
+    if not hits:
+        raise CommandError(not_found_text(target, wanted, searched, note))
+    if isinstance(wanted, WantedId):
+        hits = [hit for hit in hits if hit.id == wanted.beginning] or hits
+        if len({hit.id for hit in hits if hit.id is not None}) > 1:
+            raise CommandError(ambiguous_text(target, hits))
+    return hits
+
+
+async def _search(session: Session, wanted: Wanted, searched: Searched) -> tuple[list[Hit], str]:
+    """Return the records that are meant; where there is none, why the source topic has no such record, or ""."""
+    with Console(stderr=True).status("searching") as status:
+
+        def on_progress() -> None:
+            status.update(f"searching, {searched.total:,} records so far; Ctrl-C ends")
+
+        hits = await search_outputs(session, wanted, searched, on_progress)
+    note = "" if hits or not isinstance(wanted, WantedSource) else await about_source(session, wanted)
+    return hits, note

@@ -1,0 +1,140 @@
+"""Rows of numbers, one for each output document that was read: what report and whatif share.
+
+Lives here: columns and their compact values, documents that are left out, and which rows count. Must not live here:
+what a document says (scored_documents.py), what is computed of the columns, files, Kafka.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.commands.scored_documents import DocumentScoring
+from worker.commands.shown import shown_text
+
+Rows = npt.NDArray[np.intp]
+
+LEFT_OUT_SHOWN: Final = 20
+
+_PLACE: Final = {"document": "Q", "record_ms": "q", "time_ms": "q", "partition": "I", "offset": "Q"}
+"""Columns that every table has: they say which rows count, and in which order."""
+
+
+class NoDocuments(ValueError):
+    """There is no document to work on; the message says why."""
+
+
+class LeftOut:
+    """Documents that are left out for one kind of reason: how many, and where the first ones are."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.shown: list[tuple[str, str]] = []
+
+    def add(self, where: str, reason: str) -> None:
+        """Count a document; the first LEFT_OUT_SHOWN are kept with their reason."""
+        self.count += 1
+        if len(self.shown) < LEFT_OUT_SHOWN:
+            self.shown.append((shown_text(where), shown_text(reason)))
+
+
+class DistinctValues:
+    """Distinct values by number, so that a column can hold four bytes for each."""
+
+    def __init__(self) -> None:
+        self._codes: dict[Any, int] = {}
+
+    def code(self, value: Any) -> int:
+        """Return the number of a value, a new one for a new value."""
+        return self._codes.setdefault(value, len(self._codes))
+
+    def values(self) -> list[Any]:
+        """Return the values in the order of their numbers."""
+        return list(self._codes)
+
+
+class Texts:
+    """Texts in one piece of memory, by the position that `add` returned; none holds U+0000."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, *texts: str) -> int:
+        """Keep texts that belong to one row; return their position."""
+        position = len(self._bytes)
+        self._bytes += "".join(f"{text}\0" for text in texts).encode()
+        return position
+
+    def get(self, position: int, count: int) -> list[str]:
+        """Return as many texts as were added at the position."""
+        texts = []
+        for _ in range(count):
+            end = self._bytes.index(0, position)
+            texts.append(self._bytes[position:end].decode())
+            position = end + 1
+        return texts
+
+
+class ScoredRows:
+    """A table of numbers. `kinds`: the typecode (module array) of each column besides those that every table has."""
+
+    def __init__(self, kinds: Mapping[str, str]) -> None:
+        self._columns = {name: array(kind) for name, kind in {**_PLACE, **kinds}.items()}
+
+    def __len__(self) -> int:
+        return len(self._columns["document"])
+
+    def append(self, value: bytes, scoring: DocumentScoring, record_ms: int, cells: Mapping[str, Any]) -> None:
+        """Add the row of one document; `record_ms` is the Kafka record's timestamp."""
+        place = {
+            "document": hash64(value),
+            "record_ms": record_ms,
+            "time_ms": scoring.stream_time_ms,
+            "partition": scoring.source.partition,
+            "offset": scoring.source.offset,
+        }
+        for name, cell in {**place, **cells}.items():
+            self._columns[name].append(cell)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return one column, without a copy."""
+        column = self._columns[name]
+        return np.frombuffer(column, dtype=np.dtype(column.typecode))
+
+    def counted(self, last: int | None = None, since_ms: int = 0) -> tuple[Rows, int]:
+        """Return the rows that count, in stream-time order, and how many documents came again.
+
+        Those with `record_ms` from `since_ms` on, and of these the `last` ones. Raises NoDocuments.
+        """
+        # 1. Documents that came twice (a worker that delivers at least once repeats its outputs to the byte) count
+        # once.
+        _, first = np.unique(self.column("document"), return_index=True)
+        kept = np.sort(first)
+        repeated = len(self) - len(kept)
+        # 2. The last ones only, where asked for.
+        record_ms = self.column("record_ms")
+        kept = kept[record_ms[kept] >= since_ms]
+        if last is not None:
+            kept = np.sort(kept[np.argsort(record_ms[kept], kind="stable")][-last:])
+        if not len(kept):
+            raise NoDocuments(f"none of {len(self)} traces lies in the time that is asked for")
+        # 3. Stream-time order; within a partition that is the order of scoring.
+        keys = [self.column(name)[kept] for name in ("offset", "partition", "time_ms")]
+        return kept[np.lexsort(keys)], repeated
+
+
+def hash64(data: bytes) -> int:
+    """Return 64 bits of a hash: of a million values two are equal with a probability of 3e-8."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def counts_of(codes: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """Return (code, how often), most frequent first, then in the order of first appearance."""
+    values, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    order = np.lexsort((first, -counts))
+    return [(int(values[i]), int(counts[i])) for i in order]

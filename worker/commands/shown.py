@@ -1,0 +1,41 @@
+"""How report and whatif write what documents say, and shares, for a reader. No output."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from worker.core import terminal
+
+TEXT_LENGTH: Final = 160
+"""Characters that are shown of an id, a domain and an objective: enough to recognise them."""
+
+_BLANKS: Final = dict.fromkeys(map(ord, "\t\n\r"), " ")
+
+
+def cut_text(text: str, length: int = TEXT_LENGTH) -> str:
+    """Return a text of at most `length` characters."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def shown_text(text: str) -> str:
+    """Return a text that is safe to show: cut, and without characters that control terminals, markup or direction."""
+    shown = cut_text(text)
+    if shown.isascii() and shown.isprintable():
+        return shown
+    return terminal.clean(shown.translate(_BLANKS))
+
+
+def shown_name(name: str) -> str:
+    """Return the name of a domain or profile as `shown_text` does; in quotes where blanks around it would be missed."""
+    shown = shown_text(name)
+    return shown if shown == shown.strip() and shown else f'"{shown}"'
+
+
+def percent(share: float) -> str:
+    """Write a share (0..1) in percent; a small one that is not 0 never as 0, and a large one never as 100."""
+    value = share * 100
+    if 0 < value < 0.1:
+        return "<0.1%"
+    if 99.9 < value < 100:
+        return ">99.9%"
+    return f"{value:.0f}%" if value in (0, 100) else f"{value:.1f}%"

@@ -1,0 +1,62 @@
+"""`kp-worker whatif`: what other weights, thresholds or profiles would change in scored documents.
+
+Lives here: the command, and where its output goes. Must not live here: where the documents come from
+(scored_input.py), scores (whatif_rows.py), numbers (whatif_summary.py), how they look (whatif_view.py).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from worker.commands.console import CommandError, discard_buffered, open_file, say, write_line
+from worker.commands.scored_input import ScoredInput
+from worker.commands.scored_rows import NoDocuments
+from worker.commands.whatif_export import write_csv
+from worker.commands.whatif_rows import RescoredTraces
+from worker.commands.whatif_summary import BeforeAndAfter
+from worker.commands.whatif_view import can_show_bars, headline, left_out, whatif_json, whatif_text
+from worker.config import Settings
+
+CSV = "csv"
+"""The word for --export that means standard output."""
+
+
+def run_whatif(documents: ScoredInput, candidate: Settings, *, flips: int, export: str | None, as_json: bool) -> None:
+    """Score the documents again with the candidate's weights and thresholds. Raises CommandError.
+
+    `flips`: how many traces with another decision are named. `export`: the CSV file to write; "csv" is standard output,
+    which then has no summary.
+    """
+    traces = RescoredTraces(candidate.scoring_profiles(), candidate.threshold)
+    source = documents.described(candidate)
+    with Console(stderr=True).status("reading"):
+        complete_from = documents.read(candidate, traces.add)
+    try:
+        result = BeforeAndAfter(traces, documents.last, complete_from)
+    except NoDocuments as error:
+        raise CommandError(f"{source}: {error}") from None
+    summary = result.summary(source, flips)
+    for line in left_out(summary):
+        say(line)
+    if export is not None:
+        _export(result, "-" if export == CSV else export)
+    if export == CSV:
+        say(headline(summary))
+    elif as_json:
+        write_line(whatif_json(summary))
+    else:
+        console = Console(highlight=False)
+        console.print(whatif_text(summary, bars=can_show_bars(console)))
+
+
+def _export(result: BeforeAndAfter, path: str) -> None:
+    try:
+        with open_file(path, "wb") as file:
+            write_csv(result, file)
+            file.flush()
+    except BrokenPipeError:
+        discard_buffered(sys.stdout.buffer)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}; choose another file (--export)") from None
