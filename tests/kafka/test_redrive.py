@@ -332,7 +332,7 @@ def test_wrong_options_are_named(kafka: EmbeddedKafka) -> None:
         "--offset 2:1 --partition 0": "holds no offset",
         "--partition 7": "has no partition 7",
         "--since noon": "is not a time",
-        "--to-source --to-file x": "exclude each other",
+        "--to-source --to-file x": "cannot be used together",
     }.items():
         done = desk.run("redrive", *options.split())
         assert done.returncode == 2, options
