@@ -125,9 +125,12 @@ def score(
 @click.option("--grid", multiple=True, metavar="NAME=V,V",
               help="Values of a setting to compare: embed_text=whole,objective. May be repeated.")  # fmt: skip
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the random halvings and the intervals.")
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
 @_json_option
 @settings_options
-def evaluate(files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: int, as_json: bool | None) -> None:
+def evaluate(
+    files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: int, page: Path | None, as_json: bool | None
+) -> None:
     """Measure how well novelty tells a repeated task from a new one, on labelled traces.
 
     FILES are traces, JSON Lines, each file in the order of a stream; traces with the same label are the same task. Each
@@ -135,7 +138,7 @@ def evaluate(files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: in
     """
     from worker.commands.evaluate import run_evaluate
 
-    run_evaluate(files, label, grid, seed=seed, as_json=_as_json(as_json))
+    run_evaluate(files, label, grid, seed=seed, as_json=_as_json(as_json), page=page)
 
 
 @cli.command("export-model")
