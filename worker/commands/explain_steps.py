@@ -166,7 +166,7 @@ def explain_trace(
     explanation = _explain_score(trace, basis, settings, notes + more)
     if explanation.agrees:
         return explanation
-    changed = f"the document says {basis.recorded_score!r}: it was changed after it was scored, or scored otherwise"
+    changed = f"the document says {basis.recorded_score!r}: it was changed after scoring, or scored differently"
     return msgspec.structs.replace(explanation, notes=[*explanation.notes, changed])
 
 
@@ -174,7 +174,7 @@ def _basis_of_settings(settings: Settings, novelty: float | None) -> tuple[_Basi
     profiles = settings.scoring_profiles()
     if novelty is not None:
         return _Basis(profiles, novelty, "--novelty"), []
-    note = "novelty needs the worker's cache: 0.5 is that of a trace with nothing before it; try --novelty"
+    note = "novelty needs the worker's cache: 0.5 is the value for an empty cache; try --novelty"
     return _Basis(profiles, NEUTRAL_NOVELTY, "nothing to compare with"), [note]
 
 
@@ -184,7 +184,9 @@ def _basis_of_document(
     profiles, notes = settings.scoring_profiles(), []
     own = {DEFAULT_PROFILE: profiles[DEFAULT_PROFILE], recorded.profile: Profile(recorded.weights)}
     if own[recorded.profile].weights != profiles.get(recorded.profile, profiles[DEFAULT_PROFILE]).weights:
-        notes.append(f"the document was scored with other weights of {recorded.profile} than KP_PROFILES has now")
+        notes.append(
+            f"the document was scored with other weights for {recorded.profile} than the current settings have"
+        )
     if novelty is not None:
         return _Basis(own, novelty, "--novelty", recorded.threshold, recorded=recorded), notes
     own_novelty, nearest = recorded.components.novelty, recorded.nearest
@@ -229,7 +231,7 @@ def _because(domain: str, profile: str, settings: Settings) -> str:
     if domain == profile:
         return because
     near = near_miss(domain, settings.scoring_profiles())
-    return f"{because}, which has no profile of its own" + ("" if near is None else f" (is {near!r} meant?)")
+    return f"{because}, which has no profile" + ("" if near is None else f" (is {near!r} meant?)")
 
 
 def _threshold(basis: _Basis, settings: Settings, profile: str) -> tuple[float, str]:
@@ -247,9 +249,7 @@ def _recorded(raw: bytes) -> tuple[RecordedScoring | None, list[str]]:
     try:
         return msgspec.convert(document["scoring"], RecordedScoring), []
     except msgspec.ValidationError as error:
-        return None, [
-            f"`scoring` is not kp-worker's ({in_json_words(str(error))}): taken as a trace that is not scored"
-        ]
+        return None, [f"`scoring` is not kp-worker's ({in_json_words(str(error))}): treated as an unscored trace"]
 
 
 def is_json(raw: bytes) -> bool:
@@ -269,7 +269,7 @@ def _about_time(trace: ReasoningTrace, recorded: RecordedScoring, settings: Sett
         return []
     note = (
         f"it was compared at stream time {compared}, before its created_at ({created}): its record's timestamp was "
-        f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) held it back"
+        f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) limited it"
     )
     return [note]
 

@@ -101,7 +101,7 @@ async def _search(session: Session, wanted: Wanted, searched: Searched) -> tuple
     with Console(stderr=True).status("searching") as status:
 
         def on_progress() -> None:
-            status.update(f"searching, {searched.total:,} records so far; Ctrl-C ends")
+            status.update(f"searching, {searched.total:,} records so far; press Ctrl-C to stop")
 
         hits = await search_outputs(session, wanted, searched, on_progress)
     note = "" if hits or not isinstance(wanted, WantedSource) else await about_source(session, wanted)

@@ -76,7 +76,7 @@ def _places(it: Explanation) -> Table:
     """Tabulate where the verdict and its trace are, when, and how the nearest trace is explained."""
     table = named_rows()
     if it.record is not None:
-        table.add_row("verdict", Text(clean(str(it.record))))
+        table.add_row("decision", Text(clean(str(it.record))))
     for place in it.also:
         table.add_row("also", Text(clean(f"kp-worker explain {place}")))
     if it.source is not None:
