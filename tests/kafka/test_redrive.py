@@ -344,5 +344,5 @@ def test_times_and_offsets() -> None:
     assert parse_time("2026-04-14T10:00:00+02:00", 0) == parse_time("2026-04-14 08:00", 0) == T0
     assert [parse_offsets(text) for text in ("3", "3:", ":4", "3:4")] == [(3, 4), (3, None), (0, 4), (3, 4)]
     for wrong in ("", ":", "a", "1:2:3", "4:4", "-1"):
-        with pytest.raises(ValueError, match="offset|is empty"):
+        with pytest.raises(ValueError, match=r"offset|is empty"):
             parse_offsets(wrong)

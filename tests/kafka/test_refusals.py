@@ -174,7 +174,7 @@ async def test_a_refusal_after_a_lost_answer(stage: Stage, count: int) -> None:
     assert answers == ["lost"]
     assert refused.error.doubtful
     shipment = Shipment(topic, 0, list(rows))
-    with pytest.raises(DoubtfulRefusalError, match="not known"):
+    with pytest.raises(DoubtfulRefusalError, match="it is unknown"):
         await settle_doubt(producer, shipment, refused, aborting=False)
     await settle_doubt(producer, shipment, refused, aborting=True)  # it was refused the first time, too
     await producer.abort_transaction()

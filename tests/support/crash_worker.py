@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 
 import aiokafka
+import msgspec
 import numpy as np
 
 import worker.kafka.producer
@@ -122,8 +123,10 @@ def _spread(seed: bytes) -> Any:
 class HashEmbedder:
     """An embedder without a model: the same vector for the same text, whatever came before."""
 
-    def __init__(self, embed_text: str) -> None:
-        self.identity = EmbedderIdentity("test-hash", "0" * 64, DIMENSIONS, 256, "test", "fp32", embed_text=embed_text)
+    identity = EmbedderIdentity("test-hash", "0" * 64, DIMENSIONS, 256, "test", "fp32")
+
+    def __init__(self, embed_text: str = "whole") -> None:
+        self.identity = msgspec.structs.replace(self.identity, embed_text=embed_text)
         self._seconds = float(os.environ.get("TEST_EMBED_MS") or 0) / 1000
 
     def embed(self, text: str) -> Embedding:
