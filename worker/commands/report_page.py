@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from worker.commands import report_charts as charts
 from worker.commands.report_columns import COMPONENTS
-from worker.commands.report_numbers import SHARES, THRESHOLDS, Group, ReportNumbers
+from worker.commands.report_numbers import PASTED_SHARE, SHARES, THRESHOLDS, Group, ReportNumbers
 from worker.commands.shown import percent, shown_name, shown_text
 from worker.core import terminal
 from worker.core.documents import rfc3339
@@ -45,7 +45,7 @@ def render(summary: ReportNumbers, source: str) -> str:
     template = environment.from_string(files("worker").joinpath("data/report.html.j2").read_text("utf-8"))
     return template.render(
         s=summary, source=shown_text(source), version=__version__, component_names=COMPONENTS, thresholds=THRESHOLDS,
-        cutoff_shares=SHARES, plots=_plots(summary), series=charts.SERIES,
+        cutoff_shares=SHARES, pasted_share=PASTED_SHARE, plots=_plots(summary), series=charts.SERIES,
         curves=_domain_curves(summary), names_shown=NAMES_SHOWN,
     )  # fmt: skip
 
