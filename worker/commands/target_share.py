@@ -63,8 +63,9 @@ def share_threshold(scores: npt.NDArray[Any], share: Fraction) -> ShareThreshold
 
 def _short(cutoff: float, below: float | None) -> float:
     """Round a score down to as few decimals as keep it above the score `below` it."""
+    written = Decimal(repr(cutoff))  # not its binary value: 0.6 stays 0.6
     for decimals in range(_FEWEST_DECIMALS, _MOST_DECIMALS + 1):
-        short = float(Decimal(cutoff).quantize(Decimal(1).scaleb(-decimals), ROUND_FLOOR))
+        short = float(written.quantize(Decimal(1).scaleb(-decimals), ROUND_FLOOR))
         if below is None or short > below:
             return short
     return cutoff

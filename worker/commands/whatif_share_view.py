@@ -22,8 +22,12 @@ def share_text(it: Proposal) -> RenderableType:
     rows = [it.total, *it.domains]
     parts: list[RenderableType] = [Text(share_headline(it), "bold"), "", _thresholds(rows)]
     if it.label is not None:
-        parts += ["", Text(f"Firsts and repeats, by {shown_text(it.label)}", "bold"), _labels(rows)]
-    notes = [Padding(Text(note), (0, 0, 0, 2)) for note in _notes(it)]
+        parts += [
+            "",
+            Text(f"Firsts (no earlier trace has their {shown_text(it.label)}) and repeats", "bold"),
+            _labels(rows),
+        ]
+    notes = [Padding.indent(Text(note), 2) for note in _notes(it)]
     if notes:
         parts += ["", Text("Notes", "bold"), *notes]
     return Group(*parts)
