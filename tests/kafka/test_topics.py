@@ -49,7 +49,7 @@ def test_the_topic_of_redrive_is_listed_and_a_worker_starts_without_it(kafka: Em
     create_topics(kafka.bootstrap_servers, {wanted.name: (1, wanted.configs) for wanted in planned(stage)})
     shown = stage.topics("--text")
     assert shown.exit_code == 0
-    head = f"{stage.name}-redriven missing, to have 1 partition (for kp-worker redrive)"
+    head = f"{stage.name}-redriven missing, needs 1 partition (for kp-worker redrive)"
     assert head in " ".join(shown.output.split())
     assert f"--create --topic {stage.name}-redriven --partitions 1 --config cleanup.policy=compact" in shown.output
     create_topics(kafka.bootstrap_servers, {f"{stage.name}-redriven": 1})  # cleanup.policy=delete: marks would go

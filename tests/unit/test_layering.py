@@ -49,9 +49,9 @@ HOMES = (
         "pydantic_settings": {"config"},
         "click": {"cli", "commands.completion", "commands.console"},
         "rich": {"commands"},
-        "jinja2": {"commands.report_page"},
-        "markupsafe": {"commands.report_page"},
-        "matplotlib": {"commands.report_charts"},
+        "jinja2": {"commands.page"},
+        "markupsafe": {"commands.page"},
+        "matplotlib": {"commands.report_charts", "commands.evaluate_page", "commands.svg"},
         "opentelemetry": {"observe.tracing", "stream.evaluator", "stream.partition_state"},  # stream: the type alone
     }
     | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}

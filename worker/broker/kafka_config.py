@@ -1,6 +1,7 @@
 """A node's configuration files: server.properties, and log4j2.properties.
 
-Lives here: what Kafka reads at start. Must not live here: processes (kafka_node.py), which ports are free (ports.py).
+Lives here: the files that Kafka reads at start. Must not live here: processes (kafka_node.py), free
+ports (ports.py).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def server_properties(
 ) -> dict[str, str]:
     """Return the server.properties of one node.
 
-    ports: listener name -> port, for each node; protocols: listener name -> security protocol. Both hold
+    ports: listener name -> port, for each node; protocols: listener name -> security protocol. Both contain
     PLAINTEXT (clients and brokers) and CONTROLLER. Overrides win; advertised.listeners follows the
     resulting listeners unless it is overridden itself.
     """

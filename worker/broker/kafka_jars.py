@@ -45,11 +45,11 @@ class Jar:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What it takes to run one of Kafka's programs."""
+    """The files needed to run one of Kafka's programs."""
 
     java: Path
     class_path: str
-    aot_cache: Path  # empty: could not be made here, run without
+    aot_cache: Path  # empty: could not be created here, run without
 
 
 def read_lock(lock_file: Path) -> list[Jar]:
@@ -65,7 +65,7 @@ def check(jar: Jar, path: Path) -> None:
         raise BrokerError(
             f"sha256 of {jar.name} is {found}, but {LOCK_FILE.name} says {jar.sha256}; the jar is not used. "
             f"Delete the cached jars (kp-worker/kafka-{KAFKA_VERSION} in your cache directory) and start again "
-            f"to fetch them again. If the sum stays wrong, find out who changed jar or list before you run it."
+            f"to fetch them again. If the sum is still wrong, find out who changed jar or list before you run it."
         )
 
 

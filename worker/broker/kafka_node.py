@@ -1,12 +1,12 @@
 """One Kafka node: its directory, and the JVM process that runs on it.
 
-Lives here: files of a node, starting, signalling and reaping its process, whether it answers. Must not live here: what
-the files say (kafka_config.py), which nodes form a cluster (embedded_kafka.py).
+Lives here: files of a node; starting, signalling and reaping its process; whether it answers. Must not live here: the
+contents of the files (kafka_config.py), which nodes form a cluster (embedded_kafka.py).
 
-How a node is tied to its parent: the child forks a tiny watchdog that blocks on a pipe whose write end only the parent
-holds, and then becomes the JVM by exec. However the parent dies, the pipe closes and the watchdog kills the JVM.
-PR_SET_PDEATHSIG would be Linux only and would also fire when just the starting *thread* ends. A node has its own
-session, so Ctrl-C in the terminal reaches the worker alone and it can drain first.
+A node ends with its parent: the child forks a small watchdog that blocks on a pipe whose write end only the parent has,
+and then becomes the JVM by exec. However the parent dies, the pipe closes and the watchdog kills the JVM.
+PR_SET_PDEATHSIG would be Linux only, and would also fire when just the starting *thread* ends. A node has its own
+session, so Ctrl-C in the terminal reaches only the worker, which can drain first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.broker.kafka_jars import BrokerError, Runtime
 STOP_TIMEOUT_S = 30.0  # 0.2 s on an idle machine; then SIGKILL, which costs a log recovery at the next start
 LOG_TAIL_LINES = 20
 
-# The child: leave a watchdog behind, then become the JVM. The watchdog is the JVM's child, so getppid() shows
+# The child: start a watchdog, then become the JVM. The watchdog is the JVM's child, so getppid() shows
 # whether the JVM still runs: it can never kill another process that got the same pid.
 _LAUNCH = """
 import os, sys
@@ -110,7 +110,7 @@ class KafkaNode:
         self._process = self._java("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c")
 
     def start(self) -> None:
-        """Start the node; it takes some time until it is `ready`."""
+        """Start the node; it is `ready` some time later."""
         self._process = self._java("kafka.Kafka", jvm_flags=self._jvm_flags)
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -118,7 +118,7 @@ class KafkaNode:
         os.kill(self.pid, number)
 
     def end(self, number: signal.Signals) -> None:
-        """Send a signal that ends the process, also while it is paused; do nothing if there is none."""
+        """Send a signal that ends the process, also while it is paused; do nothing without a process."""
         if self._process is not None:
             self._process.send_signal(number)
             self._process.send_signal(signal.SIGCONT)
@@ -147,7 +147,7 @@ class KafkaNode:
         with contextlib.suppress(OSError):
             if self._probe:
                 return wanted <= _live_brokers(self._probe)
-            for address in self.listeners.values():  # TLS or SASL only: an accepted TCP connection must do
+            for address in self.listeners.values():  # TLS or SASL only: an accepted TCP connection must suffice
                 socket.create_connection(_split(address), timeout=2).close()
             return True
         return False

@@ -1,6 +1,6 @@
-"""`kp-worker demo`: the whole product on one machine, to look at.
+"""`kp-worker demo`: the whole product on one machine.
 
-Lives here: starting the parts in order, showing what comes out. Must not live here: the parts themselves, and anything
+Lives here: starting the parts in order, showing the results. Must not live here: the parts themselves, and anything
 that the worker needs; it runs as a child process, exactly as in production, and is seen only through Kafka and HTTP.
 """
 
@@ -126,7 +126,7 @@ def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoWorker) -
 
 
 def _stay(console: Console, kafka: EmbeddedKafka, worker: DemoWorker) -> None:
-    """Say where everything is and wait for Ctrl-C; raise DemoError if the worker ends by itself."""
+    """Print all addresses and wait for Ctrl-C; raise DemoError if the worker stops by itself."""
     address = kafka.bootstrap_servers
     with contextlib.suppress(KeyboardInterrupt):
         console.print(Text("Still running", "bold"))

@@ -1,4 +1,4 @@
-"""What `kp-worker demo` and `broker` share on the terminal: steps with their progress, lines to copy, Ctrl-C."""
+"""The terminal output that `kp-worker demo` and `broker` share: steps with progress, lines to copy, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def print_error(console: Console, error: Exception) -> None:
 
 
 def wide_console() -> Console:
-    """Return the console, wide enough for the tables where the output is not a terminal; silence Kafka's clients."""
+    """Return the console, wide enough for the tables if the output is not a terminal; silence Kafka's clients."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # traces are in all languages, terminals are not
@@ -45,7 +45,7 @@ def wide_console() -> Console:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Make SIGTERM and a closed terminal end everything in order, as Ctrl-C does."""
+    """Let SIGTERM and a closed terminal stop everything in order, as Ctrl-C does."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
@@ -57,7 +57,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def step(console: Console, name: str) -> Iterator[Callable[[str], None]]:
-    """Show a step while it lasts, and one line when it is done; yields a function that sets the text."""
+    """Show a step while it runs, and one line when it is done; yield a function that sets the text."""
     began = time.monotonic()
     now = ""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
@@ -86,7 +86,7 @@ def running_kafka(console: Console, embedded: EmbeddedKafka) -> Iterator[Embedde
 
 
 class _LogAsProgress(logging.Handler):
-    """Shows what the broker logs (the download of the jars, once) as the step's progress; as lines in a pipe."""
+    """Shows the broker's log (the download of the jars, once) as the step's progress; as lines in a pipe."""
 
     def __init__(self, console: Console, say: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)

@@ -1,6 +1,6 @@
-"""The records of a demo: published, read back, and counted against each other.
+"""The records of a demo: published, read back, and compared.
 
-Must not live here: the processes (demo_worker.py, broker/), what is shown at the end (demo_view.py).
+Must not live here: the processes (demo_worker.py, broker/), the final output (demo_view.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DemoOutcome:
         return sum(document["scoring"]["decision"] == decision for document in self.scored)
 
     def add(self, batches: Mapping[TopicPartition, Sequence[ConsumerRecord]], seconds: float) -> None:
-        """Take records of the output topics, the last of which came after so many seconds."""
+        """Add records of the output topics; the last one arrived after `seconds`."""
         for batch in batches.values():
             for record in batch:
                 if record.topic == DEAD_LETTER:
@@ -59,7 +59,7 @@ class DemoOutcome:
         self.dead.sort(key=dead_position)
 
     def imbalance(self) -> str | None:
-        """Say which records are missing or came out more than once; None when all came out exactly once."""
+        """Return which records are missing or came out more than once; None if all came out exactly once."""
         came = Counter([*map(position, self.scored), *map(dead_position, self.dead)])
         sent = Counter(self.published)
         if came == sent:
@@ -74,7 +74,7 @@ class DemoOutcome:
 async def run_flow(
     bootstrap: str, check: Callable[[], None], show: Callable[[DemoOutcome], Awaitable[None]]
 ) -> DemoOutcome:
-    """Publish the samples and read the three output topics until every record came out, or none comes any more.
+    """Publish the samples and read the three output topics until every record came out, or none arrives any more.
 
     Meanwhile `check` may raise, and `show` gets the outcome so far.
     """

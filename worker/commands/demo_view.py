@@ -1,6 +1,6 @@
-"""What the demo shows: tables of scored traces and dead letters, one score explained, one story told.
+"""The demo's output: tables of scored traces and dead letters, one explained score, one incident over time.
 
-Lives here: words and tables out of published documents. Must not live here: processes, Kafka, HTTP.
+Lives here: text and tables made from published documents. Must not live here: processes, Kafka, HTTP.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ def dead_letters_table(letters: Sequence[Mapping[str, str]]) -> Table:
 
 
 def likeness(similarity: float) -> str:
-    """Put a cosine similarity into words."""
+    """Describe a cosine similarity."""
     words = ((0.9, "practically the same text"), (0.7, "the same topic in other words"), (0.4, "a related topic"))
     return next((text for least, text in words if similarity >= least), "hardly related")
 
 
 def explanation(document: Document, others: Sequence[Document]) -> Text:
-    """Explain one score in full: the arithmetic, the nearest trace, and what novelty changed."""
+    """Explain one score: the arithmetic, the nearest trace, and the effect of novelty."""
     scoring = document["scoring"]
     weights, parts, score = scoring["weights"], scoring["components"], scoring["score"]
     objective = clean(document["task"]["objective"])

@@ -27,7 +27,7 @@ PASSED_ON: Final = (
     "embedder", "model", "precision", "max_tokens", "embed_threads", "threshold", "profiles", "cache_max_elements",
     "cache_ttl_seconds", "delivery",
 )  # fmt: skip
-"""Settings of the caller that the worker gets; any other could point it to real topics."""
+"""Settings of the caller that are passed to the worker; others could point it to real topics."""
 
 READY_SECONDS: Final = 600.0  # a first start may download a model
 STOP_SECONDS: Final = 30.0
@@ -35,7 +35,7 @@ LOG_TAIL_LINES: Final = 15
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message is for the user."""
+    """The demo cannot continue; the message is for the user."""
 
 
 class DemoWorker:
@@ -51,7 +51,7 @@ class DemoWorker:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the demo, which then stops the worker in order
+                start_new_session=True,  # Ctrl-C reaches only the demo, which then stops the worker in order
             )
 
     def __enter__(self) -> DemoWorker:
@@ -136,7 +136,7 @@ def _environment(bootstrap: str, port: int, settings: Settings) -> dict[str, str
         "KP_HTTP_PORT": str(port),
         "KP_STATUS_PAGE": "true",
         "KP_STATUS_TEXTS": "true",
-        # With -P: a directory of the user's that is called worker must not be run instead of this package.
+        # With -P: a directory of the user named worker must not be run instead of this package.
         "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.getenv("PYTHONPATH")))),
     }
     others = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}

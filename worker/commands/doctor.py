@@ -64,7 +64,9 @@ async def examine() -> AsyncIterator[Finding]:
         loaded = load_settings()
     except ConfigError as error:
         for line in str(error).splitlines():
-            yield fail("settings", line, "correct it; kp-worker run --help lists all; nothing else was checked")
+            yield fail(
+                "settings", line, "correct it (kp-worker run --help lists all settings); nothing else was checked"
+            )
         return
     settings = loaded.settings
     for finding in _settings(loaded):
@@ -78,9 +80,7 @@ async def examine() -> AsyncIterator[Finding]:
                 yield finding
     except TimeoutError:
         reachable = False
-        yield fail(
-            "broker", f"the checks took longer than {KAFKA_SECONDS:.0f} s", "look at the brokers and the network"
-        )
+        yield fail("broker", f"the checks took longer than {KAFKA_SECONDS:.0f} s", "check the brokers and the network")
     if reachable:
         for finding in await check_domains(settings):
             yield finding
@@ -110,10 +110,10 @@ def _disk(check: str, path: Path) -> Finding:
     try:
         free = shutil.disk_usage(there).free
     except OSError as error:
-        return warn(check, f"{there}: {error.strerror}", "look at the mount")
+        return warn(check, f"{there}: {error.strerror}", "check the mount")
     told = f"{free / 2**30:.1f} GiB free at {path}"
     if free < LEAST_FREE_BYTES:
-        return warn(check, told, f"make room: {LEAST_FREE_BYTES >> 20} MiB at least")
+        return warn(check, told, f"free at least {LEAST_FREE_BYTES >> 20} MiB")
     return ok(check, told)
 
 

@@ -90,7 +90,7 @@ def _summary(settings: Settings, traces: Counter[str]) -> str:
     without = without_profile(traces, settings.scoring_profiles())
     told = f"{len(traces)} in the last {traces.total()} scored traces"
     if not without:
-        return f"{told}, each with a profile of its own"
+        return f"{told}, each with its own profile"
     named = ", ".join(f"{shown_name(domain.name)} ({domain.traces})" for domain in without[:NAMED])
     more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
     return f"{told}; without a profile of their own: {named}{more}"

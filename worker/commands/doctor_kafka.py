@@ -63,7 +63,7 @@ async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
     except ConfigError as error:
         yield fail("broker", str(error), "topics and group were not checked")
     except (KafkaError, OSError) as error:
-        yield fail("broker", error_text(error), "what comes after this was not checked")
+        yield fail("broker", error_text(error), "later checks were skipped")
 
 
 async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any]) -> AsyncIterator[Finding]:
@@ -84,7 +84,7 @@ async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mappin
         names = [*settings.topics.values(), GROUPS, TRANSACTION_LOG]
         described = await describe_topics(admin, names, operations=True)
     except IncompatibleBrokerVersion:
-        yield warn("permissions", "the broker is older than Kafka 2.3 and does not tell", "see docs/security.md")
+        yield warn("permissions", "the broker is older than Kafka 2.3 and does not report it", "see docs/security.md")
         return
     for finding in _permissions(settings, found, described):
         yield finding
@@ -101,7 +101,7 @@ async def _apis(admin: AIOKafkaAdminClient, settings: Settings) -> Finding:
         return fail(
             "API versions",
             f"no version in common with the broker: {', '.join(lacking)}",
-            "use another version of Kafka, 4.1 is tested",
+            "use another Kafka version; 4.1 is tested",
         )
     return ok("API versions", f"a version in common for each of {needed} requests")
 
@@ -150,9 +150,7 @@ def _topic_problems(settings: Settings, name: str, topic: TopicState, found: Obs
         values = {key: found.config(name, key, "") for key in CHANGELOG_CONFIG if key != "cleanup.policy"}
         other = [f"{key}={value} (not {wanted[key]})" for key, value in values.items() if value != wanted[key]]
         if other:
-            yield warn(
-                check, f"compacts otherwise than planned: {', '.join(other)}", "kp-worker topics has the command"
-            )
+            yield warn(check, f"is not compacted as intended: {', '.join(other)}", "kp-worker topics has the command")
 
 
 def _permissions(settings: Settings, found: Observed, described: Mapping[str, TopicDescription]) -> Iterator[Finding]:
@@ -165,7 +163,7 @@ def _permissions(settings: Settings, found: Observed, described: Mapping[str, To
         have = None if topic is None or topic.error is not None else topic.operations
         if have is None:
             complete = False
-            yield warn("permissions", f"the broker does not tell those on topic {name}", "see docs/security.md")
+            yield warn("permissions", f"the broker does not report permissions on topic {name}", "see docs/security.md")
         elif lacking := needed[name] - have:
             complete = False
             operations = " and ".join(sorted(lacking))
@@ -176,7 +174,9 @@ def _permissions(settings: Settings, found: Observed, described: Mapping[str, To
 
 async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: bool) -> Finding:
     if unused:
-        return ok("transactions", "never used on this cluster yet: not tried, the question would create a topic")
+        return ok(
+            "transactions", "never used on this cluster yet: not checked, because the lookup would create a topic"
+        )
     transactional_id = f"{settings.group_id}-0"
     try:
         await _patiently(lambda: admin.find_coordinator(transactional_id, 1))
@@ -184,7 +184,7 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
         return fail("transactions", f"transactional id {transactional_id} is denied", error_text(error))
     except KafkaError as error:
         return fail("transactions", error_text(error), "the worker's transactions need a coordinator")
-    return ok("transactions", f"transactional id {transactional_id} may be described, its coordinator is known")
+    return ok("transactions", f"transactional id {transactional_id}: Describe is granted, coordinator found")
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -204,12 +204,12 @@ async def _group(
 ) -> AsyncIterator[Finding]:
     check = f"group {settings.group_id}"
     if unused:
-        yield ok(check, "no group was ever used on this cluster: not tried, the question would create a topic")
+        yield ok(check, "no group was ever used on this cluster: not checked, because the lookup would create a topic")
         return
     try:
         group, allowed = await _patiently(lambda: describe_group(admin, settings.group_id))
     except KafkaError as error:
-        yield fail(check, error_text(error), "the worker cannot join without")
+        yield fail(check, error_text(error), "the worker cannot join the group without it")
         return
     if allowed is not None and "Read" not in allowed:
         yield fail(check, "Read denied", "grant the ACL Read on the group")
@@ -225,6 +225,6 @@ async def _group(
     try:
         yield await check_lag(settings, client, source.partitions, ANSWER_MS / 1000)
     except OffsetsError as error:
-        yield fail("lag", str(error), "the worker refuses to guess")
+        yield fail("lag", str(error), "the worker does not choose an offset by itself")
     except (KafkaError, TimeoutError) as error:
         yield fail("lag", error_text(error), "offsets of the group or of the source cannot be read")

@@ -28,8 +28,8 @@ READ_SECONDS: Final = 5.0
 async def check_lag(settings: Settings, client: Mapping[str, Any], partitions: int, answer_seconds: float) -> Finding:
     """Count the records that wait. Raises OffsetsError, KafkaError, ConfigError, TimeoutError.
 
-    A transaction's marker takes an offset and is no record: after one, the last offset is never committed. So a short
-    lag is read, and a long one is told as an upper bound.
+    A transaction marker has an offset but is not a record: after one, the last offset is never committed. So
+    the records of a short lag are counted, and a long lag is reported as an upper bound.
     """
     topic = settings.source_topic
     positions = await read_positions(client, settings.group_id, topic, range(partitions), answer_seconds)
@@ -38,7 +38,10 @@ async def check_lag(settings: Settings, client: Mapping[str, Any], partitions: i
     starts = {TopicPartition(topic, number): position.offset for number, position in positions.items()}
     waiting, exact = await _count(settings, client, starts)
     bound = "" if exact else "at most "
-    return ok("lag", f"{bound}{waiting} record{'s' * (waiting != 1)} in {partitions} partitions wait")
+    return ok(
+        "lag",
+        f"{bound}{waiting} record{' waits' if waiting == 1 else 's wait'} in {partitions} partitions",
+    )
 
 
 async def _count(

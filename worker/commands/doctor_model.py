@@ -39,7 +39,7 @@ async def check_model(settings: Settings) -> list[Finding]:
     try:
         await asyncio.wait_for(done.wait(), MODEL_SECONDS)
     except TimeoutError:
-        return [fail("model", f"not ready after {MODEL_SECONDS:.0f} s", "look at the CPU's load and the model's files")]
+        return [fail("model", f"not ready after {MODEL_SECONDS:.0f} s", "check the CPU load and the model's files")]
     return result
 
 
@@ -50,7 +50,7 @@ def _check(settings: Settings) -> Iterator[Finding]:
     try:
         hub_name = find_model(settings.model)
     except ModelError as error:
-        yield fail("model", str(error), "look for a typing error in the path")
+        yield fail("model", str(error), "check the path for typos")
         return
     if find_exported(settings.model) is None and settings.embedder != "openvino" and not Path(hub_name).is_dir():
         if settings.model is None and find_spec("sentence_transformers") is None:
@@ -58,8 +58,8 @@ def _check(settings: Settings) -> Iterator[Finding]:
             return
         yield warn(
             "model",
-            f"{hub_name} is not a directory here: the worker would take it from the hub (not tried: the model would be "
-            "stored)",
+            f"{hub_name} is not a directory here: the worker would download it from the hub (not checked, because that "
+            "would store the model)",
             "export it beforehand (kp-worker export-model), or set KP_MODEL to a directory",
         )
         return
@@ -73,7 +73,7 @@ def _check(settings: Settings) -> Iterator[Finding]:
     except ModelError as error:  # says what to do
         yield fail("model", str(error))
     except Exception as error:
-        yield fail("model", f"fails with {type(error).__name__}: {error}", "export it again, or take another KP_MODEL")
+        yield fail("model", f"fails with {type(error).__name__}: {error}", "export it again, or use another KP_MODEL")
     else:
         yield from _findings(settings, embedder.identity, loaded, slowest)
 
@@ -86,7 +86,7 @@ def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slo
         f"loaded and checked in {loaded:.1f} s",
     )
     offered = [name for name in PRECISIONS if runs_here(name)]
-    yield ok("precision", f"this CPU is offered {', '.join(offered)}; KP_PRECISION={settings.precision}")
+    yield ok("precision", f"this CPU supports {', '.join(offered)}; KP_PRECISION={settings.precision}")
     budget = settings.latency_budget_seconds
     told = f"a text of {settings.max_tokens} tokens takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
     if slowest < budget:

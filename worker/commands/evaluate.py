@@ -7,7 +7,8 @@ reading and embedding (evaluate_traces.py), the page (evaluate_page.py).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -15,11 +16,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from worker.commands.console import ArgumentError, CommandError, SettingsError, load_settings, say, write_line
-from worker.commands.evaluate_numbers import QUANTILES, Figures, Interval, figures
+from worker.commands.evaluate_numbers import QUANTILES, Interval, figures
+from worker.commands.evaluate_rows import EvaluateRow, named
 from worker.commands.evaluate_traces import LabelError, Vectors, read_labelled
 from worker.config import ConfigError, Settings
 from worker.core.terminal import clean, clean_json
 from worker.embed.embedder import ModelError
+from worker.version import install_extra
 
 GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model", "precision", "embedder")
 """Settings that --grid may vary: those that change vectors."""
@@ -27,19 +30,12 @@ GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model",
 BAD_SHOWN: Final = 5
 
 
-class Row(msgspec.Struct, frozen=True):
-    """The figures of one file with one choice of settings."""
-
-    file: str
-    settings: dict[str, object]
-    cut: int
-    bad: int
-    figures: Figures
-
-
-def run_evaluate(files: Sequence[str], label: str, grid: Sequence[str], *, seed: int, as_json: bool) -> None:
+def run_evaluate(
+    files: Sequence[str], label: str, grid: Sequence[str], *, seed: int, as_json: bool, page: Path | None
+) -> None:
     """Write the figures of each file with each choice of settings. Raises CommandError and SettingsError."""
     choices = list(_choices(grid))
+    render = None if page is None else _renderer()  # before the minutes of embedding
     console = Console(stderr=True)
     rows = []
     try:
@@ -52,6 +48,8 @@ def run_evaluate(files: Sequence[str], label: str, grid: Sequence[str], *, seed:
             write_line(clean_json(msgspec.json.encode(row).decode()))
     if not as_json:
         _write_table(rows)
+    if page is not None and render is not None:
+        _write_page(render(rows, label), page)
 
 
 def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]]:
@@ -79,7 +77,7 @@ def _rows(
     choices: Sequence[tuple[Settings, dict[str, object]]],
     seed: int,
     progress: Progress,
-) -> Iterator[Row]:
+) -> Iterator[EvaluateRow]:
     vectors = Vectors()
     for file in files:
         traces = read_labelled(file, label, choices[0][0].limits)
@@ -93,20 +91,14 @@ def _rows(
                 "least two tasks, and a repeat of one"
             )
         for settings, shown in choices:
-            task = progress.add_task(clean(f"{traces.name}: {_named(shown)}"), total=len(traces.traces))
+            task = progress.add_task(clean(f"{traces.name}: {named(shown)}"), total=len(traces.traces))
             made, cut = vectors.of(traces, settings, lambda task=task: progress.advance(task))  # type: ignore[misc]
-            yield Row(traces.name, shown, cut, len(traces.bad), figures(made, traces.numbers, seed))
+            yield EvaluateRow(traces.name, shown, cut, len(traces.bad), figures(made, traces.numbers, seed))
             progress.remove_task(task)
 
 
-def _named(settings: dict[str, object]) -> str:
-    """Name a choice of settings: objective, 128 tokens."""
-    rest = [f"{name} {value}" for name, value in settings.items() if name not in ("embed_text", "max_tokens")]
-    return ", ".join([str(settings["embed_text"]), f"{settings['max_tokens']} tokens", *rest])
-
-
-def _write_table(rows: Sequence[Row]) -> None:
-    width = max(len(_named(row.settings)) for row in rows)
+def _write_table(rows: Sequence[EvaluateRow]) -> None:
+    width = max(len(named(row.settings)) for row in rows)
     for file, group in itertools.groupby(rows, key=lambda row: row.file):
         own = list(group)
         first = own[0].figures
@@ -115,7 +107,7 @@ def _write_table(rows: Sequence[Row]) -> None:
         for row in own:
             found = row.figures
             write_line(
-                f"  {_named(row.settings):{width}}  {_text(found.auc_warm):18}  {_text(found.auc_in_order):18}  "
+                f"  {named(row.settings):{width}}  {_text(found.auc_warm):18}  {_text(found.auc_in_order):18}  "
                 f"{_short(found.nearest_is_same):7}  {_short(found.auc_pairs):5}  {row.cut:4}"
             )
         head = "  ".join(f"p{100 * quantile:.0f}".ljust(4) for quantile in QUANTILES)
@@ -125,7 +117,7 @@ def _write_table(rows: Sequence[Row]) -> None:
                 "  ".join(_short(value) for value in values)
                 for values in (row.figures.first_quantiles, row.figures.repeat_quantiles)
             )
-            write_line(f"  {_named(row.settings):{width}}         {firsts}           {repeats}")
+            write_line(f"  {named(row.settings):{width}}         {firsts}           {repeats}")
         write_line("")
 
 
@@ -135,3 +127,21 @@ def _text(interval: Interval | None) -> str:
 
 def _short(interval: Interval | None) -> str:
     return "-" if interval is None else f"{round(interval.value, 2) + 0.0:.2f}"  # no -0.00
+
+
+def _renderer() -> Callable[[Sequence[EvaluateRow], str], str]:
+    try:
+        from worker.commands.evaluate_page import render_evaluation
+    except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "jinja2", "markupsafe"):
+            raise
+        raise CommandError(f"{error.name} is not installed; {install_extra('report')}") from None
+    return render_evaluation
+
+
+def _write_page(text: str, page: Path) -> None:
+    try:
+        page.write_text(text, "utf-8")
+    except OSError as error:
+        raise CommandError(f"{page} cannot be written: {error.strerror}; choose another file (--page)") from None
+    say(f"{len(text.encode()) // 1000} kB to {page}")

@@ -16,13 +16,17 @@ from worker.config import Settings
 from worker.core.trace import InvalidTrace
 
 
-def run_explain(target: str, novelty: float | None, settings: Settings, *, line: int | None, as_json: bool) -> int:
+def run_explain(
+    target: str, novelty: float | None, settings: Settings, *, line: int | None, parts: bool, as_json: bool
+) -> int:
     """Explain the trace in a file or on the topics; return the exit code.
 
     Raises CommandError for a file that holds no valid trace and for a trace that is not found, ArgumentError for an
     argument that is neither.
     """
     if is_file(target):
+        if parts:
+            raise ArgumentError("--parts", "goes with a trace on the topics: its nearest trace is looked up there, too")
         raw = read_document(target, line, settings.limits.max_bytes)
         try:
             explanation = explain_trace(raw, settings, novelty)
@@ -33,7 +37,7 @@ def run_explain(target: str, novelty: float | None, settings: Settings, *, line:
         raise ArgumentError("--line", f"goes with a file, and there is no file {target}")
     from worker.commands.explain_topics import explain_target  # with Kafka's client: a file does without
 
-    found = explain_target(target, novelty, settings)
+    found = explain_target(target, novelty, settings, parts=parts)
     if isinstance(found, Explanation):
         return _show_explanation(found, as_json=as_json)
     if as_json:

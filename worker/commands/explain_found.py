@@ -46,7 +46,7 @@ def letter_text(found: Hit, others: Sequence[Hit]) -> RenderableType:
     if letter.timestamp_ms is not None:
         table.add_row("record time", rfc3339(letter.timestamp_ms))
     if letter.redriven:
-        table.add_row("re-driven", f"{letter.redriven} times, the last time from here or an earlier dead letter")
+        table.add_row("redriven", f"{letter.redriven} times, the last time from here or an earlier dead letter")
     for other in others:
         table.add_row("also", Text(clean(f"kp-worker explain {other.place}")))
     head = Text(clean(found.id or "a record without a trace id"), "bold")
@@ -61,12 +61,12 @@ def _source(found: Hit) -> str:
 
 def _remedy(letter: DeadLetter) -> RenderableType:
     if letter.reason in NO_VALUE:
-        return Text(f"It holds nothing of its source record: {NO_VALUE[letter.reason]}.")
+        return Text(f"It has no content of its source record: {NO_VALUE[letter.reason]}.")
     command = f"kp-worker redrive --partition {letter.record.partition} --offset {letter.record.offset}"
     lines = (
-        "Mend the record, and publish it again:",
+        "Correct the record, and publish it again:",
         f"  {command} --to-file FILE",
-        "Or send it as it is, to a worker that takes it now:",
+        "Or send it unchanged, to a worker that accepts it now:",
         f"  {command} --execute",
     )
     return Text("\n".join(lines))

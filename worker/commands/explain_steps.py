@@ -49,6 +49,17 @@ class RecordPlace(Struct, frozen=True):
         return f"{self.topic}:{self.partition}:{self.offset}"
 
 
+class SimilarityPart(Struct, frozen=True):
+    """One part of a trace, and its share of the similarity to the nearest one; the shares' sum is the similarity.
+
+    `alone`: cosine similarity to the same part of the nearest trace; None where that has no such part.
+    """
+
+    name: str
+    share: float
+    alone: float | None
+
+
 class RecordedScoring(Struct, frozen=True):
     """What the `scoring` object of a scored document says about its score."""
 
@@ -89,7 +100,8 @@ class Explanation(Struct, frozen=True):
 
     `recorded_score`: the score in the document; None for a trace that is not scored, or with another novelty. `source`
     and `stream_time`: what a scored document says. `record`: the document's own place, and `record_time` its timestamp,
-    where it comes from a topic; `also`: places of the same trace's other records, newest first.
+    where it comes from a topic; `also`: places of the same trace's other records, newest first. `parts`: the similarity
+    to the nearest trace by part, where it was asked for.
     """
 
     id: str
@@ -116,6 +128,7 @@ class Explanation(Struct, frozen=True):
     record: RecordPlace | None = None
     record_time: str | None = None
     also: list[str] = []
+    parts: list[SimilarityPart] = []
 
     @property
     def agrees(self) -> bool:
@@ -153,7 +166,7 @@ def explain_trace(
     explanation = _explain_score(trace, basis, settings, notes + more)
     if explanation.agrees:
         return explanation
-    changed = f"the document says {basis.recorded_score!r}: it was changed after it was scored, or scored otherwise"
+    changed = f"the document says {basis.recorded_score!r}: it was changed after scoring, or scored differently"
     return msgspec.structs.replace(explanation, notes=[*explanation.notes, changed])
 
 
@@ -161,7 +174,7 @@ def _basis_of_settings(settings: Settings, novelty: float | None) -> tuple[_Basi
     profiles = settings.scoring_profiles()
     if novelty is not None:
         return _Basis(profiles, novelty, "--novelty"), []
-    note = "novelty needs the worker's cache: 0.5 is that of a trace with nothing before it; try --novelty"
+    note = "novelty needs the worker's cache: 0.5 is the value for an empty cache; try --novelty"
     return _Basis(profiles, NEUTRAL_NOVELTY, "nothing to compare with"), [note]
 
 
@@ -171,7 +184,9 @@ def _basis_of_document(
     profiles, notes = settings.scoring_profiles(), []
     own = {DEFAULT_PROFILE: profiles[DEFAULT_PROFILE], recorded.profile: Profile(recorded.weights)}
     if own[recorded.profile].weights != profiles.get(recorded.profile, profiles[DEFAULT_PROFILE]).weights:
-        notes.append(f"the document was scored with other weights of {recorded.profile} than KP_PROFILES has now")
+        notes.append(
+            f"the document was scored with other weights for {recorded.profile} than the current settings have"
+        )
     if novelty is not None:
         return _Basis(own, novelty, "--novelty", recorded.threshold, recorded=recorded), notes
     own_novelty, nearest = recorded.components.novelty, recorded.nearest
@@ -216,7 +231,7 @@ def _because(domain: str, profile: str, settings: Settings) -> str:
     if domain == profile:
         return because
     near = near_miss(domain, settings.scoring_profiles())
-    return f"{because}, which has no profile of its own" + ("" if near is None else f" (is {near!r} meant?)")
+    return f"{because}, which has no profile" + ("" if near is None else f" (is {near!r} meant?)")
 
 
 def _threshold(basis: _Basis, settings: Settings, profile: str) -> tuple[float, str]:
@@ -234,9 +249,7 @@ def _recorded(raw: bytes) -> tuple[RecordedScoring | None, list[str]]:
     try:
         return msgspec.convert(document["scoring"], RecordedScoring), []
     except msgspec.ValidationError as error:
-        return None, [
-            f"`scoring` is not kp-worker's ({in_json_words(str(error))}): taken as a trace that is not scored"
-        ]
+        return None, [f"`scoring` is not kp-worker's ({in_json_words(str(error))}): treated as an unscored trace"]
 
 
 def is_json(raw: bytes) -> bool:
@@ -256,7 +269,7 @@ def _about_time(trace: ReasoningTrace, recorded: RecordedScoring, settings: Sett
         return []
     note = (
         f"it was compared at stream time {compared}, before its created_at ({created}): its record's timestamp was "
-        f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) held it back"
+        f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) limited it"
     )
     return [note]
 

@@ -15,13 +15,14 @@ from rich.console import Console, RenderableType
 
 from worker.commands.console import CommandError, errors_for_the_user
 from worker.commands.explain_found import ambiguous_text, letter_json, letter_text, not_found_text
+from worker.commands.explain_parts import load_same_embedder, similarity_parts
 from worker.commands.explain_search import Hit, Searched, about_source, search_outputs
-from worker.commands.explain_steps import Explanation, explain_trace
+from worker.commands.explain_steps import Explanation, SimilarityPart, explain_trace
 from worker.commands.explain_target import ID_PREFIX, Wanted, WantedId, WantedSource, parse_target
 from worker.commands.session import Session, run_session
 from worker.config import Settings
 from worker.core.documents import rfc3339
-from worker.core.trace import InvalidTrace
+from worker.core.trace import InvalidTrace, Limits, parse_trace
 
 
 class LetterAnswer(NamedTuple):
@@ -31,12 +32,31 @@ class LetterAnswer(NamedTuple):
     text: RenderableType
 
 
-def explain_target(target: str, novelty: float | None, settings: Settings) -> Explanation | LetterAnswer:
-    """Find a trace on the topics and explain it. Raises CommandError, ArgumentError for what can be no id or place."""
+def explain_target(
+    target: str, novelty: float | None, settings: Settings, *, parts: bool = False
+) -> Explanation | LetterAnswer:
+    """Find a trace on the topics and explain it; with `parts`, also what made it similar to its nearest one.
+
+    Raises CommandError, ArgumentError for what can be no id or place.
+    """
     found = _find(target, parse_target(target, settings), settings)
     if found[0].letter is not None:
         return LetterAnswer(letter_json(found[0].letter), letter_text(found[0], found[1:]))
-    return _explain_document(found, novelty, settings)
+    explanation = _explain_document(found, novelty, settings)
+    if not parts or explanation.nearest is None:
+        return explanation
+    return msgspec.structs.replace(explanation, parts=_parts(found[0], explanation.nearest.id, settings))
+
+
+def _parts(document: Hit, nearest: str, settings: Settings) -> list[SimilarityPart]:
+    """Find the nearest trace, and take the similarity to it apart."""
+    raw = document.record.value or b""
+    embedder = load_same_embedder(settings, raw)
+    scored = [hit for hit in _find(nearest, WantedId(nearest), settings) if hit.letter is None]
+    if not scored:
+        raise CommandError(f"--parts: the nearest trace {nearest} is a dead letter: its output was refused")
+    limits = Limits(max_bytes=sys.maxsize, max_steps=sys.maxsize, max_depth=settings.max_depth)
+    return similarity_parts(embedder, parse_trace(raw, limits), parse_trace(scored[0].record.value or b"", limits))
 
 
 def _explain_document(found: list[Hit], novelty: float | None, settings: Settings) -> Explanation:
@@ -81,7 +101,7 @@ async def _search(session: Session, wanted: Wanted, searched: Searched) -> tuple
     with Console(stderr=True).status("searching") as status:
 
         def on_progress() -> None:
-            status.update(f"searching, {searched.total:,} records so far; Ctrl-C ends")
+            status.update(f"searching, {searched.total:,} records so far; press Ctrl-C to stop")
 
         hits = await search_outputs(session, wanted, searched, on_progress)
     note = "" if hits or not isinstance(wanted, WantedSource) else await about_source(session, wanted)

@@ -76,7 +76,7 @@ def _places(it: Explanation) -> Table:
     """Tabulate where the verdict and its trace are, when, and how the nearest trace is explained."""
     table = named_rows()
     if it.record is not None:
-        table.add_row("verdict", Text(clean(str(it.record))))
+        table.add_row("decision", Text(clean(str(it.record))))
     for place in it.also:
         table.add_row("also", Text(clean(f"kp-worker explain {place}")))
     if it.source is not None:
@@ -87,6 +87,9 @@ def _places(it: Explanation) -> Table:
             table.add_row(name, Text(clean(time)))
     if it.nearest is not None:
         table.add_row("nearest", Text(clean(f"{it.nearest.id}, similarity {it.nearest.similarity:.4f}")))
+        for part in it.parts:
+            alone = "" if part.alone is None else f"; to the nearest trace's {part.name} alone {part.alone:.4f}"
+            table.add_row("", f"of it {part.share:.4f} by the {part.name}{alone}")
         if it.record is not None:
             table.add_row("", Text(f"kp-worker explain {shlex.quote(clean(it.nearest.id))}"))
     return table

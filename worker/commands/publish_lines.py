@@ -203,7 +203,9 @@ class _Sender:
         try:
             await future
         except Exception as error:
-            raise SessionError(f"line {number}: {error!r}; it and what follows may not be on the topic") from error
+            raise SessionError(
+                f"line {number}: {error!r}; this line and later ones may not have been published"
+            ) from error
 
 
 async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:

@@ -3,7 +3,7 @@
 Lives here: the order of the steps, and how many records one transaction holds. Must not live here: which dead letters
 (redrive_selection.py, redrive_source.py), one transaction (redrive_transaction.py), output (redrive_view.py).
 
-A re-driven dead letter is marked by a record on the topic `<group>-redriven` (redrive_marks.py), in the same
+A redriven dead letter is marked by a record on the topic `<group>-redriven` (redrive_marks.py), in the same
 transaction as the record on the source topic.
 
 The order of steps carries the guarantee:
@@ -59,7 +59,7 @@ def run_redrive(
                 else:
                     run_session(redrive.to_file(to_file))
         except KeyboardInterrupt:
-            say(f"interrupted after {counts.done.total()} dead letters; run it again to go on")
+            say(f"interrupted after {counts.done.total()} dead letters; run it again to continue")
             return 130
     print_counts(counts, to_file, execute)
     return 1 if execute and counts.refused else 0
@@ -88,7 +88,7 @@ class Redrive:
                     self.progress.counts.count_done(whole.letter)
 
     async def to_file(self, path: Path) -> None:
-        """Write the dead letters that match and were not re-driven as JSON Lines, also those that failed too often."""
+        """Write the dead letters that match and were not redriven as JSON Lines, also those that failed too often."""
         with _whole_file(path) as output:
             await self._write(output)
 
@@ -107,7 +107,7 @@ class Redrive:
         source, marks = await self._topics(create=self.session.settings.create_topics)
         if marks is None:
             raise ConfigError(
-                f"topic {marks_topic(self.session.settings)} is missing: it remembers what was re-driven. Create it "
+                f"topic {marks_topic(self.session.settings)} is missing: it records what was redriven. Create it "
                 "with one partition and cleanup.policy=compact, or set KP_CREATE_TOPICS=true"
             )
         self.progress.counts.compare_with_retention(source.retention_ms)

@@ -16,12 +16,12 @@ EXAMPLES: Final = 2
 
 
 class RefusedError(Exception):
-    """A dead letter that cannot be re-driven; the message says why and what to do."""
+    """A dead letter that cannot be redriven; the message says why and what to do."""
 
 
 @dataclass(slots=True)
 class RedriveCounts:
-    """Counts by reason; `done` were re-driven or written (dry run: would be). Kept up to date during the run.
+    """Counts by reason; `done` were redriven or written (dry run: would be). Kept up to date during the run.
 
     `repeated`: their source record is that of a letter before them in this run. `old` of those that are done have a
     timestamp that is older than the source topic's retention, `retention_ms`.
@@ -50,7 +50,7 @@ class RedriveCounts:
         self.found[letter.reason] += 1
 
     def count_already(self, letter: DeadLetter) -> None:
-        """Count a dead letter that an earlier run has re-driven."""
+        """Count a dead letter that an earlier run has redriven."""
         self.already[letter.reason] += 1
 
     def count_repeated(self, letter: DeadLetter) -> None:
@@ -58,11 +58,11 @@ class RedriveCounts:
         self.repeated[letter.reason] += 1
 
     def count_refused(self, letter: DeadLetter) -> None:
-        """Count a dead letter that cannot be re-driven."""
+        """Count a dead letter that cannot be redriven."""
         self.refused[letter.reason] += 1
 
     def count_done(self, letter: DeadLetter) -> None:
-        """Count a dead letter that was re-driven, written, or would be, and keep the first ones."""
+        """Count a dead letter that was redriven, written, or would be, and keep the first ones."""
         if self.retention_ms is not None and (letter.timestamp_ms or 0) < time.time() * 1000 - self.retention_ms:
             self.old += 1
         self.done[letter.reason] += 1
@@ -80,7 +80,7 @@ class RedriveProgress:
 
     @contextmanager
     def refusing(self, letter: DeadLetter) -> Iterator[None]:
-        """Count and tell a RefusedError of this dead letter, and go on."""
+        """Count and report a RefusedError of this dead letter, and continue."""
         try:
             yield
         except RefusedError as error:

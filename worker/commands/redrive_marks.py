@@ -1,4 +1,4 @@
-"""The marks of re-driven dead letters, on the topic `<group>-redriven` (compacted, one partition).
+"""The marks of redriven dead letters, on the topic `<group>-redriven` (compacted, one partition).
 
 A mark's key is the position and timestamp of the dead letter's *source* record: two dead letters for one record (after
 a crash at least once, or a replay) count as one, and a dead-letter topic that was recreated does not inherit marks.
@@ -50,8 +50,8 @@ async def find_marks_topic(session: Session, *, create_missing: bool) -> Topic |
         policy = marks.config.get("cleanup.policy", "compact")
         if "compact" not in policy or "delete" in policy:
             raise ConfigError(
-                f"topic {name} has cleanup.policy={policy}: marks would be deleted, and dead "
-                "letters re-driven again; set cleanup.policy=compact"
+                f"topic {name} has cleanup.policy={policy}: markers would be deleted, and dead "
+                "letters redriven twice; set cleanup.policy=compact"
             )
     return marks
 

@@ -50,9 +50,9 @@ def parse_offsets(text: str) -> tuple[int, int | None]:
     """Return (first, end) of A:B (without B), A:, :B or a single offset. Raises ValueError."""
     found = re.fullmatch(r"([0-9]{0,18})(:?)([0-9]{0,18})", text)
     if found is None or not (found[1] or found[3]):
-        raise ValueError(f"{text!r} is not a range of offsets; give A:B (from A up to, not including, B), A:, :B or A")
+        raise ValueError(f"{text!r} is not an offset range; use A:B (B is exclusive), A:, :B or A")
     first = int(found[1] or 0)
     end = first + 1 if not found[2] else int(found[3]) if found[3] else None
     if end is not None and end <= first:
-        raise ValueError(f"{text!r} holds no offset: the end must be greater than the start")
+        raise ValueError(f"{text!r} is empty: the end must be greater than the start")
     return first, end

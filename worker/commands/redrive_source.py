@@ -23,9 +23,9 @@ from worker.core.trace import Reason
 from worker.kafka.dead_letters import DeadLetter, originals, read_dead_letter
 
 NO_VALUE: Final[Mapping[str, str]] = {
-    Reason.BATCH_TOO_LARGE: "publish those records again from where they came from, in smaller batches "
+    Reason.BATCH_TOO_LARGE: "publish them again from their origin, in smaller batches "
     "(docs/publishing.md), or raise the worker's KP_MAX_BATCH_BYTES and score them again (docs/operations.md)",
-    Reason.UNREADABLE: "no client can read them there; publish them again from where they came from",
+    Reason.UNREADABLE: "no client can read them there; publish them again from their origin",
 }
 """What to do with dead letters that have no value, by reason."""
 
@@ -70,18 +70,18 @@ class DeadLetterSource:
     seen: set[bytes] = field(default_factory=set)
 
     async def to_redrive(self, max_redrives: int) -> AsyncIterator[WholeRecord]:
-        """Yield the records to re-drive; those that were re-driven `max_redrives` times are refused."""
+        """Yield the records to redrive; those that were redriven `max_redrives` times are refused."""
         async for letter in self.unmarked():
             with self.progress.refusing(letter):
                 if letter.redriven >= max_redrives:
                     raise RefusedError(
-                        f"was re-driven {letter.redriven} times and failed each time: mend it (--to-file), or raise "
+                        f"was redriven {letter.redriven} times and failed each time: correct it (--to-file), or raise "
                         "--max-redrives"
                     )
                 yield await self.whole(letter)
 
     async def unmarked(self) -> AsyncIterator[DeadLetter]:
-        """Yield the selected dead letters that were not re-driven, one for each source record."""
+        """Yield the selected dead letters that were not redriven, one for each source record."""
         async for letter in self._selected():
             mark = mark_of(letter)
             if mark in self.marks:
@@ -95,14 +95,15 @@ class DeadLetterSource:
     async def whole(self, letter: DeadLetter) -> WholeRecord:
         """Return the source record as it was: what the dead letter holds, unless it is a part. Raises RefusedError."""
         if letter.reason in NO_VALUE:
-            raise RefusedError(f"holds nothing of {letter.source_range} on the source topic: {NO_VALUE[letter.reason]}")
+            raise RefusedError(
+                f"has no content of {letter.source_range} of the source topic: {NO_VALUE[letter.reason]}"
+            )
         if not letter.incomplete:
             return WholeRecord(letter, letter.key, letter.record.value, letter.original_headers())
         record = await self._source_record(letter)
         if record is None or not letter.is_of(record):
             raise RefusedError(
-                f"holds only a part of its source record, and {letter.source} is not on the source topic any more: "
-                "publish it again from where it came from"
+                f"is truncated, and {letter.source} is no longer on the source topic: publish it again from its origin"
             )
         return WholeRecord(letter, record.key, record.value, originals(record.headers))
 

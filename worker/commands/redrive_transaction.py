@@ -49,7 +49,7 @@ def redriven_record(whole: WholeRecord, source: Topic) -> RedrivenRecord:
     size = exact_size(whole.key, whole.value, headers)
     if size > source.max_bytes:
         raise RefusedError(
-            f"with its two new headers it is larger than topic {source.name} takes: raise its max.message.bytes to "
+            f"with its two new headers it exceeds the limit of topic {source.name}: raise its max.message.bytes to "
             f"{size}"
         )
     row = (whole.key, whole.value, letter.timestamp_ms, headers)
@@ -58,7 +58,7 @@ def redriven_record(whole: WholeRecord, source: Topic) -> RedrivenRecord:
 
 @dataclass(frozen=True, slots=True)
 class RedriveTransactions:
-    """Commits re-driven records with their marks; `source` and `marks` are the topics of both."""
+    """Commits redriven records with their marks; `source` and `marks` are the topics of both."""
 
     session: Session
     producer: AIOKafkaProducer
@@ -67,7 +67,7 @@ class RedriveTransactions:
     progress: RedriveProgress
 
     async def commit(self, batch: Sequence[RedrivenRecord]) -> None:
-        """Send records and marks in one transaction; records that the source topic refuses are told and left out."""
+        """Send records and marks in one transaction; records that the source topic refuses are reported and skipped."""
         left = batch
         while left:
             refused = await self._try(left)
@@ -120,7 +120,7 @@ class RedriveTransactions:
         for shipment, culprits in await search(self.producer, refused, limit_of, aborting=True):
             for number, error in culprits.items():
                 if not shipment.positions:
-                    raise PublishError(f"topic {marks.name} refuses a mark: {error.name}; {error.advice}") from error
+                    raise PublishError(f"topic {marks.name} refuses a marker: {error.name}; {error.advice}") from error
                 found[shipment.positions[number]] = error
         await self.producer.abort_transaction()
         return found

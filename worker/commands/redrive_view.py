@@ -24,9 +24,14 @@ def _table(*names: str) -> Table:
 
 def counts_table(counts: RedriveCounts, done: str) -> Table:
     """Tabulate the counts by reason; `done` names the last column."""
-    columns = {"letters": counts.found, "already done": counts.already, "refused": counts.refused, done: counts.done}
+    columns = {
+        "dead letters": counts.found,
+        "already done": counts.already,
+        "refused": counts.refused,
+        done: counts.done,
+    }
     if counts.repeated:  # rare: a column of its own only then
-        columns = {"letters": columns.pop("letters"), "repeated": counts.repeated} | columns
+        columns = {"dead letters": columns.pop("dead letters"), "repeated": counts.repeated} | columns
     table = _table("reason")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
@@ -84,12 +89,13 @@ def print_counts(counts: RedriveCounts, to_file: Path | None, execute: bool) -> 
     target = "the source topic" if to_file is None else escape(clean(str(to_file)))
     if counts.foreign:
         console.print(
-            f"{counts.foreign} records are of another source topic (KP_SOURCE_TOPIC), or not dead letters: left out"
+            f"{counts.foreign} records belong to another source topic (KP_SOURCE_TOPIC), or are not dead letters: "
+            "skipped"
         )
     if not counts.found:
         console.print("no dead letter matches")
         return
-    verb, does = ("re-driven", "sends") if to_file is None else ("written", "writes")
+    verb, does = ("redriven", "sends") if to_file is None else ("written", "writes")
     console.print(counts_table(counts, verb if execute else "to do"))
     if repeated := counts.repeated.total():
         console.print(
@@ -105,7 +111,7 @@ def print_counts(counts: RedriveCounts, to_file: Path | None, execute: bool) -> 
     todo = counts.done.total()
     if todo:
         console.print(Text("\nExamples", "bold"), examples_table(counts.examples), sep="\n")
-        console.print(f"\nDry run: nothing was done. --execute {does} {todo} to {target}", soft_wrap=True)
+        console.print(f"\nDry run: nothing was {verb}. --execute {does} {todo} to {target}", soft_wrap=True)
         _warn_of_retention(console, counts)
     else:
         console.print("\nNothing to do")
@@ -116,7 +122,7 @@ def _warn_of_retention(console: Console, counts: RedriveCounts) -> None:
         days = counts.retention_ms / 86_400_000
         console.print(
             f"{counts.old} of them are older than the source topic keeps records ({days:.1f} days): they keep their "
-            "timestamps, so Kafka may delete them before a worker reads them. Have a worker running, or raise "
+            "timestamps, so Kafka may delete them before a worker reads them. Keep a worker running, or raise "
             "retention.ms",
             style="yellow",
             soft_wrap=True,

@@ -1,22 +1,18 @@
 """The page of a report: one HTML file that loads nothing. Needs Jinja2 and matplotlib (the `report` extra).
 
 Lives here: how numbers are written, and what the template (data/report.html.j2) gets. Must not live here: numbers
-(report_summary.py), plots (report_charts.py). Jinja2 escapes all texts; `Markup` is for our own SVG alone.
+(report_summary.py), plots (report_charts.py), templates (page.py).
 """
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from worker.commands import report_charts as charts
+from worker.commands.page import page_environment, svg
 from worker.commands.report_columns import COMPONENTS
 from worker.commands.report_numbers import PASTED_SHARE, SHARES, THRESHOLDS, Group, ReportNumbers
 from worker.commands.shown import percent, shown_name, shown_text
-from worker.core import terminal
 from worker.core.documents import rfc3339
 from worker.version import __version__
 
@@ -28,10 +24,7 @@ NAMES_SHOWN = 20
 
 def render(summary: ReportNumbers, source: str) -> str:
     """Return the page. `source` says where the documents come from; the same arguments give the same page."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        finalize=lambda value: terminal.clean(value, "\n") if type(value) is str else value,
-    )  # fmt: skip
+    environment = page_environment()
     environment.filters |= {
         "n": lambda value: f"{value:,}",
         "pct": percent,
@@ -42,8 +35,7 @@ def render(summary: ReportNumbers, source: str) -> str:
         "words": lambda name: name.replace("_", " "),
         "duration": duration,
     }
-    template = environment.from_string(files("worker").joinpath("data/report.html.j2").read_text("utf-8"))
-    return template.render(
+    return environment.get_template("report.html.j2").render(
         s=summary, source=shown_text(source), version=__version__, component_names=COMPONENTS, thresholds=THRESHOLDS,
         cutoff_shares=SHARES, pasted_share=PASTED_SHARE, plots=_plots(summary), series=charts.SERIES,
         curves=_domain_curves(summary), names_shown=NAMES_SHOWN,
@@ -56,25 +48,19 @@ def _plots(summary: ReportNumbers) -> dict[str, Any]:
     shared = thresholds.pop() if len(thresholds) == 1 else None
     curves = [(profile.group.curve, profile.threshold) for profile in profiles[: charts.SERIES]]
     return {
-        "total": Markup(charts.histogram(summary.total.histogram, shared)),  # noqa: S704 our own SVG
-        "domains": [
-            Markup(charts.histogram(group.histogram, group.threshold, small=True))  # noqa: S704
-            for group in summary.domains
-        ],
+        "total": svg(charts.histogram(summary.total.histogram, shared)),
+        "domains": [svg(charts.histogram(group.histogram, group.threshold, small=True)) for group in summary.domains],
         "components": {
-            name: Markup(charts.histogram(counts, colour=f"s{index}"))  # noqa: S704
+            name: svg(charts.histogram(counts, colour=f"s{index}"))
             for index, (name, counts) in enumerate(summary.components.items())
         },
-        "shares": [Markup(charts.shares(profile.shares)) for profile in profiles],  # noqa: S704
-        "spread": [
-            None if profile.spread is None else Markup(charts.shares(profile.spread))  # noqa: S704
-            for profile in profiles
-        ],
-        "domain_acceptance": Markup(  # noqa: S704
+        "shares": [svg(charts.shares(profile.shares)) for profile in profiles],
+        "spread": [None if profile.spread is None else svg(charts.shares(profile.spread)) for profile in profiles],
+        "domain_acceptance": svg(
             charts.acceptance([(group.curve, group.threshold) for group in _domain_curves(summary)])
         ),
-        "acceptance": Markup(charts.acceptance(curves)),  # noqa: S704
-        "novelty": Markup(charts.novelty(summary.moments)),  # noqa: S704
+        "acceptance": svg(charts.acceptance(curves)),
+        "novelty": svg(charts.novelty(summary.moments)),
     }
 
 

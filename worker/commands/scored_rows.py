@@ -1,6 +1,6 @@
 """Rows of numbers, one for each output document that was read: what report and whatif share.
 
-Lives here: columns and their compact values, documents that are left out, and which rows count. Must not live here:
+Lives here: columns and their compact values, skipped documents, and which rows count. Must not live here:
 what a document says (scored_documents.py), what is computed of the columns, files, Kafka.
 """
 
@@ -30,7 +30,7 @@ class NoDocuments(ValueError):
 
 
 class LeftOut:
-    """Documents that are left out for one kind of reason: how many, and where the first ones are."""
+    """Documents that are skipped for one kind of reason: how many, and where the first ones are."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -122,7 +122,7 @@ class ScoredRows:
         if last is not None:
             kept = np.sort(kept[np.argsort(record_ms[kept], kind="stable")][-last:])
         if not len(kept):
-            raise NoDocuments(f"none of {len(self)} traces lies in the time that is asked for")
+            raise NoDocuments(f"none of {len(self)} traces is in the requested time range")
         # 3. Stream-time order; within a partition that is the order of scoring.
         keys = [self.column(name)[kept] for name in ("offset", "partition", "time_ms")]
         return kept[np.lexsort(keys)], repeated

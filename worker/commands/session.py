@@ -133,4 +133,6 @@ async def read_to(
         todo -= done
         idle = 0.0 if batches or done else idle + 0.5
         if idle > STALL_SECONDS:
-            raise SessionError(f"no record came for {STALL_SECONDS:.0f} s from {sorted(todo)}: is its leader up?")
+            raise SessionError(
+                f"no record arrived from {sorted(todo)} for {STALL_SECONDS:.0f} s; is the leader available?"
+            )

@@ -33,7 +33,7 @@ class TailRecord:
 class TailFilter:
     """Scored traces of this domain (exact) and at least this score; None: any. Dead letters have neither.
 
-    Its topic shows that a record is a dead letter, not its headers: a re-driven trace may carry those, too.
+    Its topic shows that a record is a dead letter, not its headers: a redriven trace may carry those, too.
     """
 
     dead_letter_topic: str

@@ -58,7 +58,7 @@ def table_writer(
         if terminal is None:
             sys.stdout.flush()  # at once, as on a terminal: its reader may follow, too
 
-    with console.status("waiting for traces; Ctrl-C ends") if follow and terminal else nullcontext():
+    with console.status("waiting for traces; press Ctrl-C to stop") if follow and terminal else nullcontext():
         yield show
 
 

@@ -1,6 +1,6 @@
 """`kp-worker topics`: the topics as they are and as they should be, and the commands that make them so.
 
-These are the worker's five, and the one that remembers for `kp-worker redrive` what was re-driven. The worker never
+These are the worker's five, and the one that records for `kp-worker redrive` what was redriven. The worker never
 needs that one, so nothing about it keeps the topics from being usable.
 
 Lives here: the comparison as rows, as JSON and as text. Must not live here: what should be there (topics.py).
@@ -214,7 +214,7 @@ def _head(row: TopicRow) -> Text:
     missing = "not bold red" if row.setting else "not bold yellow"
     text = Text(clean(row.topic), "bold").append(f"  {row.state}", "not bold" if row.state == "exists" else missing)
     if row.partitions is None:
-        text.append(f", to have {_partitions(row.partitions_wanted)}", "not bold")
+        text.append(f", needs {_partitions(row.partitions_wanted)}", "not bold")
         return text if row.setting else text.append(" (for kp-worker redrive)", "not bold")
     text.append(f", {_partitions(row.partitions)}", "not bold")
     if row.partitions != row.partitions_wanted:

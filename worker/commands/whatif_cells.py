@@ -35,7 +35,7 @@ def left_out(it: WhatIf | Proposal) -> Iterator[str]:
 
 def _left_out(what: str, documents: Documents) -> Iterator[str]:
     if documents.count:
-        yield f"left out, since they {what}: {documents.count:,}"
+        yield f"skipped, since they {what}: {documents.count:,}"
         yield from (f"  {where}: {reason}" for where, reason in documents.first)
         if documents.count > LEFT_OUT_SHOWN:
             yield f"  and {documents.count - LEFT_OUT_SHOWN:,} more"

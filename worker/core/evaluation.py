@@ -1,7 +1,7 @@
 """The evaluation of one record: read its trace, compare, score, and build the document. The stream and files share it.
 
-Lives here: the order of these steps, and their settings. Must not live here: embedding, clocks and
-measurements, the cache (novelty.py), the formula (scoring.py), the documents' bytes (documents.py).
+Lives here: the order of these steps, and their settings. Must not live here: embedding, clocks and measurements,
+the cache (novelty.py), the formula (scoring.py), the documents' bytes (documents.py).
 
 Calls follow the order of the partition: each trace is compared and scored once, in offset order; a dead letter is not.
 """

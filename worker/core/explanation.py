@@ -21,14 +21,14 @@ from worker.core.scoring import (
 
 FORMULAS: Final[Mapping[str, str]] = {
     "complexity": "min(1, unique step types / 4 * 0.5 + (0.3 if any error_recovery) + steps / 20 * 0.2)",
-    "novelty": "1 - similarity to the nearest cached trace; 0.5 where there is none",
+    "novelty": "1 - similarity to the nearest cached trace; 0.5 if there is none",
     "tool_diversity": "min(1, unique tool names / steps * 3)",
     "outcome_confidence": "confidence * (1 if success, else 0.3)",
 }
 """The formula of each component, in the order in which the score adds them."""
 
 _OVERRIDES: Final[Mapping[str, tuple[str, Callable[[float], float]]]] = {
-    OVERRIDE_SINGLE_THOUGHT: ("a single step, and it is a thought: 0.1, whatever the sum", lambda _: 0.1),
+    OVERRIDE_SINGLE_THOUGHT: ("a single step of type thought: 0.1, whatever the sum", lambda _: 0.1),
     OVERRIDE_ERROR_RECOVERY: (
         "more than 2 error recoveries, and success: + 0.1, at most 1",
         lambda value: min(1.0, value + 0.1),

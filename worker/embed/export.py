@@ -1,8 +1,8 @@
 """`kp-worker export-model`: from a sentence-transformers model to a directory that OpenVinoEmbedder loads.
 
 Lives here: the check against the vectors of sentence-transformers, and writing the whole directory or nothing. Must not
-live here: where graphs and vectors come from (export_source.py). all-MiniLM-L6-v2 needs the fast extra alone, any other
-model the model extra too.
+live here: where graphs and vectors come from (export_source.py). all-MiniLM-L6-v2 needs only the fast extra, any other
+model also the model extra.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def export_model(
     """Export a model (directory, hub name; None: the default one) and check it; fp32 is always among the precisions.
 
     `output` None: the user's cache directory, where KP_EMBEDDER=auto finds the default model. An exported directory is
-    replaced, anything else is left alone. Raises ModelError, and then nothing is written.
+    replaced, anything else is not changed. Raises ModelError, and then writes nothing.
     """
     wanted = tuple(dict.fromkeys(("fp32", *precisions)))
     unknown = set(wanted) - set(PRECISIONS)
@@ -80,7 +80,7 @@ def export_model(
         manifest = _write_unchecked(openvino, source, work, wanted)
         # 3. The check, with the embedder that the worker will use.
         manifest = _write_checked(source, work, manifest)
-        # 4. Put it in the target's place: from here on the directory is complete.
+        # 4. Replace the target: from here on the directory is complete.
         _replace(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -88,7 +88,7 @@ def export_model(
 
 
 def _work_directory(target: Path) -> Path:
-    """Return a new directory beside the target. Raises ModelError where the target may not be replaced."""
+    """Return a new directory beside the target. Raises ModelError if the target may not be replaced."""
     if target.exists() and not is_exported(target) and not (target.is_dir() and not any(target.iterdir())):
         raise ModelError(
             f"{target} exists but is not an exported model, so it is not overwritten; choose another --output"
@@ -101,7 +101,7 @@ def _work_directory(target: Path) -> Path:
 
 
 def _write_unchecked(openvino: ModuleType, source: ExportSource, work: Path, wanted: Sequence[str]) -> Manifest:
-    """Write graphs, tokenizer and manifest; the embedder reads the manifest when it is checked."""
+    """Write graphs, tokenizer and manifest; the check loads them with the embedder."""
     files = _write_files(openvino, source, work, wanted)
     manifest = Manifest(
         format=FORMAT,
@@ -187,7 +187,7 @@ def _agreement(expected: Embedding, found: Embedding) -> float:
 
 
 def _replace(work: Path, target: Path) -> None:
-    work.chmod(0o755)  # mkdtemp's 0700 would shut out a worker that runs as another user
+    work.chmod(0o755)  # mkdtemp's 0700 would deny access to a worker that runs as another user
     if not target.exists():
         work.rename(target)
         return

@@ -1,8 +1,7 @@
-"""What an export starts from: a graph, its tokenizer, and the vectors that its result must have.
+"""The source of an export: a graph, its tokenizer, and the vectors that its result must have.
 
-Lives here: the two sources. all-MiniLM-L6-v2 comes from its weights alone, and is compared with recorded vectors. Any
-other model comes through sentence-transformers, which also makes the vectors. Must not live here: files that are
-written.
+Lives here: the two sources. all-MiniLM-L6-v2 is built from its weights alone, and compared with recorded vectors. Any
+other model is converted by sentence-transformers, which also makes the vectors. Must not live here: writing files.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ CHECK_TOKENS: Final = 256
 """Token limit with which the vectors are compared."""
 
 REFERENCE_VECTORS: Final = "data/reference_vectors.npz"
-"""What sentence-transformers gives for TEXTS with all-MiniLM-L6-v2 (`python -m tests.support.reference_vectors`)."""
+"""sentence-transformers' vectors for TEXTS with all-MiniLM-L6-v2 (`python -m tests.support.reference_vectors`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def _minilm(openvino: ModuleType, directory: Path) -> ExportSource:
 
 
 def recorded_vectors() -> list[Embedding]:
-    """Return the recorded embeddings of TEXTS. Raises ModelError where they were recorded for other texts."""
+    """Return the recorded embeddings of TEXTS. Raises ModelError if they were recorded for other texts."""
     with files("worker").joinpath(REFERENCE_VECTORS).open("rb") as file, np.load(file) as recorded:
         if str(recorded["texts"]) != texts_sha256():
             raise ModelError("this is a bug: the recorded vectors belong to other texts than export_samples.TEXTS")
@@ -90,14 +89,14 @@ def recorded_vectors() -> list[Embedding]:
 
 
 def texts_sha256() -> str:
-    """Hash the texts (hex), so that recorded vectors cannot be taken for those of other texts."""
+    """Hash the texts (hex), so that recorded vectors cannot be used for other texts."""
     return hashlib.sha256("\0".join(TEXTS).encode()).hexdigest()
 
 
 def _through_torch(openvino: ModuleType, model: str | None) -> ExportSource:
     from worker.embed.torch_embedder import SentenceTransformersEmbedder, token_limit
 
-    # One thread: on a busy host torch's threads spin for each other, 1 s a text where one thread needs 0.05 s.
+    # One thread: on a busy host torch's threads spin and need 1 s per text; one thread needs 0.05 s.
     reference = SentenceTransformersEmbedder(model, CHECK_TOKENS, 1)
     identity = reference.identity
     try:
@@ -120,8 +119,8 @@ def _through_torch(openvino: ModuleType, model: str | None) -> ExportSource:
 def convert(openvino: ModuleType, model: SentenceTransformer) -> Any:
     """Convert a model to one graph: token ids (1, n) int64 -> unit vector (1, dimensions) float32, mean pooling inside.
 
-    A text is alone and unpadded, so there is no attention mask. Other poolings and extra layers are not converted: the
-    export's check finds the difference.
+    Each text is embedded alone and unpadded, so there is no attention mask. Other poolings and extra layers are not
+    converted: the export's check finds the difference.
     """
     import torch
 

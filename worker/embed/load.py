@@ -1,6 +1,6 @@
-"""The embedder that the settings name, and the scorer that goes with it.
+"""The embedder that the settings select, and the scorer for it.
 
-Lives here: the choice alone; embedders and scorer are modules of their own.
+Lives here: the choice alone; embedders and scorer have their own modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
 
 def new_scorer(settings: Settings, identity: EmbedderIdentity | None) -> PartitionScorer:
-    """Return the empty state of one partition: the same for a topic and for a file."""
+    """Return the empty state of one partition, of a topic or a file."""
     return PartitionScorer(
         settings.cache_max_elements,
         settings.cache_ttl_ms,
@@ -48,8 +48,8 @@ def load_embedder(
 ) -> Embedder | None:
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
-    `auto` takes the exported model (`kp-worker export-model`) where there is one for KP_MODEL and the runtime is
-    installed, else sentence-transformers. In fp32 both give the same scores to 1e-6.
+    `auto` uses the exported model (`kp-worker export-model`) if there is one for KP_MODEL and the runtime is installed,
+    otherwise sentence-transformers. In fp32 both give the same scores to 1e-6.
     """
     if kind == "none":
         return None

@@ -1,6 +1,6 @@
 """Texts with more tokens than the model reads: how much is tokenised, and the mean of their windows.
 
-Lives here: what both runtimes do alike with a long text. Must not live here: tokenizers, models.
+Lives here: the handling of long texts that both runtimes share. Must not live here: tokenizers, models.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from worker.core.novelty import Vector
 from worker.embed.embedder import finite
 
 CHARS_A_TOKEN: Final = 8
-"""Characters to tokenise first for each token that is needed: nearly twice as many as English takes."""
+"""Characters to tokenise first per needed token: nearly twice as many as English has."""
 
 SPARE_TOKENS: Final = 128
-"""Tokens that must follow the needed ones, so that text which was cut off cannot change them: a tokenizer looks at one
+"""Tokens that must follow the needed ones, so that the rest of the text cannot change them: a tokenizer looks at one
 word at a time, and WordPiece splits words of at most 100 characters."""
 
 MAX_CHARS: Final = 65_536
@@ -29,9 +29,9 @@ Tokens = TypeVar("Tokens")
 def read_beginning(
     text: str, wanted: int, read: Callable[[str], Tokens], count: Callable[[Tokens], int]
 ) -> tuple[Tokens, bool]:
-    """Tokenise as much of a text as its first `wanted` tokens take; return the tokens, and whether text was left over.
+    """Tokenise as much of a text as its first `wanted` tokens need; return the tokens, and whether text was left over.
 
-    Tokenising 1 MiB takes seconds. The tokens are those of the whole text, unless they take MAX_CHARS or more.
+    Tokenising 1 MiB takes seconds. The tokens equal those of the whole text, unless they need MAX_CHARS or more.
     """
     size = CHARS_A_TOKEN * (wanted + SPARE_TOKENS)
     most = max(MAX_CHARS, size)
@@ -44,9 +44,9 @@ def read_beginning(
 
 
 def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
-    """Return the unit vector of the windows' mean, weighted by their tokens (special ones apart).
+    """Return the unit vector of the windows' mean, weighted by their tokens (without special ones).
 
-    Raises ValueError where it has no direction, or a window's values are not finite.
+    Raises ValueError if it has no direction, or a window's values are not finite.
     """
     mean = np.asarray(tokens, np.float64) @ np.asarray(vectors, np.float64)
     length = float(np.linalg.norm(mean))
@@ -56,5 +56,5 @@ def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
 
 
 def long_texts(windows: int) -> str:
-    """Return what the embedder's identity says of long texts."""
+    """Return the value of `EmbedderIdentity.long_texts`."""
     return "cut" if windows == 1 else f"windows{windows}"

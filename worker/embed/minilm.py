@@ -1,7 +1,7 @@
-"""all-MiniLM-L6-v2 as a graph, built from its weights alone: neither torch nor transformers are needed.
+"""all-MiniLM-L6-v2 as a graph, built from its weights alone, without torch or transformers.
 
 Lives here: reading the safetensors file, and the layers of this one model (BERT, 6 layers, mean pooling). Must not live
-here: other models (torch_export.py), files that are written (export.py).
+here: other models (export_source.py), writing files (export.py).
 
 The architecture is BERT's (Devlin et al. 2018) with the sizes of the model's config.json. The largest difference of any
 component to sentence-transformers was 2.2e-7 over 60 texts (AMD Zen 4, one thread).
@@ -53,7 +53,7 @@ def _tensor(data: memoryview, it: dict[str, Any]) -> npt.NDArray[Any]:
 
 
 class MiniLmGraph:
-    """Builds the graph with OpenVINO's operators; `build` is the way in."""
+    """Builds the graph with OpenVINO's operators; call `build`."""
 
     def __init__(self, openvino: ModuleType, weights: Tensors, config: dict[str, Any]) -> None:
         self._openvino = openvino
@@ -67,7 +67,7 @@ class MiniLmGraph:
     def build(self) -> Any:
         """Return the model: token ids (1, n) int64 -> unit vector (1, dimensions) float32.
 
-        A text is alone and unpadded, so there is no attention mask, and all segments are 0.
+        Each text is embedded alone and unpadded, so there is no attention mask, and all segments are 0.
         """
         op = self._op
         ids = op.parameter([1, -1], np.int64, name="input_ids")

@@ -1,6 +1,6 @@
-"""Exported model directories: graph files, the tokenizer and `kp-model.json`, which says what they are.
+"""Exported model directories: graph files, the tokenizer and `kp-model.json`, which describes them.
 
-Lives here: the manifest's format, where exported models are kept, and the check that files are the exported ones.
+Lives here: the manifest's format, the location of exported models, and the check that files are unchanged.
 Must not live here: a model runtime, torch, Kafka.
 """
 
@@ -38,14 +38,14 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class ExportedPrecision(msgspec.Struct, frozen=True):
-    """The graph of one precision, first the file to open; `check` is None where the exporting CPU could not run it."""
+    """The graph of one precision, first the file to open; `check` is None if the exporting CPU could not run it."""
 
     files: list[CheckedFile]
     check: Check | None
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an exported directory holds. `weights_sha256` is that of the original weights, not of a graph."""
+    """The contents of an exported directory. `weights_sha256` is that of the original weights, not of a graph."""
 
     format: int
     name: str
@@ -59,7 +59,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def is_exported(directory: Path) -> bool:
-    """Tell whether a directory was written by `kp-worker export-model`."""
+    """Return whether `kp-worker export-model` wrote a directory."""
     return (directory / MANIFEST).is_file()
 
 
@@ -70,7 +70,7 @@ def default_directory(name: str, weights_sha256: str) -> Path:
 
 def _models() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    # Relative paths are ignored, as the XDG specification demands: they would depend on the working directory.
+    # Relative paths are ignored, as the XDG specification requires: they would depend on the working directory.
     base = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
     return base / "kp-worker" / "models"
 
@@ -78,8 +78,8 @@ def _models() -> Path:
 def find_exported(model: str | None) -> Path | None:
     """Return the exported directory for KP_MODEL; None: not exported.
 
-    That is the directory itself, or the default model's, or the one that was exported under a hub name (None where
-    several were: only the hub can say which weights are meant).
+    That is the directory itself, or the default model's, or the one that was exported under a hub name (None if there
+    are several: only the hub knows which weights are meant).
     """
     if model is None:
         found = [default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)]
@@ -93,7 +93,7 @@ def find_exported(model: str | None) -> Path | None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read kp-model.json. Raises ModelError when the directory is no exported model or of another format."""
+    """Read kp-model.json. Raises ModelError if the directory is not an exported model, or has another format."""
     try:
         raw = (directory / MANIFEST).read_bytes()
     except OSError as error:
@@ -116,7 +116,9 @@ def checked_path(directory: Path, expected: CheckedFile) -> Path:
     """Return the path of a file after comparing its sha256 (0.1 s for 90 MB). Raises ModelError when it differs."""
     path = directory / expected.file
     if path.name != expected.file:
-        raise ModelError(f"{directory / MANIFEST} names {expected.file!r}, which is outside of it; {EXPORT_HINT}")
+        raise ModelError(
+            f"{directory / MANIFEST} names {expected.file!r}, which is outside the directory; {EXPORT_HINT}"
+        )
     try:
         digest = file_sha256(path)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The fast embedder: OpenVINO on CPU, from a directory that `kp-worker export-model` wrote.
+"""The OpenVINO runtime on CPU, with a directory that `kp-worker export-model` wrote.
 
-Lives here: loading the exported graph, the runtime's settings, and which CPUs a precision is offered on. Needs only
+Lives here: loading the exported graph, the runtime's settings, and which CPUs support a precision. Needs only
 openvino, tokenizers and numpy. Must not live here: torch, transformers, Kafka, the environment.
 """
 
@@ -31,7 +31,7 @@ PRECISIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "bf16": {"INFERENCE_PRECISION_HINT": "bf16", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"},
     "int8": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "128"},
 }
-"""Runtime settings of each precision. Without the hint OpenVINO takes bf16 wherever the CPU has it, silently. Groups of
+"""Runtime settings of each precision. Without the hint OpenVINO silently uses bf16 on every CPU that has it. Groups of
 128 activations share a scale: 64 is 5 % slower, 384 loses twice as much (cosine .9979 against .9990), 768 is slow."""
 
 CPU_FLAGS: Final[Mapping[str, frozenset[str]]] = {
@@ -39,9 +39,9 @@ CPU_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "bf16": frozenset({"avx512_bf16", "amx_bf16"}),
     "int8": frozenset({"avx512_vnni"}),
 }
-"""A precision is offered where the CPU has one of these flags; all of them were measured. OpenVINO also reports BF16
-where it only emulates it, more than ten times slower than fp32 (oneDNN limited to AVX512_CORE_VNNI), so its report does
-not count."""
+"""A precision is supported if the CPU has one of these flags; all of them were measured. OpenVINO also reports BF16
+when it only emulates it, more than ten times slower than fp32 (oneDNN limited to AVX512_CORE_VNNI), so its report is
+ignored."""
 
 _WORD: Final = "word "
 """At least one token in any vocabulary."""
@@ -53,8 +53,8 @@ class OpenVinoEmbedder:
     """An exported model on CPU. `embed` is called from one thread at a time.
 
     `threads` 0: one for each core. A text of more than `max_tokens` is embedded as the mean of its first `windows`
-    windows; 1: it is cut. `embed_text` is for the identity alone: what of a trace the caller embeds. Raises ModelError
-    when the directory, the precision or the CPU does not fit.
+    windows; 1: it is truncated. `embed_text` (which part of a trace the caller embeds) is for the identity alone.
+    Raises ModelError if the directory, the precision or the CPU does not fit.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class OpenVinoEmbedder:
         openvino, tokenizers = import_runtime()
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer))
-            # tokenizer.json brings a padding and a limit of its own (128 and 128 in all-MiniLM-L6-v2): both are wrong.
+            # tokenizer.json has its own padding and limit (128 and 128 in all-MiniLM-L6-v2): both are wrong here.
             self._tokenizer.no_padding()
             self._tokenizer.enable_truncation(max_tokens)
             self._request = compile_graph(openvino, paths[0], threads, precision).create_infer_request()
@@ -85,12 +85,12 @@ class OpenVinoEmbedder:
         )  # fmt: skip
         self._windows = windows
         self._wanted = max_tokens * windows
-        # The longest text first: with buffers that grow from text to text the process takes 535 MB (1032 MB at 512
+        # The longest text first: with buffers that grow from text to text the process uses 535 MB (1032 MB at 512
         # tokens), with buffers of full size from the start 330 MB (420 MB).
         self.embed(_WORD * max_tokens)
 
     def embed(self, text: str) -> Embedding:
-        """Embed one text, alone and unpadded. Raises ValueError when the model yields values that are not finite."""
+        """Embed one text, alone and unpadded. Raises ValueError if the model returns values that are not finite."""
         windows, left_over = read_beginning(text, self._wanted, self._read, _count)
         vectors = [self._infer(window.ids) for window in windows[: self._windows]]
         truncated = left_over or len(windows) > self._windows
@@ -106,7 +106,7 @@ class OpenVinoEmbedder:
 
     def _infer(self, ids: list[int]) -> Vector:
         self._request.infer([np.array([ids], dtype=np.int64)])
-        # A copy: the runtime overwrites its output with the next text's.
+        # A copy: the next text overwrites the runtime's output.
         return finite(np.array(self._request.get_output_tensor(0).data[0], dtype=np.float32))
 
 
@@ -115,8 +115,8 @@ def _count(windows: list[Any]) -> int:
 
 
 def import_runtime() -> tuple[ModuleType, ModuleType]:
-    """Import openvino (without its telemetry) and tokenizers. Raises ModelError when they are not installed."""
-    # Importing openvino sends usage data over the network and writes to ~/intel unless the user opted out. None makes
+    """Import openvino (without its telemetry) and tokenizers. Raises ModelError if they are not installed."""
+    # Importing openvino sends usage data over the network and writes to ~/intel unless the user opted out. None lets
     # the import of its telemetry fail, and openvino then uses a silent stub. A module imported before stays.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
@@ -128,7 +128,7 @@ def import_runtime() -> tuple[ModuleType, ModuleType]:
 
 
 def compile_graph(openvino: ModuleType, graph: Path, threads: int, precision: str) -> Any:
-    """Compile a graph file for this CPU (0.2 s). Compiled graphs are not portable, so none is kept on disk."""
+    """Compile a graph file for this CPU (0.2 s). Compiled graphs are not portable, so none is stored."""
     settings = {
         **PRECISIONS[precision],
         "INFERENCE_NUM_THREADS": threads or os.cpu_count() or 1,
@@ -139,7 +139,7 @@ def compile_graph(openvino: ModuleType, graph: Path, threads: int, precision: st
 
 
 def runs_here(precision: str) -> bool:
-    """Return whether the precision is offered on this CPU (CPU_FLAGS)."""
+    """Return whether this CPU supports the precision (CPU_FLAGS)."""
     wanted = CPU_FLAGS[precision]
     return not wanted or bool(wanted & cpu_flags())
 

@@ -1,4 +1,4 @@
-"""How long a text will take to embed, estimated from the texts before it. No clock, no threads."""
+"""The estimate of how long a text takes to embed, from the texts before it. No clock, no threads."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from typing import Final
 
 WEIGHT: Final = 0.1
-"""Weight of the newest text in the running mean: the estimate follows a machine whose speed drifts in some 20 texts."""
+"""Weight of the newest text in the running mean: the estimate follows a change of speed within about 20 texts."""
 
 
 class Pace:
-    """Estimates the time in proportion to a text's length, up to the time that texts cut at the token limit take.
+    """Estimates the time in proportion to a text's length, up to the time for texts truncated at the token limit.
 
-    A forward pass is nearly linear up to a few hundred tokens (21 MFLOP a token, and attention 9 kFLOP more for each
-    token of length), and texts have about the same number of tokens for each character.
+    A forward pass is nearly linear up to a few hundred tokens (21 MFLOP per token, and attention 9 kFLOP more for each
+    token of length), and texts have about the same number of tokens per character.
     """
 
     def __init__(self) -> None:

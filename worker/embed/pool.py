@@ -1,7 +1,7 @@
-"""The embedding pool: one thread for the model, and who may use it next.
+"""The embedding pool: one thread for the model, and the admission to it.
 
-Lives here: texts in flight and remembered texts, the admission of the next text, and how long the current one has
-taken. Must not live here: model runtimes, Kafka, traces, metrics.
+Lives here: texts in flight and remembered texts, the admission of the next text, and the time of the current one. Must
+not live here: model runtimes, Kafka, traces, metrics.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from worker.embed.pace import Pace
 LEAD_SHARE: Final = 0.35
 LEAD_SECONDS: Final = 0.002
 """The next text is admitted this much before the embedder is expected to be done: a share of the expected time, plus
-what parsing and the hop to the thread take. With less, the embedder idles more often than with two texts submitted at a
-time (measured at full load)."""
+the time for parsing and the switch to the thread. With less, the embedder idles more often than with two texts
+submitted at a time (measured at full load)."""
 
 
 class EmbeddingPool:
     """Embeds off the event loop, one text after the other, in the order of submission; equal texts once.
 
-    One thread: the model itself spreads over the cores, which gives the throughput of several sessions at a fraction
-    of their latency. Fleets resend and retry, so the last `remembered` texts are known by their hash; the vector is the
-    one that the model gave, bit for bit. `in_flight` is the most texts that are admitted and not embedded.
+    One thread: the model itself uses all cores, which gives the throughput of several sessions at a fraction of their
+    latency. Fleets resend and retry, so the last `remembered` texts are found by their hash; the vector equals the
+    model's, bit for bit. `in_flight` is the most texts that are admitted and not embedded.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class EmbeddingPool:
         """Wait until the next text should be submitted. One task at a time may wait.
 
         A trace's evaluation starts when it is taken off the queue. So the next one is taken when fewer than `in_flight`
-        are on their way and the embedder is nearly done: earlier, it would only wait inside.
+        are in flight and the embedder is nearly done: earlier, it would only wait inside.
         """
         while self._in_flight >= self._most:
             self._freed.clear()
@@ -82,7 +82,7 @@ class EmbeddingPool:
     def embed(self, *texts: str) -> asyncio.Future[Embedding] | Embedding:
         """Return the embedding of a trace: of its text, or the unit mean of its texts. Call this on the event loop.
 
-        At once where all are remembered, otherwise what is not remembered is submitted. The future fails as that of
+        At once if all are remembered; otherwise the other texts are submitted. The future fails as that of
         `submit` does. The trace is in flight until its future is done.
         """
         found = [self.submit(text) for text in texts]
@@ -95,7 +95,7 @@ class EmbeddingPool:
         return future
 
     def submit(self, text: str) -> Future[Embedding] | Embedding:
-        """Return a text's embedding where it is remembered, otherwise queue the text, whoever else is in flight.
+        """Return a text's embedding if it is remembered, otherwise queue the text, whatever else is in flight.
 
         The future fails with the embedder's exception, or with ModelError if the model is broken; equal texts may
         share it. Call this from one thread.
@@ -125,7 +125,7 @@ class EmbeddingPool:
         return max(0.0, expected - self.busy_seconds() - LEAD_SHARE * expected - LEAD_SECONDS)
 
     def close(self) -> None:
-        """Drop what is queued and let the thread end."""
+        """Drop queued texts and let the thread end."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _release(self, _: asyncio.Future[Embedding]) -> None:

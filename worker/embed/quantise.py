@@ -1,6 +1,6 @@
 """Weights of a graph in eight bits.
 
-Lives here: graph work with OpenVINO's operators. Must not live here: files, reports, the worker's run time.
+Lives here: graph work with OpenVINO's operators. Must not live here: files, reports, anything the worker needs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 def quantise(openvino: ModuleType, model: Any) -> int:
     """Replace the weights of matrix products by uint8 with scale and zero point for each row; return how many.
 
-    Written in the form that makes OpenVINO quantise the activations too, at run time, so nothing is calibrated.
-    Embedding tables and biases stay float32. For all-MiniLM-L6-v2 the cosine is .9990 on average and .9985 at least,
-    where NNCF's static int8 has .9964 and .984 (25 traces of tests/data/traces.jsonl, AMD Zen 4).
+    The form of the weights lets OpenVINO quantise the activations, too, at run time, so nothing is calibrated.
+    Embedding tables and biases stay float32. For all-MiniLM-L6-v2 the cosine is .9990 on average and .9985 at least;
+    NNCF's static int8 has .9964 and .984 (25 traces of tests/data/traces.jsonl, AMD Zen 4).
     """
     ops = openvino.opset13
     count = 0

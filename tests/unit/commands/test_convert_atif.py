@@ -158,7 +158,7 @@ def test_a_wrong_trajectory_is_refused_with_its_place(change: dict[str, Any], sa
 
 def test_messages_go_with_chat() -> None:
     result = convert(options=(*OPTIONS, "--messages", "@x"))
-    assert (result.exit_code, "--messages goes with --from chat" in result.stderr) == (2, True)
+    assert (result.exit_code, "--messages requires --from chat" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("source", ["chat", "atif"])

@@ -12,8 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.builders import trace_document
+from tests.support.reports import parsed
 from worker.cli import cli
 from worker.commands.evaluate_numbers import compared, figures
+from worker.commands.evaluate_page import render_evaluation
+from worker.commands.evaluate_rows import EvaluateRow
 
 
 def brute_auc(high: list[float], low: list[float]) -> float:
@@ -105,6 +108,29 @@ def _in_order(labels: Any) -> Any:
 def test_the_same_seed_gives_the_same_figures() -> None:
     vectors, labels = sample(random.Random(7))
     assert figures(vectors, np.array(labels), 3) == figures(vectors, np.array(labels), 3)
+
+
+# -- the page
+
+
+def test_the_page_shows_each_file_and_setting_and_escapes_names() -> None:
+    rows = []
+    for seed, name in enumerate(("<script>a</script>.jsonl", "b.jsonl")):
+        for view in ("whole", "objective"):
+            vectors, labels = sample(random.Random(seed))
+            found = figures(vectors, np.array(labels), 1)
+            rows.append(EvaluateRow(name, {"embed_text": view, "max_tokens": 128}, 3, 1, found))
+    page = render_evaluation(rows, "<b>label</b>")
+    assert page == render_evaluation(rows, "<b>label</b>")
+    assert "<script" not in page
+    assert "<b>label" not in page
+    tree = parsed(page)
+    assert len(tree.findall(".//h2")) == 2
+    assert len(tree.findall(".//figure")) == 2 * (1 + 2)
+    cells = ["".join(cell.itertext()) for cell in tree.findall(".//tbody/tr/td[2]")]
+    assert [cell.split()[0] for cell in cells] == [
+        "\u2013" if row.figures.auc_warm is None else f"{row.figures.auc_warm.value:.3f}" for row in rows
+    ]
 
 
 # -- the command, without a model

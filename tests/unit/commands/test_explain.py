@@ -259,7 +259,7 @@ def test_a_line_goes_with_a_file() -> None:
 
 
 def test_a_near_miss_of_the_domain_is_named() -> None:
-    assert "no profile of its own (is 'finance' meant?)" in run(trace_bytes(domain="Finance")).output
+    assert "which has no profile (is 'finance' meant?)" in run(trace_bytes(domain="Finance")).output
     assert "meant" not in run(trace_bytes(domain="gardening")).output
 
 

@@ -184,7 +184,7 @@ def test_the_last_by_record_time() -> None:
         traces.add(dump(scored_document(number, time_ms=T0 + number)), "", 1000 + number)
     assert summarize(traces, last=2).first_ms == T0 + 2
     assert summarize(traces, last=4, since_ms=1003).total.count == 1
-    with pytest.raises(NoDocuments, match="time that is asked for"):
+    with pytest.raises(NoDocuments, match="requested time range"):
         summarize(traces, since_ms=5000)
 
 

@@ -178,9 +178,9 @@ def test_lines_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> Non
     [
         (["-"], b"", "no documents"),
         (["-"], b"{}\n", "none of 1 documents can be read"),
-        ([], b"", "give a file of scored traces"),
-        (["-", "--from-kafka"], b"", "give a file of scored traces"),
-        (["-", "--last", "5"], b"", "go with --from-kafka"),
+        ([], b"", "pass a file of scored traces"),
+        (["-", "--from-kafka"], b"", "pass a file of scored traces"),
+        (["-", "--last", "5"], b"", "require --from-kafka"),
         (["--from-kafka", "--since", "yesterday"], b"", "yesterday"),
     ],
 )

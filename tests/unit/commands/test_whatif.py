@@ -267,10 +267,10 @@ def test_what_is_left_out_is_said_on_standard_error(documents: Path) -> None:
     data = b"\n".join([*lines[1:], bad, lines[1], *[b"{"] * (LEFT_OUT_SHOWN + 2)])
     result = whatif("-", data=data)
     assert result.exit_code == 0, result.output
-    assert "left out, since they have a score that does not follow from their own figures: 1" in result.stderr
+    assert "skipped, since they have a score that does not follow from their own figures: 1" in result.stderr
     assert "  line 50: kp:trace:0: score is 0.123, but " in result.stderr
     assert "repeated documents (equal to the byte), counted once: 1" in result.stderr
-    assert f"left out, since they cannot be read: {LEFT_OUT_SHOWN + 2}" in result.stderr
+    assert f"skipped, since they cannot be read: {LEFT_OUT_SHOWN + 2}" in result.stderr
     assert "  and 2 more" in result.stderr
     found = json.loads(result.stdout)
     assert (found["total"]["traces"], found["inconsistent"]["count"], found["repeated"]) == (49, 1, 1)
@@ -282,9 +282,9 @@ def test_what_is_left_out_is_said_on_standard_error(documents: Path) -> None:
         (["-"], b"", 1, "no documents"),
         (["-"], b"{}\n", 1, "none of 1 documents can be counted"),
         (["."], b"", 2, "Is a directory"),
-        ([], b"", 2, "give a file of scored traces"),
-        (["-", "--from-kafka"], b"", 2, "give a file of scored traces"),
-        (["-", "--last", "5"], b"", 2, "go with --from-kafka"),
+        ([], b"", 2, "pass a file of scored traces"),
+        (["-", "--from-kafka"], b"", 2, "pass a file of scored traces"),
+        (["-", "--last", "5"], b"", 2, "require --from-kafka"),
         (["-", "--set", "threshold=7"], b"", 2, "threshold"),
         (["-", "--config", "/no/such.toml"], b"", 2, "/no/such.toml"),
     ],

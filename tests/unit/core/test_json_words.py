@@ -19,7 +19,7 @@ from worker.core.trace import InvalidTrace, parse_trace
         ("outcome.result_summary", None, "null is not allowed; give a string"),
         ("steps.0.content", 1.5, "a number is not allowed; give a string"),
         ("steps.0.type", 3, "a number is not allowed; use one of thought, tool_call, observation, error_recovery"),
-        ("steps.0.step_id", "1", "a string is not allowed; give an integer from 0 up"),
+        ("steps.0.step_id", "1", "a string is not allowed; give an integer of at least 0"),
         ("steps.0.tool", [], "an array is not allowed; give an object"),
         ("steps", {}, "an object is not allowed; give at least one step"),
         ("metadata.success", "yes", "a string is not allowed; give true or false"),

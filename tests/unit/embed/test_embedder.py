@@ -96,7 +96,7 @@ def test_the_weights_are_hashed(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=rf"{tmp_path} holds no model.safetensors"):
+    with pytest.raises(ModelError, match=rf"{tmp_path} has no model.safetensors"):
         weights_sha256(tmp_path)
 
 
@@ -155,7 +155,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("runtime")
 def test_a_directory_that_is_no_model_is_a_model_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no model.safetensors"):
+    with pytest.raises(ModelError, match=r"has no model.safetensors"):
         SentenceTransformersEmbedder(str(tmp_path), 256, 1)
 
 

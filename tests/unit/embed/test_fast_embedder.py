@@ -97,7 +97,7 @@ def test_a_missing_graph_is_refused(damaged: Path) -> None:
 def test_a_graph_outside_the_directory_is_refused(damaged: Path) -> None:
     files = [CheckedFile("../fp32.xml", "0" * 64)]
     write_manifest(damaged, precisions={"fp32": ExportedPrecision(files, None)})
-    with pytest.raises(ModelError, match="outside of it"):
+    with pytest.raises(ModelError, match="outside the directory"):
         OpenVinoEmbedder(damaged, 256, 0)
 
 

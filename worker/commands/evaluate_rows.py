@@ -1,0 +1,28 @@
+"""What `evaluate` shows: the figures of one file with one choice of settings, as a value.
+
+Must not live here: computing them (evaluate_numbers.py), output (evaluate.py, evaluate_page.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from worker.commands.evaluate_numbers import Figures
+
+
+class EvaluateRow(Struct, frozen=True):
+    """The figures of one file with one choice of settings; `cut` traces were truncated, `bad` lines were no trace."""
+
+    file: str
+    settings: dict[str, object]
+    cut: int
+    bad: int
+    figures: Figures
+
+
+def named(settings: Mapping[str, object]) -> str:
+    """Name a choice of settings: objective, 128 tokens."""
+    rest = [f"{name} {value}" for name, value in settings.items() if name not in ("embed_text", "max_tokens")]
+    return ", ".join([str(settings["embed_text"]), f"{settings['max_tokens']} tokens", *rest])
