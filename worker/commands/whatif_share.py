@@ -27,7 +27,7 @@ _Bools = npt.NDArray[np.bool_]
 
 
 class Labels(Struct, frozen=True):
-    """Firsts and repeats: traces whose label no earlier trace has, and the others that have one."""
+    """Firsts and repeats: traces whose label no earlier trace of their domain has, and the others that have one."""
 
     firsts: int
     repeats: int
@@ -121,7 +121,8 @@ class _Domains:
             self.labelled = of("labelled").astype(bool)
             self._first = np.zeros(len(rows), bool)
             at = np.flatnonzero(self.labelled)
-            self._first[at[np.unique(of("label")[at], return_index=True)[1]]] = True
+            tasks = np.rec.fromarrays([self.codes[at], of("label")[at]])  # domains may number their tasks alike
+            self._first[at[np.unique(tasks, return_index=True)[1]]] = True
 
     def proposals(self, share: Fraction) -> tuple[list[DomainProposal], int]:
         """Return the domains that get a threshold, largest first, and how many do not."""

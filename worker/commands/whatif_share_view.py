@@ -24,7 +24,7 @@ def share_text(it: Proposal) -> RenderableType:
     if it.label is not None:
         parts += [
             "",
-            Text(f"Firsts (no earlier trace has their {shown_text(it.label)}) and repeats", "bold"),
+            Text(f"Firsts (no earlier trace of the domain has their {shown_text(it.label)}) and repeats", "bold"),
             _labels(rows),
         ]
     notes = [Padding.indent(Text(note), 2) for note in _notes(it)]

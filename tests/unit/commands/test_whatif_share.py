@@ -117,8 +117,9 @@ def test_proposals_are_those_of_brute_force(seed: int, tmp_path: Path) -> None:
         return
     anew = [verdict for verdict, _ in scored(sources, profiles, threshold)]
     domains = [json.loads(source)["metadata"]["task_domain"] for source in sources]
-    first = [label is not None and label not in labels[:at] for at, label in enumerate(labels)]
-    repeat = [label is not None and label in labels[:at] for at, label in enumerate(labels)]
+    seen = [set(zip(domains[:at], labels[:at], strict=True)) for at in range(len(labels))]
+    first = [label is not None and (domains[at], label) not in seen[at] for at, label in enumerate(labels)]
+    repeat = [label is not None and (domains[at], label) in seen[at] for at, label in enumerate(labels)]
 
     proposal = propose(traces, share, "x")
     assert {row.domain: row.traces for row in proposal.domains} == Counter(domains)
