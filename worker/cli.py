@@ -380,15 +380,18 @@ def report(
 
 @cli.command()
 @_scored_documents
-@click.option("--flips", type=click.IntRange(0), default=20, show_default=True,
-              help="Show at most this many traces whose decision changes.")  # fmt: skip
+@click.option("--flips", type=click.IntRange(0), help="Show at most this many traces whose decision changes [20].")
 @click.option("--export", metavar="FILE|csv", help="Write one CSV row for each trace to FILE; the word csv writes them "
               "to standard output, instead of the summary.")  # fmt: skip
+@click.option("--share", metavar="SHARE", help="Propose a threshold for each domain that accepts this share of its "
+              "traces (0.1 or 10%), instead of the summary.")  # fmt: skip
+@click.option("--label", metavar="FIELD", help="With --share: the field that says which traces have the same task, "
+              "such as metadata.ticket; shows what is accepted of firsts and of repeats.")  # fmt: skip
 @_json_option
 @settings_options
 def whatif(
-    file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, flips: int, export: str | None,
-    as_json: bool | None,
+    file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, flips: int | None,
+    export: str | None, share: str | None, label: str | None, as_json: bool | None,
 ) -> None:  # fmt: skip
     """Show what other weights, thresholds or profiles would change, without embedding anything again.
 
@@ -397,11 +400,18 @@ def whatif(
     decision changes the novelty of a later trace. Documents whose score does not follow from their own figures are
     skipped and named. Exit code 1: there is nothing to count, or a file cannot be read or written.
     """
+    if share is None and label is not None:
+        raise click.UsageError("--label goes with --share")
+    if share is not None and (flips is not None or export is not None):
+        raise click.UsageError("--share goes without --flips and --export")
     documents = _scored_input(file, from_kafka=from_kafka, since=since, last=last)
     settings = read_settings()
-    from worker.commands.whatif import run_whatif
+    from worker.commands.whatif import run_share, run_whatif
 
-    run_whatif(documents, settings, flips=flips, export=export, as_json=_as_json(as_json))
+    if share is not None:
+        run_share(documents, settings, share=share, label=label, as_json=_as_json(as_json))
+    else:
+        run_whatif(documents, settings, flips=20 if flips is None else flips, export=export, as_json=_as_json(as_json))
 
 
 @cli.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 
@@ -41,6 +42,25 @@ def test_it_reads_the_topics(desk: Desk) -> None:
     assert last["total"]["traces"] == 6
     since = json.loads(desk.run("whatif", "--from-kafka", "--since", "2026-04-14T08:00:15Z").stdout)
     assert since["total"]["traces"] == 5
+
+
+def test_thresholds_for_a_share_of_the_topics(desk: Desk) -> None:
+    """Stream-time order, over partitions and topics, says which of two traces with one label is the repeat."""
+    arguments = ["whatif", "--from-kafka", "--share", "40%", "--label", "outcome.result_summary"]
+    result = desk.run(*arguments)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert {row["domain"]: row["labels"] for row in found["domains"]} == {
+        domain: {"firsts": 1, "repeats": 4} for domain in DOMAINS
+    }
+    assert all(row["proposed"]["accepted"] == row["wanted"] == 2 for row in found["domains"])
+    least = tomllib.loads(found["config"])["profiles"]
+    assert {name: profile["threshold"] for name, profile in least.items()} == {
+        row["domain"]: row["proposed"]["threshold"] for row in found["domains"]
+    }
+    shown = desk.run(*arguments, "--text").stdout
+    assert "20 traces of" in shown
+    assert "Finance has no profile; did you mean finance?" in shown
 
 
 def test_without_a_broker_it_is_exit_code_2(desk: Desk) -> None:

@@ -13,6 +13,9 @@ THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 
 CURVE: Final = tuple(step / 100 for step in range(101))
 SHARES: Final = (0.05, 0.1, 0.2, 0.3, 0.5)
+PASTED_SHARE: Final = SHARES[1]
+"""The share that the config below the table accepts of each domain."""
+
 SCORE_BINS: Final = 40
 """Bars of 0.025, so that the usual thresholds fall between two bars."""
 
@@ -99,7 +102,10 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class ReportNumbers:
-    """Everything that a report shows, in the order in which it shows it."""
+    """Everything that a report shows, in the order in which it shows it.
+
+    `config`: thresholds that accept PASTED_SHARE of each of the domains, as lines of a config file.
+    """
 
     total: Group
     first_ms: int
@@ -112,6 +118,7 @@ class ReportNumbers:
     profiles: list[ProfileNumbers]
     domains: list[Group]
     other_domains: int
+    config: str
     without_profile: list[DomainWithoutProfile]
     unused_profiles: list[UnusedProfile]
     components: dict[str, tuple[int, ...]]

@@ -11,7 +11,7 @@ from typing import Any
 from worker.commands import report_charts as charts
 from worker.commands.page import page_environment, svg
 from worker.commands.report_columns import COMPONENTS
-from worker.commands.report_numbers import SHARES, THRESHOLDS, Group, ReportNumbers
+from worker.commands.report_numbers import PASTED_SHARE, SHARES, THRESHOLDS, Group, ReportNumbers
 from worker.commands.shown import percent, shown_name, shown_text
 from worker.core.documents import rfc3339
 from worker.version import __version__
@@ -37,7 +37,7 @@ def render(summary: ReportNumbers, source: str) -> str:
     }
     return environment.get_template("report.html.j2").render(
         s=summary, source=shown_text(source), version=__version__, component_names=COMPONENTS, thresholds=THRESHOLDS,
-        cutoff_shares=SHARES, plots=_plots(summary), series=charts.SERIES,
+        cutoff_shares=SHARES, pasted_share=PASTED_SHARE, plots=_plots(summary), series=charts.SERIES,
         curves=_domain_curves(summary), names_shown=NAMES_SHOWN,
     )  # fmt: skip
 

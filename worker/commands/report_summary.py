@@ -6,17 +6,19 @@ depend on the order in which documents come: they are put in stream-time order f
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from worker.commands.pasted_config import accepts, thresholds_to_paste
 from worker.commands.report_clusters import clusters_of
 from worker.commands.report_columns import COMPONENTS, Traces
 from worker.commands.report_numbers import (
     CURVE,
+    PASTED_SHARE,
     SCORE_BINS,
     SHARES,
     THRESHOLDS,
@@ -28,7 +30,8 @@ from worker.commands.report_numbers import (
     ReportNumbers,
 )
 from worker.commands.scored_rows import DistinctValues, NoDocuments, Rows, counts_of
-from worker.commands.shown import shown_name
+from worker.commands.shown import is_cut, shown_name
+from worker.commands.target_share import share_cutoff, share_threshold
 from worker.core.domains import DomainWithoutProfile, unused_profiles, without_profile
 from worker.core.scoring import PROFILES, Weights
 
@@ -98,6 +101,7 @@ class _Summarizer:
             profiles=[self._profile_of(int(code)) for code, _ in counts_of(self._profile)],
             domains=domains,
             other_domains=others,
+            config=self._config(),
             without_profile=self._without_profile(),
             unused_profiles=unused_profiles(self._known, self._domain_names()),
             components={name: _histogram(self._of(name)) for name in COMPONENTS},
@@ -175,6 +179,12 @@ class _Summarizer:
         if rest:
             groups.append(self._group(f"{len(rest)} others", "", np.flatnonzero(np.isin(codes, rest))))
         return groups, len(rest)
+
+    def _config(self) -> str:
+        """Return thresholds for the largest domains; a name that is cut is no name of a profile."""
+        codes, names = self._of("domain"), self._traces.names("domain")
+        largest = [code for code, _ in counts_of(codes)[:DOMAINS_SHOWN] if not is_cut(names[code])]
+        return _thresholds({names[code]: self._score[codes == code] for code in largest})
 
     def _domain_names(self) -> set[str]:
         names = self._traces.names("domain")
@@ -272,7 +282,13 @@ def _passing(ordered: _Floats, thresholds: Sequence[float]) -> tuple[float, ...]
 
 
 def _cutoffs(ordered: _Floats) -> tuple[float, ...]:
-    return tuple(float(ordered[len(ordered) - math.ceil(share * len(ordered))]) for share in SHARES)
+    return tuple(share_cutoff(ordered, Fraction(str(share))) for share in SHARES)
+
+
+def _thresholds(scores: Mapping[str, _Floats]) -> str:
+    found = {name: share_threshold(values, Fraction(str(PASTED_SHARE))) for name, values in scores.items()}
+    comments = {name: accepts(it.accepted, len(scores[name])) for name, it in found.items()}
+    return thresholds_to_paste({name: it.threshold for name, it in found.items()}, comments)
 
 
 def _floats(values: npt.ArrayLike) -> tuple[float, ...]:

@@ -17,6 +17,11 @@ def cut_text(text: str, length: int = TEXT_LENGTH) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def is_cut(text: str) -> bool:
+    """Whether a text that `cut_text` returned may have lost its end."""
+    return len(text) == TEXT_LENGTH and text.endswith("…")
+
+
 def shown_text(text: str) -> str:
     """Return a text that is safe to show: cut, and without characters that control terminals, markup or direction."""
     shown = cut_text(text)

@@ -1,7 +1,8 @@
 """`kp-worker whatif`: what other weights, thresholds or profiles would change in scored documents.
 
 Lives here: the command, and where its output goes. Must not live here: where the documents come from
-(scored_input.py), scores (whatif_rows.py), numbers (whatif_summary.py), how they look (whatif_view.py).
+(scored_input.py), scores (whatif_rows.py), numbers (whatif_summary.py, whatif_share.py), how they look (whatif_view.py,
+whatif_share_view.py).
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import sys
 
 from rich.console import Console
 
-from worker.commands.console import CommandError, discard_buffered, open_file, say, write_line
+from worker.commands.console import ArgumentError, CommandError, discard_buffered, open_file, say, write_line
 from worker.commands.scored_input import ScoredInput
 from worker.commands.scored_rows import NoDocuments
+from worker.commands.target_share import parse_share
+from worker.commands.whatif_cells import left_out, print_config
 from worker.commands.whatif_export import write_csv
 from worker.commands.whatif_rows import RescoredTraces
+from worker.commands.whatif_share import propose
+from worker.commands.whatif_share_view import share_text, without_label
 from worker.commands.whatif_summary import BeforeAndAfter
-from worker.commands.whatif_view import can_show_bars, headline, left_out, whatif_json, whatif_text
+from worker.commands.whatif_view import can_show_bars, headline, whatif_json, whatif_text
 from worker.config import Settings
 
 CSV = "csv"
@@ -49,6 +54,34 @@ def run_whatif(documents: ScoredInput, candidate: Settings, *, flips: int, expor
     else:
         console = Console(highlight=False)
         console.print(whatif_text(summary, bars=can_show_bars(console)))
+        print_config(console, summary.config)
+
+
+def run_share(documents: ScoredInput, candidate: Settings, *, share: str, label: str | None, as_json: bool) -> None:
+    """Propose thresholds that accept a share of each domain's traces. Raises CommandError and ArgumentError.
+
+    `label`: the field that says which traces have the same task; the shares of firsts and of repeats are shown then.
+    """
+    try:
+        wanted = parse_share(share)
+    except ValueError as error:
+        raise ArgumentError("--share", str(error)) from None
+    traces = RescoredTraces(candidate.scoring_profiles(), candidate.threshold, label)
+    source = documents.described(candidate)
+    with Console(stderr=True).status("reading"):
+        complete_from = documents.read(candidate, traces.add)
+    try:
+        proposal = propose(traces, wanted, source, documents.last, complete_from)
+    except NoDocuments as error:
+        raise CommandError(f"{source}: {error}") from None
+    for line in (*left_out(proposal), *without_label(proposal)):
+        say(line)
+    if as_json:
+        write_line(whatif_json(proposal))
+    else:
+        console = Console(highlight=False)
+        console.print(share_text(proposal))
+        print_config(console, proposal.config)
 
 
 def _export(result: BeforeAndAfter, path: str) -> None:

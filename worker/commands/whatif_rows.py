@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from worker.commands.scored_documents import DocumentScoring
-from worker.commands.scored_rows import DistinctValues, LeftOut, ScoredRows, Texts
-from worker.commands.shown import cut_text
+from worker.commands.scored_rows import DistinctValues, LeftOut, NoDocuments, Rows, ScoredRows, Texts, hash64
+from worker.commands.shown import cut_text, shown_text
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.scorer import CACHED_ID_LENGTH
 from worker.core.scoring import DEFAULT_PROFILE, NEUTRAL_NOVELTY, Profile, Score, score_trace
@@ -40,16 +40,19 @@ class Setup(NamedTuple):
 class RescoredTraces:
     """Traces with their score and decision before and after. `add` each document, then summarize.
 
-    `profiles` and `threshold` are the candidate's.
+    `profiles` and `threshold` are the candidate's. `label`: the field that says which traces have the same task, dotted
+    where it is nested. `fields` are those of the first document without a label.
     """
 
-    def __init__(self, profiles: Mapping[str, Profile], threshold: float) -> None:
-        self.profiles, self.threshold = profiles, threshold
+    def __init__(self, profiles: Mapping[str, Profile], threshold: float, label: str | None = None) -> None:
+        self.profiles, self.threshold, self.label = profiles, threshold, label
+        self.fields: list[str] = []
         self.unreadable, self.inconsistent = LeftOut(), LeftOut()
         self.rows = ScoredRows(
             {
                 "score_before": "d", "score": "d", "accepted_before": "B", "accepted": "B", "domain": "I",
                 "setup_before": "I", "setup": "I", "id": "Q",
+                **({} if label is None else {"labelled": "B", "label": "Q"}),
             }
         )  # fmt: skip
         self._decoder = msgspec.json.Decoder(ScoredDocument)
@@ -61,6 +64,7 @@ class RescoredTraces:
         raw = value or b""
         try:
             document = self._decoder.decode(raw)
+            label = {} if self.label is None else self._label(raw, self.label)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.unreadable.add(where, _advice(raw, error))
             return
@@ -68,7 +72,7 @@ class RescoredTraces:
         if wrong is not None:
             self.inconsistent.add(where, f"{cut_text(document.id, 60)}: {wrong}")
             return
-        self.rows.append(raw, document.scoring, record_ms, self._cells(document))
+        self.rows.append(raw, document.scoring, record_ms, self._cells(document) | label)
 
     def _cells(self, document: ScoredDocument) -> dict[str, Any]:
         before = document.scoring
@@ -86,6 +90,30 @@ class RescoredTraces:
             "setup": self._setups.code(Setup(after.profile, threshold)),
             "id": self._ids.add(cut_text(document.id, CACHED_ID_LENGTH)),
         }
+
+    def _label(self, raw: bytes, path: str) -> dict[str, int]:
+        """Return the cells of a label: whether there is one, and its hash."""
+        fields: dict[str, Any] = msgspec.json.decode(raw)
+        value: Any = fields
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is None or isinstance(value, dict | list):
+            self.fields = self.fields or [shown_text(name) for name in sorted(fields)]
+            return {"labelled": False, "label": 0}
+        return {"labelled": True, "label": hash64(str(value).encode())}
+
+    def counted(self, last: int | None = None, since_ms: int = 0) -> tuple[Rows, int]:
+        """Return the rows that count, in stream-time order, and how many came again. Raises NoDocuments."""
+        if not len(self.rows):
+            raise NoDocuments(self._nothing())
+        return self.rows.counted(last, since_ms)
+
+    def _nothing(self) -> str:
+        count = self.unreadable.count + self.inconsistent.count
+        if not count:
+            return "no documents"
+        where, reason = (self.unreadable.shown or self.inconsistent.shown)[0]
+        return f"none of {count} documents can be counted; {where}: {reason}"
 
     def domains(self) -> list[str]:
         """Return the domains in the order of their codes."""

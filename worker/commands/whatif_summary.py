@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from worker.commands.scored_rows import LeftOut, NoDocuments, Rows, counts_of
-from worker.commands.whatif_config import config_to_paste
+from worker.commands.pasted_config import config_to_paste
+from worker.commands.scored_rows import LeftOut, Rows, counts_of
 from worker.commands.whatif_rows import RescoredTraces
 from worker.core.domains import DomainWithoutProfile, UnusedProfile, unused_profiles, without_profile
 from worker.core.records import ACCEPTED, REJECTED
@@ -77,6 +77,11 @@ class Documents(Struct, frozen=True):
     count: int
     first: list[tuple[str, str]]
 
+    @classmethod
+    def of(cls, left_out: LeftOut) -> Documents:
+        """Return what was left out for one kind of reason."""
+        return cls(left_out.count, left_out.shown)
+
 
 class WhatIf(Struct, frozen=True):
     """Everything that a candidate changes.
@@ -102,10 +107,8 @@ class BeforeAndAfter:
     """The traces that count, in stream-time order. Raises NoDocuments."""
 
     def __init__(self, traces: RescoredTraces, last: int | None = None, since_ms: int = 0) -> None:
-        if not len(traces.rows):
-            raise NoDocuments(_nothing(traces))
         self._traces = traces
-        self._rows, self.repeated = traces.rows.counted(last, since_ms)
+        self._rows, self.repeated = traces.counted(last, since_ms)
         self._changed = self._of("accepted_before") != self._of("accepted")
 
     def _of(self, name: str) -> npt.NDArray[Any]:
@@ -122,8 +125,8 @@ class BeforeAndAfter:
         return WhatIf(
             source=source,
             repeated=self.repeated,
-            unreadable=_documents(traces.unreadable),
-            inconsistent=_documents(traces.inconsistent),
+            unreadable=Documents.of(traces.unreadable),
+            inconsistent=Documents.of(traces.inconsistent),
             total=self._change("all", np.arange(len(self._rows)), one_setup=False),
             domains=domains,
             other_domains=others,
@@ -187,15 +190,3 @@ class BeforeAndAfter:
 
     def _cell(self, name: str, row: int) -> Any:
         return self._traces.rows.column(name)[row].item()
-
-
-def _documents(left_out: LeftOut) -> Documents:
-    return Documents(left_out.count, left_out.shown)
-
-
-def _nothing(traces: RescoredTraces) -> str:
-    count = traces.unreadable.count + traces.inconsistent.count
-    if not count:
-        return "no documents"
-    where, reason = (traces.unreadable.shown or traces.inconsistent.shown)[0]
-    return f"none of {count} documents can be counted; {where}: {reason}"

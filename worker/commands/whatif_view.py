@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -10,28 +10,26 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from worker.commands.scored_rows import LEFT_OUT_SHOWN
-from worker.commands.shown import cut_text, percent, shown_name, shown_text
-from worker.commands.whatif_summary import Documents, DomainChange, WhatIf
+from worker.commands.shown import percent, shown_name, shown_text
+from worker.commands.whatif_cells import before_and_after, domain_cell, name_line, plain_table
+from worker.commands.whatif_share import Proposal
+from worker.commands.whatif_summary import DomainChange, WhatIf
 from worker.core.domains import DomainWithoutProfile, UnusedProfile
 from worker.core.records import ACCEPTED
-from worker.core.terminal import clean, clean_json
+from worker.core.terminal import clean_json
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
-_DOMAIN: Final = 16
-"""Columns of a domain; a longer one is cut."""
-
 NAMES_SHOWN: Final = 20
 """Domains without a profile that are listed; the rest is counted."""
 
 
-def whatif_json(it: WhatIf) -> str:
+def whatif_json(it: WhatIf | Proposal) -> str:
     """Return everything as one line of JSON."""
     return clean_json(msgspec.json.encode(it).decode())
 
 
 def whatif_text(it: WhatIf, *, bars: bool) -> RenderableType:
-    """Return everything for a terminal; `bars`: whether it can show a histogram."""
+    """Return everything but the config for a terminal; `bars`: whether it can show a histogram."""
     parts: list[RenderableType] = [Text(headline(it), "bold")]
     rows = [it.total, *it.domains]
     parts += ["", _decisions(rows), "", _scores(rows, bars=bars)]
@@ -44,7 +42,6 @@ def whatif_text(it: WhatIf, *, bars: bool) -> RenderableType:
         more = "" if len(it.flips) == changed else f", the first {len(it.flips)} (--flips N; all: --export FILE)"
         parts += ["", Text(f"Decisions that change: {changed:,}{more}", "bold"), _flips(it)]
     parts += _names(it)
-    parts += ["", *_config(it.config)]
     return Group(*parts)
 
 
@@ -60,50 +57,17 @@ def headline(it: WhatIf) -> str:
     )
 
 
-def left_out(it: WhatIf) -> Iterator[str]:
-    """Yield lines about the documents that are not counted."""
-    if it.repeated:
-        yield f"repeated documents (equal to the byte), counted once: {it.repeated:,}"
-    for what, documents in (
-        ("cannot be read", it.unreadable),
-        ("have a score that does not follow from their own figures", it.inconsistent),
-    ):
-        yield from _left_out(what, documents)
-
-
-def _left_out(what: str, documents: Documents) -> Iterator[str]:
-    if documents.count:
-        yield f"skipped, since they {what}: {documents.count:,}"
-        yield from (f"  {where}: {reason}" for where, reason in documents.first)
-        if documents.count > LEFT_OUT_SHOWN:
-            yield f"  and {documents.count - LEFT_OUT_SHOWN:,} more"
-
-
-def _table(*columns: str, right: Iterable[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in columns:
-        if name == "profile":
-            table.add_column(name, overflow="fold")
-        else:
-            table.add_column(name, no_wrap=True, justify="right" if name in right else "left", overflow="ellipsis")
-    return table
-
-
-def _domain(name: str) -> str:
-    return cut_text(shown_name(name), _DOMAIN)
-
-
 def _decisions(rows: Sequence[DomainChange]) -> Table:
     numbers = ("traces", "accepted", "become\naccepted", "become\nrejected")
-    table = _table("domain", "profile", *numbers, right=numbers)
+    table = plain_table("domain", "profile", *numbers, right=numbers)
     for row in rows:
         profiles = ("" if side.profile is None else shown_name(side.profile) for side in (row.before, row.after))
         shares = (percent(side.accepted / row.traces) for side in (row.before, row.after))
         table.add_row(
-            _domain(row.domain),
-            _change(*profiles),
+            domain_cell(row.domain),
+            before_and_after(*profiles),
             f"{row.traces:,}",
-            _change(*shares),
+            before_and_after(*shares),
             Text(f"{row.to_accepted:,}", "green" if row.to_accepted else "dim"),
             Text(f"{row.to_rejected:,}", "red" if row.to_rejected else "dim"),
         )
@@ -112,23 +76,19 @@ def _decisions(rows: Sequence[DomainChange]) -> Table:
 
 def _scores(rows: Sequence[DomainChange], *, bars: bool) -> Table:
     names = ["domain", "threshold", "10%", "median", "90%", *(["new scores, 0 to 1"] if bars else [])]
-    table = _table(*names, right=("10%", "median", "90%"))
+    table = plain_table(*names, right=("10%", "median", "90%"))
     for row in rows:
         low, middle, high = (row.after.quantiles[index] for index in (0, 2, 4))
         thresholds = ("" if side.threshold is None else f"{side.threshold:g}" for side in (row.before, row.after))
         cells: list[str | Text] = [
-            _domain(row.domain),
-            _change(*thresholds),
+            domain_cell(row.domain),
+            before_and_after(*thresholds),
             f"{low:.2f}",
-            _change(f"{row.before.quantiles[2]:.3f}", f"{middle:.3f}"),
+            before_and_after(f"{row.before.quantiles[2]:.3f}", f"{middle:.3f}"),
             f"{high:.2f}",
         ]
         table.add_row(*cells, *([_histogram(row.after.histogram)] if bars else []))
     return table
-
-
-def _change(before: str, after: str) -> Text:
-    return Text(clean(before if before == after else f"{before} -> {after}"))
 
 
 def _histogram(counts: Sequence[int]) -> str:
@@ -137,13 +97,13 @@ def _histogram(counts: Sequence[int]) -> str:
 
 
 def _flips(it: WhatIf) -> Table:
-    table = _table("domain", "trace", "score", "decision")
+    table = plain_table("domain", "trace", "score", "decision")
     for flip in it.flips:
         decision = flip.after.decision
         table.add_row(
-            _domain(flip.domain),
+            domain_cell(flip.domain),
             shown_text(flip.id.removeprefix("kp:trace:")),
-            _change(f"{flip.before.score:.3f}", f"{flip.after.score:.3f}"),
+            before_and_after(f"{flip.before.score:.3f}", f"{flip.after.score:.3f}"),
             Text(decision, "green" if decision == ACCEPTED else "red"),
         )
     return table
@@ -162,24 +122,11 @@ def _names(it: WhatIf) -> Iterator[RenderableType]:
 
 def _domain_line(domain: DomainWithoutProfile) -> Text:
     plural = "" if domain.traces == 1 else "s"
-    return _name_line(f"{shown_name(domain.name)}: {domain.traces:,} trace{plural}", domain.near)
+    return name_line(f"{shown_name(domain.name)}: {domain.traces:,} trace{plural}", domain.near)
 
 
 def _profile_line(profile: UnusedProfile) -> Text:
-    return _name_line(shown_name(profile.name), profile.near)
-
-
-def _name_line(text: str, near: str | None) -> Text:
-    line = Text(f"  {text}")
-    return line if near is None else line.append(f"; did you mean {shown_name(near)}?", "yellow")
-
-
-def _config(config: str) -> Iterator[RenderableType]:
-    if not config:
-        yield Text("The candidate is the built-in threshold and profiles: there is nothing to set.", "bold")
-        return
-    yield Text("To use it, paste this into the config file (--config FILE, KP_CONFIG):", "bold")
-    yield Text(config)
+    return name_line(shown_name(profile.name), profile.near)
 
 
 def can_show_bars(console: Console) -> bool:

@@ -3,6 +3,7 @@
 import itertools
 import random
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from worker.commands.report_numbers import CURVE, SHARES, THRESHOLDS
 from worker.commands.report_summary import DOMAINS_SHOWN, summarize
 from worker.commands.scored_rows import NoDocuments
 from worker.commands.shown import TEXT_LENGTH, shown_text
+from worker.config import load
+from worker.core.scoring import PROFILES
 
 
 def brute_clusters(documents: list[dict[str, Any]], limit: float) -> list[set[int]]:
@@ -100,6 +103,30 @@ def test_the_numbers_are_those_of_brute_force(seed: int) -> None:
     latencies = sorted((sum(s["latency_ms"] for s in d["steps"]) for d in documents), reverse=True)
     assert [e.latency_ms for e in summary.slowest] == [value for value in latencies if value > 0][:10]
     assert sum(moment.count for moment in summary.moments) == len(documents)
+
+
+def test_the_config_accepts_the_best_tenth_of_each_domain(seed: int, tmp_path: Path) -> None:
+    documents = random_documents(random.Random(seed), 120)
+    path = tmp_path / "kp-worker.toml"
+    path.write_text(summary_of(documents).config, "utf-8")
+    profiles = load(path).scoring_profiles()
+    for domain in {d["metadata"]["task_domain"] for d in documents}:
+        scores = [d["scoring"]["score"] for d in documents if d["metadata"]["task_domain"] == domain]
+        threshold = profiles[domain].threshold
+        assert threshold is not None
+        cutoff = max(s for s in scores if 10 * sum(other >= s for other in scores) >= len(scores))
+        assert [s >= threshold for s in scores] == [s >= cutoff for s in scores]
+        weights = (PROFILES.get(domain) or PROFILES["default"]).weights
+        assert profiles[domain].weights == weights
+
+
+def test_the_config_says_what_its_thresholds_rest_on() -> None:
+    documents = [scored_document(n, score=n / 60) for n in range(60)]
+    documents += [scored_document(n, domain=domain, score=0.4567) for n, domain in ((60, "legal"), (61, "x" * 161))]
+    assert summary_of(documents).config == (
+        "[profiles.finance]\nthreshold = 0.9  # accepts 6 of 60\n\n"
+        "[profiles.legal]\nthreshold = 0.45  # accepts 1 of 1; fewer than 50 traces say little"
+    )
 
 
 def test_the_order_of_documents_does_not_count(seed: int) -> None:

@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,19 @@ def test_all_texts_are_escaped(hide_texts: bool) -> None:
     assert not list(parsed(page).iter("script"))
     assert not set("\u202e\0\a") & set(page)
     assert HOSTILE[: HOSTILE.index("\u202e")].strip() in words(page)
+
+
+def test_the_config_stands_on_the_page_as_it_is_pasted() -> None:
+    documents = [scored_document(n, domain=domain) for n, domain in enumerate(("code", 'a<b>&"c"\u202e', " "))]
+    summary = summary_of(documents)
+    [block] = parsed(render(summary, "x")).iter("pre")
+    assert block.text == summary.config
+    assert tomllib.loads(block.text)["profiles"].keys() == {"code", 'a<b>&"c"\u202e', " "}
+
+
+def test_no_config_is_proposed_for_names_that_are_cut() -> None:
+    page = parsed(render(summary_of([scored_document(domain="x" * 161)]), "x"))
+    assert not list(page.iter("pre"))
 
 
 def test_hidden_texts_are_not_in_the_page() -> None:

@@ -15,8 +15,8 @@ import pytest
 from tests.support.builders import trace_bytes
 from tests.support.imports import MODEL_RUNTIMES, loaded_after
 from tests.support.whatif import changed, random_profiles, random_sources, rescored, scored, whatif
+from worker.commands.pasted_config import config_to_paste
 from worker.commands.scored_rows import LEFT_OUT_SHOWN, NoDocuments
-from worker.commands.whatif_config import config_to_paste
 from worker.commands.whatif_summary import DOMAINS_SHOWN, BeforeAndAfter
 from worker.config import load
 from worker.core.scoring import PROFILES, Profile, Weights

@@ -1,4 +1,4 @@
-"""The candidate of whatif as a config file (TOML): what differs from the built-in threshold and profiles.
+"""Thresholds and profiles as a config file (TOML) to paste: what differs from the built-in ones.
 
 Must not live here: reading a config file (the room config).
 """
@@ -9,19 +9,43 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
+from worker.commands.target_share import FEW_TRACES
 from worker.core.scoring import DEFAULT_PROFILE, DEFAULT_THRESHOLD, PROFILES, Profile
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def config_to_paste(profiles: Mapping[str, Profile], threshold: float) -> str:
-    """Return the lines of a config file that give these settings; "" where they are the built-in ones."""
+def config_to_paste(
+    profiles: Mapping[str, Profile], threshold: float, comments: Mapping[str, str] | None = None
+) -> str:
+    """Return the lines of a config file that give these settings; "" where they are the built-in ones.
+
+    `comments` stand behind the thresholds of the profiles that they name.
+    """
     lines = [f"threshold = {threshold!r}"] if threshold != DEFAULT_THRESHOLD else []
     for name in dict.fromkeys((DEFAULT_PROFILE, *profiles)):
         profile = profiles[name]
         if profile != PROFILES.get(name):
-            lines += ["", *_table(f"profiles.{_key(name)}", profile, _weights_left_out(name, profiles))]
+            comment = (comments or {}).get(name, "")
+            lines += ["", *_table(f"profiles.{_key(name)}", profile, _weights_left_out(name, profiles), comment)]
     return "\n".join(lines).strip("\n")
+
+
+def thresholds_to_paste(thresholds: Mapping[str, float], comments: Mapping[str, str]) -> str:
+    """Return the lines of a config file that give profiles a threshold; weights stay what they are."""
+    return "\n\n".join(
+        f"[profiles.{_key(name)}]\n{_threshold(value, comments[name])}" for name, value in thresholds.items()
+    )
+
+
+def accepts(accepted: int, traces: int) -> str:
+    """Return the comment on a threshold that says what it rests on."""
+    few = f"; fewer than {FEW_TRACES} traces say little" if traces < FEW_TRACES else ""
+    return f"accepts {accepted} of {traces}{few}"
+
+
+def _threshold(value: float, comment: str) -> str:
+    return f"threshold = {value!r}  # {comment}" if comment else f"threshold = {value!r}"
 
 
 def _weights_left_out(name: str, profiles: Mapping[str, Profile]) -> Profile | None:
@@ -33,12 +57,12 @@ def _weights_left_out(name: str, profiles: Mapping[str, Profile]) -> Profile | N
     return built_in if profiles[DEFAULT_PROFILE].weights == built_in.weights else None
 
 
-def _table(key: str, profile: Profile, left_out: Profile | None) -> Iterator[str]:
+def _table(key: str, profile: Profile, left_out: Profile | None, comment: str) -> Iterator[str]:
     given = left_out is None or profile.weights != left_out.weights
     if profile.threshold is not None or not given:
         yield f"[{key}]"
     if profile.threshold is not None:
-        yield f"threshold = {profile.threshold!r}"
+        yield _threshold(profile.threshold, comment)
     if given:
         yield f"[{key}.weights]"
         yield from (f"{name} = {weight!r}" for name, weight in asdict(profile.weights).items())
