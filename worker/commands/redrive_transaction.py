@@ -49,8 +49,7 @@ def redriven_record(whole: WholeRecord, source: Topic) -> RedrivenRecord:
     size = exact_size(whole.key, whole.value, headers)
     if size > source.max_bytes:
         raise RefusedError(
-            f"with its two new headers exceeds the limit of topic {source.name}: raise its max.message.bytes to "
-            f"{size}"
+            f"with its two new headers exceeds the limit of topic {source.name}: raise its max.message.bytes to {size}"
         )
     row = (whole.key, whole.value, letter.timestamp_ms, headers)
     return RedrivenRecord(letter, letter.source_partition % source.partitions, row)

@@ -110,7 +110,7 @@ def test_domains_without_a_profile_and_near_misses_are_listed() -> None:
     assert 'legal: 2 traces; did you mean leagl? Finance: 1 trace; did you mean finance? "finance ": 1 trace' in text
     assert "1 profile of the settings that no trace takes: leagl; did you mean legal?" in text
     alone = words(render(summary_of([scored_document(0)]), "x"))
-    assert "Every domain has a profile of its own." in alone
+    assert "Every domain has its own profile." in alone
     assert "did you mean" not in alone
 
 

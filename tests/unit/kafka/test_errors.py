@@ -40,7 +40,7 @@ def tls_error(kind: type[ssl.SSLError], **attributes: object) -> ssl.SSLError:
         (kafka.MessageSizeTooLargeError(), "raise max.message.bytes of that topic"),
         (kafka.RequestTimedOutError(), "KP_TRANSACTION_TIMEOUT_SECONDS"),
         (TimeoutError(), "KP_TRANSACTION_TIMEOUT_SECONDS"),
-        (HungUpError("b:1 closed the connection"), "if the broker runs"),
+        (HungUpError("b:1 closed the connection"), "if the broker is running"),
     ],
 )
 def test_a_remedy_for_each_error_and_for_what_it_caused(error: Exception, words: str) -> None:
