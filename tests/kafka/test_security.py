@@ -192,7 +192,7 @@ def refusals(secure: SecureKafka) -> dict[str, tuple[dict[str, str], tuple[str, 
         ),
         "authority": (
             {**plain, "KP_TLS_CA_FILE": str(files.strange_ca)},
-            ("KP_TLS_CA_FILE must hold the authority",),
+            ("KP_TLS_CA_FILE must contain the CA",),
         ),
         "expired broker": ({**tls, "KP_BOOTSTRAP_SERVERS": at("EXPIRED")}, ("has expired", "renew it on the broker")),
         "host": ({**tls, "KP_BOOTSTRAP_SERVERS": at("ELSEWHERE")}, ("'127.0.0.1'", "must be an address that is in it")),
