@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from worker.commands.console import SettingsError, load_settings, say, write_line
-from worker.config import PREFIX, ConfigError, Loaded, Settings, config_schema
+from worker.commands.console import checked_settings, say_warnings, write_line
+from worker.config import PREFIX, Loaded, Settings, config_schema
 from worker.config.sources import dotted
 from worker.core.terminal import clean, clean_json
 
@@ -31,7 +31,7 @@ class Setting(NamedTuple):
 
 def run_check(file: Path | None) -> None:
     """Say that the settings are right, or raise SettingsError with all that is wrong."""
-    loaded = _loaded(file)
+    loaded = checked_settings(file)
     given = loaded.given()
     for source in loaded.sources:
         if source.kind == "file":
@@ -44,13 +44,12 @@ def run_check(file: Path | None) -> None:
         write_line(clean(f"set elsewhere: {', '.join(others)}: ok"))
     if not given:
         write_line("nothing is set: all settings have their defaults")
-    for warning in loaded.warnings:
-        say(f"warning: {warning}")
+    say_warnings(loaded)
 
 
 def run_show(*, changed: bool, as_json: bool) -> None:
     """Write every setting with its origin; with `changed` only those that some source gives."""
-    loaded = _loaded(None)
+    loaded = checked_settings()
     rows = [row for row in _rows(loaded) if not changed or row.origin not in ("default", "threshold")]
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
@@ -59,20 +58,12 @@ def run_show(*, changed: bool, as_json: bool) -> None:
             write_line(clean_json(json.dumps(shown, ensure_ascii=False)))
         else:
             write_line(clean(f"{row.name:{width}}  {_text(row.value):{VALUE_COLUMNS}}  {row.origin}"))
-    for warning in loaded.warnings:
-        say(f"warning: {warning}")
+    say_warnings(loaded)
 
 
 def run_schema() -> None:
     """Write the JSON Schema of the config file."""
     write_line(json.dumps(config_schema(), indent=2))
-
-
-def _loaded(file: Path | None) -> Loaded:
-    try:
-        return load_settings(file)
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
 
 
 def _rows(loaded: Loaded) -> Iterator[Setting]:

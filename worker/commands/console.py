@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 import click
 
 from worker.core.terminal import clean, clean_json_bytes
+from worker.version import install_extra
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,15 +138,36 @@ def load_settings(file: Path | None = None, *, assignments: Sequence[str] = (), 
 
 def read_settings(**fields: Any) -> Settings:
     """Read the settings as `load_settings` does, and warn of what is odd. Raises SettingsError."""
+    loaded = checked_settings(**fields)
+    say_warnings(loaded)
+    return loaded.settings
+
+
+def checked_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:
+    """Read the settings as `load_settings` does. Raises SettingsError."""
     from worker.config import ConfigError
 
     try:
-        loaded = load_settings(**fields)
+        return load_settings(file, assignments=assignments, **fields)
     except ConfigError as error:
         raise SettingsError(str(error)) from None
+
+
+def say_warnings(loaded: Loaded) -> None:
+    """Write what is odd about the settings, and no error, to standard error."""
     for warning in loaded.warnings:
         say(f"warning: {warning}")
-    return loaded.settings
+
+
+@contextmanager
+def report_libraries() -> Iterator[None]:
+    """Turn a missing library of the `report` extra into a CommandError that says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "jinja2", "markupsafe"):
+            raise
+        raise CommandError(f"{error.name} is not installed; {install_extra('report')}") from None
 
 
 def say(text: str) -> None:

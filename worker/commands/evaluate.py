@@ -15,14 +15,13 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from worker.commands.console import ArgumentError, CommandError, SettingsError, load_settings, say, write_line
+from worker.commands.console import ArgumentError, CommandError, checked_settings, report_libraries, say, write_line
 from worker.commands.evaluate_numbers import QUANTILES, Interval, figures
 from worker.commands.evaluate_rows import EvaluateRow, named
 from worker.commands.evaluate_traces import LabelError, Vectors, read_labelled
-from worker.config import ConfigError, Settings
+from worker.config import Settings
 from worker.core.terminal import clean, clean_json
 from worker.embed.embedder import ModelError
-from worker.version import install_extra
 
 GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model", "precision", "embedder")
 """Settings that --grid may vary: those that change vectors."""
@@ -61,10 +60,7 @@ def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]
             raise ArgumentError("--grid", f"{axis!r}: give NAME=VALUE,VALUE with a name of {', '.join(GRID)}")
         axes.append([f"{name}={value}" for value in values.split(",")])
     for point in itertools.product(*axes):
-        try:
-            settings = load_settings(assignments=point).settings
-        except ConfigError as error:
-            raise SettingsError(str(error)) from None
+        settings = checked_settings(assignments=point).settings
         names = {"embed_text", "max_tokens", *(assignment.partition("=")[0] for assignment in point)}
         if settings.long_texts != "cut":
             names |= {"long_texts", "max_windows"}
@@ -130,12 +126,8 @@ def _short(interval: Interval | None) -> str:
 
 
 def _renderer() -> Callable[[Sequence[EvaluateRow], str], str]:
-    try:
+    with report_libraries():
         from worker.commands.evaluate_page import render_evaluation
-    except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "jinja2", "markupsafe"):
-            raise
-        raise CommandError(f"{error.name} is not installed; {install_extra('report')}") from None
     return render_evaluation
 
 

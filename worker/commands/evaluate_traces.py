@@ -6,15 +6,15 @@ Lives here: what `evaluate` works on. Must not live here: figures (evaluate_numb
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from worker.commands.console import open_file
 from worker.commands.evaluate_numbers import Floats, Ints
+from worker.commands.labels import label_of
 from worker.config import Settings
 from worker.core.trace import InvalidTrace, Limits, ReasoningTrace, parse_trace
 from worker.core.views import embedded_texts
@@ -55,19 +55,16 @@ def read_labelled(path: str, label: str, limits: Limits) -> Labelled:
             except InvalidTrace as error:
                 found.bad.append(f"line {number}: {error.reason}: {error.path}: {error.message}")
                 continue
-            found.labels.append(_label(json.loads(line), label, f"{found.name}: line {number}"))
+            document = json.loads(line)
+            named = label_of(document, label)
+            if named is None:
+                raise LabelError(
+                    f"{found.name}: line {number} has no label at {label}: --label names a field with text or a "
+                    f"number; it has {', '.join(sorted(document))}"
+                )
+            found.labels.append(named)
             found.traces.append(trace)
     return found
-
-
-def _label(document: Mapping[str, Any], path: str, where: str) -> str:
-    value: Any = document
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if value is None or isinstance(value, Mapping | list):
-        have = ", ".join(sorted(document))
-        raise LabelError(f"{where} has no label at {path}: --label names a field with text or a number; it has {have}")
-    return str(value)
 
 
 class Vectors:

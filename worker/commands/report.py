@@ -12,14 +12,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from worker.commands.console import CommandError, open_file, say
+from worker.commands.console import CommandError, open_file, report_libraries, say
 from worker.commands.report_columns import Traces
 from worker.commands.report_numbers import ReportNumbers
 from worker.commands.report_summary import summarize
 from worker.commands.scored_input import ScoredInput
 from worker.commands.scored_rows import NoDocuments
 from worker.config import Settings
-from worker.version import install_extra
 
 
 def run_report(
@@ -53,10 +52,6 @@ def run_report(
 
 
 def _renderer() -> Callable[[ReportNumbers, str], str]:
-    try:
+    with report_libraries():
         from worker.commands.report_page import render
-    except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "jinja2", "markupsafe"):
-            raise
-        raise CommandError(f"{error.name} is not installed; {install_extra('report')}") from None
     return render

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from worker.commands.labels import label_of
 from worker.commands.scored_documents import DocumentScoring
 from worker.commands.scored_rows import DistinctValues, LeftOut, NoDocuments, Rows, ScoredRows, Texts, hash64
 from worker.commands.shown import cut_text, shown_text
@@ -94,13 +95,11 @@ class RescoredTraces:
     def _label(self, raw: bytes, path: str) -> dict[str, int]:
         """Return the cells of a label: whether there is one, and its hash."""
         fields: dict[str, Any] = msgspec.json.decode(raw)
-        value: Any = fields
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        if value is None or isinstance(value, dict | list):
+        label = label_of(fields, path)
+        if label is None:
             self.fields = self.fields or [shown_text(name) for name in sorted(fields)]
             return {"labelled": False, "label": 0}
-        return {"labelled": True, "label": hash64(str(value).encode())}
+        return {"labelled": True, "label": hash64(label.encode())}
 
     def counted(self, last: int | None = None, since_ms: int = 0) -> tuple[Rows, int]:
         """Return the rows that count, in stream-time order, and how many came again. Raises NoDocuments."""
