@@ -116,6 +116,7 @@ class TaskHarness:
         self.scorer.restore([], stream_time_ms)
         self.room = 0
         self.waiting = 0
+        self.has_turn = True
         self.failures: list[BaseException] = []
         self.given_back = 0
         self.committed: list[tuple[SourceRecord, OutputRecord, ScoredTrace | None]] = []
@@ -127,7 +128,8 @@ class TaskHarness:
             TaskConfig(EvaluationConfig(limits), 0.1, commit_interval, dead_letter_limit, tracing),
             self.metrics,
             Callbacks(
-                backlog=lambda: self.waiting,
+                waiting=lambda _: self.waiting,
+                has_turn=lambda _: self.has_turn,
                 on_room=self._count_room,
                 on_failure=lambda _, error: self.failures.append(error),
                 on_committed=lambda *what: self.committed.append(what),

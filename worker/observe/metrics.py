@@ -36,6 +36,7 @@ END_TO_END_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 1
 
 SCORES = tuple(round(0.05 * i, 2) for i in range(1, 21))
 COMMIT_TRACES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+TURN_WAITS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class Histogram(Collector):
@@ -149,6 +150,12 @@ class Metrics:
         self.score = Histogram("kp_score", "Scores of committed traces.", buckets=SCORES, registry=registry)
         self.commit_traces = Histogram(
             "kp_commit_traces", "Records in one commit.", buckets=COMMIT_TRACES, registry=registry
+        )
+        self.turn_wait = Histogram(
+            "kp_turn_wait_seconds",
+            "Time for which a partition with waiting records waited for its turn.",
+            buckets=TURN_WAITS,
+            registry=registry,
         )
         self.truncated = Counter(
             "kp_truncated_texts_total",

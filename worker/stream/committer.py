@@ -3,8 +3,9 @@
 Lives here: how long a batch lingers, how large it grows, and the counters of committed records. Must not live here:
 scoring and its order (partition_task.py), the contents of a batch (partition_state.py), transactions (publisher.py).
 
-Without a backlog, a partition commits each record at once. With a backlog its records linger, because a transaction
-costs as much CPU as an embedding, whether it carries one record or hundreds. Scoring continues meanwhile.
+Without a backlog, a partition commits each record at once. With a backlog of its own its records linger until its turn
+ends, because a transaction costs as much CPU as an embedding, whether it carries one record or hundreds. Scoring
+continues meanwhile.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ MAX_COMMIT_BYTES: Final = 8 << 20
 """Most bytes of one transaction (SourceRecord.size and output values), so that large documents do not accumulate."""
 
 LINGER_SECONDS_EACH: Final = 0.01
-"""A batch lingers this long for each record of the backlog, and at most KP_COMMIT_INTERVAL_SECONDS: no output waits
-longer than by the backlog itself."""
+"""A batch lingers this long for each record that it expects, and at most KP_COMMIT_INTERVAL_SECONDS: no output waits
+longer than by the partition's own backlog."""
 
 
 class Committer:
     """Gathers the decided records of a partition, in offset order, and commits them.
 
-    `backlog` returns how many records wait to be taken; the caller that takes the last one calls `flush`. `is_full`
-    returns whether the partition must commit before it takes more. `refuse` returns the dead letter of a scored record
-    that its topic refused. `on_commit` is called with each committed batch.
+    `expected` returns how many records can still join the batch; the caller under whom it falls to 0 calls `flush`.
+    `is_full` returns whether the partition must commit before it takes more. `refuse` returns the dead letter of a
+    scored record that its topic refused. `on_commit` is called with each committed batch.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Committer:
         metrics: Metrics,
         interval_seconds: float,
         *,
-        backlog: Callable[[], int],
+        expected: Callable[[], int],
         is_full: Callable[[], bool],
         refuse: Callable[[Decided, InvalidTrace], Decided],
         on_commit: Callable[[Sequence[Decided]], None],
@@ -58,7 +59,7 @@ class Committer:
         self._state = state
         self._metrics = metrics
         self._interval_seconds = interval_seconds
-        self._backlog = backlog
+        self._expected = expected
         self._is_full = is_full
         self._refuse = refuse
         self._on_commit = on_commit
@@ -66,6 +67,7 @@ class Committer:
         self._publishing = 0
         self._oldest: SourceRecord | None = None  # of the batch that is being published
         self._began = 0.0  # start of the last transaction, s of the performance counter
+        self._first = 0.0  # when the first decided record was added
         self._work = asyncio.Event()
         self._flush = asyncio.Event()
         self._lingers = True
@@ -82,6 +84,8 @@ class Committer:
 
     def add(self, decided: Decided) -> None:
         """Add the partition's next record."""
+        if not self._decided:
+            self._first = time.perf_counter()
         self._decided.append(decided)
         self._work.set()
 
@@ -112,8 +116,8 @@ class Committer:
     async def _linger(self) -> None:
         """Wait for more records while there is a backlog, until the batch is full or the interval is over."""
         while self._lingers and not self._is_full() and not self.batch_is_full():
-            linger = min(self._interval_seconds, self._backlog() * LINGER_SECONDS_EACH)
-            left = self._began + linger - time.perf_counter()
+            linger = min(self._interval_seconds, self._expected() * LINGER_SECONDS_EACH)
+            left = max(self._began, self._first) + linger - time.perf_counter()
             if left <= 0:
                 return
             self._flush.clear()

@@ -1,6 +1,7 @@
-"""The fetch buffer: fetched records that wait to be taken, one partition after the other.
+"""The fetch buffer: fetched records that wait to be taken.
 
-Lives here: the queues between fetching and scoring, and their bounds. Must not live here: Kafka clients, scoring.
+Lives here: the queues between fetching and scoring, and their bounds. Must not live here: Kafka
+clients, scoring, whose turn it is (turns.py).
 
 The bounds limit memory: a partition is fetched again only when its queue is below them, so that a topic full of large
 documents uses a few MiB per partition. A share of the memory budget limits all partitions together; a record counts
@@ -10,11 +11,13 @@ there from its fetch until its commit.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from worker.core.records import SourceRecord
 from worker.kafka.budget import Share
+from worker.stream.turns import Turns
 
 LOW_WATER_RECORDS = 256
 """Fetch again when fewer records wait: enough for the duration of one fetch (a few ms) at the rate without a model."""
@@ -38,13 +41,22 @@ class _Queue:
 
 
 class FetchBuffer:
-    """The waiting records of all assigned partitions, counted in the `share`; who takes them gives it back."""
+    """The waiting records of all assigned partitions, counted in the `share`; who takes them gives it back.
 
-    def __init__(self, share: Share) -> None:
+    `on_turn` is called when a turn begins, with the seconds for which the partition has waited for it.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        on_turn: Callable[[float], None] = lambda _: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._share = share
+        self._on_turn = on_turn
+        self._clock = clock
         self._queues: dict[int, _Queue] = {}
-        self._turns: deque[int] = deque()  # the partitions with waiting records
-        self._last: int | None = None
+        self._turns = Turns()
 
     def __bool__(self) -> bool:
         """Whether any record waits."""
@@ -54,6 +66,15 @@ class FetchBuffer:
         """Return the number of waiting records."""
         return sum(len(queue.records) for queue in self._queues.values())
 
+    def waiting(self, partition: int) -> int:
+        """Return the number of the partition's waiting records."""
+        queue = self._queues.get(partition)
+        return 0 if queue is None else len(queue.records)
+
+    def has_turn(self, partition: int) -> bool:
+        """Whether the next records are taken from this partition."""
+        return self._turns.current == partition
+
     def oldest(self, partition: int) -> SourceRecord | None:
         """Return the partition's first waiting record."""
         queue = self._queues.get(partition)
@@ -62,7 +83,7 @@ class FetchBuffer:
     def assign(self, partitions: Iterable[int]) -> None:
         """Replace the partitions. Waiting records are dropped: they are not committed, and will be read again."""
         former, self._queues = self._queues, {partition: _Queue() for partition in partitions}
-        self._turns = deque()
+        self._turns = Turns()
         for queue in former.values():
             self._share.give_back(queue.bytes)
             queue.room.set()  # a fetch that waits here checks the new queue
@@ -74,39 +95,31 @@ class FetchBuffer:
     def add(self, partition: int, records: Sequence[SourceRecord]) -> None:
         """Queue fetched records; those of a partition that is not assigned are dropped."""
         queue = self._queues.get(partition)
-        if queue is None:
+        if queue is None or not records:
             return
         if not queue.records:
-            self._turns.append(partition)
+            self._turns.join(partition, self._clock())
         size = sum(record.size for record in records)
         queue.records.extend(records)
         queue.bytes += size
         self._share.take(size)
-        if not queue.records:
-            self._turns.remove(partition)
         queue.update()
 
-    def next(self, accepts: Callable[[int], bool], *, stay: bool = False) -> SourceRecord | None:
-        """Take the next record, one partition after the other, skipping partitions for which `accepts` is false.
-
-        `stay`: prefer the partition of the last record, if it has another.
-        """
-        if stay and self._turns and self._turns[-1] == self._last:
-            self._turns.rotate(1)
-        for _ in range(len(self._turns)):
-            partition = self._turns.popleft()
-            if not accepts(partition):
-                self._turns.append(partition)
-                continue
-            queue = self._queues[partition]
-            record = queue.records.popleft()
-            queue.bytes -= record.size
-            queue.update()
-            if queue.records:
-                self._turns.append(partition)
-            self._last = partition
-            return record
-        return None
+    def next(self, accepts: Callable[[int], bool]) -> SourceRecord | None:
+        """Take the next record of the partition whose turn it is; None if `accepts` is false for all that wait."""
+        waited = self._turns.choose(accepts, self._clock())
+        if waited is not None:
+            self._on_turn(waited)
+        partition = self._turns.current
+        if partition is None:
+            return None
+        queue = self._queues[partition]
+        record = queue.records.popleft()
+        queue.bytes -= record.size
+        queue.update()
+        if not queue.records:
+            self._turns.leave()
+        return record
 
     async def room(self, partition: int) -> None:
         """Wait until the partition may be fetched again; forever if it is not assigned."""

@@ -52,14 +52,15 @@ class TaskConfig:
 class Callbacks:
     """The worker's functions that a partition task calls.
 
-    `backlog` returns how many records wait to be taken; the caller that takes the last one calls `flush`. `on_room`:
-    the task may take records again. `on_failure`, once: the partition, and the error that ended its task; the task's
-    state is then ahead of the committed offset and must not be used again. `on_committed`: a committed record, its
-    output, and its score (None: a dead letter). `give_back`: the bytes (SourceRecord.size) of records that the task has
-    released.
+    `waiting` returns how many records of a partition wait to be taken, `has_turn` whether they are taken next; the
+    caller that ends a turn calls `flush`. `on_room`: the task may take records again. `on_failure`, once: the partition,
+    and the error that ended its task; the task's state is then ahead of the committed offset and must not be used again.
+    `on_committed`: a committed record, its output, and its score (None: a dead letter). `give_back`: the bytes
+    (SourceRecord.size) of records that the task has released.
     """
 
-    backlog: Callable[[], int]
+    waiting: Callable[[int], int]
+    has_turn: Callable[[int], bool]
     on_room: Callable[[], None]
     on_failure: Callable[[int, BaseException], None]
     on_committed: Callable[[SourceRecord, OutputRecord, ScoredTrace | None], None] | None = None
@@ -95,7 +96,7 @@ class PartitionTask:
             state,
             metrics,
             config.commit_interval_seconds,
-            backlog=callbacks.backlog,
+            expected=self._expected,
             is_full=lambda: not self.has_room(),
             refuse=self._evaluator.refused_by_topic,
             on_commit=self._on_commit,
@@ -128,11 +129,11 @@ class PartitionTask:
         """Whether another record may be taken. The bound is the changelog's slack: see changelog.py."""
         return len(self) < SLACK and self._bytes < MAX_TASK_BYTES and not self.failed
 
-    def take(self, record: SourceRecord) -> bool:
-        """Admit the partition's next record; return whether it waits for its embedding."""
+    def take(self, record: SourceRecord) -> None:
+        """Admit the partition's next record."""
         if record.offset <= self._taken_to:
             self._callbacks.give_back(record.size)
-            return False  # fetched twice around a rebalance
+            return  # fetched twice around a rebalance
         self._taken_to = record.offset
         self._bytes += record.size
         self._idle.clear()
@@ -140,13 +141,20 @@ class PartitionTask:
         self._taken.append(taken)
         if isinstance(taken.embedding, asyncio.Future):
             taken.embedding.add_done_callback(lambda _: self._advance())
-            return True
-        self._advance()
-        return False
+        else:
+            self._advance()
 
     def flush(self) -> None:
-        """Note that no more records wait to be taken."""
+        """Note that the partition's turn has ended, or that no more records wait to be taken."""
         self._committer.flush()
+
+    def _expected(self) -> int:
+        """Return how many records can still join the batch.
+
+        During the partition's turn these are the waiting ones; after a turn that has left some, those in the embedder.
+        """
+        waiting = self._callbacks.waiting(self.partition)
+        return len(self._taken) if waiting and not self._callbacks.has_turn(self.partition) else waiting
 
     async def drain(self) -> None:
         """Wait until every record taken is committed, or the task has failed."""
@@ -181,7 +189,8 @@ class PartitionTask:
                 if self._config.dead_letter_limit is not None:
                     self._config.dead_letter_limit.record(isinstance(decided.result, InvalidTrace))
                 self._committer.add(decided)
-            if self._committer.batch_is_full() or not self.has_room():
+            ended = not self._taken and not self._callbacks.has_turn(self.partition)
+            if ended or self._committer.batch_is_full() or not self.has_room():
                 self._committer.flush()
         except Exception as error:
             self._fail(error)

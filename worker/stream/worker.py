@@ -71,10 +71,11 @@ class Worker:
             None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered, settings.embed_in_flight)
         )
         budget = Budget(settings.memory_budget_bytes)
-        self._buffer = FetchBuffer(budget.records)
+        self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
         self._publishers = Publishers(settings, client, self._commit_offset)
         callbacks = Callbacks(
-            backlog=self._buffer.__len__,
+            waiting=self._buffer.waiting,
+            has_turn=self._buffer.has_turn,
             on_room=self._room.set,
             on_failure=self._task_failed,
             on_committed=None if status is None else status.committed,
@@ -125,28 +126,30 @@ class Worker:
             await self._take_all()
 
     async def _take_all(self) -> None:
-        """Take records from the fetch buffer, one partition after the other, until none waits.
+        """Take records from the fetch buffer until none waits; turns.py says from which partition.
 
-        A partition keeps its turn as long as none of its records waits for an embedding: its cache, with which every
-        trace is compared, then stays in the CPU cache (25 us per trace instead of 50, measured with four partitions).
+        When a turn ends, the partition commits what it has taken.
         """
         tasks = self._assignment.tasks
-        turn_ends = time.perf_counter() + YIELD_SECONDS
-        stay = False
+        yields = time.perf_counter() + YIELD_SECONDS
+        last: int | None = None
         while self._buffer:
             if self._pool is not None:
                 await self._pool.admission()
-            record = self._buffer.next(self._has_room, stay=stay)
+            record = self._buffer.next(self._has_room)
+            turn = None if record is None else record.partition
+            if turn != last and last in tasks:
+                tasks[last].flush()
+            last = turn
             if record is None:
                 if self._buffer:  # all partitions with waiting records are full: one must commit first
                     self._room.clear()
                     await self._room.wait()
                 continue
-            stay = not tasks[record.partition].take(record)
-            if time.perf_counter() > turn_ends:
+            tasks[record.partition].take(record)
+            if time.perf_counter() > yields:
                 await asyncio.sleep(0)
-                stay = False
-                turn_ends = time.perf_counter() + YIELD_SECONDS
+                yields = time.perf_counter() + YIELD_SECONDS
         for task in tasks.values():
             task.flush()
 

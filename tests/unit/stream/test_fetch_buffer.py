@@ -1,21 +1,35 @@
 """The queues before the lanes: taken in turn, bounded, and dropped when the partition goes."""
 
 import asyncio
-from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
 
 from tests.support.builders import make_record
 from worker.core.records import SourceRecord
 from worker.kafka.budget import Share
 from worker.stream.fetch_buffer import LOW_WATER_BYTES, LOW_WATER_RECORDS, FetchBuffer
+from worker.stream.turns import TURN_SECONDS
+
+
+class Clock:
+    """A clock that only the test moves, s."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def records(partition: int, count: int, size: int = 1, first: int = 0) -> list[SourceRecord]:
     return [make_record(b"x" * size, first + n, partition=partition) for n in range(count)]
 
 
-def intake_of(**counts: int) -> FetchBuffer:
-    """Return an buffer with so many records waiting: intake_of(p0=3, p1=1)."""
-    buffer = FetchBuffer(Share(1 << 40))
+def intake_of(
+    clock: Callable[[], float] = float, on_turn: Callable[[float], None] = lambda _: None, **counts: int
+) -> FetchBuffer:
+    """Return a buffer with so many records waiting: intake_of(p0=3, p1=1). Its time stands still."""
+    buffer = FetchBuffer(Share(1 << 40), on_turn, clock)
     buffer.assign([int(name[1:]) for name in counts])
     for name, count in counts.items():
         buffer.add(int(name[1:]), records(int(name[1:]), count))
@@ -41,37 +55,45 @@ async def has_room(buffer: FetchBuffer, partition: int) -> bool:
     return True
 
 
-async def test_partitions_take_turns_and_each_keeps_its_order() -> None:
-    buffer = intake_of(p0=4, p1=1, p2=2)
-    assert len(buffer) == 7
-    assert take_all(buffer) == [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (0, 2), (0, 3)]
+async def test_a_partition_keeps_its_turn_and_its_order() -> None:
+    buffer = intake_of(p0=2, p1=3, p2=1)
+    assert len(buffer) == 6
+    assert take_all(buffer) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
     assert len(buffer) == 0
     assert buffer.next(everything) is None
 
 
-async def test_who_stays_takes_one_partition_to_its_end_and_then_the_next() -> None:
-    buffer = intake_of(p0=2, p1=3, p2=1)
+async def test_a_turn_ends_with_its_time_while_others_wait() -> None:
+    clock = Clock()
+    waits: list[float] = []
+    buffer = intake_of(clock, waits.append, p0=5, p1=5, p2=0)
     taken = []
-    while (record := buffer.next(everything, stay=True)) is not None:
-        taken.append((record.partition, record.offset))
-    assert taken == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
+    for _ in range(10):
+        taken.append(buffer.next(everything))
+        clock.now += TURN_SECONDS / 2
+    assert [record and record.partition for record in taken] == [0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
+    assert max(waits) == TURN_SECONDS
+    buffer.add(2, records(2, 50))
+    assert all(buffer.next(everything) for _ in range(50))  # alone, it keeps its turn
 
 
-async def test_who_stays_is_refused_like_anybody_and_turns_go_on_after_it() -> None:
-    buffer = intake_of(p0=9, p1=9)
-    first = [buffer.next(everything, stay=True) for _ in range(3)]
-    first.append(buffer.next(lambda partition: partition == 1, stay=True))
-    first += [buffer.next(everything) for _ in range(2)]
-    assert [record and record.partition for record in first] == [0, 0, 0, 1, 0, 1]
-
-
-async def test_a_partition_that_comes_late_gets_its_turn_at_once() -> None:
-    buffer = intake_of(p0=100, p1=0)
-    first = [buffer.next(everything) for _ in range(10)]
-    assert {record.partition for record in first if record} == {0}
-    buffer.add(1, records(1, 3))
-    turns = Counter(record.partition for _ in range(6) if (record := buffer.next(everything)))
-    assert turns == {0: 3, 1: 3}
+async def test_a_partition_that_comes_late_has_the_next_turn_and_cannot_starve_the_others() -> None:
+    clock = Clock()
+    buffer = intake_of(clock, p0=100, p1=100, p2=0, p3=0)
+    turns = []
+    for number in range(40):
+        if number >= 3:  # two partitions with a few records at a time, again and again
+            for late in (2, 3):
+                if not buffer.waiting(late):
+                    buffer.add(late, records(late, 1, first=number))
+        record = buffer.next(everything)
+        assert record is not None
+        turns.append(record.partition)
+        clock.now += TURN_SECONDS
+    assert turns[:5] == [0, 1, 0, 2, 1]
+    for partition in range(4):
+        gaps = [after - before for before, after in pairwise([i for i, turn in enumerate(turns) if turn == partition])]
+        assert max(gaps) <= 4, (partition, turns)
 
 
 async def test_a_refused_partition_is_passed_over_and_keeps_its_records() -> None:
@@ -148,7 +170,7 @@ async def test_clear_drops_the_records_and_keeps_the_partitions() -> None:
     assert await has_room(buffer, 0)
     buffer.add(0, records(0, 2, first=10))
     buffer.add(1, records(1, 1, first=20))
-    assert take_all(buffer) == [(0, 10), (1, 20), (0, 11)]
+    assert take_all(buffer) == [(0, 10), (0, 11), (1, 20)]
 
 
 async def test_assign_starts_anew() -> None:

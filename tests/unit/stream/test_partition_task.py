@@ -102,27 +102,52 @@ async def test_behind_a_backlog_a_batch_lingers_until_the_last_one_is_taken() ->
 async def test_a_linger_ends_with_its_time() -> None:
     stage = TaskHarness(embed=False, commit_interval=0.05)
     stage.waiting = 10**6
-    stage.take(0, 1)
-    await settle()
-    assert stage.publisher.sizes() == [2]  # the last transaction is long ago
-    stage.take(2, 3)
-    await settle()
-    assert stage.publisher.sizes() == [2]
-    await asyncio.sleep(0.2)
-    assert stage.publisher.sizes() == [2, 2]
+    for committed in ([], [2]):
+        stage.take(*range(2 * len(committed), 2 * len(committed) + 2))
+        await settle()
+        assert stage.publisher.sizes() == committed
+        await asyncio.sleep(0.2)
+        assert stage.publisher.sizes() == [*committed, 2]
     await stage.task.close()
 
 
-async def test_no_output_is_held_back_longer_than_those_that_wait_will_take() -> None:
-    stage = TaskHarness(embed=False)
-    stage.take(0)
+async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedder() -> None:
+    stage = TaskHarness()
+    stage.waiting = 10**6
+    stage.take(0, 1, 2)
+    stage.pool.finish(0)
     await settle()
-    stage.waiting = 2  # 20 ms, not the interval
-    stage.take(1)
+    stage.has_turn = False
+    stage.task.flush()
+    await settle()
+    assert stage.publisher.sizes() == []  # two records of the turn are still in the embedder
+    stage.pool.finish(1)
+    await settle()
+    assert stage.publisher.sizes() == []
+    stage.pool.finish(2)
+    await settle()
+    assert stage.publisher.sizes() == [3]
+    await stage.task.close()
+
+
+async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder() -> None:
+    stage = TaskHarness()
+    stage.take(0, 1)
+    stage.has_turn = False
+    stage.pool.finish(0)
     await settle()
     assert stage.publisher.sizes() == [1]
+    await stage.task.close()
+
+
+async def test_no_output_is_held_back_longer_than_the_partition_s_backlog_will_take() -> None:
+    stage = TaskHarness(embed=False)
+    stage.waiting = 2  # 20 ms, not the interval
+    stage.take(0)
+    await settle()
+    assert stage.publisher.sizes() == []
     await asyncio.sleep(0.2)
-    assert stage.publisher.sizes() == [1, 1]
+    assert stage.publisher.sizes() == [1]
     await stage.task.close()
 
 
@@ -154,7 +179,7 @@ async def test_a_drain_does_not_wait_for_more_and_batches_linger_again_after_it(
     await settle()
     stage.pool.finish(1)
     await settle()
-    assert stage.publisher.sizes() == [1]
+    assert stage.publisher.sizes() == []
     drain = asyncio.create_task(stage.task.drain())
     await settle()
     stage.pool.finish(2)
@@ -336,7 +361,8 @@ async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() ->
 
 async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
     stage = TaskHarness(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS))})
-    assert stage.task.take(record(0)) is False
+    stage.task.take(record(0))
+    assert stage.pool.submitted == []
     await stage.task.drain()
     assert stage.publisher.sizes() == [1]
     await stage.task.close()
@@ -346,7 +372,7 @@ async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
 async def test_an_entry_of_another_text_is_no_ready_embedding(hashed: bytes) -> None:
     """The source topic was deleted and recreated: the same ids stand at the same offsets, with other texts."""
     stage = TaskHarness(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS), hashed)})
-    assert stage.task.take(record(0)) is True
+    stage.task.take(record(0))
     assert len(stage.pool.submitted) == 1
     await stage.task.close()
 
