@@ -53,8 +53,8 @@ class Callbacks:
     """The worker's functions that a partition task calls.
 
     `waiting` returns how many records of a partition wait to be taken, `has_turn` whether they are taken next; the
-    caller that ends a turn calls `flush`. `on_room`: the task may take records again. `on_failure`, once: the partition,
-    and the error that ended its task; the task's state is then ahead of the committed offset and must not be used again.
+    caller that ends a turn calls `flush`. `on_room`: the task may take records again. `on_failure`, once: the partition
+    and the error that ended it; the task's state is then ahead of the committed offset and must not be used again.
     `on_committed`: a committed record, its output, and its score (None: a dead letter). `give_back`: the bytes
     (SourceRecord.size) of records that the task has released.
     """
