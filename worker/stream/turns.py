@@ -14,10 +14,14 @@ from collections.abc import Callable
 from typing import Final
 
 TURN_SECONDS: Final = 0.25
-"""The longest turn while another partition waits. At 44 traces a second it has 11 of them.
+"""How long a turn lasts while another partition waits. At 44 traces a second it has 11 of them.
 
 A partition with a backlog waits for at most two turns of each other waiting partition. One that has just received
 records goes before those: it waits for at most two turns of each partition that has just received some too."""
+
+TURN_RECORDS: Final = 8
+LONGEST_TURN_SECONDS: Final = 2.0
+"""A slow embedder lengthens the turn until it has so many records, at most to this time."""
 
 
 class Turns:
@@ -32,7 +36,8 @@ class Turns:
         self._left: deque[int] = deque()
         self._since: dict[int, float] = {}
         self._from_new = False
-        self._ends = 0.0
+        self._began = 0.0
+        self._records = 0
         self.current: int | None = None
         """The partition that has the turn."""
 
@@ -55,7 +60,8 @@ class Turns:
         Return how long it has waited for its turn, s; None if it has had the turn already, or if there is none.
         """
         former = self.current
-        if former is not None and now < self._ends and accepts(former):
+        if former is not None and self._lasts(now) and accepts(former):
+            self._records += 1
             return None
         following = self._following(accepts)
         if following is None and former is not None and accepts(former):
@@ -66,8 +72,12 @@ class Turns:
         self.current = following
         if following is None:
             return None
-        self._ends = now + TURN_SECONDS
+        self._began, self._records = now, 1
         return now - self._since.pop(following)
+
+    def _lasts(self, now: float) -> bool:
+        lasted = now - self._began
+        return lasted < TURN_SECONDS or (self._records < TURN_RECORDS and lasted < LONGEST_TURN_SECONDS)
 
     def _following(self, accepts: Callable[[int], bool]) -> int | None:
         for queue in (self._left, self._new) if self._from_new else (self._new, self._left):
