@@ -19,6 +19,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
+from worker.core.trace import Metadata, Outcome, ReasoningTrace, Step, Task, Tool
+
 LEVELS: Final = ("aggregated", "federated", "private")
 """The values of metadata.privacy_level. Secrets go at every level; `private` keeps what only identifies somebody."""
 
@@ -26,6 +30,9 @@ _PASSWORD_MARKER: Final = "[REDACTED:password]"  # noqa: S105 no password
 
 _SHORTEST: Final = 6
 """Characters of the shortest text in which a pattern finds something: a@b.cc, xoxb-1."""
+
+_SIGNS: Final = re.compile("[-0-9:=@/_AB]")
+"""Whatever a pattern finds has one of these characters; the letters are those of AKIA and Bearer."""
 
 _SPACE: Final = r"\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _BREAK: Final = f"[-.{_SPACE}]"
@@ -45,7 +52,7 @@ class _Rule(NamedTuple):
     kind: str
     hint: str
     pattern: re.Pattern[str]
-    replacement: str
+    replacement: str | Callable[[re.Match[str]], str]
 
 
 def _rule(kind: str, hint: str, pattern: str, kept: str = "") -> _Rule:
@@ -62,11 +69,11 @@ _SECRETS: Final = (
     _rule("api_key", "AKIA", "AKIA[A-Z0-9]{16}"),  # AWS
     _rule("api_key", "kp_", "kp_[a-f0-9]{16,}+"),  # KnowledgePulse
     _rule("api_key", "xox", "xox[bpras]-[A-Za-z0-9-]++"),  # Slack
-    _rule(
+    _Rule(
         "password",
         "",
-        rf"(\b{_ASSIGNED}[{_SPACE}]*+[=:][{_SPACE}]*+)(?!\[(?i:REDACTED)){_PASSWORD}",
-        r"\1",
+        re.compile(rf"(\b{_ASSIGNED}[{_SPACE}]*+[=:][{_SPACE}]*+)(?!\[(?i:REDACTED)){_PASSWORD}", re.ASCII),
+        lambda match: f"{match[1]}{_PASSWORD_MARKER}",
     ),
 )
 
@@ -120,7 +127,7 @@ def _check_level(level: str) -> None:
 
 
 def _redact(text: str, level: str, counts: dict[str, int]) -> str:
-    if len(text) < _SHORTEST:
+    if len(text) < _SHORTEST or not _SIGNS.search(text):
         return text
     text = _apply(_SECRETS, text, counts)
     if level == "private":
@@ -179,13 +186,21 @@ _FREE, _TRACE, _TASK, _SCHEMA = range(4)
 _PLACES: Final = {(_TRACE, "task"): _TASK, (_TASK, "input_schema"): _SCHEMA}
 
 
+_FIELDS: Final[dict[str, tuple[str, dict[str, int], bool]]] = {
+    info.encode_name: (info.encode_name, {}, False)
+    for struct in (ReasoningTrace, Metadata, Task, Step, Tool, Outcome)
+    for info in msgspec.structs.fields(struct)
+}
+"""The names of the schema: cleaned, with their counts, and not password-like."""
+
+
 class _Walk:
     """One pass over a document, without recursion: what JSON parsers read may be deeper than Python's stack."""
 
     def __init__(self, level: str) -> None:
         self.counts: Counter[str] = Counter()
         self._level = level
-        self._names: dict[str, tuple[str, dict[str, int], bool]] = {}  # an array repeats its objects' names
+        self._names: dict[str, tuple[str, dict[str, int], bool]] = dict(_FIELDS)  # most names are repeated
         self._pending: list[tuple[Any, Any, int]] = []
 
     def cleaned(self, document: dict[str, Any]) -> dict[str, Any]:
