@@ -1,7 +1,7 @@
 """Redaction: secrets and personal data in a text, and in a trace document, become markers such as [REDACTED:email].
 
 Lives here: the patterns, their order, and which strings of a document are cleaned. Must not live here: which outputs
-are redacted (documents.py, KP_REDACT), JSON's bytes, metrics.
+are redacted (documents.py, KP_REDACT), metrics.
 
 `redact_text` gives, character by character, what the KnowledgePulse SDK's cleaner gives. The SDK's patterns are
 JavaScript's: case is ignored in ASCII only, a word is [0-9A-Za-z_], white space includes U+00A0 and U+FEFF, and a
@@ -21,10 +21,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from worker.core.trace import Metadata, Outcome, ReasoningTrace, Step, Task, Tool
+from worker.core.trace import InvalidTrace, Metadata, Outcome, Reason, ReasoningTrace, Step, Task, Tool
 
 LEVELS: Final = ("aggregated", "federated", "private")
 """The values of metadata.privacy_level. Secrets go at every level; `private` keeps what only identifies somebody."""
+
+TYPES: Final = ("connection_string", "bearer_token", "api_key", "password", "email", "phone", "ip", "filepath")
+"""Types of markers, in the order of their patterns."""
 
 _PASSWORD_MARKER: Final = "[REDACTED:password]"  # noqa: S105 no password
 
@@ -98,8 +101,7 @@ _PASSWORD_NAME: Final = re.compile(r"(?i:passw(?:or)?d|secret|token|api[\W_]?key
 def redact_text(text: str, level: str) -> tuple[str, dict[str, int]]:
     """Return the text with a marker in place of each secret, and how many markers of each type were set.
 
-    `level` is one of LEVELS. Types: connection_string, bearer_token, api_key, password, email, phone, ip, filepath.
-    Raises ValueError for another level.
+    `level` is one of LEVELS, the types are among TYPES. Raises ValueError for another level.
     """
     _check_level(level)
     counts: dict[str, int] = {}
@@ -119,6 +121,24 @@ def redact_document(document: dict[str, Any], level: str) -> tuple[dict[str, Any
     _check_level(level)
     walk = _Walk(level)
     return walk.cleaned(document), dict(walk.counts)
+
+
+def redact_json(raw: bytes) -> tuple[bytes, dict[str, int]]:
+    """Return a trace document as JSON without secrets, and how many markers of each type were set.
+
+    The level is the document's own metadata.privacy_level, or `aggregated` where that is none of LEVELS. The document
+    is written anew, so nothing stays in an earlier value of a duplicate key; numbers keep their spelling. Raises
+    InvalidTrace for what is no JSON object.
+    """
+    try:
+        document = _decoder.decode(raw)
+        metadata = document.get("metadata")
+        level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
+        cleaned, counts = redact_document(document, level if level in LEVELS else LEVELS[0])
+        return msgspec.json.encode(cleaned), counts
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # without the library's message, which may quote the text
+        raise InvalidTrace(Reason.NOT_JSON, "", "cannot be redacted; send one JSON object") from None
 
 
 def _check_level(level: str) -> None:
@@ -179,6 +199,8 @@ def _country_code(text: str, done: int, start: int) -> int:
     before = _COUNTRY_CODE.search(text, max(done, start - 4), start)
     return start if before is None else before.start()
 
+
+_decoder: Final = msgspec.json.Decoder(dict[str, Any], float_hook=lambda number: msgspec.Raw(number.encode()))
 
 _FREE, _TRACE, _TASK, _SCHEMA = range(4)
 """Where a value is: anywhere, or it is the document, its task, or the task's input_schema (or inside that)."""

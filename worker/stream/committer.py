@@ -161,5 +161,7 @@ class Committer:
             else:
                 decisions[decided.output.kind, result.profile] += 1
                 metrics.score.observe(result.score)
+                for kind, count in (decided.output.redactions or {}).items():
+                    metrics.redactions.labels(kind).inc(count)
         for labels, count in decisions.items():
             metrics.traces.labels(*labels).inc(count)
