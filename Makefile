@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast browser-test check deploy-check snippet-check dist image image-test fuzz soak bench lock clean
+.PHONY: help setup setup-model demo test test-fast browser-test check deploy-check snippet-check dist image image-test fuzz fuzz-redaction soak bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -82,6 +82,9 @@ image-test: $(READY) ## Build the image with Docker, or buildah as root, and sco
 
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}
+
+fuzz-redaction: $(READY) ## 200,000 texts through the redaction and a slow reading of its rules, and its speed on hostile texts
+	$(BIN)/python -m tests.fuzz_redaction --texts 200000 --seed $${SEED:-1}
 
 soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in)
 	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30} $(ARGS)

@@ -89,6 +89,22 @@ def run() -> None:
     run_worker(settings)
 
 
+@cli.command(cls=_RunCommand)
+@settings_options
+def contribute() -> None:
+    """Post accepted traces to the registry until SIGTERM or Ctrl-C, redacted, each once.
+
+    Needs KP_REGISTRY_URL, and KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY. Exit codes: 0 stopped on request, what was in
+    flight is finished; 1 failed, a restart continues; 2 the settings or the topics are wrong, or the registry does not
+    accept the key.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    settings = read_settings()
+    from worker.contribute.process import main as run_contribute
+
+    run_contribute(settings)
+
+
 def _as_json(wanted: bool | None) -> bool:
     """Whether to write JSON: as requested, otherwise if standard output is not a terminal."""
     return not sys.stdout.isatty() if wanted is None else wanted

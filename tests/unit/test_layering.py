@@ -28,10 +28,11 @@ ROOMS = {
     "kafka": {"config", "core"},
     "observe": {"config", "core"},
     "stream": {"config", "core", "embed", "kafka", "observe"},
+    "contribute": {"config", "core", "kafka", "observe"},
     "broker": set[str](),
     "registry": {"core"},
     "commands": {"broker", "config", "core", "embed", "kafka", "observe", "registry"},
-    "cli": {"broker", "commands", "config", "core", "embed", "kafka", "observe", "registry", "stream"},
+    "cli": {"broker", "commands", "config", "contribute", "core", "embed", "kafka", "observe", "registry", "stream"},
     "__main__": {"cli"},
     "__init__": {"core"},
     "version": set[str](),
@@ -40,11 +41,12 @@ ROOMS = {
 HOMES = (
     {
         # library: the rooms (or modules) that may import it
-        "aiokafka": {"kafka", "stream", "commands"},
+        "aiokafka": {"kafka", "stream", "commands", "contribute"},
         "faust": {"stream.worker", "stream.faust_consumer"},
         "mode": {"stream.faust_consumer"},
         "cramjam": {"kafka.unpack"},
-        "aiohttp": {"observe.http_server", "registry.app", "commands.registry"},
+        "aiohttp": {"observe.http_server", "contribute.registry_client", "registry.app", "commands.registry"},
+        "yarl": {"contribute.registry_client"},
         "prometheus_client": {"observe", "commands.demo_worker"},
         "pydantic": {"config"},
         "pydantic_settings": {"config"},
@@ -64,6 +66,7 @@ TABLES = {
     # plain tables may be longer: one row a setting, one row a metric
     "config.settings": {"Settings"},
     "observe.metrics": {"Metrics", "__init__"},
+    "observe.contribute_metrics": {"__init__"},
 }
 
 SAME_NAMES = {
@@ -98,6 +101,7 @@ OF_OTHERS = {
     ("cli", "_exit"),  # os
     ("commands.doctor", "_exit"),
     ("stream.faust_consumer", "_stopped"),  # Faust's fetcher
+    ("contribute.process", "_exit"),  # os
     ("stream.process", "_exit"),  # os
 }
 

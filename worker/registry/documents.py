@@ -43,8 +43,8 @@ def _known(value: Any, kind: Any) -> Any:
     types = get_args(kind) if get_origin(kind) is not None else ()
     if isinstance(value, dict):
         struct = next((each for each in (kind, *types) if isinstance(each, type) and issubclass(each, Struct)), None)
-        if struct is None:  # free contents: every member counts
-            return value
+        if struct is None:  # free contents: every member counts but this one, which is special in JavaScript
+            return {name: part for name, part in value.items() if name != "__proto__"}
         fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
         return {name: _known(part, fields[name]) for name, part in value.items() if name in fields}
     if isinstance(value, list):
