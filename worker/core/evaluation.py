@@ -66,9 +66,9 @@ class Evaluation:
         """Advance stream time and find the nearest live neighbour of the vector, shape (dimensions,)."""
         return self._scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._config.event_time))
 
-    def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
+    def decide(self, record: SourceRecord, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
         """Score the trace, and add its vector to the cache."""
-        return self._scorer.decide(trace, comparison)
+        return self._scorer.decide(trace, comparison, record.offset)
 
     def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
         """Build the accepted or rejected record."""
@@ -78,5 +78,5 @@ class Evaluation:
         self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None
     ) -> tuple[ScoredTrace, OutputRecord]:
         """Score the partition's next trace; return its score and the record to publish."""
-        scored = self.decide(trace, self.compare(record, trace, vector))
+        scored = self.decide(record, trace, self.compare(record, trace, vector))
         return scored, self.document(record, scored)
