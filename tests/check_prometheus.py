@@ -137,6 +137,7 @@ def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> I
             "KP_DEAD_LETTER_TOPIC": f"{topic}.dead-letter",
             "KP_CREATE_TOPICS": "true",
             "KP_CACHE_MAX_ELEMENTS": "50",
+            "KP_THRESHOLD": "0.6",  # whatever the novelty of these texts, half of them are accepted
             "KP_HTTP_PORT": str(port),
         }
         with (
