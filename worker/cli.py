@@ -230,6 +230,64 @@ def broker(port: int | None, data_dir: Path | None) -> None:
 
 
 @cli.command()
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on [a free one].")
+@click.option(
+    "--data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep units, keys and 429s in this file, SQLite [in memory].",
+)
+@click.option("--key", metavar="kp_...", help="The agent's key [a new one].")
+@click.option("--agent", metavar="NAME", help="The agent that has the key [kp:agent:stand-in].")
+@click.option(
+    "--tier",
+    type=click.Choice(["free", "pro", "enterprise"]),
+    default="free",
+    show_default=True,
+    help="30, 200 or 2000 POSTs a minute.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="POSTs a minute, and 5 N GETs, instead of a tier's.")
+@click.option("--idempotency/--no-idempotency", default=True, show_default=True, help="Whether Idempotency-Key counts.")
+@click.option("--latency", type=click.FloatRange(0), default=0.0, metavar="S", help="Seconds that each answer takes.")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="KIND=SHARE",
+    help="Share of faulty answers: error, slow, reset, html, truncated or redirect; may be repeated.",
+)
+@click.option(
+    "--faults-after",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="Share of the faults that come after the request had its effect.",
+)
+@click.option("--slow-seconds", type=click.FloatRange(0), default=30.0, show_default=True, help="How slow slow is.")
+@click.option("--seed", type=int, help="Of the faults.")
+def registry(
+    key: str | None, faults: tuple[str, ...], limit: int | None, tier: str, idempotency: bool, latency: float,
+    faults_after: float, slow_seconds: float, seed: int | None, **given: Any,
+) -> None:  # fmt: skip
+    """Run a stand-in for the KnowledgePulse registry on loopback until Ctrl-C, to try things out.
+
+    It answers as the registry does, with its rate limits, and revokes a key with the third 429 within an hour.
+    """
+    from worker.commands.registry import READS_FOR_A_WRITE, StandIn, checked_key, parse_faults, run_registry
+    from worker.registry.app import RegistryOptions
+    from worker.registry.faults import Faults
+    from worker.registry.limits import Tier
+
+    try:
+        chosen = Faults(parse_faults(faults), faults_after, slow_seconds, seed)
+    except ValueError as error:
+        raise ArgumentError("--fault", str(error)) from None
+    options = RegistryOptions(idempotency, latency, chosen)
+    limits = tier if limit is None else Tier(limit, READS_FOR_A_WRITE * limit)
+    known = {name: value for name, value in given.items() if value is not None}
+    sys.exit(run_registry(StandIn(key=checked_key(key), tier=limits, options=options, **known)))
+
+
+@cli.command()
 @click.argument("trace", type=click.Path(allow_dash=True))  # a shell completes files; an id passes, too
 @click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
 @click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to use, from 0 to 2.")

@@ -169,6 +169,7 @@ COMMANDS: dict[str, list[str]] = {
     "a setting": ["topics"],
     "doctor: a setting": ["doctor"],
     "run: a setting": ["run"],
+    "registry: a fault": ["registry", "--fault", EVIL],
     "evaluate": ["evaluate", "{scored}", "--label", EVIL],
     "evaluate: no file": ["evaluate", f"/nowhere/{EVIL}", "--label", "id"],
     "evaluate: a grid": ["evaluate", "{scored}", "--label", "id", "--grid", EVIL],
