@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast browser-test check deploy-check snippet-check dist image image-test fuzz fuzz-redaction soak bench lock clean
+.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check snippet-check dist image image-test fuzz fuzz-redaction soak bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -88,6 +88,9 @@ fuzz-redaction: $(READY) ## 200,000 texts through the redaction and a slow readi
 
 soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in)
 	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30} $(ARGS)
+
+contribute-crash: $(READY) ## Kill contribute and restart a faulty registry while 10,000 traces are posted, with and without an idempotency store (ARGS=--traces=1000)
+	$(BIN)/python -m tests.contribute_crash $(ARGS)
 
 bench: $(MODEL) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)

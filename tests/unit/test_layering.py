@@ -31,7 +31,7 @@ ROOMS = {
     "contribute": {"config", "core", "kafka", "observe"},
     "broker": set[str](),
     "registry": {"core"},
-    "commands": {"broker", "config", "core", "embed", "kafka", "observe", "registry"},
+    "commands": {"broker", "config", "contribute", "core", "embed", "kafka", "observe", "registry"},
     "cli": {"broker", "commands", "config", "contribute", "core", "embed", "kafka", "observe", "registry", "stream"},
     "__main__": {"cli"},
     "__init__": {"core"},

@@ -7,19 +7,20 @@ Lives here: what is done with a record, and what is committed then. Must not liv
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from worker.contribute.cleaning import clean_words
-from worker.contribute.delivery import Delivered, Delivery
+from worker.contribute.delivery import Delivered, Delivery, DeniedError
 from worker.contribute.gateway import Gateway
 from worker.contribute.outputs import receipt, refused_record
-from worker.contribute.receipts import ReceiptPublisher
+from worker.contribute.receipts import ReceiptPublisher, ReceiptQueue
 from worker.contribute.unit import Gate, Refusal, Skip, Unit, unit_from
-from worker.contribute.waiting import Stop
+from worker.contribute.waiting import Stop, StoppedError
 from worker.core.records import Fault, OutputRecord, SourceRecord
 from worker.core.trace import Limits
 from worker.observe.contribute_metrics import ContributeMetrics
@@ -33,7 +34,7 @@ MAX_RECORDS = 50
 
 @dataclass(eq=False)
 class ContributePartition:
-    """The work on one assigned partition. `next_offset`: of the record that comes next."""
+    """The work on one assigned partition. `next_offset`: the committed one. `idle`: nothing waits."""
 
     tp: TopicPartition
     consumer: AIOKafkaConsumer
@@ -46,58 +47,59 @@ class ContributePartition:
     next_offset: int = 0
     idle: bool = False
     stop: Stop = field(default_factory=Stop)
-    _skipped: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._receipts = ReceiptQueue(self.publisher, lambda: limited_metadata(self.gateway.limited_at))
 
     async def run(self) -> None:
-        """Work until stopped. Raises StoppedError, between records and with all done work committed."""
+        """Work until stopped. Raises StoppedError, when all that was done is committed."""
         try:
             while True:
                 self.stop.check()
                 found = await self.consumer.getmany(self.tp, timeout_ms=POLL_MS, max_records=MAX_RECORDS)
                 records = found.get(self.tp, [])
-                self.idle = not records
+                if not records:
+                    await self._receipts.flush()
+                    self.idle = True
                 for record in records:
+                    self.idle = False
                     self.stop.check()
                     await self._handle(record)
-                if self._skipped:
-                    await self._commit(None)
-        finally:
-            self.idle = False
+        except (StoppedError, DeniedError):
+            await self._receipts.flush()
+            raise
 
     async def _handle(self, record: ConsumerRecord) -> None:
         source = _source(record)
         work = _unreadable(source.fault) if source.fault else unit_from(record.value, self.gate, self.limits)
         if isinstance(work, Skip):
-            self._skipped[work.reason] += 1
-            self.next_offset = record.offset + 1
+            await self._done(record, None, self.metrics.skipped.labels(work.reason).inc)
             return
-        self.next_offset = record.offset
         if isinstance(work, Unit):
-            result = await self.delivery.deliver(work, self.stop, self._remember_429)
+            result = await self.delivery.deliver(work, self.stop, partial(self._remember_429, record.offset))
             if isinstance(result, Delivered):
-                await self._commit(receipt(source, work, result.status, result.time), record.offset + 1)
-                self._count(work, result)
+                output = receipt(source, work, result.status, result.time)
+                await self._done(record, output, partial(self._count, work, result))
                 return
             work = result
-        await self._commit(refused_record(source, work), record.offset + 1)
-        self.metrics.refused.labels(work.reason).inc()
+        await self._done(record, refused_record(source, work), self.metrics.refused.labels(work.reason).inc)
         log.warning(
             "refused for good: %s%s", work.message, f" {work.issues}" if work.issues else "",
             extra={"topic": source.topic, "partition": source.partition, "offset": source.offset,
                    "reason": work.reason, "path": work.path},
         )  # fmt: skip
 
-    async def _remember_429(self) -> None:
-        """Commit the time of the 429 with the same offset: a process that takes over must wait, too."""
-        await self._commit(None)
+    async def _done(self, record: ConsumerRecord, output: OutputRecord | None, count: Callable[[], None]) -> None:
+        def committed() -> None:
+            self.next_offset = record.offset + 1
+            count()
 
-    async def _commit(self, output: OutputRecord | None, next_offset: int | None = None) -> None:
-        if next_offset is not None:
-            self.next_offset = next_offset
-        await self.publisher.commit(output, self.next_offset, limited_metadata(self.gateway.limited_at))
-        for reason, number in self._skipped.items():
-            self.metrics.skipped.labels(reason).inc(number)
-        self._skipped.clear()
+        await self._receipts.add(output, record.offset + 1, committed)
+
+    async def _remember_429(self, offset: int) -> None:
+        """Commit the time of the 429: a process that takes over must wait, too."""
+        await self._receipts.add(None, offset, lambda: None)
+        await self._receipts.flush()
 
     def _count(self, unit: Unit, result: Delivered) -> None:
         (self.metrics.posted if result.status == 201 else self.metrics.found).inc()
