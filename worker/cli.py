@@ -573,11 +573,13 @@ def tail(
 )
 @click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
 @click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
+@click.option("--refused", is_flag=True,
+              help="Traces that the registry refused, from <accepted>.refused to the accepted topic.")  # fmt: skip
 @click.option("--execute", is_flag=True, help="Send them; without this option, only show what would be done.")
 @settings_options
 def redrive(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
-    max_redrives: int, to_source: bool, to_file: Path | None, execute: bool,
+    max_redrives: int, to_source: bool, to_file: Path | None, refused: bool, execute: bool,
 ) -> None:  # fmt: skip
     """Send dead letters back to the source topic, each exactly once, or write them to a file.
 
@@ -588,21 +590,25 @@ def redrive(
     if to_source and to_file is not None:
         raise click.UsageError("--to-source and --to-file cannot be used together")
     settings = read_settings()
-    selection = _selection(reasons, since, until, partition, offset)
-    from worker.commands.redrive import run_redrive
+    selection = _selection(reasons, since, until, partition, offset, refused=refused)
+    from worker.commands.redrive import for_refused, run_redrive
 
+    settings = for_refused(settings) if refused else settings
     sys.exit(run_redrive(settings, selection, max_redrives=max_redrives, to_file=to_file, execute=execute))
 
 
 def _selection(
-    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None
-) -> Selection:
+    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
+    *, refused: bool,
+) -> Selection:  # fmt: skip
     from worker.commands.redrive_selection import Selection, parse_offsets, parse_time
     from worker.core.trace import Reason
+    from worker.observe.contribute_metrics import REFUSAL_REASONS
 
+    allowed = REFUSAL_REASONS if refused else tuple(Reason)
     for reason in reasons:
-        if reason not in set(Reason):
-            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(Reason)}")
+        if reason not in allowed:
+            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(allowed)}")
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets are per partition")
     now_ms = round(time.time() * 1000)

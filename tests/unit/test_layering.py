@@ -58,7 +58,7 @@ HOMES = (
         "cramjam": {"kafka.unpack"},
         "aiohttp": {"observe.http_server", "contribute.registry_client", "registry.app", "commands.registry"},
         "yarl": {"contribute.registry_client"},
-        "prometheus_client": {"observe", "commands.demo_worker"},
+        "prometheus_client": {"observe", "commands.demo_worker", "commands.doctor_registry"},
         "pydantic": {"config"},
         "pydantic_settings": {"config"},
         "click": {"cli", "commands.completion", "commands.console"},
