@@ -12,14 +12,12 @@ import itertools
 import json
 import math
 import re
-import socket
 import subprocess
 import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, unique
 from tests.support.monitoring import RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
 from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.broker.ports import free_ports
 
 LOAD_SECONDS = 20.0
 """Enough scrapes for every rate; the first seconds belong to the start of the worker."""
@@ -39,17 +38,11 @@ SLOW_MACHINE = {"KpLatencyBudgetBurnFast", "KpLatencyBudgetBurnSlow"}
 """May fire here as well: the check shares its cores with Kafka and Prometheus."""
 
 
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Prometheus:
     """A Prometheus that scrapes one port twice a second, with the product's rules; alerts wait 1 s before they fire."""
 
     def __init__(self, directory: Path, target: int) -> None:
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
         (directory / "rules.yaml").write_text(re.sub(r"\bfor: \w+", "for: 1s", RULES.read_text("utf-8")))
         config = {
             "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"},
@@ -124,7 +117,7 @@ def load(bootstrap: str, topic: str, stop: threading.Event) -> None:
 @pytest.fixture(scope="module")
 def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     directory = tmp_path_factory.mktemp("prometheus")
-    topic, port = unique("traces"), free_port()
+    topic, port = unique("traces"), free_ports(1)[0]
     create_topics(kafka.bootstrap_servers, {topic: 2})
     prometheus = Prometheus(directory, port)
     stop = threading.Event()

@@ -120,16 +120,18 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Outp
 @click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "none"]),
               help="Overrides KP_EMBEDDER.")  # fmt: skip
 @click.option("--model", shell_complete=complete_directory, help="Overrides KP_MODEL.")
+@click.option("--redact", type=click.Choice(["off", "accepted", "all"]), help="Overrides KP_REDACT.")
 @settings_options
 def score(
-    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None
-) -> None:
+    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None,
+    redact: str | None,
+) -> None:  # fmt: skip
     """Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition.
 
     Settings come from the environment (kp-worker run --help). Exit code 0 also with dead letters: they are counted in
     the summary on standard error.
     """
-    settings = read_settings(embedder=embedder, model=model)
+    settings = read_settings(embedder=embedder, model=model, redact=redact)
     from worker.commands.score import run_score
 
     run_score(file, output, dead_letters, settings)
@@ -497,19 +499,23 @@ def whatif(
 )  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most traces per second.")
 @click.option("--no-validate", is_flag=True, help="Send every line without validation.")
+@click.option("--redact", is_flag=True, help="Replace secrets and personal data by markers before sending.")
 @settings_options
-def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool) -> None:
+def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool, redact: bool) -> None:
     """Publish the traces of a JSON Lines file to the source topic.
 
     FILE may be - for standard input, or the word samples for the traces of the demo. Lines that are not a valid trace
-    are named and not sent. Exit codes: 0 all sent; 1 some refused, or not all could be sent; 2 wrong settings or topic.
+    are named and not sent. With --redact the worker scores the texts with their markers.
+
+    Exit codes: 0 all sent; 1 some refused, or not all could be sent; 2 wrong settings or topic.
     """
     settings = read_settings()
     from worker.commands.publish import run_publish
 
     code = run_publish(
-        file, settings, topic=topic or settings.source_topic, key=key, rate=rate, validate=not no_validate
-    )
+        file, settings, topic=topic or settings.source_topic, key=key, rate=rate, validate=not no_validate,
+        redact=redact,
+    )  # fmt: skip
     sys.exit(code)
 
 

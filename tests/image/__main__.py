@@ -20,8 +20,9 @@ from typing import Any, Final
 from tests.image.engines import Engine, EngineError, find_engine
 from tests.support.builders import read_jsonl
 from tests.support.chaos import LINES, wait_until
-from tests.support.kafka_fixtures import WorkerProcess, _free_port, consume_all, create_topics, produce
+from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
 from worker.broker.embedded_kafka import BrokerError, EmbeddedKafka
+from worker.broker.ports import free_ports
 
 TRACES: Final = 60
 PATIENCE_S: Final = 120.0
@@ -118,7 +119,7 @@ def check_run(check: Checks, engine: Engine, tag: str, bootstrap: str, log: Path
         "KP_BOOTSTRAP_SERVERS": bootstrap,
         "KP_CREATE_TOPICS": "true",
         "KP_HTTP_HOST": "127.0.0.1",
-        "KP_HTTP_PORT": str(_free_port()),
+        "KP_HTTP_PORT": str(free_ports(1)[0]),
     }
     began = time.monotonic()
     with Container(engine, tag, env, log) as worker:

@@ -12,7 +12,6 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from aiokafka.errors import for_code
 from prometheus_client.parser import text_string_to_metric_families
 
 from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.broker.ports import free_ports
 
 __all__ = [
     "Record",
@@ -204,12 +204,6 @@ def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
     return asyncio.run(committed_async(bootstrap, group, topic))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class LoggedProcess:
     """Run `python -m module` with this environment, its output in a file. close() kills it, by its own pid only."""
 
@@ -268,7 +262,7 @@ class WorkerProcess(LoggedProcess):
             handle, name = tempfile.mkstemp(prefix="kp-worker-", suffix=".log")
             os.close(handle)
             log_path = Path(name)
-        self.http_port = int(env.get("KP_HTTP_PORT") or _free_port())
+        self.http_port = int(env.get("KP_HTTP_PORT") or free_ports(1)[0])
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
         super().__init__(module, args, {**inherited, **env, "KP_HTTP_PORT": str(self.http_port)}, log_path)
 

@@ -1,4 +1,4 @@
-"""Ports on which a node can listen, now and after a restart."""
+"""Ports on which a process can listen, now and after a restart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from worker.broker.kafka_jars import BrokerError
 
 HOST = "127.0.0.1"
 # Below the ephemeral ranges of Linux (32768-) and macOS (49152-): there an outgoing connection could take the
-# port of a node that is down, and the node could not restart.
+# port before the process listens, or while a node is down.
 PORT_RANGE = range(20_000, 32_000)
 
 
@@ -25,7 +25,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a broker can listen on the port."""
+    """Return whether a process can listen on the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the broker does: TIME_WAIT is free
         try:

@@ -9,7 +9,6 @@ import contextlib
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from worker.broker.ports import free_ports
 from worker.config import PREFIX, Settings
 from worker.observe.metrics import quantile
 
@@ -42,7 +42,7 @@ class DemoWorker:
     """The worker as a child process, with its log in `directory`."""
 
     def __init__(self, bootstrap: str, http_port: int | None, directory: Path, settings: Settings) -> None:
-        self.port = http_port or _free_port()
+        self.port = http_port or free_ports(1)[0]
         self.log = directory / "worker.log"
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -119,12 +119,6 @@ class DemoWorker:
                     lag += sample.value
         p50, p99 = quantile(buckets, 0.5) * 1000, quantile(buckets, 0.99) * 1000
         return f"evaluation p50 {p50:.3g} ms, p99 {p99:.3g} ms, consumer lag {lag:.0f}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _environment(bootstrap: str, port: int, settings: Settings) -> dict[str, str]:

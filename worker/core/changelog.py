@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from worker.core.novelty import Vector
+from worker.core.novelty import Label, Vector
 from worker.core.passes import (
     MARKER_KEY,
     NO_PASS,
@@ -79,6 +79,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     pass_number: int | None = None
     text_hash: bytes = b""
     agent_id: str = ""
+
+    def label(self) -> Label:
+        """Return where the entry comes from."""
+        return Label(self.trace_id, self.agent_id, self.source_offset)
 
     def array(self) -> Vector:
         """Return the vector, shape (dimensions,)."""
@@ -211,9 +215,9 @@ class Restored:
     begins: str | None = None
     problem: str = ""
 
-    def cache(self) -> list[tuple[int, int, str, Vector]]:
+    def cache(self) -> list[tuple[int, int, str | Label, Vector]]:
         """Return the cache's entries in the form that PartitionScorer.restore expects."""
-        return [(it.sequence, it.stream_time_ms, it.trace_id, it.array()) for it in self.entries]
+        return [(it.sequence, it.stream_time_ms, it.label(), it.array()) for it in self.entries]
 
 
 class _Live:

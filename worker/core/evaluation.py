@@ -20,11 +20,12 @@ from worker.core.trace import InvalidTrace, Limits, Reason, ReasoningTrace, pars
 
 @dataclass(frozen=True, slots=True)
 class EvaluationConfig:
-    """The settings: limits, which time counts (KP_EVENT_TIME), and what a document contains."""
+    """The settings: limits, which time counts (KP_EVENT_TIME), what a document contains, and which are redacted."""
 
     limits: Limits
     event_time: str = "created_at"
     output_embedding: bool = False
+    redact: str = "off"
 
 
 def _check_size(record: SourceRecord, limits: Limits) -> None:
@@ -66,17 +67,18 @@ class Evaluation:
         """Advance stream time and find the nearest live neighbour of the vector, shape (dimensions,)."""
         return self._scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._config.event_time))
 
-    def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
+    def decide(self, record: SourceRecord, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
         """Score the trace, and add its vector to the cache."""
-        return self._scorer.decide(trace, comparison)
+        return self._scorer.decide(trace, comparison, record.offset)
 
     def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
         """Build the accepted or rejected record."""
-        return scored_record(record, scored, self._identity, embedding=self._config.output_embedding)
+        config = self._config
+        return scored_record(record, scored, self._identity, embedding=config.output_embedding, redact=config.redact)
 
     def evaluate(
         self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None
     ) -> tuple[ScoredTrace, OutputRecord]:
         """Score the partition's next trace; return its score and the record to publish."""
-        scored = self.decide(trace, self.compare(record, trace, vector))
+        scored = self.decide(record, trace, self.compare(record, trace, vector))
         return scored, self.document(record, scored)

@@ -5,13 +5,14 @@ time is an argument, always stream time in milliseconds since 1970.
 
 Memory is a ring: the entry with sequence number s is in row s % max_elements. Rows, and with them the shape of the
 matrix product, depend on the sequence number alone, so that a cache restored from the changelog computes the same bits
-as one that was never interrupted.
+as one that was never interrupted. So an entry that is forgotten leaves a gap: its row is never compared, and the other
+entries stay in their rows and live as long as they would have lived beside it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,6 +25,14 @@ UNIT_TOLERANCE: Final = 2e-7
 
 Rounding a unit vector to float32 changes its length by at most 6e-8, so `unit` is idempotent: a vector read back from
 the changelog keeps its bits. A larger tolerance would add the embedder's own rounding to the similarity."""
+
+
+class Label(NamedTuple):
+    """Where an entry comes from: its trace's id, the agent's id, and the source offset (None outside Kafka)."""
+
+    trace_id: str
+    agent_id: str = ""
+    offset: int | None = None
 
 
 class Neighbour(NamedTuple):
@@ -61,6 +70,9 @@ def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
     return (wide / length).astype(np.float32)
 
 
+_NO_LABEL: Final = Label("")
+
+
 class VectorCache:
     """At most `max_elements` vectors; the oldest is evicted first, and each lives while now - its time < `ttl_ms`.
 
@@ -81,19 +93,20 @@ class VectorCache:
         self._vectors = np.zeros((rows, dimensions), dtype=np.float32)
         self._similarities = np.zeros(rows, dtype=np.float32)
         self._times = [0] * max_elements
-        self._ids = [""] * max_elements
+        self._labels = [_NO_LABEL] * max_elements
         self.clear()
 
     def clear(self) -> None:
         """Forget every entry, the time and the eviction counts."""
-        self._oldest = self._next = 0  # sequence numbers: live entries are oldest <= s < next
+        self._oldest = self._next = 0  # sequence numbers: live entries are oldest <= s < next, except the gaps
+        self._gaps: set[int] = set()
         self._now: int | None = None
         self.expired = 0
         self.displaced = 0
 
     def __len__(self) -> int:
         """Return the number of live entries at the latest time seen."""
-        return self._next - self._oldest
+        return self._next - self._oldest - len(self._gaps)
 
     @property
     def next_sequence(self) -> int:
@@ -112,8 +125,7 @@ class VectorCache:
             if self.ttl_ms is not None:
                 dead_before = now_ms - self.ttl_ms
                 while self._oldest < self._next and self._times[self._oldest % self.max_elements] <= dead_before:
-                    self._oldest += 1
-                    self.expired += 1
+                    self.expired += self._drop_oldest()
         return self._now
 
     def add(self, vector: npt.ArrayLike, now_ms: int = 0, trace_id: str = "") -> int:
@@ -121,7 +133,7 @@ class VectorCache:
 
         Raises ValueError for a wrong dimension or values that are not finite; the cache is then unchanged.
         """
-        return self.add_unit(unit(vector, self.dimensions), now_ms, trace_id)
+        return self.add_unit(unit(vector, self.dimensions), now_ms, Label(trace_id))
 
     def max_cosine_similarity(self, vector: npt.ArrayLike, now_ms: int = 0) -> float:
         """Return the greatest cosine similarity to a live entry, 0.0 if there is none.
@@ -139,10 +151,12 @@ class VectorCache:
 
     def nearest_unit(self, query: Vector) -> Neighbour | None:
         """Do `nearest` at the current time, for a vector that `unit` returned."""
-        if self._oldest == self._next:
+        if not len(self):
             return None
         used = -(-min(self._next, self.max_elements) // 8) * 8
         similarities = np.dot(self._vectors[:used], query, out=self._similarities[:used])
+        if self._gaps:
+            similarities[[sequence % self.max_elements for sequence in self._gaps]] = -np.inf
         first, end = self._oldest % self.max_elements, self._next % self.max_elements
         if first < end:
             row = first + int(similarities[first:end].argmax())
@@ -152,43 +166,79 @@ class VectorCache:
                 younger = int(similarities[:end].argmax())
                 if similarities[younger] > similarities[row]:
                     row = younger
-        return Neighbour(self._ids[row], max(-1.0, float(similarities[row])))
+        return Neighbour(self._labels[row].trace_id, max(-1.0, float(similarities[row])))
 
-    def add_unit(self, vector: Vector, now_ms: int, trace_id: str) -> int:
+    def add_unit(self, vector: Vector, now_ms: int, label: Label) -> int:
         """Do `add` for a vector that `unit` returned."""
         now = self.advance(now_ms)
         if self._next - self._oldest == self.max_elements:
-            self._oldest += 1
-            self.displaced += 1
+            self.displaced += self._drop_oldest()
         sequence = self._next
-        self._put(sequence, vector, now, trace_id)
+        self._put(sequence, vector, now, label)
         self._next += 1
         return sequence
 
-    def _put(self, sequence: int, vector: Vector, time_ms: int, trace_id: str) -> None:
+    def forget(self, matches: Callable[[Label], bool]) -> list[tuple[int, Label]]:
+        """Remove the live entries whose label matches; return their sequence numbers and labels, oldest first.
+
+        The vector is overwritten. The next sequence number, and how long every other entry lives, stay the same.
+        """
+        forgotten = []
+        for sequence in range(self._oldest, self._next):
+            label = self._labels[sequence % self.max_elements]
+            if sequence not in self._gaps and matches(label):
+                forgotten.append((sequence, label))
+                self._leave_gap(sequence, self._times[sequence % self.max_elements])
+        return forgotten
+
+    def _put(self, sequence: int, vector: Vector, time_ms: int, label: Label) -> None:
         row = sequence % self.max_elements
         self._vectors[row] = vector
         self._times[row] = time_ms
-        self._ids[row] = trace_id
+        self._labels[row] = label
 
-    def restore(self, entries: Iterable[tuple[int, int, str, Vector]], now_ms: int | None = None) -> None:
-        """Rebuild the cache from (sequence, time in ms, trace id, unit vector), in any order.
+    def _leave_gap(self, sequence: int, time_ms: int) -> None:
+        self._put(sequence, np.zeros(self.dimensions, dtype=np.float32), time_ms, _NO_LABEL)
+        self._gaps.add(sequence)
 
-        The next sequence is the greatest one plus 1; entries more than `max_elements` behind it are not in the cache.
-        A gap (an entry that was lost) is filled with its younger neighbour, which changes no maximum. `now_ms`: the
-        stream time, if it is known to be later than the last entry's.
+    def _drop_oldest(self) -> bool:
+        """Drop the oldest sequence number; return whether it had an entry."""
+        sequence = self._oldest
+        self._oldest += 1
+        if sequence in self._gaps:
+            self._gaps.remove(sequence)
+            return False
+        return True
+
+    def restore(
+        self,
+        entries: Iterable[tuple[int, int, str | Label, Vector]],
+        now_ms: int | None = None,
+        next_sequence: int = 0,
+    ) -> None:
+        """Rebuild the cache from (sequence, time in ms, trace id or label, unit vector), in any order.
+
+        The next sequence is the greatest one plus 1, or `next_sequence` if that is greater; entries more than
+        `max_elements` behind it are not in the cache. A sequence number without an entry (forgotten, or lost) is a gap.
+        `now_ms`: the stream time, if it is known to be later than the last entry's.
         """
         self.clear()
         found = {entry[0]: entry for entry in entries}
         if found:
-            self._next = self._oldest = max(found) + 1
-            entry = found[self._next - 1]
-            lowest = max(min(found), self._next - self.max_elements)
-            for sequence in range(self._next - 1, lowest - 1, -1):
-                entry = found.get(sequence, entry)
-                self._put(sequence, entry[3], entry[1], entry[2])
-            self._oldest = lowest
-            self.advance(found[self._next - 1][1])
+            newest = max(found)
+            self._next = max(newest + 1, next_sequence)
+            self._oldest = max(min(found), self._next - self.max_elements)
+            time = found[newest][1]
+            for sequence in range(self._next - 1, self._oldest - 1, -1):
+                entry = found.get(sequence)
+                if entry is None:
+                    self._leave_gap(sequence, time)  # with its younger neighbour's time: times rise
+                else:
+                    _, time, label, vector = entry
+                    self._put(sequence, vector, time, Label(label) if isinstance(label, str) else label)
+            self.advance(found[newest][1])
+        else:
+            self._next = self._oldest = next_sequence
         if now_ms is not None:
             self.advance(now_ms)
         self.expired = self.displaced = 0

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy.typing as npt
 
-from worker.core.novelty import Neighbour, Vector, VectorCache, unit
+from worker.core.novelty import Label, Neighbour, Vector, VectorCache, unit
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,
@@ -114,14 +114,14 @@ class PartitionScorer:
         now = self.cache.advance(time)
         return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
 
-    def decide(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
-        """Do the second half of `score`: score, decide, and add the vector to the cache."""
+    def decide(self, trace: ReasoningTrace, comparison: Comparison, offset: int | None = None) -> ScoredTrace:
+        """Do the second half of `score`: score, decide, and add the vector, with its source offset, to the cache."""
         query, nearest, now = comparison
         novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
         result = score_trace(trace, novelty, self._profiles)
         sequence = None
         if query is not None:
-            sequence = self.cache.add_unit(query, now, cached_id(trace))
+            sequence = self.cache.add_unit(query, now, label(trace, offset))
 
         threshold = self._profiles[result.profile].threshold
         if threshold is None:
@@ -141,8 +141,10 @@ class PartitionScorer:
             vector=query,
         )
 
-    def restore(self, entries: Iterable[tuple[int, int, str, Vector]], stream_time_ms: int | None = None) -> None:
-        """Rebuild the state from (sequence, stream time in ms, trace id, unit vector) of committed traces.
+    def restore(
+        self, entries: Iterable[tuple[int, int, str | Label, Vector]], stream_time_ms: int | None = None
+    ) -> None:
+        """Rebuild the state from (sequence, stream time in ms, trace id or label, unit vector) of committed traces.
 
         Entries at or past the committed source offset must not be among them: their traces are read again.
         `stream_time_ms` is the committed stream time, if it is known.
@@ -154,6 +156,11 @@ class PartitionScorer:
 def cached_id(trace: ReasoningTrace) -> str:
     """Return the id under which the cache and the changelog know a trace."""
     return trace.id[:CACHED_ID_LENGTH]
+
+
+def label(trace: ReasoningTrace, offset: int | None = None) -> Label:
+    """Return the label of a trace's cache entry."""
+    return Label(cached_id(trace), trace.metadata.agent_id[:CACHED_ID_LENGTH], offset)
 
 
 def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source: str = "created_at") -> int:

@@ -136,7 +136,7 @@ class Evaluator:
         begun = time.perf_counter()
         comparison = evaluation.compare(record, trace, vector)
         compared = time.perf_counter()
-        scored = evaluation.decide(trace, comparison)
+        scored = evaluation.decide(record, trace, comparison)
         stages["novelty"].observe(compared - begun)
         stages["score"].observe(time.perf_counter() - compared)
         self._evaluated(taken)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from worker.core.changelog import Entry, Housekeeping, encode, slot_key
 from worker.core.passes import NO_PASS, Pass
 from worker.core.records import OutputRecord, SourceRecord
-from worker.core.scorer import CACHED_ID_LENGTH, PartitionScorer, ScoredTrace, cached_id
+from worker.core.scorer import PartitionScorer, ScoredTrace, label
 from worker.core.trace import InvalidTrace, ReasoningTrace
 from worker.kafka.publication import Batch
 
@@ -65,18 +65,19 @@ class PartitionState:
         """Return the changelog's key and value for a scored trace; None if it has no vector."""
         if scored.sequence is None or scored.vector is None:
             return None
+        where = label(trace, record.offset)
         return (
             slot_key(scored.sequence, self.scorer.cache.max_elements, self._pass.number or 0),
             encode(
                 sequence=scored.sequence,
                 source_offset=record.offset,
                 stream_time_ms=scored.stream_time_ms,
-                trace_id=cached_id(trace),
+                trace_id=where.trace_id,
                 model=model,
                 vector=scored.vector,
                 pass_number=self._pass.number,
                 text_hash=text_hash,
-                agent_id=trace.metadata.agent_id[:CACHED_ID_LENGTH],
+                agent_id=where.agent_id,
             ),
         )
 
