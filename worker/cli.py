@@ -209,8 +209,9 @@ def fetch_model(source: Literal["index", "hub"], if_missing: bool) -> None:
 @cli.command()
 @click.option("--keep-running", is_flag=True, help="Keep everything running until Ctrl-C.")
 @click.option("--http-port", type=int, help="Port of the worker's metrics [a free one].")
+@click.option("--registry", is_flag=True, help="Also post accepted traces, redacted, to a stand-in for the registry.")
 @settings_options
-def demo(keep_running: bool, http_port: int | None) -> None:
+def demo(keep_running: bool, http_port: int | None, registry: bool) -> None:
     """Show the whole worker: embedded Kafka, sample traces, real scores, explained.
 
     Only the settings of scoring and of the model apply: the demo has its own broker, topics and port.
@@ -218,7 +219,7 @@ def demo(keep_running: bool, http_port: int | None) -> None:
     settings = read_settings()
     from worker.commands.demo import run_demo
 
-    sys.exit(run_demo(keep_running, http_port, settings))
+    sys.exit(run_demo(keep_running, http_port, settings, registry=registry))
 
 
 @cli.command()

@@ -115,10 +115,10 @@ expect everything '- name: KP_CONFIG' 'value: /etc/kp-worker/config/kp-worker.to
     'configMap: {name: trace-scorer-config}'
 expect statefulset '- name: KP_GROUP_INSTANCE_ID' 'value: "90"'
 expect contribute 'args: [contribute]' 'value: /etc/kp-worker/registry/registry-key' 'value: "https://registry.example.org:8443"' \
-    'secret: {secretName: knowledgepulse, defaultMode: 0440}' '- {port: 8443, protocol: TCP}' \
+    'secretName: knowledgepulse' '- {port: 8443, protocol: TCP}' \
     'app.kubernetes.io/name: kp-worker-contribute' 'replacement: kp-contribute/kp-worker-contribute' \
     'configMap: {name: kp-worker-config}' 'serviceAccountName: kp-worker'
-! grep -q contribute "$work/rendered/everything.yaml" || die "contribute is deployed although it is off"
+! grep -q 'args: .contribute.' "$work"/rendered/[!c]*.yaml || die "contribute is deployed although it is off"
 ! grep -q '^  replicas:' "$work/rendered/mtls-keda.yaml" || die "replicas are set although KEDA owns them"
 
 # -- values that must be refused: words of the message | arguments

@@ -32,18 +32,7 @@ ROOMS = {
     "broker": set[str](),
     "registry": {"core"},
     "commands": {"broker", "config", "contribute", "core", "embed", "kafka", "observe", "registry"},
-    "cli": {
-        "broker",
-        "commands",
-        "config",
-        "contribute",
-        "core",
-        "embed",
-        "kafka",
-        "observe",
-        "registry",
-        "stream",
-    },
+    "cli": {"broker", "commands", "config", "contribute", "core", "embed", "kafka", "observe", "registry", "stream"},
     "__main__": {"cli"},
     "__init__": {"core"},
     "version": set[str](),
@@ -58,7 +47,7 @@ HOMES = (
         "cramjam": {"kafka.unpack"},
         "aiohttp": {"observe.http_server", "contribute.registry_client", "registry.app", "commands.registry"},
         "yarl": {"contribute.registry_client"},
-        "prometheus_client": {"observe", "commands.demo_worker", "commands.doctor_registry"},
+        "prometheus_client": {"observe", "commands.demo_process", "commands.doctor_registry"},
         "pydantic": {"config"},
         "pydantic_settings": {"config"},
         "click": {"cli", "commands.completion", "commands.console"},
@@ -294,7 +283,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     # others start processes.
     assert readers <= {
         "config.loading", "config.sources", "cli", "embed.model_dir", "observe.tracing",
-        "commands.demo_worker", "commands.fetch_model", "broker.kafka_node", "broker.kafka_jars",
+        "commands.demo_process", "commands.fetch_model", "broker.kafka_node", "broker.kafka_jars",
     }  # fmt: skip
 
 

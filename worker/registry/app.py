@@ -58,7 +58,7 @@ def registry_app(store: RegistryStore, options: RegistryOptions | None = None) -
     """Return the registry as an application; the caller closes the store."""
     registry = _Registry(store, options or RegistryOptions())
     app = web.Application(
-        client_max_size=MOST_BYTES, middlewares=[registry.spoil, registry.limit, registry.replay, registry.label]
+        client_max_size=MOST_BYTES, middlewares=[registry.spoil, registry.limit, registry.label, registry.replay]
     )
     app.add_routes(
         [
@@ -130,10 +130,21 @@ class _Registry:
         return answer
 
     @web.middleware
+    async def label(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Name the schema's version; an unknown path or method is not found."""
+        try:
+            answer = await handler(request)
+        except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
+            answer = web.Response(status=404, text="404 Not Found")
+        if request.path.startswith(PREFIX):
+            answer.headers["KP-Schema-Version"] = SCHEMA_VERSION
+        return answer
+
+    @web.middleware
     async def replay(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a repeated Idempotency-Key with the first answer; two at the same time both reach the store."""
         key = request.headers.get("Idempotency-Key")
-        if not self._options.idempotency or not key or request.method != "POST":
+        if not self._options.idempotency or not key or request.method not in ("POST", "PUT"):
             return await handler(request)
         known = self._store.answer(key)
         if known is not None:
@@ -143,17 +154,6 @@ class _Registry:
         answer = await handler(request)
         if answer.status < 500 and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
             self._store.keep_answer(key, answer.status, answer.body)
-        return answer
-
-    @web.middleware
-    async def label(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Name the schema's version; answer unknown paths and methods as any other request."""
-        try:
-            answer = await handler(request)
-        except web.HTTPException as error:
-            answer = web.Response(status=error.status, text=error.reason)
-        if request.path.startswith(PREFIX):
-            answer.headers["KP-Schema-Version"] = SCHEMA_VERSION
         return answer
 
     # Routes.

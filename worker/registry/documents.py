@@ -6,6 +6,7 @@ Must not live here: HTTP, the store.
 
 import json
 import math
+from decimal import Decimal
 from typing import Any, Final, get_args, get_origin
 
 import msgspec
@@ -17,9 +18,6 @@ Document = dict[str, Any]
 
 LIMITS: Final = Limits(max_bytes=2**27, max_steps=2**31, max_depth=500, strict_context=True)
 """The registry has none of the worker's limits, and does not know the former @context."""
-
-EXACT_INTEGERS: Final = 2**53
-"""From here on JavaScript rounds integers."""
 
 
 class NotJson(ValueError):
@@ -43,8 +41,8 @@ def _known(value: Any, kind: Any) -> Any:
     types = get_args(kind) if get_origin(kind) is not None else ()
     if isinstance(value, dict):
         struct = next((each for each in (kind, *types) if isinstance(each, type) and issubclass(each, Struct)), None)
-        if struct is None:  # free contents: every member counts
-            return value
+        if struct is None:  # free contents: every member counts but this one, which is special in JavaScript
+            return {name: part for name, part in value.items() if name != "__proto__"}
         fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
         return {name: _known(part, fields[name]) for name, part in value.items() if name in fields}
     if isinstance(value, list):
@@ -59,10 +57,13 @@ def _as_javascript(value: Any) -> Any:
         return {name: _as_javascript(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_as_javascript(part) for part in value]
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT_INTEGERS:
-        return _as_javascript(float(value)) if abs(value) < 2**1024 - 2**970 else None
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        return int(value) if value.is_integer() and abs(value) <= EXACT_INTEGERS else value
-    return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    if not math.isfinite(number):
+        return None
+    # It writes integers below 1e21 with all their digits, of which it keeps seventeen at most.
+    return int(Decimal(repr(number))) if number.is_integer() and abs(number) < 1e21 else number

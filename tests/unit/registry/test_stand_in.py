@@ -72,9 +72,14 @@ async def test_an_invalid_document_is_answered_with_its_issues(change: dict[str,
 
 
 def test_what_is_stored_is_the_schema_s_fields_with_the_numbers_of_javascript() -> None:
-    document = trace_document(steps=[{"type": "thought", "input": {"a": {"own": 2**53 + 1, "b": [1.0, -0.0, 1e300]}}}])
+    document = trace_document(
+        steps=[
+            {"type": "thought", "input": {"a": {"own": 2**53 + 1, "b": [1.0, -0.0, 1e300, 12345678901234567890, True]}}}
+        ]
+    )
     known = read_unit(json.dumps(document).encode())
-    assert known["steps"][0]["input"] == {"a": {"own": 2**53, "b": [1, 0, 1e300]}}
+    assert known["steps"][0]["input"] == {"a": {"own": 2**53, "b": [1, 0, 1e300, 12345678901234567000, True]}}
+    assert json.dumps(known["steps"][0]["input"]["a"]["b"]) == "[1, 0, 1e+300, 12345678901234567000, true]"
     more = document | {"scoring": {}, "metadata": document["metadata"] | {"owner": "x"}}
     more["steps"] = [step | {"seen": 1, "tool": {"name": "t", "port": 1}} for step in document["steps"]]
     more["knowledge_graph_delta"] = {"entities": [{"name": "n", "type": "t", "extra": 1}], "relationships": []}
@@ -201,6 +206,18 @@ async def test_refusals_are_kept_and_failures_are_not() -> None:
         assert (await registry.post(trace_document(), **{"Idempotency-Key": "b"})).status == 400
         assert (await registry.post({}, reader, **{"Idempotency-Key": "c"})).status == 403
         assert (await registry.post(trace_document(), **{"Idempotency-Key": "c"})).status == 403  # another agent's
+
+
+async def test_the_schema_s_version_is_in_every_answer_and_nothing_else_is_found() -> None:
+    async with local_registry() as registry:
+        for _ in range(2):
+            assert (await registry.post(trace_document(), **{"Idempotency-Key": "a"})).headers[
+                "KP-Schema-Version"
+            ] == "v1"
+        for method, path in (("PUT", "/v1/knowledge/kp:trace:1"), ("POST", "/v1/skills"), ("GET", "/v1/knowledge")):
+            assert (await registry.request(method, path)).status == 404
+        replayed = await registry.request("PUT", "/v1/knowledge/kp:trace:1", **{"Idempotency-Key": "a"})
+        assert replayed.status == 201  # whatever the path
 
 
 async def test_two_requests_at_a_time_both_reach_the_store() -> None:

@@ -132,10 +132,16 @@ spec:
       ports:
         - name: http
           containerPort: 9108
+      {{- if eq (include "kp-worker.component" .) "contribute" }}
+      # Not until ready: without a registry that answers it is not, and waits; a restart would not help.
+      startupProbe:
+        httpGet: {path: /healthz, port: http}
+      {{- else }}
       # Until ready once: model loaded, topics checked, group joined, caches restored; 10 minutes are longer than each of
       # the worker's own timeouts, so this only ends what hangs.
       startupProbe:
         httpGet: {path: /readyz, port: http}
+      {{- end }}
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: 120
