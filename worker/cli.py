@@ -120,16 +120,18 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Outp
 @click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "none"]),
               help="Overrides KP_EMBEDDER.")  # fmt: skip
 @click.option("--model", shell_complete=complete_directory, help="Overrides KP_MODEL.")
+@click.option("--redact", type=click.Choice(["off", "accepted", "all"]), help="Overrides KP_REDACT.")
 @settings_options
 def score(
-    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None
-) -> None:
+    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None,
+    redact: str | None,
+) -> None:  # fmt: skip
     """Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition.
 
     Settings come from the environment (kp-worker run --help). Exit code 0 also with dead letters: they are counted in
     the summary on standard error.
     """
-    settings = read_settings(embedder=embedder, model=model)
+    settings = read_settings(embedder=embedder, model=model, redact=redact)
     from worker.commands.score import run_score
 
     run_score(file, output, dead_letters, settings)
@@ -498,19 +500,23 @@ def whatif(
 )  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most traces per second.")
 @click.option("--no-validate", is_flag=True, help="Send every line without validation.")
+@click.option("--redact", is_flag=True, help="Replace secrets and personal data by markers before sending.")
 @settings_options
-def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool) -> None:
+def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool, redact: bool) -> None:
     """Publish the traces of a JSON Lines file to the source topic.
 
     FILE may be - for standard input, or the word samples for the traces of the demo. Lines that are not a valid trace
-    are named and not sent. Exit codes: 0 all sent; 1 some refused, or not all could be sent; 2 wrong settings or topic.
+    are named and not sent. With --redact the worker scores the texts with their markers.
+
+    Exit codes: 0 all sent; 1 some refused, or not all could be sent; 2 wrong settings or topic.
     """
     settings = read_settings()
     from worker.commands.publish import run_publish
 
     code = run_publish(
-        file, settings, topic=topic or settings.source_topic, key=key, rate=rate, validate=not no_validate
-    )
+        file, settings, topic=topic or settings.source_topic, key=key, rate=rate, validate=not no_validate,
+        redact=redact,
+    )  # fmt: skip
     sys.exit(code)
 
 
@@ -574,11 +580,13 @@ def tail(
 )
 @click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
 @click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
+@click.option("--refused", is_flag=True,
+              help="Traces that the registry refused, from <accepted>.refused to the accepted topic.")  # fmt: skip
 @click.option("--execute", is_flag=True, help="Send them; without this option, only show what would be done.")
 @settings_options
 def redrive(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
-    max_redrives: int, to_source: bool, to_file: Path | None, execute: bool,
+    max_redrives: int, to_source: bool, to_file: Path | None, refused: bool, execute: bool,
 ) -> None:  # fmt: skip
     """Send dead letters back to the source topic, each exactly once, or write them to a file.
 
@@ -589,21 +597,25 @@ def redrive(
     if to_source and to_file is not None:
         raise click.UsageError("--to-source and --to-file cannot be used together")
     settings = read_settings()
-    selection = _selection(reasons, since, until, partition, offset)
-    from worker.commands.redrive import run_redrive
+    selection = _selection(reasons, since, until, partition, offset, refused=refused)
+    from worker.commands.redrive import for_refused, run_redrive
 
+    settings = for_refused(settings) if refused else settings
     sys.exit(run_redrive(settings, selection, max_redrives=max_redrives, to_file=to_file, execute=execute))
 
 
 def _selection(
-    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None
-) -> Selection:
+    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
+    *, refused: bool,
+) -> Selection:  # fmt: skip
     from worker.commands.redrive_selection import Selection, parse_offsets, parse_time
     from worker.core.trace import Reason
+    from worker.observe.contribute_metrics import REFUSAL_REASONS
 
+    allowed = REFUSAL_REASONS if refused else tuple(Reason)
     for reason in reasons:
-        if reason not in set(Reason):
-            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(Reason)}")
+        if reason not in allowed:
+            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(allowed)}")
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets are per partition")
     now_ms = round(time.time() * 1000)

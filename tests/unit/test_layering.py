@@ -47,7 +47,7 @@ HOMES = (
         "cramjam": {"kafka.unpack"},
         "aiohttp": {"observe.http_server", "contribute.registry_client", "registry.app", "commands.registry"},
         "yarl": {"contribute.registry_client"},
-        "prometheus_client": {"observe", "commands.demo_process"},
+        "prometheus_client": {"observe", "commands.demo_process", "commands.doctor_registry"},
         "pydantic": {"config"},
         "pydantic_settings": {"config"},
         "click": {"cli", "commands.completion", "commands.console"},

@@ -215,6 +215,14 @@ class Settings(BaseSettings):
         False, description="write each trace's embedding into its output document (scoring.embedding)"
     )
 
+    redact: Literal["off", "accepted", "all"] = Field(
+        "off",
+        description=(
+            "output documents in which markers replace secrets and, by the trace's privacy level, personal data; "
+            "scores do not change (docs/security.md)"
+        ),
+    )
+
     max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")
     max_batch_bytes: int = Field(
         67_108_864,

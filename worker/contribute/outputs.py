@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from worker.contribute.cleaning import STRICTEST, clean_bytes, clean_unit, clean_words
+from worker.contribute.cleaning import STRICTEST, clean_bytes, clean_unit, clean_words, secret_in_id
 from worker.contribute.unit import Refusal, Unit, decode_json
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.redaction import LEVELS
@@ -65,10 +65,10 @@ def refused_record(record: SourceRecord, refusal: Refusal) -> OutputRecord:
         headers.append((name, text.encode("utf-8", "backslashreplace")))
     key = None if record.key is None else clean_bytes(record.key)
     # The time is that of sending: a topic may refuse an old one.
-    return OutputRecord(REFUSED, key, _redacted(record.value, refusal), headers, None)
+    return OutputRecord(REFUSED, key, _redacted(record.value), headers, None)
 
 
-def _redacted(value: bytes | None, refusal: Refusal) -> bytes | None:
+def _redacted(value: bytes | None) -> bytes | None:
     """Return the value of a record without anything secret; as text where it is no JSON object."""
     if value is None:
         return None
@@ -78,9 +78,12 @@ def _redacted(value: bytes | None, refusal: Refusal) -> bytes | None:
         document = None
     if not isinstance(document, dict):
         return clean_bytes(value)
-    cleaned, _ = clean_unit(document, _level(document))
-    if "id" in cleaned and (refusal.path == "id" or not isinstance(cleaned["id"], str)):
-        cleaned["id"] = clean_unit({"value": cleaned["id"]}, STRICTEST)[0]["value"]
+    level = _level(document)
+    cleaned, _ = clean_unit(document, level)
+    known_as = document.get("id")
+    harmless = known_as is None or (isinstance(known_as, str) and not secret_in_id(known_as, level))
+    if not harmless:
+        cleaned["id"] = clean_unit({"value": known_as}, level)[0]["value"]
     return msgspec.json.encode(cleaned)
 
 

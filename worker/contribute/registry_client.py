@@ -35,9 +35,9 @@ class NoAnswerError(Exception):
 
 
 class RegistryClient:
-    """Sends requests to the registry at `url`."""
+    """Sends requests to the registry at `url`; with `key` None as nobody."""
 
-    def __init__(self, url: str, key: RegistryKey, timeout_seconds: float, metrics: ContributeMetrics) -> None:
+    def __init__(self, url: str, key: RegistryKey | None, timeout_seconds: float, metrics: ContributeMetrics) -> None:
         self._url = url
         self._key = key
         self._metrics = metrics
@@ -72,18 +72,19 @@ class RegistryClient:
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> HttpAnswer:
         try:
-            key = await asyncio.to_thread(self._key.read)
+            key = "" if self._key is None else await asyncio.to_thread(self._key.read)
         except KeyFileError as error:
             raise NoAnswerError("key_file", str(error), unsent=True) from None
         if self._session is None:
             raise RuntimeError("this is a bug: the client is not started")
+        sent = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
         started = time.monotonic()
         try:
             async with self._session.request(
                 method,
                 URL(self._url + path, encoded=True),
                 data=body,
-                headers={"Authorization": f"Bearer {key}", **(headers or {})},
+                headers=sent,
                 allow_redirects=False,
             ) as response:
                 content = await _bounded(response)

@@ -64,13 +64,17 @@ class SourceRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """A record to publish; `kind` (accepted, rejected, dead_letter) names its topic."""
+    """A record to publish; `kind` (accepted, rejected, dead_letter) names its topic.
+
+    `redactions` counts the markers in the value, by type; None: the value was not redacted.
+    """
 
     kind: str
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
     timestamp_ms: int | None
+    redactions: dict[str, int] | None = None
 
 
 def encoded_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:

@@ -1,7 +1,7 @@
 """Redaction: secrets and personal data in a text, and in a trace document, become markers such as [REDACTED:email].
 
 Lives here: the patterns, their order, and which strings of a document are cleaned. Must not live here: which outputs
-are redacted (documents.py, KP_REDACT), JSON's bytes, metrics.
+are redacted (documents.py, KP_REDACT), metrics.
 
 `redact_text` gives, character by character, what the KnowledgePulse SDK's cleaner gives. The SDK's patterns are
 JavaScript's: case is ignored in ASCII only, a word is [0-9A-Za-z_], white space includes U+00A0 and U+FEFF, and a
@@ -19,13 +19,23 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
+from worker.core.trace import InvalidTrace, Metadata, Outcome, Reason, ReasoningTrace, Step, Task, Tool
+
 LEVELS: Final = ("aggregated", "federated", "private")
 """The values of metadata.privacy_level. Secrets go at every level; `private` keeps what only identifies somebody."""
+
+TYPES: Final = ("connection_string", "bearer_token", "api_key", "password", "email", "phone", "ip", "filepath")
+"""Types of markers, in the order of their patterns."""
 
 _PASSWORD_MARKER: Final = "[REDACTED:password]"  # noqa: S105 no password
 
 _SHORTEST: Final = 6
 """Characters of the shortest text in which a pattern finds something: a@b.cc, xoxb-1."""
+
+_SIGNS: Final = re.compile("[-0-9:=@/_AB]")
+"""Whatever a pattern finds has one of these characters; the letters are those of AKIA and Bearer."""
 
 _SPACE: Final = r"\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _BREAK: Final = f"[-.{_SPACE}]"
@@ -45,7 +55,7 @@ class _Rule(NamedTuple):
     kind: str
     hint: str
     pattern: re.Pattern[str]
-    replacement: str
+    replacement: str | Callable[[re.Match[str]], str]
 
 
 def _rule(kind: str, hint: str, pattern: str, kept: str = "") -> _Rule:
@@ -62,11 +72,11 @@ _SECRETS: Final = (
     _rule("api_key", "AKIA", "AKIA[A-Z0-9]{16}"),  # AWS
     _rule("api_key", "kp_", "kp_[a-f0-9]{16,}+"),  # KnowledgePulse
     _rule("api_key", "xox", "xox[bpras]-[A-Za-z0-9-]++"),  # Slack
-    _rule(
+    _Rule(
         "password",
         "",
-        rf"(\b{_ASSIGNED}[{_SPACE}]*+[=:][{_SPACE}]*+)(?!\[(?i:REDACTED)){_PASSWORD}",
-        r"\1",
+        re.compile(rf"(\b{_ASSIGNED}[{_SPACE}]*+[=:][{_SPACE}]*+)(?!\[(?i:REDACTED)){_PASSWORD}", re.ASCII),
+        lambda match: f"{match[1]}{_PASSWORD_MARKER}",
     ),
 )
 
@@ -91,8 +101,7 @@ _PASSWORD_NAME: Final = re.compile(r"(?i:passw(?:or)?d|secret|token|api[\W_]?key
 def redact_text(text: str, level: str) -> tuple[str, dict[str, int]]:
     """Return the text with a marker in place of each secret, and how many markers of each type were set.
 
-    `level` is one of LEVELS. Types: connection_string, bearer_token, api_key, password, email, phone, ip, filepath.
-    Raises ValueError for another level.
+    `level` is one of LEVELS, the types are among TYPES. Raises ValueError for another level.
     """
     _check_level(level)
     counts: dict[str, int] = {}
@@ -114,13 +123,31 @@ def redact_document(document: dict[str, Any], level: str) -> tuple[dict[str, Any
     return walk.cleaned(document), dict(walk.counts)
 
 
+def redact_json(raw: bytes) -> tuple[bytes, dict[str, int]]:
+    """Return a trace document as JSON without secrets, and how many markers of each type were set.
+
+    The level is the document's own metadata.privacy_level, or `aggregated` where that is none of LEVELS. The document
+    is written anew, so nothing stays in an earlier value of a duplicate key; numbers keep their spelling. Raises
+    InvalidTrace for what is no JSON object.
+    """
+    try:
+        document = _decoder.decode(raw)
+        metadata = document.get("metadata")
+        level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
+        cleaned, counts = redact_document(document, level if level in LEVELS else LEVELS[0])
+        return msgspec.json.encode(cleaned), counts
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # without the library's message, which may quote the text
+        raise InvalidTrace(Reason.NOT_JSON, "", "cannot be redacted; send one JSON object") from None
+
+
 def _check_level(level: str) -> None:
     if level not in LEVELS:
         raise ValueError(f"unknown privacy level {level!r}; use one of {', '.join(LEVELS)}")
 
 
 def _redact(text: str, level: str, counts: dict[str, int]) -> str:
-    if len(text) < _SHORTEST:
+    if len(text) < _SHORTEST or not _SIGNS.search(text):
         return text
     text = _apply(_SECRETS, text, counts)
     if level == "private":
@@ -173,10 +200,20 @@ def _country_code(text: str, done: int, start: int) -> int:
     return start if before is None else before.start()
 
 
+_decoder: Final = msgspec.json.Decoder(dict[str, Any], float_hook=lambda number: msgspec.Raw(number.encode()))
+
 _FREE, _TRACE, _TASK, _SCHEMA = range(4)
 """Where a value is: anywhere, or it is the document, its task, or the task's input_schema (or inside that)."""
 
 _PLACES: Final = {(_TRACE, "task"): _TASK, (_TASK, "input_schema"): _SCHEMA}
+
+
+_FIELDS: Final[dict[str, tuple[str, dict[str, int], bool]]] = {
+    info.encode_name: (info.encode_name, {}, False)
+    for struct in (ReasoningTrace, Metadata, Task, Step, Tool, Outcome)
+    for info in msgspec.structs.fields(struct)
+}
+"""The names of the schema: cleaned, with their counts, and not password-like."""
 
 
 class _Walk:
@@ -185,7 +222,7 @@ class _Walk:
     def __init__(self, level: str) -> None:
         self.counts: Counter[str] = Counter()
         self._level = level
-        self._names: dict[str, tuple[str, dict[str, int], bool]] = {}  # an array repeats its objects' names
+        self._names: dict[str, tuple[str, dict[str, int], bool]] = dict(_FIELDS)  # most names are repeated
         self._pending: list[tuple[Any, Any, int]] = []
 
     def cleaned(self, document: dict[str, Any]) -> dict[str, Any]:

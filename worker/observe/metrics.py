@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from worker.core.records import ACCEPTED, REJECTED
+from worker.core.redaction import TYPES
 from worker.core.scoring import PROFILES
 from worker.core.trace import Reason
 
@@ -146,6 +147,12 @@ class Metrics:
         self.dead_letters = Counter(
             "kp_dead_letters_total", "Committed dead letters by reason.", ["reason"], registry=registry
         )
+        self.redactions = Counter(
+            "kp_redactions_total",
+            "Secrets and personal data replaced by markers in committed traces, by type.",
+            ["type"],
+            registry=registry,
+        )
         self.score = Histogram("kp_score", "Scores of committed traces.", buckets=SCORES, registry=registry)
         self.commit_traces = Histogram(
             "kp_commit_traces", "Records in one commit.", buckets=COMMIT_TRACES, registry=registry
@@ -218,6 +225,8 @@ class Metrics:
             self.traces.labels(decision, profile)
         for reason in Reason:
             self.dead_letters.labels(str(reason))
+        for kind in TYPES:
+            self.redactions.labels(kind)
         for cause in ("capacity", "expired"):
             self.cache_evictions.labels(cause)
         for cause in ("corrupt", "other_model"):

@@ -145,7 +145,8 @@ class LastRows:
     def _trace(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> TraceRow:
         self._number += 1
         nearest = scored.nearest
-        domain, objective = _texts(record)
+        # Of a redacted document, what was removed is shown nowhere.
+        domain, objective = _texts(record.value if output.redactions is None else output.value)
         return TraceRow(
             self._number,
             now_ms(),
@@ -179,9 +180,9 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _texts(record: SourceRecord) -> tuple[str, str]:
+def _texts(value: bytes | None) -> tuple[str, str]:
     """Return the start of a valid trace's domain and of its objective."""
-    document = _fields.decode(record.value or b"")
+    document = _fields.decode(value or b"")
     metadata, task = _fields.decode(document["metadata"]), _fields.decode(document["task"])
     domain, objective = _text.decode(metadata["task_domain"]), _text.decode(task["objective"])
     return _shown(domain, DOMAIN_LENGTH), _shown(objective, TEXT_LENGTH)

@@ -151,6 +151,7 @@ class Committer:
         metrics.commit_traces.observe(len(batch))
         metrics.consumed.inc(len(batch))
         now = time.time()
+        redactions: Counter[str] = Counter()
         decisions: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
         for decided in batch:
             timestamp_ms, result = decided.record.timestamp_ms, decided.result
@@ -161,5 +162,9 @@ class Committer:
             else:
                 decisions[decided.output.kind, result.profile] += 1
                 metrics.score.observe(result.score)
+                if decided.output.redactions:
+                    redactions.update(decided.output.redactions)
         for labels, count in decisions.items():
             metrics.traces.labels(*labels).inc(count)
+        for kind, count in redactions.items():
+            metrics.redactions.labels(kind).inc(count)

@@ -239,7 +239,7 @@ def task_config(settings: Settings, layout: Layout, tracing: Tracing | NoTracing
     limits = replace(settings.limits, max_bytes=layout.max_message_bytes)
     share = settings.dead_letter_breaker_share
     return TaskConfig(
-        EvaluationConfig(limits, settings.event_time, settings.output_embedding),
+        EvaluationConfig(limits, settings.event_time, settings.output_embedding, settings.redact),
         settings.latency_budget_seconds,
         settings.commit_interval_seconds,
         DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,

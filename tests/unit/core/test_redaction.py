@@ -2,6 +2,8 @@
 
 import json
 import random
+from re._constants import MAXREPEAT
+from re._parser import SubPattern, parse
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 import worker
 from tests.fuzz_redaction import check_texts
 from tests.support.builders import read_jsonl, trace_document
+from worker.core import redaction
 from worker.core.redaction import LEVELS, redact_document, redact_text
 from worker.core.trace import parse_trace
 
@@ -72,6 +75,28 @@ def test_random_texts_against_a_slow_reading_of_the_rules(seed: int) -> None:
 )
 def test_what_the_patterns_find(text: str, cleaned: str) -> None:
     assert redact_text(text, "aggregated")[0] == cleaned
+
+
+def backs_off(pattern: str) -> bool:
+    """Whether a pattern has an unbounded repeat that gives back what it has read, one by one."""
+
+    def walk(parts: Any) -> bool:
+        if isinstance(parts, tuple) and parts and str(parts[0]) in ("MAX_REPEAT", "MIN_REPEAT"):
+            return parts[1][1] == MAXREPEAT or walk(parts[1])
+        return isinstance(parts, tuple | list | SubPattern) and any(walk(part) for part in parts)
+
+    return walk(parse(pattern))
+
+
+def test_no_pattern_reads_without_bound_and_gives_back() -> None:
+    """A pattern that does can take quadratic time; only the address does, between its @ and the last dot."""
+    assert backs_off("(?:a|b+)c")
+    assert not backs_off("(?:a|b++)c{1,9}")
+    patterns = [rule.pattern for rule in (*redaction._SECRETS, *redaction._IDENTIFIERS)]
+    patterns += [redaction._TEN_DIGITS, redaction._COUNTRY_CODE, redaction._SIGNS]
+    assert not [pattern.pattern for pattern in patterns if backs_off(pattern.pattern)]
+    assert backs_off(redaction._ADDRESS_FROM_AT.pattern)
+    assert "@" not in redaction._LOCAL_PART, "no two addresses share what is between their @ and the last dot"
 
 
 def test_private_keeps_what_only_identifies() -> None:

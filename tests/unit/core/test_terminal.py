@@ -173,6 +173,7 @@ COMMANDS: dict[str, list[str]] = {
     "a setting": ["topics"],
     "doctor: a setting": ["doctor"],
     "run: a setting": ["run"],
+    "contribute: a setting": ["contribute"],
     "registry: a fault": ["registry", "--fault", EVIL],
     "evaluate": ["evaluate", "{scored}", "--label", EVIL],
     "evaluate: no file": ["evaluate", f"/nowhere/{EVIL}", "--label", "id"],
