@@ -89,6 +89,22 @@ def run() -> None:
     run_worker(settings)
 
 
+@cli.command(cls=_RunCommand)
+@settings_options
+def contribute() -> None:
+    """Post accepted traces to the registry until SIGTERM or Ctrl-C, redacted, each once.
+
+    Needs KP_REGISTRY_URL, and KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY. Exit codes: 0 stopped on request, what was in
+    flight is finished; 1 failed, a restart continues; 2 the settings or the topics are wrong, or the registry does not
+    accept the key.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    settings = read_settings()
+    from worker.contribute.process import main as run_contribute
+
+    run_contribute(settings)
+
+
 def _as_json(wanted: bool | None) -> bool:
     """Whether to write JSON: as requested, otherwise if standard output is not a terminal."""
     return not sys.stdout.isatty() if wanted is None else wanted
@@ -193,8 +209,9 @@ def fetch_model(source: Literal["index", "hub"], if_missing: bool) -> None:
 @cli.command()
 @click.option("--keep-running", is_flag=True, help="Keep everything running until Ctrl-C.")
 @click.option("--http-port", type=int, help="Port of the worker's metrics [a free one].")
+@click.option("--registry", is_flag=True, help="Also post accepted traces, redacted, to a stand-in for the registry.")
 @settings_options
-def demo(keep_running: bool, http_port: int | None) -> None:
+def demo(keep_running: bool, http_port: int | None, registry: bool) -> None:
     """Show the whole worker: embedded Kafka, sample traces, real scores, explained.
 
     Only the settings of scoring and of the model apply: the demo has its own broker, topics and port.
@@ -202,7 +219,7 @@ def demo(keep_running: bool, http_port: int | None) -> None:
     settings = read_settings()
     from worker.commands.demo import run_demo
 
-    sys.exit(run_demo(keep_running, http_port, settings))
+    sys.exit(run_demo(keep_running, http_port, settings, registry=registry))
 
 
 @cli.command()
@@ -213,6 +230,64 @@ def broker(port: int | None, data_dir: Path | None) -> None:
     from worker.commands.broker import run_broker
 
     sys.exit(run_broker(port, data_dir))
+
+
+@cli.command()
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on [a free one].")
+@click.option(
+    "--data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep units, keys and 429s in this file, SQLite [in memory].",
+)
+@click.option("--key", metavar="kp_...", help="The agent's key [a new one].")
+@click.option("--agent", metavar="NAME", help="The agent that has the key [kp:agent:stand-in].")
+@click.option(
+    "--tier",
+    type=click.Choice(["free", "pro", "enterprise"]),
+    default="free",
+    show_default=True,
+    help="30, 200 or 2000 POSTs a minute.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="POSTs a minute, and 5 N GETs, instead of a tier's.")
+@click.option("--idempotency/--no-idempotency", default=True, show_default=True, help="Whether Idempotency-Key counts.")
+@click.option("--latency", type=click.FloatRange(0), default=0.0, metavar="S", help="Seconds that each answer takes.")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="KIND=SHARE",
+    help="Share of faulty answers: error, slow, reset, html, truncated or redirect; may be repeated.",
+)
+@click.option(
+    "--faults-after",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="Share of the faults that come after the request had its effect.",
+)
+@click.option("--slow-seconds", type=click.FloatRange(0), default=30.0, show_default=True, help="How slow slow is.")
+@click.option("--seed", type=int, help="Of the faults.")
+def registry(
+    key: str | None, faults: tuple[str, ...], limit: int | None, tier: str, idempotency: bool, latency: float,
+    faults_after: float, slow_seconds: float, seed: int | None, **given: Any,
+) -> None:  # fmt: skip
+    """Run a stand-in for the KnowledgePulse registry on loopback until Ctrl-C, to try things out.
+
+    It answers as the registry does, with its rate limits, and revokes a key with the third 429 within an hour.
+    """
+    from worker.commands.registry import READS_FOR_A_WRITE, StandIn, checked_key, parse_faults, run_registry
+    from worker.registry.app import RegistryOptions
+    from worker.registry.faults import Faults
+    from worker.registry.limits import Tier
+
+    try:
+        chosen = Faults(parse_faults(faults), faults_after, slow_seconds, seed)
+    except ValueError as error:
+        raise ArgumentError("--fault", str(error)) from None
+    options = RegistryOptions(idempotency, latency, chosen)
+    limits = tier if limit is None else Tier(limit, READS_FOR_A_WRITE * limit)
+    known = {name: value for name, value in given.items() if value is not None}
+    sys.exit(run_registry(StandIn(key=checked_key(key), tier=limits, options=options, **known)))
 
 
 @cli.command()
@@ -505,11 +580,13 @@ def tail(
 )
 @click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
 @click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
+@click.option("--refused", is_flag=True,
+              help="Traces that the registry refused, from <accepted>.refused to the accepted topic.")  # fmt: skip
 @click.option("--execute", is_flag=True, help="Send them; without this option, only show what would be done.")
 @settings_options
 def redrive(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
-    max_redrives: int, to_source: bool, to_file: Path | None, execute: bool,
+    max_redrives: int, to_source: bool, to_file: Path | None, refused: bool, execute: bool,
 ) -> None:  # fmt: skip
     """Send dead letters back to the source topic, each exactly once, or write them to a file.
 
@@ -520,21 +597,25 @@ def redrive(
     if to_source and to_file is not None:
         raise click.UsageError("--to-source and --to-file cannot be used together")
     settings = read_settings()
-    selection = _selection(reasons, since, until, partition, offset)
-    from worker.commands.redrive import run_redrive
+    selection = _selection(reasons, since, until, partition, offset, refused=refused)
+    from worker.commands.redrive import for_refused, run_redrive
 
+    settings = for_refused(settings) if refused else settings
     sys.exit(run_redrive(settings, selection, max_redrives=max_redrives, to_file=to_file, execute=execute))
 
 
 def _selection(
-    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None
-) -> Selection:
+    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
+    *, refused: bool,
+) -> Selection:  # fmt: skip
     from worker.commands.redrive_selection import Selection, parse_offsets, parse_time
     from worker.core.trace import Reason
+    from worker.observe.contribute_metrics import REFUSAL_REASONS
 
+    allowed = REFUSAL_REASONS if refused else tuple(Reason)
     for reason in reasons:
-        if reason not in set(Reason):
-            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(Reason)}")
+        if reason not in allowed:
+            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(allowed)}")
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets are per partition")
     now_ms = round(time.time() * 1000)

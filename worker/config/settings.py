@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from worker.config.brokers import check_brokers
 from worker.config.errors import PEM
 from worker.config.profiles import ProfileSetting, merged_profiles
+from worker.config.registry import check_choices, check_registry_url
 from worker.config.security import SASL, TLS, check_security
 from worker.config.sources import PREFIX
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
@@ -83,6 +84,36 @@ class Settings(BaseSettings):
     )
     tls_key_password: SecretStr | None = Field(None, description="password of an encrypted key; better in a file")
     tls_key_password_file: Path | None = Field(None, description="file with the password of an encrypted key")
+
+    registry_url: Annotated[str, AfterValidator(check_registry_url)] | None = Field(
+        None, description="base URL of the registry that `contribute` posts to: https, plain http only to loopback"
+    )
+    registry_key: SecretStr | None = Field(None, description="key for the registry; better in a file")
+    registry_key_file: Path | None = Field(
+        None, description="file with the key for the registry; read again when it changes"
+    )
+    contribute_visibility: Annotated[str, AfterValidator(check_choices("network", "org", "private"))] = Field(
+        "network", description="which metadata.visibility `contribute` posts: one, or several with a comma between them"
+    )
+    contribute_privacy: Annotated[str, AfterValidator(check_choices("aggregated", "federated", "private"))] = Field(
+        "aggregated",
+        description="which metadata.privacy_level `contribute` posts: one, or several with a comma between them",
+    )
+    contribute_rate: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="most POSTs a minute of one `contribute` process; unset: the limit that the registry states",
+    )
+    contribute_timeout_seconds: float = Field(
+        30.0, ge=0.1, le=300, description="longest time for one request to the registry, its answer included"
+    )
+    contributed_topic: Topic | None = Field(
+        None, description="compacted topic of the receipts (default: <accepted>.contributed)"
+    )
+    refused_topic: Topic | None = Field(
+        None, description="topic for traces that the registry refuses for good (default: <accepted>.refused)"
+    )
 
     delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
     session_timeout_seconds: float = Field(
@@ -277,6 +308,11 @@ class Settings(BaseSettings):
                 f"KP_MAX_BATCH_BYTES={self.max_batch_bytes} is too small for a record of "
                 f"KP_MAX_MESSAGE_BYTES={self.max_message_bytes}; raise it"
             )
+        if len({*topics, self.contributed, self.refused}) != len(topics) + 2:
+            raise ValueError(
+                f"the topics of contribute, {self.contributed} and {self.refused}, must differ from each other and "
+                "from the five topics"
+            )
         if self.output_embedding and self.embedder == "none":
             raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder; set KP_EMBEDDER to something other than none")
         if self.group_instance_id and self.delivery != "exactly_once":
@@ -313,6 +349,21 @@ class Settings(BaseSettings):
     def changelog(self) -> str:
         """Name of the changelog topic."""
         return self.changelog_topic or f"{self.group_id}-novelty-changelog"
+
+    @property
+    def contributed(self) -> str:
+        """Name of the topic of the receipts."""
+        return self.contributed_topic or f"{self.accepted_topic}.contributed"
+
+    @property
+    def refused(self) -> str:
+        """Name of the topic for traces that the registry refuses."""
+        return self.refused_topic or f"{self.accepted_topic}.refused"
+
+    @property
+    def contribute_group(self) -> str:
+        """Consumer group of `contribute`; also the prefix of its transactional ids."""
+        return f"{self.group_id}-contribute"
 
     @property
     def cache_ttl_ms(self) -> int | None:

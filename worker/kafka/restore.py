@@ -47,7 +47,8 @@ class Position:
 
     `lost`: records between the committed offset and the oldest one on the topic. `committed_offset`: None if there is
     none. `committed`: the metadata with the offset, if it is ours. `topic_id`: of the source topic as it is now, None
-    if the broker has no topic ids. `recreated`: the offset was committed for another topic of this name.
+    if the broker has no topic ids. `recreated`: the offset was committed for another topic of this name. `metadata`: as
+    it was committed, whoever wrote it.
     """
 
     offset: int
@@ -57,6 +58,7 @@ class Position:
     committed: Committed | None = None
     topic_id: str | None = None
     recreated: bool = False
+    metadata: str = ""
 
     def found(self) -> Found:
         """Return the facts that decide which pass continues."""
@@ -112,7 +114,9 @@ def _position(found: OffsetAndMetadata | None, oldest: int, now: str | None) -> 
     committed = committed_from(found.metadata)
     lost = max(0, oldest - found.offset)
     stream_time_ms = None if committed is None else committed.stream_time_ms
-    return Position(found.offset + lost, stream_time_ms, lost, found.offset, committed, topic_id=now)
+    return Position(
+        found.offset + lost, stream_time_ms, lost, found.offset, committed, topic_id=now, metadata=found.metadata
+    )
 
 
 async def topic_offsets(
