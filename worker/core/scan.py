@@ -200,8 +200,8 @@ class Codes:
      - BLAS computes q.x in float32 with an error of at most g L^2, g = d u / (1 - d u), in any order of the sum.
      - The product of two codes is an exact integer below 2^31. It is rounded to float32 and multiplied by two scales;
        these roundings and those of the bounds themselves are below 32 u, as no sum exceeds 2.
-    So the similarity that BLAS computes is within (L + r_q) r + c of the estimate, c = r_q L + g L^2 + 32 u. A row whose
-    estimate + (L + r_q) r is more than 2 c below the greatest estimate - (L + r_q) r is less than the maximum.
+    So the computed similarity is within (L + r_q) r + c of the estimate, c = r_q L + g L^2 + 32 u, and a row whose
+    estimate + (L + r_q) r is more than 2 c below the greatest estimate - (L + r_q) r is not the maximum.
     """
 
     def __init__(self, rows: int, dimensions: int) -> None:
@@ -218,7 +218,7 @@ class Codes:
         """Make the codes of vectors[first:end]."""
         for start in range(first, end, GATHERED):
             part = slice(start, min(start + GATHERED, end))
-            self._codes[part], self._scales[part], self._residuals[part] = quantise(vectors[part])
+            self._codes[part], self._scales[part], self._residuals[part] = int8_codes(vectors[part])
 
     def estimate(self, query: Floats, ranges: Ranges, out: Floats) -> tuple[list[Floats], float] | None:
         """Write the estimated similarity of the rows in `ranges` to `out`.
@@ -228,7 +228,7 @@ class Codes:
         """
         import simsimd
 
-        codes, scales, residuals = quantise(query[None])
+        codes, scales, residuals = int8_codes(query[None])
         if not scales[0] or residuals[0] >= UNBOUNDED:
             return None
         errors = []
@@ -242,7 +242,7 @@ class Codes:
         return errors, residual * LONGEST + rounding / (1 - rounding) * LONGEST**2 + 32 * UNIT_ROUNDING
 
 
-def quantise(vectors: Floats) -> tuple[npt.NDArray[np.int8], Floats, Floats]:
+def int8_codes(vectors: Floats) -> tuple[npt.NDArray[np.int8], Floats, Floats]:
     """Return the int8 codes of some vectors, shape (n, d), with each one's scale and residual.
 
     The residual is at least |x - scale * code|. With u = 2^-24, the float32 difference is wrong by at most 4 u in
