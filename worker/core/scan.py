@@ -31,8 +31,8 @@ BLOCK: Final = 8
 """BLAS computes the rows after the last multiple of 4 with another kernel, slightly differently. With whole blocks of 8
 rows, equal vectors have equal similarity in any row."""
 
-GATHERED: Final = 256
-"""Rows that are copied together for one product: 384 kB of float32, which stay in the processor's cache."""
+TOGETHER: Final = 128
+"""Rows that are copied or encoded together: 192 kB of float32, which stay in the processor's cache."""
 
 SHARE: Final = 6
 """If more than 1 of so many rows is a candidate, the full product takes less time than copying them."""
@@ -43,6 +43,9 @@ LONGEST_PAUSE: Final = 32
 UNIT_ROUNDING: Final = 2.0**-24
 LONGEST: Final = 1.001
 """A vector whose length is at most this has a bound; any longer row is always a candidate."""
+
+SMALLEST_SCALE: Final = np.float32(1e-30)
+"""A row with a smaller scale has the codes 0, and its length as its residual: no quotient leaves int8's range."""
 
 UNBOUNDED: Final = np.float32(1e30)
 """The residual of a row that is always a candidate."""
@@ -182,9 +185,9 @@ class Matrix:
     def _gather(self, query: Floats, rows: Indices) -> Floats:
         """Compute the similarity of these rows, with the bits of the full product."""
         similarities = np.empty(len(rows), dtype=np.float32)
-        copies = np.zeros((whole_blocks(min(len(rows), GATHERED)), len(query)), dtype=np.float32)
-        for start in range(0, len(rows), GATHERED):
-            part = rows[start : start + GATHERED]
+        copies = np.zeros((whole_blocks(min(len(rows), TOGETHER)), len(query)), dtype=np.float32)
+        for start in range(0, len(rows), TOGETHER):
+            part = rows[start : start + TOGETHER]
             np.take(self._vectors, part, axis=0, out=copies[: len(part)], mode="clip")
             product = np.dot(copies[: whole_blocks(len(part))], query)  # what is left of other rows harms nobody
             similarities[start : start + len(part)] = product[: len(part)]
@@ -216,8 +219,8 @@ class Codes:
 
     def encode(self, vectors: Floats, first: int, end: int) -> None:
         """Make the codes of vectors[first:end]."""
-        for start in range(first, end, GATHERED):
-            part = slice(start, min(start + GATHERED, end))
+        for start in range(first, end, TOGETHER):
+            part = slice(start, min(start + TOGETHER, end))
             self._codes[part], self._scales[part], self._residuals[part] = int8_codes(vectors[part])
 
     def estimate(self, query: Floats, ranges: Ranges, out: Floats) -> tuple[list[Floats], float] | None:
@@ -253,14 +256,16 @@ def int8_codes(vectors: Floats) -> tuple[npt.NDArray[np.int8], Floats, Floats]:
     odd = ~(np.einsum("ij,ij->i", vectors, vectors) <= LONGEST)
     if odd.any():
         vectors = np.where(odd[:, None], np.float32(0), vectors)
-    scales = np.abs(vectors).max(axis=1) / np.float32(127)
-    divisors = np.where(scales > 0.0, scales, np.float32(1))[:, None]
-    rounded = np.clip(np.rint(vectors / divisors), -127, 127)
-    rest = vectors - rounded * scales[:, None]
+    scales = np.maximum(vectors.max(axis=1), -vectors.min(axis=1)) / np.float32(127)
+    scales[scales < SMALLEST_SCALE] = 0.0
+    rest = vectors / np.where(scales > 0.0, scales, np.float32(1))[:, None]
+    codes = np.rint(rest, out=rest).astype(np.int8)
+    rest *= scales[:, None]
+    np.subtract(vectors, rest, out=rest)
     lengths = np.sqrt(np.einsum("ij,ij->i", rest, rest))
     residuals = lengths * np.float32(1.0 + (dimensions + 8) * UNIT_ROUNDING) + np.float32(8 * UNIT_ROUNDING)
     residuals[odd] = UNBOUNDED
-    return rounded.astype(np.int8), scales, residuals
+    return codes, scales, residuals
 
 
 @lru_cache

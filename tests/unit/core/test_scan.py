@@ -10,7 +10,7 @@ import pytest
 from worker import VectorCache
 from worker.core import scan
 from worker.core.novelty import Label, Neighbour, Vector, unit
-from worker.core.scan import Codes, Matrix, Ranges, can_scan_codes, quantise
+from worker.core.scan import Codes, Matrix, Ranges, can_scan_codes, int8_codes
 
 DIMENSIONS = 384
 Rows = npt.NDArray[np.float32]
@@ -84,9 +84,9 @@ def few_rows_have_codes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def never_codes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+def never_codes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that switches the codes off."""
-    yield lambda: monkeypatch.setattr(scan, "FROM_ROWS", sys.maxsize)
+    return lambda: monkeypatch.setattr(scan, "FROM_ROWS", sys.maxsize)
 
 
 def matrix_of(rows: Rows) -> Matrix:
