@@ -22,7 +22,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 Ranges = Sequence[tuple[int, int]]
-"""Half-open ranges of rows; the first of equals is the one in the earlier range, then the one with the lower row."""
+"""Half-open ranges of rows that do not overlap, the one with the greatest end first.
+
+The first of equals is the one in the earlier range, then the one with the lower row."""
 
 FROM_ROWS: Final = 8192
 """Rows from which the codes are worth their overhead: below, the float32 rows are in the processor's cache."""
@@ -100,22 +102,25 @@ class Matrix:
 
         At least one row of the ranges must not be excluded.
         """
-        used = whole_blocks(max(end for _, end in ranges))
-        found = self._candidates(query, ranges, used, excluded) if used >= FROM_ROWS else None
-        if found is not None:
-            rows, similarities = found
-            at = int(similarities.argmax())
-            return int(rows[at]), float(similarities[at])
-        similarities = self._product(query, ranges, used)
+        used = -(-ranges[0][1] // BLOCK) * BLOCK
+        if used < FROM_ROWS:
+            similarities = np.dot(self._vectors[:used], query, out=self._similarities[:used])
+        else:
+            found = self._candidates(query, ranges, used, excluded)
+            if found is not None:
+                rows, similarities = found
+                at = int(similarities.argmax())
+                return int(rows[at]), float(similarities[at])
+            similarities = self._product(query, ranges, used)
         if excluded:
             similarities[excluded] = -np.inf
-        (first, end), *others = ranges
-        row = first + int(similarities[first:end].argmax())
-        for first, end in others:
+        row, greatest = -1, -np.inf
+        for first, end in ranges:
             other = first + int(similarities[first:end].argmax())
-            if similarities[other] > similarities[row]:
-                row = other
-        return row, float(similarities[row])
+            similarity = similarities[other]
+            if row < 0 or similarity > greatest:
+                row, greatest = other, similarity
+        return row, float(greatest)
 
     def all_nearest(self, query: Floats, live: npt.NDArray[np.bool_]) -> tuple[Indices, float] | None:
         """Return all rows r with live[r] that are most similar, rising, and their similarity; None if none is live.
@@ -137,9 +142,7 @@ class Matrix:
         return rows[similarities == greatest], float(greatest)
 
     def _product(self, query: Floats, ranges: Ranges, used: int) -> Floats:
-        """Compute the similarity of the rows in `ranges`, and perhaps of others, in whole blocks."""
-        if used < FROM_ROWS:
-            return np.dot(self._vectors[:used], query, out=self._similarities[:used])
+        """Compute the similarity of the rows in `ranges`, in whole blocks."""
         for first, end in _spans(ranges):
             np.dot(self._vectors[first:end], query, out=self._similarities[first:end])
         return self._similarities[:used]
@@ -237,8 +240,10 @@ class Codes:
         errors = []
         residual = float(residuals[0])
         for first, end in ranges:
-            simsimd.cdist(codes, self._codes[first:end], "dot", out=out[None, first:end], out_dtype="float32")
-            out[first:end] *= self._scales[first:end]
+            # Without its argument `out`: with it, simsimd 6.5 returns a None that it does not own, which in the end
+            # aborts Python 3.11.
+            products = simsimd.cdist(codes, self._codes[first:end], "dot", out_dtype="float32")
+            np.multiply(np.asarray(products).reshape(-1), self._scales[first:end], out=out[first:end])
             out[first:end] *= scales[0]
             errors.append(self._residuals[first:end] * np.float32(LONGEST + residual))
         rounding = len(query) * UNIT_ROUNDING
