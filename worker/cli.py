@@ -309,6 +309,80 @@ def print_schema() -> None:
     run_schema()
 
 
+@cli.group()
+def cache() -> None:
+    """Look into the novelty caches of a group, read only.
+
+    Reads the committed offsets and the changelog as a worker does that takes over the partitions; joins no group and
+    changes nothing. Exit codes: 0 done; 1 no committed offset, other model, or it failed; 2 wrong settings, topics or
+    options.
+    """
+
+
+_partition_option = click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this partition [all].")
+
+
+@cache.command("list")
+@_partition_option
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="At most this many; 0: all.")
+@click.option("--agent", metavar="ID", help="Only entries of this agent (metadata.agent_id).")
+@click.option("--trace", metavar="ID", help="Only entries of this trace: its id, or the beginning of it.")
+@_json_option
+@settings_options
+def cache_list(partition: int | None, limit: int, agent: str | None, trace: str | None, as_json: bool | None) -> None:
+    """List the live entries, newest first."""
+    settings = read_settings()
+    from worker.commands.cache import run_cache_list
+
+    run_cache_list(settings, partition, limit=limit, agent=agent, trace=trace, as_json=_as_json(as_json))
+
+
+@cache.command("nearest")
+@click.argument("text", required=False)
+@click.option("--file", type=click.Path(allow_dash=True), help="A trace, one JSON document, instead of TEXT; - is "
+              "standard input.")  # fmt: skip
+@click.option("--count", "-k", type=click.IntRange(1), default=5, show_default=True, help="Entries to show.")
+@_partition_option
+@_json_option
+@settings_options
+def cache_nearest(text: str | None, file: str | None, count: int, partition: int | None, as_json: bool | None) -> None:
+    """Find the live entries that are most similar to a text or a trace.
+
+    The model and its settings must be the worker's. With --file and --partition the answer is that of the worker, to
+    the bit, if the trace came next on that partition.
+    """
+    if (text is None) == (file is None):
+        raise click.UsageError("pass a text, or --file with a trace")
+    settings = read_settings()
+    from worker.commands.cache import run_cache_nearest
+
+    run_cache_nearest(settings, partition, text=text, file=file, count=count, as_json=_as_json(as_json))
+
+
+@cache.command("stats")
+@_partition_option
+@_json_option
+@settings_options
+def print_cache_stats(partition: int | None, as_json: bool | None) -> None:
+    """Show how full the caches are, how old their entries get, and what evicts them: capacity or TTL."""
+    settings = read_settings()
+    from worker.commands.cache import run_cache_stats
+
+    run_cache_stats(settings, partition, as_json=_as_json(as_json))
+
+
+@cache.command("export")
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@_partition_option
+@settings_options
+def cache_export(output: Path, partition: int | None) -> None:
+    """Write the live entries to OUTPUT, an npz file for numpy.load: vectors, ids, places, times."""
+    settings = read_settings()
+    from worker.commands.cache import run_cache_export
+
+    run_cache_export(settings, partition, output)
+
+
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
