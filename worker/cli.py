@@ -124,21 +124,27 @@ def score(
 @click.option("--label", required=True, help="Field whose value names a trace's task; dotted where it is nested.")
 @click.option("--grid", multiple=True, metavar="NAME=V,V",
               help="Values of a setting to compare: embed_text=whole,objective. May be repeated.")  # fmt: skip
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the random halvings and the intervals.")
+@click.option("--partition-by", metavar="FIELD", help="Also the AUC with the traces spread over partitions by this "
+              "field, such as metadata.agent_id, in random orders.")  # fmt: skip
+@click.option("--partitions", type=click.IntRange(1), help="With --partition-by: how many [one for each value].")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of everything random.")
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
 @_json_option
 @settings_options
 def evaluate(
-    files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: int, page: Path | None, as_json: bool | None
-) -> None:
+    files: tuple[str, ...], label: str, grid: tuple[str, ...], partition_by: str | None, partitions: int | None,
+    seed: int, page: Path | None, as_json: bool | None,
+) -> None:  # fmt: skip
     """Measure how well novelty tells a repeated task from a new one, on labelled traces.
 
     FILES are traces, JSON Lines, each file in the order of a stream; traces with the same label are the same task. Each
-    file is one partition without TTL and capacity. Embeds each text once.
+    file is one partition without TTL and capacity; --partition-by shows what keying does. Embeds each text once.
     """
-    from worker.commands.evaluate import run_evaluate
+    if partitions is not None and partition_by is None:
+        raise click.UsageError("--partitions goes with --partition-by")
+    from worker.commands.evaluate import EvaluateTask, run_evaluate
 
-    run_evaluate(files, label, grid, seed=seed, as_json=_as_json(as_json), page=page)
+    run_evaluate(files, EvaluateTask(label, partition_by, partitions, seed), grid, as_json=_as_json(as_json), page=page)
 
 
 @cli.command("export-model")
