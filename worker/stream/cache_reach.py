@@ -52,7 +52,7 @@ def _warn(reach_ms: int, partition: int, cache: VectorCache, others: int) -> Non
     rate = 1000 * cache.max_elements / reach_ms if reach_ms else None
     log.warning(
         "partition %d: entries leave the full cache (KP_CACHE_MAX_ELEMENTS=%d) after %g s, the TTL is %g s: %s%s",
-        partition, cache.max_elements, reach_ms / 1000, ttl_ms / 1000,
+        partition, cache.max_elements, round(reach_ms / 1000, 2), ttl_ms / 1000,
         advice(rate, reach_ms, ttl_ms, cache.dimensions),
         f"; {others} more partitions evict before half of the TTL" if others else "",
     )  # fmt: skip
