@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aiokafka.errors import UnknownTopicOrPartitionError
+
 from worker.commands.console import ArgumentError, CommandError, errors_for_the_user
 from worker.commands.session import Session, run_session
 from worker.config import ConfigError, Settings
 from worker.core.changelog import Entry, Log, Restored
 from worker.core.novelty import Label
 from worker.core.scorer import PartitionScorer
+from worker.kafka.describe import describe_topics
 from worker.kafka.restore import OffsetsError, Position, read_logs, read_positions
 
 GROUPS = "__consumer_offsets"
@@ -70,8 +73,8 @@ async def _read(session: Session, partition: int | None) -> list[PartitionLog]:
     settings = session.settings
     (source,) = await session.existing(settings.source_topic)
     async with session.admin() as admin:
-        found = await session.topics(admin, settings.changelog, GROUPS)
-    changelog = found.get(settings.changelog)
+        changelog = (await session.topics(admin, settings.changelog)).get(settings.changelog)
+        offsets = (await describe_topics(admin, [GROUPS]))[GROUPS]
     if changelog is None:
         raise ConfigError(
             f"group {settings.group_id} has no changelog topic {settings.changelog}, where a worker keeps its cache; "
@@ -81,7 +84,7 @@ async def _read(session: Session, partition: int | None) -> list[PartitionLog]:
     if partition is not None and partition >= count:
         raise ArgumentError("--partition", f"{source.name} has the partitions 0 to {count - 1}, not {partition}")
     wanted = range(count) if partition is None else [partition]
-    if GROUPS not in found:
+    if offsets.error is UnknownTopicOrPartitionError:  # a login that may not see it learns nothing here
         raise CommandError(_nothing_committed(settings, wanted))
     seconds = settings.transaction_timeout_seconds
     positions = await read_positions(session.client, settings.group_id, source.name, wanted, seconds)
