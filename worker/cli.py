@@ -347,11 +347,14 @@ def cache_list(partition: int | None, limit: int, agent: str | None, trace: str 
 @click.argument("text", required=False)
 @click.option("--file", type=click.Path(allow_dash=True), help="A trace, one JSON document, instead of TEXT; - is "
               "standard input.")  # fmt: skip
+@click.option("--line", type=click.IntRange(1), metavar="N", help="With --file: the line of a JSON Lines file, from 1.")
 @click.option("--count", "-k", type=click.IntRange(1), default=5, show_default=True, help="Entries to show.")
 @_partition_option
 @_json_option
 @settings_options
-def cache_nearest(text: str | None, file: str | None, count: int, partition: int | None, as_json: bool | None) -> None:
+def cache_nearest(
+    text: str | None, file: str | None, line: int | None, count: int, partition: int | None, as_json: bool | None
+) -> None:
     """Find the live entries that are most similar to a text or a trace.
 
     The model and its settings must be the worker's. With --file and --partition the answer is that of the worker, to
@@ -359,10 +362,12 @@ def cache_nearest(text: str | None, file: str | None, count: int, partition: int
     """
     if (text is None) == (file is None):
         raise click.UsageError("pass a text, or --file with a trace")
+    if line is not None and file is None:
+        raise click.UsageError("--line goes with --file")
     settings = read_settings()
     from worker.commands.cache import run_cache_nearest
 
-    run_cache_nearest(settings, partition, text=text, file=file, count=count, as_json=_as_json(as_json))
+    run_cache_nearest(settings, partition, text=text, file=file, line=line, count=count, as_json=_as_json(as_json))
 
 
 @cache.command("stats")

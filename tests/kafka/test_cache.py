@@ -135,6 +135,12 @@ def test_the_doctor_computes_the_capacity_that_holds_the_ttl(desk: Desk) -> None
         (["nearest", "x", "--set", "embedder=none"], 1, "KP_EMBEDDER=none makes no vectors"),
         (["nearest", "--file", "/nowhere/trace.json"], 2, "/nowhere/trace.json cannot be read"),
         (["nearest", "--file", "-"], 1, "not_json"),
+        (["nearest", "x", "--line", "1"], 2, "--line goes with --file"),
+        (
+            ["nearest", "--file", "tests/data/traces.jsonl"],
+            1,
+            "kp-worker cache nearest --file tests/data/traces.jsonl -",
+        ),
     ],
 )
 def test_wrong_questions_get_clear_answers(arguments: list[str], code: int, told: str, desk: Desk) -> None:

@@ -37,10 +37,17 @@ def run_cache_list(
 
 
 def run_cache_nearest(
-    settings: Settings, partition: int | None, *, text: str | None, file: str | None, count: int, as_json: bool
+    settings: Settings,
+    partition: int | None,
+    *,
+    text: str | None,
+    file: str | None,
+    line: int | None,
+    count: int,
+    as_json: bool,
 ) -> None:
     """Write the `count` entries that are nearest to a text, or to the trace in a file. Raises CommandError."""
-    query = Query((text or "",)) if file is None else trace_query(file, settings)
+    query = Query((text or "",)) if file is None else trace_query(file, line, settings)
     reads = _read(settings, partition)
     with Console(stderr=True).status("loading the model"):
         embedding, identity = embed_query(query, settings)

@@ -33,13 +33,16 @@ class Query:
     event_time_ms: int | None = None
 
 
-def trace_query(path: str, settings: Settings) -> Query:
-    """Return what the worker would embed of the trace in a file (- is standard input). Raises CommandError."""
-    raw = read_document(path, None, settings.limits.max_bytes)
+def trace_query(path: str, line: int | None, settings: Settings) -> Query:
+    """Return what the worker would embed of the trace in a file (- is standard input), or on a line (from 1) of it.
+
+    Raises CommandError, and ArgumentError for a file that cannot be read.
+    """
+    raw = read_document(path, line, settings.limits.max_bytes, "kp-worker cache nearest --file", "--file")
     try:
         trace: ReasoningTrace = parse_trace(raw, settings.limits)
     except InvalidTrace as error:
-        raise CommandError(f"{name_of(path)}: {describe_problem(raw, None, error)}") from None
+        raise CommandError(f"{name_of(path)}: {describe_problem(raw, line, error)}") from None
     published_ms = round(time.time() * 1000)
     texts = embedded_texts(trace, settings.embed_text)
     return Query(texts, event_time_ms(trace, published_ms, settings.event_time))
