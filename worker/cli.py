@@ -142,21 +142,27 @@ def score(
 @click.option("--label", required=True, help="Field whose value names a trace's task; dotted where it is nested.")
 @click.option("--grid", multiple=True, metavar="NAME=V,V",
               help="Values of a setting to compare: embed_text=whole,objective. May be repeated.")  # fmt: skip
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the random halvings and the intervals.")
+@click.option("--partition-by", metavar="FIELD", help="Also the AUC with the traces spread over partitions by this "
+              "field, such as metadata.agent_id, in random orders.")  # fmt: skip
+@click.option("--partitions", type=click.IntRange(1), help="With --partition-by: how many [one for each value].")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of everything random.")
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
 @_json_option
 @settings_options
 def evaluate(
-    files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: int, page: Path | None, as_json: bool | None
-) -> None:
+    files: tuple[str, ...], label: str, grid: tuple[str, ...], partition_by: str | None, partitions: int | None,
+    seed: int, page: Path | None, as_json: bool | None,
+) -> None:  # fmt: skip
     """Measure how well novelty tells a repeated task from a new one, on labelled traces.
 
     FILES are traces, JSON Lines, each file in the order of a stream; traces with the same label are the same task. Each
-    file is one partition without TTL and capacity. Embeds each text once.
+    file is one partition without TTL and capacity; --partition-by shows what keying does. Embeds each text once.
     """
-    from worker.commands.evaluate import run_evaluate
+    if partitions is not None and partition_by is None:
+        raise click.UsageError("--partitions goes with --partition-by")
+    from worker.commands.evaluate import EvaluateTask, run_evaluate
 
-    run_evaluate(files, label, grid, seed=seed, as_json=_as_json(as_json), page=page)
+    run_evaluate(files, EvaluateTask(label, partition_by, partitions, seed), grid, as_json=_as_json(as_json), page=page)
 
 
 @cli.command("export-model")
@@ -384,6 +390,85 @@ def print_schema() -> None:
     from worker.commands.config_view import run_schema
 
     run_schema()
+
+
+@cli.group()
+def cache() -> None:
+    """Look into the novelty caches of a group, read only.
+
+    Reads the committed offsets and the changelog as a worker does that takes over the partitions; joins no group and
+    changes nothing. Exit codes: 0 done; 1 no committed offset, other model, or it failed; 2 wrong settings, topics or
+    options.
+    """
+
+
+_partition_option = click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this partition [all].")
+
+
+@cache.command("list")
+@_partition_option
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="At most this many; 0: all.")
+@click.option("--agent", metavar="ID", help="Only entries of this agent (metadata.agent_id).")
+@click.option("--trace", metavar="ID", help="Only entries of this trace: its id, or the beginning of it.")
+@_json_option
+@settings_options
+def cache_list(partition: int | None, limit: int, agent: str | None, trace: str | None, as_json: bool | None) -> None:
+    """List the live entries, newest first."""
+    settings = read_settings()
+    from worker.commands.cache import run_cache_list
+
+    run_cache_list(settings, partition, limit=limit, agent=agent, trace=trace, as_json=_as_json(as_json))
+
+
+@cache.command("nearest")
+@click.argument("text", required=False)
+@click.option("--file", type=click.Path(allow_dash=True), help="A trace, one JSON document, instead of TEXT; - is "
+              "standard input.")  # fmt: skip
+@click.option("--line", type=click.IntRange(1), metavar="N", help="With --file: the line of a JSON Lines file, from 1.")
+@click.option("--count", "-k", type=click.IntRange(1), default=5, show_default=True, help="Entries to show.")
+@_partition_option
+@_json_option
+@settings_options
+def cache_nearest(
+    text: str | None, file: str | None, line: int | None, count: int, partition: int | None, as_json: bool | None
+) -> None:
+    """Find the live entries that are most similar to a text or a trace.
+
+    The model and its settings must be the worker's. With --file and --partition the answer is that of the worker, to
+    the bit, if the trace came next on that partition.
+    """
+    if (text is None) == (file is None):
+        raise click.UsageError("pass a text, or --file with a trace")
+    if line is not None and file is None:
+        raise click.UsageError("--line goes with --file")
+    settings = read_settings()
+    from worker.commands.cache import run_cache_nearest
+
+    run_cache_nearest(settings, partition, text=text, file=file, line=line, count=count, as_json=_as_json(as_json))
+
+
+@cache.command("stats")
+@_partition_option
+@_json_option
+@settings_options
+def print_cache_stats(partition: int | None, as_json: bool | None) -> None:
+    """Show how full the caches are, how old their entries get, and what evicts them: capacity or TTL."""
+    settings = read_settings()
+    from worker.commands.cache import run_cache_stats
+
+    run_cache_stats(settings, partition, as_json=_as_json(as_json))
+
+
+@cache.command("export")
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@_partition_option
+@settings_options
+def cache_export(output: Path, partition: int | None) -> None:
+    """Write the live entries to OUTPUT, an npz file for numpy.load: vectors, ids, places, times."""
+    settings = read_settings()
+    from worker.commands.cache import run_cache_export
+
+    run_cache_export(settings, partition, output)
 
 
 @cli.command()

@@ -1,8 +1,8 @@
 """`kp-worker doctor`: what would keep a worker from running well here, each with its remedy. Changes nothing.
 
 Lives here: the command, the order of the checks, and those of this machine (settings, disk, port). Must not live here:
-checks of the broker (doctor_kafka.py), of domains (doctor_domains.py), of the model (doctor_model.py) and of the
-registry (doctor_registry.py), how a finding looks (finding.py).
+checks of the broker (doctor_kafka.py), of the cache (doctor_cache.py), of domains (doctor_domains.py), of the model
+(doctor_model.py) and of the registry (doctor_registry.py), how a finding looks (finding.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from worker.commands.console import load_settings
+from worker.commands.doctor_cache import check_cache
 from worker.commands.doctor_domains import check_domains
 from worker.commands.doctor_kafka import check_kafka
 from worker.commands.doctor_model import check_model
@@ -83,7 +84,7 @@ async def examine() -> AsyncIterator[Finding]:
         reachable = False
         yield fail("broker", f"the checks took longer than {KAFKA_SECONDS:.0f} s", "check the brokers and the network")
     if reachable:
-        for finding in await check_domains(settings):
+        for finding in [*await check_cache(settings), *await check_domains(settings)]:
             yield finding
     for finding in await check_model(settings):
         yield finding

@@ -20,6 +20,7 @@ from worker.config.profiles import ProfileSetting, merged_profiles
 from worker.config.registry import check_choices, check_registry_url
 from worker.config.security import SASL, TLS, check_security
 from worker.config.sources import PREFIX
+from worker.core.capacity import MOST_ELEMENTS
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.core.scoring import Profile
 from worker.core.trace import Limits
@@ -188,7 +189,7 @@ class Settings(BaseSettings):
     )
 
     cache_max_elements: int = Field(
-        1000, ge=1, le=1_000_000, description="capacity of each partition's novelty cache, in entries"
+        1000, ge=1, le=MOST_ELEMENTS, description="capacity of each partition's novelty cache, in entries"
     )
     cache_ttl_seconds: float | None = Field(
         3600.0,

@@ -276,6 +276,21 @@ class Log:
             self._values[key] = position, value
         self.end = position + 1
 
+    def size(self) -> tuple[int, int]:
+        """Return the number of live records, and their bytes."""
+        return len(self._values), sum(len(key or b"") + len(value) for key, (_, value) in self._values.items())
+
+    def latest(self, committed: int) -> Entry | None:
+        """Return the entry of a source offset below the committed one that was written last; None if there is none."""
+        for _, value in reversed(self._values.values()):
+            try:
+                entry = decode(value)
+            except CorruptEntry:
+                continue  # or another record, such as the marker
+            if entry.source_offset < committed:
+                return entry
+        return None
+
     def restore(self, found: Found, model: str, dimensions: int, capacity: int) -> Restored:
         """Decide which pass continues, which entries count, and which must be deleted.
 

@@ -117,6 +117,18 @@ class VectorCache:
         """The latest time seen (ms since 1970); None before the first."""
         return self._now
 
+    @property
+    def oldest_sequence(self) -> int:
+        """The least sequence number that may be live; `next_sequence` if nothing is."""
+        return self._oldest
+
+    @property
+    def reach_ms(self) -> int | None:
+        """The age (ms) of the oldest entry of a full cache, which the next entry displaces; None while not full."""
+        if self._now is None or self._next - self._oldest < self.max_elements:
+            return None
+        return self._now - self._times[self._oldest % self.max_elements]
+
     def advance(self, now_ms: int) -> int:
         """Advance time, expire entries, return the current time (ms)."""
         if self._now is None or now_ms > self._now:

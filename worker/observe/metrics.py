@@ -174,6 +174,15 @@ class Metrics:
             ["cause"],
             registry=registry,
         )
+        self.cache_reach = Gauge(
+            "kp_cache_reach_seconds",
+            "Age at which a full novelty cache evicts its oldest entry, in stream time; absent while it is not full.",
+            ["partition"],
+            registry=registry,
+        )
+        self.cache_ttl = Gauge(
+            "kp_cache_ttl_seconds", "KP_CACHE_TTL_SECONDS; 0: entries do not expire.", registry=registry
+        )
         self.stream_time = Gauge(
             "kp_stream_time_seconds",
             "Stream time: the greatest event time seen, in seconds since 1970.",
@@ -234,7 +243,9 @@ class Metrics:
 
     def forget_partition(self, partition: int) -> None:
         """Drop the gauges of a partition that is no longer assigned."""
-        for gauge in (self.cache_entries, self.stream_time, self.lag, self.lag_seconds, self.committed_offset):
+        for gauge in (
+            self.cache_entries, self.cache_reach, self.stream_time, self.lag, self.lag_seconds, self.committed_offset,
+        ):  # fmt: skip
             with contextlib.suppress(KeyError):  # never set
                 gauge.remove(str(partition))
 
