@@ -20,6 +20,7 @@ import numpy as np
 from worker.core.changelog import CorruptEntry, Entry, Restored, decode
 from worker.core.novelty import Label, Neighbour, Vector
 from worker.core.passes import MARKER_KEY, Chain, at_offset, decode_marker, written_at
+from worker.core.scan import Matrix
 
 FREE: Final = -(2**63)
 """The time of a row without an entry: older than every entry."""
@@ -53,15 +54,13 @@ class GroupView:
         self._ttl_ms = ttl_ms
         self._max_entries = max_entries
         self._partitions: dict[int, _Partition] = {}
-        # Whole blocks of 8 rows: see VectorCache. The operating system provides a page when it is first written.
-        rows = -(-max_entries // 8) * 8
-        self._vectors = np.zeros((rows, dimensions), dtype=np.float32)
-        self._similarities = np.zeros(rows, dtype=np.float32)
-        self._times = np.full(rows, FREE, dtype=np.int64)
-        self._owners = np.full(rows, -1, dtype=np.int32)
-        self._labels = [_NO_LABEL] * rows
-        self._keys = [b""] * rows
-        self._sequences = [-1] * rows
+        self._matrix = Matrix(max_entries, dimensions)
+        self._times = np.full(max_entries, FREE, dtype=np.int64)
+        self._owners = np.full(max_entries, -1, dtype=np.int32)
+        self._labels = [_NO_LABEL] * max_entries
+        self._keys = [b""] * max_entries
+        self._sequences = [-1] * max_entries
+        self._nothing = np.zeros(dimensions, dtype=np.float32)
         self._used = 0  # rows that were ever written: the first ones
         self._free: list[int] = []  # those of them without an entry; a heap, so that the first rows are used first
         self.corrupt = 0
@@ -72,8 +71,8 @@ class GroupView:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the vectors, without ids."""
-        return self._used * self._dimensions * 4
+        """The bytes of the vectors in use and of what scans them, without ids."""
+        return self._matrix.nbytes * self._used // self._max_entries
 
     def load(self, partition: int, restored: Restored) -> None:
         """Replace a partition's entries by those of its changelog, read to its end."""
@@ -113,20 +112,14 @@ class GroupView:
         `query`: a vector that `unit` returned. `now_ms`: the partition's stream time. Of equals, the one with the
         earliest stream time counts, then the one of the lowest partition and offset.
         """
-        used = -(-self._used // 8) * 8
-        if not used:
-            return None
         dead_before = FREE if self._ttl_ms is None else now_ms - self._ttl_ms
-        live = (self._times[:used] > dead_before) & (self._owners[:used] != partition)
-        similarities = np.dot(self._vectors[:used], query, out=self._similarities[:used])
-        similarities[~live] = -np.inf
-        best = similarities.max()
-        if best == -np.inf:
+        live = (self._times[: self._used] > dead_before) & (self._owners[: self._used] != partition)
+        found = self._matrix.all_nearest(query, live)
+        if found is None:
             return None
-        equals = np.flatnonzero(similarities == best)
-        row = min((self._age(int(it)), int(it)) for it in equals)[1]
+        row = min((self._age(int(it)), int(it)) for it in found[0])[1]
         label = self._labels[row]
-        return Neighbour(label.trace_id, max(-1.0, float(best)), int(self._owners[row]), label.offset)
+        return Neighbour(label.trace_id, max(-1.0, found[1]), int(self._owners[row]), label.offset)
 
     def _age(self, row: int) -> tuple[int, int, int]:
         return int(self._times[row]), int(self._owners[row]), self._sequences[row]
@@ -165,7 +158,7 @@ class GroupView:
         row = self._row_for(entry.stream_time_ms)
         if row is None:
             return
-        self._vectors[row] = entry.array()
+        self._matrix.put(row, entry.array())
         self._times[row] = entry.stream_time_ms
         self._owners[row] = partition
         self._labels[row] = entry.label()
@@ -191,7 +184,7 @@ class GroupView:
         row = self._of(partition).rows.pop(key, None)
         if row is None:
             return
-        self._vectors[row] = 0
+        self._matrix.put(row, self._nothing)
         self._times[row] = FREE
         self._owners[row] = -1
         self._labels[row] = _NO_LABEL

@@ -18,6 +18,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from worker.core.scan import Matrix, Ranges
+
 Vector = npt.NDArray[np.float32]
 
 UNIT_TOLERANCE: Final = 2e-7
@@ -92,11 +94,7 @@ class VectorCache:
         self.max_elements = max_elements
         self.dimensions = dimensions
         self.ttl_ms = ttl_ms
-        # BLAS computes the rows after the last multiple of 4 with another kernel, slightly differently: with whole
-        # blocks of 8, equal vectors have equal similarity in any row.
-        rows = -(-max_elements // 8) * 8
-        self._vectors = np.zeros((rows, dimensions), dtype=np.float32)
-        self._similarities = np.zeros(rows, dtype=np.float32)
+        self._matrix = Matrix(max_elements, dimensions)
         self._times = [0] * max_elements
         self._labels = [_NO_LABEL] * max_elements
         self.clear()
@@ -105,6 +103,7 @@ class VectorCache:
         """Forget every entry, the time and the eviction counts."""
         self._oldest = self._next = 0  # sequence numbers: live entries are oldest <= s < next, except the gaps
         self._gaps: set[int] = set()
+        self._matrix.clear()
         self._now: int | None = None
         self.expired = 0
         self.displaced = 0
@@ -163,20 +162,16 @@ class VectorCache:
         """Do `nearest_unit`; return the entry's label and its similarity."""
         if not len(self):
             return None
-        used = -(-min(self._next, self.max_elements) // 8) * 8
-        similarities = np.dot(self._vectors[:used], query, out=self._similarities[:used])
-        if self._gaps:
-            similarities[[sequence % self.max_elements for sequence in self._gaps]] = -np.inf
         first, end = self._oldest % self.max_elements, self._next % self.max_elements
         if first < end:
-            row = first + int(similarities[first:end].argmax())
+            live: Ranges = ((first, end),)
+        elif end == 0:
+            live = ((first, self.max_elements),)
         else:  # the live range wraps: the older part is behind the younger one
-            row = first + int(similarities[first : self.max_elements].argmax())
-            if end > 0:
-                younger = int(similarities[:end].argmax())
-                if similarities[younger] > similarities[row]:
-                    row = younger
-        return self._labels[row], max(-1.0, float(similarities[row]))
+            live = ((first, self.max_elements), (0, end))
+        gaps = [sequence % self.max_elements for sequence in self._gaps]
+        row, similarity = self._matrix.nearest(query, live, gaps)
+        return self._labels[row], max(-1.0, similarity)
 
     def add_unit(self, vector: Vector, now_ms: int, label: Label) -> int:
         """Do `add` for a vector that `unit` returned."""
@@ -203,7 +198,7 @@ class VectorCache:
 
     def _put(self, sequence: int, vector: Vector, time_ms: int, label: Label) -> None:
         row = sequence % self.max_elements
-        self._vectors[row] = vector
+        self._matrix.put(row, vector)
         self._times[row] = time_ms
         self._labels[row] = label
 
@@ -251,4 +246,5 @@ class VectorCache:
             self._next = self._oldest = next_sequence
         if now_ms is not None:
             self.advance(now_ms)
+        self._matrix.prepare()
         self.expired = self.displaced = 0
