@@ -20,7 +20,15 @@ LAG_SECONDS: Final = 2
 
 
 def run_group_chaos(
-    kafka: EmbeddedKafka, logs: Path, seed: int, plan: Sequence[str], *, records: int, rate: float, workers: int
+    kafka: EmbeddedKafka,
+    logs: Path,
+    seed: int,
+    plan: Sequence[str],
+    *,
+    records: int,
+    rate: float,
+    workers: int,
+    pause: tuple[float, float] = (0.3, 3.0),
 ) -> None:
     """Produce, disturb, and judge. Raises AssertionError."""
     env = settings(
@@ -38,7 +46,7 @@ def run_group_chaos(
         load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), records, rate)
         load.start()
         violence = Chaos(kafka, fleet, seed, most=workers)
-        violence.run(plan)
+        violence.run(plan, pause)
         ends = load.finish(PATIENCE_S)
         assert wait_settled(kafka.bootstrap_servers, env, ends, PATIENCE_S), f"not settled\n{fleet.tails()}"
         assert set(fleet.stop_all()) <= {0}, fleet.tails()
