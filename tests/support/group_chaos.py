@@ -16,7 +16,7 @@ from tests.support.kafka_fixtures import create_topics
 from worker.broker.embedded_kafka import EmbeddedKafka
 
 PATIENCE_S: Final = 300.0
-LAG_SECONDS: Final = 2
+LAG_SECONDS: Final = 3
 
 
 def run_group_chaos(
