@@ -98,7 +98,11 @@ def scored_record(
     value, redactions = record.value or b"", None
     if redact in ("all", decision):
         value, redactions = redact_json(value)
-    nearest = scored.nearest
+    nearest: dict[str, object] | None = None
+    if scored.nearest is not None:
+        nearest = {"id": scored.nearest.trace_id, "similarity": scored.nearest.similarity}
+        if scored.nearest.partition is not None:  # in the novelty scope `group` alone
+            nearest |= {"partition": scored.nearest.partition, "offset": scored.nearest.offset}
     scoring = _Scoring(
         score=scored.score,
         decision=decision,
@@ -107,7 +111,7 @@ def scored_record(
         weights=scored.weights,
         components=scored.components,
         overrides=scored.overrides,
-        nearest=None if nearest is None else {"id": nearest.trace_id, "similarity": nearest.similarity},
+        nearest=nearest,
         stream_time=rfc3339(scored.stream_time_ms),
         embedder=embedder,
         source=_Source(record.topic, record.partition, record.offset),

@@ -38,10 +38,15 @@ class Label(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """The live entry that is most similar: its trace id and cosine similarity (-1..1)."""
+    """The live entry that is most similar: its trace id and cosine similarity (-1..1).
+
+    `partition`, `offset`: of its source record, in the novelty scope `group` alone.
+    """
 
     trace_id: str
     similarity: float
+    partition: int | None = None
+    offset: int | None = None
 
 
 def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
@@ -162,6 +167,11 @@ class VectorCache:
 
     def nearest_unit(self, query: Vector) -> Neighbour | None:
         """Do `nearest` at the current time, for a vector that `unit` returned."""
+        found = self.nearest_label(query)
+        return None if found is None else Neighbour(found[0].trace_id, found[1])
+
+    def nearest_label(self, query: Vector) -> tuple[Label, float] | None:
+        """Do `nearest_unit`; return the entry's label and its similarity."""
         if not len(self):
             return None
         first, end = self._oldest % self.max_elements, self._next % self.max_elements
@@ -173,7 +183,7 @@ class VectorCache:
             live = ((first, self.max_elements), (0, end))
         gaps = [sequence % self.max_elements for sequence in self._gaps] if self._gaps else ()
         row, similarity = self._matrix.nearest(query, live, gaps)
-        return Neighbour(self._labels[row].trace_id, max(-1.0, similarity))
+        return self._labels[row], max(-1.0, similarity)
 
     def add_unit(self, vector: Vector, now_ms: int, label: Label) -> int:
         """Do `add` for a vector that `unit` returned."""

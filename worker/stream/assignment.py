@@ -104,6 +104,11 @@ class Assignment:
         for task in self.tasks.values():
             task.generation = generation
 
+    def advance(self) -> None:
+        """Let every task decide the records that waited."""
+        for task in self.tasks.values():
+            task.advance()
+
     async def drain(self) -> None:
         """Wait until every task has committed the records it took."""
         await asyncio.gather(*(task.drain() for task in self.tasks.values()))
@@ -119,7 +124,8 @@ class Assignment:
             positions = await self._positions(partitions)  # 2
             restored = await self._restore(positions)  # 3
             scorers = {
-                partition: await self._scorer(positions[partition], restored[partition]) for partition in partitions
+                partition: await self._scorer(partition, positions[partition], restored[partition])
+                for partition in partitions
             }
         except BaseException:
             await asyncio.gather(*(publisher.stop() for publisher in publishers.values()), return_exceptions=True)
@@ -178,8 +184,10 @@ class Assignment:
         self._metrics.restore.observe(time.perf_counter() - started)
         return restored
 
-    async def _scorer(self, position: Position, restored: Restored) -> PartitionScorer:
-        scorer = new_scorer(self._settings, None if self._pool is None else self._pool.identity)
+    async def _scorer(self, partition: int, position: Position, restored: Restored) -> PartitionScorer:
+        identity = None if self._pool is None else self._pool.identity
+        group = self._config.group
+        scorer = new_scorer(self._settings, identity, partition, None if group is None else group.view)
         # In a thread: a large cache takes a while, and meanwhile this member's heartbeats must go out.
         await asyncio.to_thread(lambda: scorer.restore(restored.cache(), position.stream_time_ms))
         restored.entries.clear()  # the cache has copies; with many large partitions they need much memory
