@@ -142,14 +142,18 @@ class PartitionScorer:
         )
 
     def restore(
-        self, entries: Iterable[tuple[int, int, str | Label, Vector]], stream_time_ms: int | None = None
+        self,
+        entries: Iterable[tuple[int, int, str | Label, Vector]],
+        stream_time_ms: int | None = None,
+        next_sequence: int = 0,
     ) -> None:
         """Rebuild the state from (sequence, stream time in ms, trace id or label, unit vector) of committed traces.
 
         Entries at or past the committed source offset must not be among them: their traces are read again.
-        `stream_time_ms` is the committed stream time, if it is known.
+        `stream_time_ms` is the committed stream time, if it is known. `next_sequence`: the next entry's sequence number
+        is at least this (the newest entries may be forgotten).
         """
-        self.cache.restore(entries, stream_time_ms)
+        self.cache.restore(entries, stream_time_ms, next_sequence)
         self._stream_time_ms = self.cache.now_ms
 
 

@@ -137,7 +137,7 @@ class Metrics:
         )
         self.consumed = Counter(
             "kp_records_consumed_total",
-            "Source records with a committed output: accepted, rejected or dead letter.",
+            "Source records with a committed output: accepted, rejected, dead letter or receipt.",
             registry=registry,
         )
         self.traces = Counter(
@@ -165,6 +165,17 @@ class Metrics:
             "kp_cache_evictions_total",
             "Entries evicted from the novelty cache, by cause.",
             ["cause"],
+            registry=registry,
+        )
+        self.forgotten_entries = Counter(
+            "kp_forgotten_entries_total",
+            "Cache entries and changelog records removed by control records (KP_FORGET).",
+            registry=registry,
+        )
+        self.control_records = Counter(
+            "kp_control_records_total",
+            "Control records read with KP_FORGET=true, by result.",
+            ["result"],
             registry=registry,
         )
         self.stream_time = Gauge(
@@ -220,6 +231,8 @@ class Metrics:
             self.dead_letters.labels(str(reason))
         for cause in ("capacity", "expired"):
             self.cache_evictions.labels(cause)
+        for result in ("honoured", "refused"):
+            self.control_records.labels(result)
         for cause in ("corrupt", "other_model"):
             self.skipped_entries.labels(cause)
 

@@ -126,6 +126,13 @@ class LastRows:
         domain.profile = row.profile
         domain.rows.append(row)
 
+    def clear(self) -> None:
+        """Drop all records; the counts of domains stay."""
+        self._traces.clear()
+        self._dead_letters.clear()
+        for domain in self._domains.values():
+            domain.rows.clear()
+
     def traces(self, domain: str | None = None) -> list[dict[str, Any]]:
         """Return the last traces, newest first: of all, or of one domain."""
         rows = self._traces if domain is None else self._domains.get(domain, _Domain()).rows

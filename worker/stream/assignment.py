@@ -17,6 +17,7 @@ from aiokafka import TopicPartition
 from worker.config import Settings
 from worker.core.changelog import Restored
 from worker.core.documents import embedding_bytes
+from worker.core.forgetting import Forgetting
 from worker.core.identity import EmbedderIdentity
 from worker.core.passes import without_embedder
 from worker.embed.load import new_scorer
@@ -89,6 +90,8 @@ class Assignment:
         }
         gone = [partition for partition in self.tasks if partition not in kept]
         await asyncio.gather(*(self.tasks.pop(partition).close() for partition in gone))
+        if gone and self._config.control is not None and self._pool is not None:
+            self._pool.drop_remembered()  # other workers process the control records of these partitions
         for partition in set(gone) - set(mine):
             self._metrics.forget_partition(partition)
         if mine and mine[-1] >= self._layout.source_partitions:  # the source topic has gained partitions
@@ -172,6 +175,24 @@ class Assignment:
 
     def _task(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> PartitionTask:
         scorer = new_scorer(self._settings, None if self._pool is None else self._pool.identity)
-        scorer.restore(restored.cache(), position.stream_time_ms)
-        state = PartitionState(scorer, position.offset, restored.replay, restored.current, restored.housekeeping)
+        scorer.restore(restored.cache(), position.stream_time_ms, restored.next_sequence)
+        state = PartitionState(
+            scorer,
+            position.offset,
+            restored.replay,
+            restored.current,
+            restored.housekeeping,
+            self._forgetting(restored),
+        )
         return PartitionTask(partition, state, publisher, self._pool, self._config, self._metrics, self._callbacks)
+
+    def _forgetting(self, restored: Restored) -> Forgetting | None:
+        if self._config.control is None or self._pool is None:
+            return None
+        return Forgetting(
+            restored.kept(),
+            restored.requests,
+            restored.current.number or 0,
+            self._pool.identity.key(),
+            self._settings.cache_ttl_ms,
+        )
