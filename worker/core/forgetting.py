@@ -19,7 +19,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta, UnsetType
 
-from worker.core.control import ForgetRequest, Removed
+from worker.core.control import MAX_BEHIND, ForgetRequest, Removed
 from worker.core.novelty import Label, VectorCache
 
 FORGOTTEN_PREFIX: Final = b"forgotten:"
@@ -160,18 +160,21 @@ class Forgetting:
         return Forgotten(rows, removed)
 
     def _outdated(self, newest: Processed) -> list[Processed]:
-        """Add a request; return those that no longer matter: the entries that they matched would have expired."""
-        stays = [each for each in self.processed if not self._expired(each, newest.stream_time_ms)]
+        """Add a request; return those that no longer matter."""
+        stays = [each for each in self.processed if not self._outdates(newest, each)]
         stays = [*stays[-MAX_REQUESTS + 1 :], newest]
         keys = {each.key() for each in stays}
         outdated = [each for each in self.processed if each.key() not in keys]
         self.processed = stays
         return outdated
 
-    def _expired(self, request: Processed, now_ms: int | None) -> bool:
-        if self._ttl_ms is None or now_ms is None or request.stream_time_ms is None:
+    def _outdates(self, newest: Processed, request: Processed) -> bool:
+        """Whether what a request matched has expired, and a copy of its record is refused for its offset."""
+        if newest.source_offset <= request.source_offset + MAX_BEHIND:
             return False
-        return now_ms - request.stream_time_ms >= self._ttl_ms
+        if self._ttl_ms is None or newest.stream_time_ms is None:
+            return False
+        return request.stream_time_ms is None or newest.stream_time_ms - request.stream_time_ms >= self._ttl_ms
 
 
 def request_hashes(request: ForgetRequest) -> frozenset[bytes]:
