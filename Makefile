@@ -83,7 +83,7 @@ image-test: $(READY) ## Build the image with Docker, or buildah as root, and sco
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}
 
-soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in)
+soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in, --forget control records)
 	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30} $(ARGS)
 
 bench: $(MODEL) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
