@@ -1,8 +1,8 @@
 """The long chaos run, and the memory check: `python -m tests.soak --minutes N [--seed S] [--report FILE]`.
 
 Chaos: 20 SIGKILLs, 10 joins and leaves, 2 broker restarts and more over at least 10,000 traces; once more as long as
-there is time. `--hostile` mixes the records of hostile.py in, `--forget` control records. `--steady`: one worker under constant load through 50
-forced rebalances. Exit code 1 when anything is wrong.
+there is time. `--hostile` mixes the records of hostile.py in, `--forget` control records. `--steady`: one worker under
+constant load through 50 forced rebalances. Exit code 1 when anything is wrong.
 """
 
 from __future__ import annotations

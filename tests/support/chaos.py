@@ -107,12 +107,10 @@ def traces(seed: int, partitions: int) -> Iterator[Record]:
         yield Record(document["metadata"]["agent_id"].encode(), value, headers, partition, timestamp)
 
 
-def with_requests(
-    seed: int, records: Iterator[Record], topic: str, key: bytes, share: float = 0.02
-) -> Iterator[Record]:
-    """Yield the records, and control records among them: for the partition's last traces or an agent; some are forged.
+def with_requests(seed: int, records: Iterator[Record], topic: str, key: bytes) -> Iterator[Record]:
+    """Yield the records, and control records among them: for the partition's last traces or an agent.
 
-    A tenth is sent twice.
+    A tenth is forged, a tenth is sent twice.
     """
     rng = random.Random(seed)
     recent: dict[int | None, deque[str]] = defaultdict(lambda: deque(maxlen=8))
@@ -123,20 +121,14 @@ def with_requests(
             recent[record.partition].append(document["id"])
         except ValueError:
             continue
-        if rng.random() > share:
+        if rng.random() > 0.02:
             continue
         last = list(recent[record.partition])
         wanted: dict[str, Any] = {"trace_ids": [last[-1], *rng.sample(last, min(2, len(last)))]}
         if rng.random() < 0.3:
             wanted = {"agent_id": document["metadata"]["agent_id"]}
-        forged = rng.random() < 0.1
-        control = control_record(
-            key=b"x" * 32 if forged else key,
-            topic=topic,
-            partition=record.partition,
-            request_id=f"r-{number}",
-            **wanted,
-        )
+        wanted |= {"topic": topic, "partition": record.partition, "request_id": f"r-{number}"}
+        control = control_record(key=b"x" * 32 if rng.random() < 0.1 else key, **wanted)
         for _ in range(2 if rng.random() < 0.1 else 1):
             yield Record(b"r", control.value, control.headers, record.partition, record.timestamp_ms)
 
