@@ -171,7 +171,7 @@ def test_control_record_receipt_and_processed_request_are_the_code_s() -> None:
     assert done.rows[0] == (b"1:1026:0", None)
     assert done.rows[1][0] == b"forgotten:1:7"
     row = msgspec.msgpack.decode(done.rows[1][1] or b"")
-    row[-1] = [base64.b64encode(value).decode() for value in row[-1]]
+    row[-2] = [base64.b64encode(value).decode() for value in row[-2]]
     validator("processedRequest", "payload").validate(row)
     schema: Mapping[str, Any] = resolved(MESSAGES["processedRequest"]["payload"])
     assert tuple(item["title"] for item in schema["items"]) == Processed.__struct_fields__

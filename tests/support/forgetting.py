@@ -24,7 +24,7 @@ def control_record(
 ) -> SourceRecord:
     """Return a signed control record; `fields` are those of its body."""
     body = {"version": 1, "request_id": "r-1", "issued_at": "2026-04-14T08:00:00Z", "topic": topic}
-    body |= {"partition": partition, "end_offset": offset} | fields
+    body |= {"partition": partition, "end_offsets": [offset] * (partition + 1)} | fields
     value = encode_request(msgspec.convert(body, ForgetRequest))
     return make_record(value, offset, key=b"r-1", headers=control_headers(value, key), topic=topic, partition=partition)
 

@@ -43,6 +43,7 @@ HOMES = (
         "faust": {"stream.worker", "stream.faust_consumer"},
         "mode": {"stream.faust_consumer"},
         "cramjam": {"kafka.unpack"},
+        "simsimd": {"core.scan"},
         "aiohttp": {"observe.http_server"},
         "prometheus_client": {"observe", "commands.demo_worker"},
         "pydantic": {"config"},
@@ -203,7 +204,8 @@ def test_no_row_of_the_tables_is_left_over() -> None:
 
 @pytest.mark.parametrize("module", CORE)
 def test_the_core_imports_the_standard_library_numpy_and_msgspec(module: str) -> None:
-    foreign = packages(module) - set(sys.stdlib_module_names) - {"numpy", "msgspec", "worker"}
+    """And simsimd, which only computes: see HOMES."""
+    foreign = packages(module) - set(sys.stdlib_module_names) - {"numpy", "msgspec", "simsimd", "worker"}
     assert not foreign
     assert not packages(module) & NOT_IN_THE_CORE
 

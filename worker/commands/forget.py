@@ -26,7 +26,7 @@ from worker.commands.session import Session, SessionError, run_session
 from worker.config import Settings
 from worker.config.forget_keys import forget_keys
 from worker.core.control import ForgetRequest, control_headers, encode_request, read_receipt
-from worker.core.scorer import CACHED_ID_LENGTH
+from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.terminal import clean, clean_json
 from worker.kafka.dead_letters import read_dead_letter
 from worker.kafka.producer import idempotent_producer
@@ -141,7 +141,7 @@ async def _write(session: Session, partitions: int, key: bytes, request: _Reques
                     issued_at=issued_at,
                     topic=topic,
                     partition=tp.partition,
-                    end_offset=ends[tp],
+                    end_offsets=[ends[each] for each in tps],
                     trace_ids=request.what.get("trace_ids", UNSET),
                     agent_id=request.what.get("agent_id", UNSET),
                 )

@@ -169,6 +169,24 @@ class Settings(BaseSettings):
         description="lifetime of a cache entry in stream time; none: entries do not expire",
         json_schema_extra={"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "none"}]},
     )
+    novelty_scope: Literal["partition", "group"] = Field(
+        "partition",
+        description="what a trace is compared with: its partition's cache, or also what all other partitions of the "
+        "group have committed (docs/novelty-scope.md)",
+    )
+    group_max_elements: int = Field(
+        64_000, ge=1, le=10_000_000, description="with scope group: most entries of other partitions, all together"
+    )
+    group_max_lag_seconds: float = Field(
+        5.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="with scope group: how far the view of other partitions may lag before KP_GROUP_LAG_ACTION applies",
+    )
+    group_lag_action: Literal["wait", "continue"] = Field(
+        "wait",
+        description="beyond KP_GROUP_MAX_LAG_SECONDS, traces wait until the view has caught up, or are scored anyway",
+    )
     event_time: Literal["created_at", "record"] = Field(
         "created_at",
         description=(
@@ -286,6 +304,13 @@ class Settings(BaseSettings):
             )
         if self.output_embedding and self.embedder == "none":
             raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder; set KP_EMBEDDER to something other than none")
+        if self.novelty_scope == "group" and self.delivery != "exactly_once":
+            # At least once, entries are visible before their offset is: a trace could be compared with its own entry of
+            # an earlier attempt on another partition's view, and with entries of records that are read again.
+            raise ValueError(
+                "KP_NOVELTY_SCOPE=group needs KP_DELIVERY=exactly_once: with at_least_once, entries are visible before "
+                "their traces are committed; change one of them"
+            )
         if self.group_instance_id and self.delivery != "exactly_once":
             # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
             raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")

@@ -27,6 +27,7 @@ from worker.core.passes import (
     MARKER_KEY,
     NO_PASS,
     UNREADABLE,
+    Chain,
     Found,
     Marker,
     Pass,
@@ -199,16 +200,19 @@ class Restored:
     """The state of a partition as restored from its changelog, and the pass that it continues with.
 
     `entries`: those of committed traces in the passes that count, in rising order of sequence and offset; they are the
-    cache. `replay`: entries at or past the committed offset, by source offset (after a crash with at_least_once, or a
-    reset of the offset). Their traces are read again; if the text is the same, its embedding is reused. `skipped`:
-    counts by cause (other_model, corrupt) and by "model NAME". `overridden`: entries of this model whose pass no longer
-    counts. `begins`: why the pass is new, None if the committed pass continues. `problem`: the first record that could
-    not be read, and why. `requests`: the processed requests to forget that count, in rising order of offset.
-    `next_sequence`: the cache's next sequence number is at least this, although the newest entries may be forgotten.
-    `live`: key and entry of every live record that could be read and is not deleted at once.
+    cache. `keys`: their record keys, by sequence. `chain`: the passes that count. `replay`: entries at or past the
+    committed offset, by source offset (after a crash with at_least_once, or a reset of the offset). Their traces are
+    read again; if the text is the same, its embedding is reused. `skipped`: counts by cause (other_model, corrupt) and
+    by "model NAME". `overridden`: entries of this model whose pass no longer counts. `begins`: why the pass is new,
+    None if the committed pass continues. `problem`: the first record that could not be read, and why. `requests`: the
+    processed requests to forget that count, in rising order of offset. `next_sequence`: the next entry's number is at
+    least this, although the newest entries may be forgotten. `live`: key and entry of every live record that could be
+    read and is not deleted at once.
     """
 
     entries: list[Entry] = field(default_factory=list)
+    keys: dict[int, bytes] = field(default_factory=dict)
+    chain: Chain = ()
     replay: dict[int, Entry] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     current: Pass = NO_PASS
@@ -267,7 +271,7 @@ class Log:
         numbers = [it.entry.pass_number or 0 for it in live if it.entry is not None]
         greatest = max([*numbers, *(it.pass_number for it in requests)], default=0)
         resolved = resolve(found, marker, greatest, self.end)
-        result.current, result.begins = resolved.current, resolved.begins
+        result.current, result.chain, result.begins = resolved.current, resolved.chain, resolved.begins
         sorting = _Sorted()
         _sort_requests(result, sorting, requests, resolved, found.offset, model)
         _sort(result, sorting, live, resolved, found.offset, model, dimensions)
@@ -407,7 +411,9 @@ def _select(result: Restored, found: _Sorted, own: bytes, slots: int) -> tuple[l
     for record, entry in found.counting:
         if id(entry) not in stays:
             dead.append(record.key)
-        elif not record.key.startswith(own):
+            continue
+        result.keys[entry.sequence] = record.key
+        if not record.key.startswith(own):
             leaving.append((entry.sequence + slots, record.key))
     return [(key, None) for key in dead], leaving
 

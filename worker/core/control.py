@@ -18,9 +18,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from worker.core.novelty import Label
+from worker.core.novelty import CACHED_ID_LENGTH, Label
 from worker.core.records import FORGOTTEN, Headers, OutputRecord, SourceRecord
-from worker.core.scorer import CACHED_ID_LENGTH
 from worker.core.trace import InvalidTrace, Reason
 from worker.version import __version__
 
@@ -50,7 +49,8 @@ _Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
 class ForgetRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a control record (schemas/forget.schema.json). Either `trace_ids` or `agent_id` is given.
 
-    Ids are cut to the length that the cache keeps. `end_offset`: the partition's end when the request was issued.
+    Ids are cut to the length that the cache keeps. `end_offsets`: the ends of all partitions when the request was
+    issued, by partition.
     """
 
     version: Literal[1]
@@ -58,7 +58,7 @@ class ForgetRequest(Struct, frozen=True, forbid_unknown_fields=True):
     issued_at: Annotated[str, Meta(min_length=1, max_length=40)]
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     partition: Annotated[int, Meta(ge=0)]
-    end_offset: Annotated[int, Meta(ge=0)]
+    end_offsets: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
     trace_ids: Annotated[list[_Id], Meta(min_length=1, max_length=MAX_TRACE_IDS)] | UnsetType = UNSET
     agent_id: _Id | UnsetType = UNSET
 
@@ -159,12 +159,18 @@ def read_control(record: SourceRecord, keys: Sequence[bytes]) -> ForgetRequest:
         raise _bad("give either trace_ids or agent_id")
     if (request.topic, request.partition) != (record.topic, record.partition):
         raise _bad("the record was signed for another topic or partition")
-    if not 0 <= record.offset - request.end_offset <= MAX_BEHIND:
+    end = request.end_offsets[record.partition] if record.partition < len(request.end_offsets) else None
+    if end is None or not end <= record.offset < end_of_validity(request.end_offsets, record.partition):
         raise _bad(
-            f"the record was signed for the end {request.end_offset} of the partition; it is honoured up to "
-            f"{MAX_BEHIND} offsets behind that. Run kp-worker forget again"
+            f"the record was signed for the end {end} of the partition, and is honoured up to {MAX_BEHIND} offsets "
+            "behind it: run kp-worker forget again"
         )
     return request
+
+
+def end_of_validity(end_offsets: Sequence[int], partition: int) -> int:
+    """Return the first offset of a partition at which a control record is no longer honoured; 0: at none."""
+    return end_offsets[partition] + MAX_BEHIND + 1 if partition < len(end_offsets) else 0
 
 
 def copied(request: ForgetRequest, earlier: int) -> InvalidTrace:

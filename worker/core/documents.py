@@ -90,6 +90,8 @@ def scored_record(
     nearest: dict[str, object] | None = None
     if scored.nearest is not None:
         nearest = {"id": scored.nearest.trace_id, "similarity": scored.nearest.similarity}
+        if scored.nearest.partition is not None:  # in the novelty scope `group` alone
+            nearest |= {"partition": scored.nearest.partition, "offset": scored.nearest.offset}
     scoring = _Scoring(
         score=scored.score,
         decision=decision,

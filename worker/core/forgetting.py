@@ -38,7 +38,8 @@ class Processed(msgspec.Struct, frozen=True, array_like=True):
     """A request that a partition has processed: where, in which pass, and what it matches.
 
     `next_sequence`: of the cache at that record, for entries of `model`. `stream_time_ms`: None before the first trace.
-    `hashes`: of trace ids or of an agent id (see `id_hash`). They match entries of lower offsets alone.
+    `hashes`: of trace ids or of an agent id (see `id_hash`). They match entries of lower offsets alone. `end_offsets`:
+    those of the control record.
     """
 
     version: int
@@ -49,6 +50,7 @@ class Processed(msgspec.Struct, frozen=True, array_like=True):
     next_sequence: Annotated[int, Meta(ge=0)]
     model: str
     hashes: frozenset[bytes]
+    end_offsets: tuple[int, ...] = ()
 
     def key(self) -> bytes:
         """Return the key of its record."""
@@ -97,10 +99,11 @@ class Kept(NamedTuple):
 
 
 class Forgotten(NamedTuple):
-    """What a request did: the changelog's rows, in order, and the entries that were removed."""
+    """What a request did: the changelog's rows, in order, the entries that were removed, and the request's record."""
 
     rows: list[Row]
     removed: list[Removed]
+    processed: Processed
 
 
 class Forgetting:
@@ -154,10 +157,11 @@ class Forgetting:
             cache.next_sequence,
             self._model,
             request_hashes(request),
+            tuple(request.end_offsets),
         )
         rows.append((done.key(), encode_processed(done)))
         rows += [(old.key(), None) for old in self._outdated(done)]
-        return Forgotten(rows, removed)
+        return Forgotten(rows, removed, done)
 
     def _outdated(self, newest: Processed) -> list[Processed]:
         """Add a request; return those that no longer matter."""

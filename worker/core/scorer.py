@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy.typing as npt
 
-from worker.core.novelty import Label, Neighbour, Vector, VectorCache, unit
+from worker.core.forgetting import Processed
+from worker.core.group_view import GroupView
+from worker.core.novelty import CACHED_ID_LENGTH, Label, Neighbour, Vector, VectorCache, unit
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,
@@ -26,10 +28,6 @@ from worker.core.scoring import (
     score_trace,
 )
 from worker.core.trace import ReasoningTrace, created_at_ms
-
-CACHED_ID_LENGTH: Final = 256
-"""Characters of a trace id that the cache keeps for `nearest`. An id may be as long as a message: a thousand of them in
-memory, and one in every output, could exhaust the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,9 @@ class PartitionScorer:
     `ttl_ms` None means that entries do not expire. `threshold` (0..1) applies to every profile without its own.
     `max_step_ms`: how far one trace may advance stream time; None: no limit. Raises ValueError for settings out
     of range.
+
+    `partition`: the number of the source partition in the novelty scope `group`; neighbours then have a partition and
+    an offset. `group`: the entries of the other partitions; None: there are no others.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class PartitionScorer:
         threshold: float = DEFAULT_THRESHOLD,
         profiles: Mapping[str, Profile] = PROFILES,
         max_step_ms: int | None = None,
+        partition: int | None = None,
+        group: GroupView | None = None,
     ) -> None:
         if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"threshold must lie in 0..1, got {threshold}")
@@ -87,6 +90,8 @@ class PartitionScorer:
         self._threshold = threshold
         self._profiles = profiles
         self._max_step_ms = max_step_ms
+        self._partition = partition
+        self._group = group
         self._stream_time_ms: int | None = None
 
     @property
@@ -112,7 +117,23 @@ class PartitionScorer:
             time = event_time_ms if step is None else min(event_time_ms, time + step)
         self._stream_time_ms = time
         now = self.cache.advance(time)
-        return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
+        if query is None or self._partition is None:
+            return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
+        return Comparison(query, self._nearest_in_group(query, self._partition, now), now)
+
+    def _nearest_in_group(self, query: Vector, partition: int, now_ms: int) -> Neighbour | None:
+        """Return the nearest live entry of this partition, or of another one if that is nearer."""
+        found = self.cache.nearest_label(query)
+        own = None if found is None else Neighbour(found[0].trace_id, found[1], partition, found[0].offset)
+        foreign = None if self._group is None else self._group.nearest(partition, query, now_ms)
+        if own is None or foreign is None:
+            return own or foreign
+        return foreign if foreign.similarity > own.similarity else own
+
+    def forget_in_group(self, request: Processed) -> None:
+        """Compare with no entry of another partition that a request matches, which this partition has processed."""
+        if self._group is not None and self._partition is not None:
+            self._group.forget(self._partition, request)
 
     def decide(self, trace: ReasoningTrace, comparison: Comparison, offset: int | None = None) -> ScoredTrace:
         """Do the second half of `score`: score, decide, and add the vector, with its source offset, to the cache."""

@@ -172,7 +172,7 @@ async def restore(
     Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
     committed then. Entries of another model are skipped, with one warning; corrupt ones are skipped and counted.
     """
-    logs = await _read(client, changelog, list(positions))
+    logs = await read_logs(client, changelog, list(positions))
     result = {}
     for partition, read in logs.items():
         restored = read.restore(positions[partition].found(), model, dimensions, capacity)
@@ -181,7 +181,7 @@ async def restore(
     return result
 
 
-async def _read(client: Mapping[str, Any], changelog: str, partitions: Sequence[int]) -> dict[int, Log]:
+async def read_logs(client: Mapping[str, Any], changelog: str, partitions: Sequence[int]) -> dict[int, Log]:
     """Read partitions of the changelog from the beginning to their ends at the time of the call."""
     logs = {partition: Log() for partition in partitions}
     reader = committed_reader(client, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES)

@@ -26,8 +26,8 @@ ENTRY_BYTES: Final = 2048
 LARGEST_ENTRY_BYTES: Final = 4096
 """The same with the longest trace id that is kept."""
 
-LARGEST_REQUEST_BYTES: Final = 16_384
-"""The changelog's record of a request to forget, with the hashes of the most ids and its framing, is below this."""
+LARGEST_REQUEST_BYTES: Final = 131_072
+"""The changelog's record of a request to forget, with the most ids and the ends of 10,000 partitions, is below this."""
 
 CODECS: Final[Mapping[str, Callable[[], bool]]] = {
     "gzip": codec.has_gzip, "snappy": codec.has_snappy, "lz4": codec.has_lz4, "zstd": codec.has_zstd,

@@ -212,6 +212,17 @@ class Metrics:
             ["cause"],
             registry=registry,
         )
+        self.group_lag = Gauge(
+            "kp_group_view_lag_seconds",
+            "With KP_NOVELTY_SCOPE=group: time since the view of all partitions was last complete.",
+            registry=registry,
+        )
+        self.group_entries = Gauge(
+            "kp_group_view_entries", "Entries in the view of all partitions, expired ones included.", registry=registry
+        )
+        self.group_bytes = Gauge(
+            "kp_group_view_bytes", "Memory of the vectors in the view of all partitions.", registry=registry
+        )
         self.lost = Counter(
             "kp_source_records_lost_total",
             "Source records deleted by retention before they were scored.",

@@ -17,8 +17,9 @@ import msgspec
 from worker.config import Settings
 from worker.core.domains import near_miss
 from worker.core.explanation import FORMULAS, arithmetic
+from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import OutputRecord, SourceRecord
-from worker.core.scorer import CACHED_ID_LENGTH, ScoredTrace
+from worker.core.scorer import ScoredTrace
 from worker.core.scoring import Components, Weights
 from worker.core.terminal import clean
 

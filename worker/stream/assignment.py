@@ -106,6 +106,11 @@ class Assignment:
         for task in self.tasks.values():
             task.generation = generation
 
+    def advance(self) -> None:
+        """Let every task decide the records that waited."""
+        for task in self.tasks.values():
+            task.advance()
+
     async def drain(self) -> None:
         """Wait until every task has committed the records it took."""
         await asyncio.gather(*(task.drain() for task in self.tasks.values()))
@@ -174,7 +179,9 @@ class Assignment:
         return restored
 
     def _task(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> PartitionTask:
-        scorer = new_scorer(self._settings, None if self._pool is None else self._pool.identity)
+        identity = None if self._pool is None else self._pool.identity
+        group = self._config.group
+        scorer = new_scorer(self._settings, identity, partition, None if group is None else group.view)
         scorer.restore(restored.cache(), position.stream_time_ms, restored.next_sequence)
         state = PartitionState(
             scorer,

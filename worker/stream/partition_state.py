@@ -101,7 +101,9 @@ class PartitionState:
             raise RuntimeError("this is a bug: control records are not honoured")
         matches = request.matcher()
         self._replay = {at: entry for at, entry in self._replay.items() if not matches(entry.label())}
-        return self.forgetting.forget(request, self.scorer.cache, offset, self.scorer.stream_time_ms)
+        forgotten = self.forgetting.forget(request, self.scorer.cache, offset, self.scorer.stream_time_ms)
+        self.scorer.forget_in_group(forgotten.processed)
+        return forgotten
 
     def batch(self, decided: Sequence[Decided]) -> Batch:
         """Return the batch to publish for these records, the partition's next in offset order."""

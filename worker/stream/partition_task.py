@@ -27,6 +27,7 @@ from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
 from worker.stream.committer import Committer
 from worker.stream.dead_letter_limit import DeadLetterLimit
 from worker.stream.evaluator import Evaluator, Taken
+from worker.stream.group_scope import GroupScope
 from worker.stream.partition_state import Decided, PartitionState
 
 log = logging.getLogger(__name__)
@@ -40,13 +41,14 @@ STOP_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
-    """The settings that apply to a partition's records."""
+    """The settings that apply to a partition's records. `group`: the novelty scope `group`, None without it."""
 
     evaluation: EvaluationConfig
     latency_budget_seconds: float = 0.1
     commit_interval_seconds: float = 1.0
     dead_letter_limit: DeadLetterLimit | None = None
     tracing: Tracing | NoTracing = NO_TRACING
+    group: GroupScope | None = None
     control: ControlConfig | None = None
 
 
@@ -106,6 +108,7 @@ class PartitionTask:
         self._taken_to = state.next_offset - 1
         self._taken: deque[Taken] = deque()
         self._bytes = 0  # of the records past the committed offset
+        self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._committing: asyncio.Task[None] | None = None
@@ -142,9 +145,9 @@ class PartitionTask:
         taken = self._evaluator.take(record)
         self._taken.append(taken)
         if isinstance(taken.embedding, asyncio.Future):
-            taken.embedding.add_done_callback(lambda _: self._advance())
+            taken.embedding.add_done_callback(lambda _: self.advance())
             return True
-        self._advance()
+        self.advance()
         return False
 
     def flush(self) -> None:
@@ -152,18 +155,22 @@ class PartitionTask:
         self._committer.flush()
 
     async def drain(self) -> None:
-        """Wait until every record taken is committed, or the task has failed."""
+        """Wait until every record taken is committed, or the task has failed.
+
+        Records that may not be decided now are dropped, and will be read again.
+        """
         self._committer.stop_lingering()
+        self._draining = True
+        self.advance()
         await self._idle.wait()
+        self._draining = False
         self._committer.linger_again()
 
     async def close(self) -> None:
         """Close the partition: uncommitted records are dropped, an open transaction is aborted."""
         self.failed = True
         self._idle.set()
-        for taken in self._taken:
-            if isinstance(taken.embedding, asyncio.Future):  # mark its exception as retrieved
-                taken.embedding.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._abandon_embeddings()
         if self._committing is not None:
             self._committing.cancel()
             await asyncio.gather(self._committing, return_exceptions=True)
@@ -174,9 +181,30 @@ class PartitionTask:
         except Exception as error:  # the partition is lost anyway; its next owner fences this producer
             log.warning("partition %d: producer did not stop cleanly: %r", self.partition, error)
 
-    def _advance(self) -> None:
-        """Decide all embedded records, in offset order."""
-        if self.failed:
+    def _abandon_embeddings(self) -> None:
+        """Mark the exceptions of embeddings that nobody waits for any more as retrieved."""
+        for taken in self._taken:
+            if isinstance(taken.embedding, asyncio.Future):
+                taken.embedding.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    def _drop_undecided(self) -> None:
+        size = sum(taken.record.size for taken in self._taken)
+        log.info("partition %d: %d records are not decided, and will be read again", self.partition, len(self._taken))
+        self._abandon_embeddings()
+        self._taken_to = self._taken[0].record.offset - 1
+        self._taken.clear()
+        self._bytes -= size
+        self._callbacks.give_back(size)
+        if not self:
+            self._idle.set()
+
+    def advance(self) -> None:
+        """Decide all embedded records, in offset order, if traces may be decided now."""
+        if self.failed or not self._taken:
+            return
+        if self._config.group is not None and not self._config.group.may_decide():
+            if self._draining:
+                self._drop_undecided()
             return
         try:
             while self._taken and self._taken[0].ready():

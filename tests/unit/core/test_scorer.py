@@ -28,7 +28,8 @@ from worker.core.documents import dead_letter, embedding_failed, rfc3339, scored
 from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Neighbour
 from worker.core.records import Fault, SourceRecord
-from worker.core.scorer import CACHED_ID_LENGTH, cached_id, event_time_ms
+from worker.core.novelty import CACHED_ID_LENGTH
+from worker.core.scorer import cached_id, event_time_ms
 from worker.core.scoring import PROFILES
 from worker.core.trace import MAX_MESSAGE, embedding_text
 
