@@ -110,7 +110,9 @@ class GroupView:
         for request in restored.requests:
             self._processed(partition, request)
         for entry in restored.entries:
-            self._add(partition, restored.keys[entry.sequence], entry)
+            if entry.sequence >= restored.next_sequence - self._capacity:  # the newest may be forgotten
+                self._add(partition, restored.keys[entry.sequence], entry)
+        self._of(partition).newest = max(self._of(partition).newest, restored.next_sequence - 1)
 
     def apply(self, partition: int, key: bytes | None, value: bytes | None, position: int) -> bool:
         """Apply the next record of a partition; return False if the partition must be loaded again.
