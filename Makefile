@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast browser-test check deploy-check snippet-check dist image image-test fuzz soak bench lock clean
+.PHONY: help setup setup-model demo test test-fast browser-test check deploy-check snippet-check dist image image-test fuzz soak group-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -85,6 +85,9 @@ fuzz: $(READY) ## A million mutated documents through the parser
 
 soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in, --forget control records)
 	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30} $(ARGS)
+
+group-test: $(READY) ## Scope group: 4 workers, 20 kills, joins, leaves, 2 broker restarts; each nearest trace judged (5 minutes)
+	$(BIN)/python -m pytest tests/group_chaos.py -s $(ARGS)
 
 bench: $(MODEL) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -22,7 +22,7 @@ from worker.core.control import end_of_validity
 from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed
 from worker.core.novelty import Label, Neighbour, Vector
 from worker.core.passes import MARKER_KEY, Chain, at_offset, decode_marker, written_at
-from worker.core.scan import Matrix
+from worker.core.scan import FROM_ROWS, Matrix, can_scan_codes
 
 FREE: Final = -(2**63)
 """The time of a row without an entry: older than every entry."""
@@ -41,6 +41,12 @@ class _Partition:
     newest: int = -1
     rows: dict[bytes, int] = field(default_factory=dict)
     order: deque[tuple[int, bytes]] = field(default_factory=deque)
+
+
+def memory_bytes(entries: int, dimensions: int) -> int:
+    """Return the memory of so many entries, without ids: vectors, int8 codes, times and partitions."""
+    codes = dimensions + 8 if entries >= FROM_ROWS and can_scan_codes(dimensions) else 0
+    return entries * (4 * dimensions + 4 + codes + 12)
 
 
 @dataclass(slots=True)
@@ -96,8 +102,8 @@ class GroupView:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the vectors in use and of what scans them, without ids."""
-        return self._matrix.nbytes * self._used // self._max_entries
+        """The memory of the entries, see `memory_bytes`."""
+        return memory_bytes(self._used, self._dimensions)
 
     def load(self, partition: int, restored: Restored) -> None:
         """Replace a partition's entries by those of its changelog, read to its end."""

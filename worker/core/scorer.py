@@ -66,9 +66,6 @@ class PartitionScorer:
     `ttl_ms` None means that entries do not expire. `threshold` (0..1) applies to every profile without its own.
     `max_step_ms`: how far one trace may advance stream time; None: no limit. Raises ValueError for settings out
     of range.
-
-    `partition`: the number of the source partition in the novelty scope `group`; neighbours then have a partition and
-    an offset. `group`: the entries of the other partitions; None: there are no others.
     """
 
     def __init__(
@@ -79,8 +76,6 @@ class PartitionScorer:
         threshold: float = DEFAULT_THRESHOLD,
         profiles: Mapping[str, Profile] = PROFILES,
         max_step_ms: int | None = None,
-        partition: int | None = None,
-        group: GroupView | None = None,
     ) -> None:
         if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"threshold must lie in 0..1, got {threshold}")
@@ -90,8 +85,8 @@ class PartitionScorer:
         self._threshold = threshold
         self._profiles = profiles
         self._max_step_ms = max_step_ms
-        self._partition = partition
-        self._group = group
+        self._partition: int | None = None
+        self._group: GroupView | None = None
         self._stream_time_ms: int | None = None
 
     @property
@@ -106,6 +101,14 @@ class PartitionScorer:
         wrong dimension or values that are not finite; the state is then unchanged.
         """
         return self.decide(trace, self.compare(vector, event_time_ms))
+
+    def join_group(self, partition: int, view: GroupView | None) -> None:
+        """Take the novelty scope `group`: neighbours have a partition and an offset, and may be of other partitions.
+
+        `partition`: the number of this source partition. `view`: the entries of the others; None: there are no others.
+        """
+        self._partition = partition
+        self._group = view
 
     def compare(self, vector: npt.ArrayLike | None, event_time_ms: int) -> Comparison:
         """Do the first half of `score`: advance stream time and find the nearest live entry (raises ValueError)."""

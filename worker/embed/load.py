@@ -19,19 +19,20 @@ from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
 
 def new_scorer(
-    settings: Settings, identity: EmbedderIdentity | None, partition: int = 0, group: GroupView | None = None
+    settings: Settings, identity: EmbedderIdentity | None, partition: int = 0, view: GroupView | None = None
 ) -> PartitionScorer:
-    """Return the empty state of one partition, of a topic or a file. `group`: the entries of the other partitions."""
-    return PartitionScorer(
+    """Return the empty state of one partition, of a topic or a file. `view`: the entries of the other partitions."""
+    scorer = PartitionScorer(
         settings.cache_max_elements,
         settings.cache_ttl_ms,
         1 if identity is None else identity.dimensions,
         settings.threshold,
         settings.scoring_profiles(),
         settings.stream_time_max_step_ms,
-        partition if settings.novelty_scope == "group" else None,
-        group,
     )
+    if settings.novelty_scope == "group":
+        scorer.join_group(partition, view)
+    return scorer
 
 
 def load_configured(settings: Settings) -> Embedder | None:

@@ -62,6 +62,8 @@ class TraceRow(NamedTuple):
     overrides: tuple[str, ...]
     nearest: str | None
     similarity: float | None
+    nearest_partition: int | None
+    nearest_offset: int | None
     objective: str | None
 
     def explained(self) -> dict[str, Any]:
@@ -170,6 +172,8 @@ class LastRows:
             scored.overrides,
             None if nearest is None else _shown(nearest.trace_id, CACHED_ID_LENGTH),
             None if nearest is None else nearest.similarity,
+            None if nearest is None else nearest.partition,
+            None if nearest is None else nearest.offset,
             objective if self._texts else None,
         )
 
