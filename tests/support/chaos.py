@@ -107,10 +107,12 @@ def traces(seed: int, partitions: int) -> Iterator[Record]:
         yield Record(document["metadata"]["agent_id"].encode(), value, headers, partition, timestamp)
 
 
-def with_requests(seed: int, records: Iterator[Record], topic: str, key: bytes) -> Iterator[Record]:
+def with_requests(
+    seed: int, records: Iterator[Record], topic: str, key: bytes, everywhere: int | None = None
+) -> Iterator[Record]:
     """Yield the records, and control records among them: for the partition's last traces or an agent.
 
-    A tenth is forged, a tenth is sent twice.
+    A tenth is forged, a tenth is sent twice. `everywhere`: the number of partitions, each of which gets the request.
     """
     rng = random.Random(seed)
     recent: dict[int | None, deque[str]] = defaultdict(lambda: deque(maxlen=8))
@@ -127,10 +129,14 @@ def with_requests(seed: int, records: Iterator[Record], topic: str, key: bytes) 
         wanted: dict[str, Any] = {"trace_ids": [last[-1], *rng.sample(last, min(2, len(last)))]}
         if rng.random() < 0.3:
             wanted = {"agent_id": document["metadata"]["agent_id"]}
-        wanted |= {"topic": topic, "partition": record.partition, "request_id": f"r-{number}"}
-        control = control_record(key=b"x" * 32 if rng.random() < 0.1 else key, **wanted)
-        for _ in range(2 if rng.random() < 0.1 else 1):
-            yield Record(b"r", control.value, control.headers, record.partition, record.timestamp_ms)
+        wanted |= {"topic": topic, "request_id": f"r-{number}"}
+        if everywhere is not None:
+            wanted["end_offsets"] = [0] * everywhere
+        signed_by = b"x" * 32 if rng.random() < 0.1 else key
+        for partition in [record.partition] if everywhere is None else range(everywhere):
+            control = control_record(key=signed_by, partition=partition, **wanted)
+            for _ in range(2 if rng.random() < 0.1 else 1):
+                yield Record(b"r", control.value, control.headers, partition, record.timestamp_ms)
 
 
 def _rfc3339(ms: float) -> str:
