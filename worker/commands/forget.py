@@ -194,6 +194,14 @@ def _note_dead_letter(record: ConsumerRecord, settings: Settings, request: _Requ
         answer.result, answer.reason, answer.message = "dead_letter", letter.reason, letter.message
 
 
+def _words(what: Mapping[str, Any]) -> str:
+    """Return what is asked, in words."""
+    if "agent_id" in what:
+        return f"all traces of agent {what['agent_id']}"
+    first, *others = what["trace_ids"]
+    return f"trace {first}" + (f" and {len(others)} more" if others else "")
+
+
 def _print(settings: Settings, request: _Request, as_json: bool) -> None:
     answers = [request.answers[partition] for partition in sorted(request.answers)]
     if as_json:
@@ -209,5 +217,5 @@ def _print(settings: Settings, request: _Request, as_json: bool) -> None:
         removed, cached = ("-" if it is None else str(it) for it in (answer.removed, answer.cached))
         table.add_row(str(answer.partition), str(answer.offset), Text(clean(result)), removed, cached)
     console = text_console()
-    console.print(Text(clean(f"request {request.request_id} on topic {settings.source_topic}")))
+    console.print(Text(clean(f"request {request.request_id} on topic {settings.source_topic}: {_words(request.what)}")))
     console.print(table)
