@@ -86,7 +86,7 @@ fuzz: $(READY) ## A million mutated documents through the parser
 fuzz-redaction: $(READY) ## 200,000 texts through the redaction and a slow reading of its rules, and its speed on hostile texts
 	$(BIN)/python -m tests.fuzz_redaction --texts 200000 --seed $${SEED:-1}
 
-soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in)
+soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in, --forget control records)
 	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30} $(ARGS)
 
 contribute-crash: $(READY) ## Kill contribute and restart a faulty registry while 10,000 traces are posted, with and without an idempotency store (ARGS=--traces=1000)

@@ -27,6 +27,8 @@ UNITS = {
     "kp_committed_offset": "offset",
     "kp_restored_entries_total": "entries",
     "kp_changelog_entries_skipped_total": "entries",
+    "kp_forgotten_entries_total": "entries",
+    "kp_control_records_total": "records",
     "kp_group_view_entries": "entries",
     "kp_group_view_bytes": "bytes",
     "kp_source_records_lost_total": "records",

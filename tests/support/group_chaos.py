@@ -11,6 +11,7 @@ from typing import Final
 from tests.support import chaos
 from tests.support.chaos import Chaos, Fleet, Load, settings, traces, wait_settled, wait_until
 from tests.support.crash_worker import hash_vector
+from tests.support.forgetting import KEY
 from tests.support.group_oracle import Watcher, check_group
 from tests.support.kafka_fixtures import create_topics
 from worker.broker.embedded_kafka import EmbeddedKafka
@@ -29,8 +30,9 @@ def run_group_chaos(
     rate: float,
     workers: int,
     pause: tuple[float, float] = (0.3, 3.0),
+    forget: bool = False,
 ) -> None:
-    """Produce, disturb, and judge. Raises AssertionError."""
+    """Produce, disturb, and judge; `forget`: with control records among the traces. Raises AssertionError."""
     env = settings(
         kafka.bootstrap_servers,
         KP_NOVELTY_SCOPE="group",
@@ -38,12 +40,16 @@ def run_group_chaos(
         TEST_EMBED_MS="5",
         TEST_DECISIONS=str(logs),
     )
+    source = traces(seed, 4)
+    if forget:
+        env |= chaos.forgetting(env)
+        source = chaos.with_requests(seed, source, env["KP_SOURCE_TOPIC"], KEY, everywhere=4)
     outputs = {env[name]: (4, {}) for name in ("KP_ACCEPTED_TOPIC", "KP_REJECTED_TOPIC", "KP_DEAD_LETTER_TOPIC")}
     create_topics(kafka.bootstrap_servers, chaos.topics(env) | outputs)
     with Watcher(kafka.bootstrap_servers, env) as watcher, Fleet(env, logs) as fleet:
         for _ in range(workers):
             fleet.add()
-        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), records, rate)
+        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], source, records, rate)
         load.start()
         violence = Chaos(kafka, fleet, seed, most=workers)
         violence.run(plan, pause)
@@ -62,3 +68,4 @@ def run_group_chaos(
     assert not report.problems()
     assert not judged.wrong, judged.wrong[:12]
     assert judged.foreign > judged.outputs / 10
+    assert not forget or (report.receipts > 10 and judged.hidden > 10)

@@ -36,6 +36,11 @@ OUTPUTS: Final = {
 }
 
 
+def outputs_of(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that name the output topics, by kind."""
+    return OUTPUTS | ({"forgotten": "KP_FORGOTTEN_TOPIC"} if env.get("KP_FORGET") == "true" else {})
+
+
 class Watcher(threading.Thread):
     """Notes when a reader of committed records sees each output, by its source record."""
 
@@ -43,7 +48,7 @@ class Watcher(threading.Thread):
         super().__init__(name="watcher", daemon=True)
         self.seen: dict[Place, float] = {}
         self._servers = bootstrap
-        self._kinds = {env[name]: kind for kind, name in OUTPUTS.items()}
+        self._kinds = {env[name]: kind for kind, name in outputs_of(env).items()}
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
@@ -94,10 +99,13 @@ class _Trace:
 
 @dataclass(slots=True)
 class Judged:
-    """What was checked. `foreign`: outputs whose nearest trace is of another partition; `wrong`: what must not be."""
+    """What was checked. `foreign`: outputs whose nearest trace is of another partition; `hidden`: those that would have
+    had a nearer one, had it not been forgotten; `wrong`: what must not be.
+    """
 
     outputs: int = 0
     foreign: int = 0
+    hidden: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -106,7 +114,7 @@ def check_group(
 ) -> tuple[Report, Judged]:
     """Judge what came out: each output once, in order, undamaged; and its nearest trace and score."""
     source = consume_all(bootstrap, env["KP_SOURCE_TOPIC"])
-    outputs = {kind: consume_all(bootstrap, env[name]) for kind, name in OUTPUTS.items()}
+    outputs = {kind: consume_all(bootstrap, env[name]) for kind, name in outputs_of(env).items()}
     traces = _traces(source, embed)
     _times(traces, watcher, decisions)
     found = {
@@ -115,8 +123,11 @@ def check_group(
         for record in outputs[kind]
     }
     capacity, ttl_ms = int(env["KP_CACHE_MAX_ELEMENTS"]), round(float(env["KP_CACHE_TTL_SECONDS"]) * 1000)
-    judged = _Judge(list(traces.values()), capacity, ttl_ms, lag_seconds).all(found)
-    verdicts = judge(source, embed, capacity, ttl_ms)
+    key = env["KP_FORGET_KEY"].encode() if env.get("KP_FORGET") == "true" else None
+    verdicts = judge(source, embed, capacity, ttl_ms, forget_key=key)
+    controls = [verdict.record for verdict in verdicts.values() if verdict.kind == "forgotten"]
+    requests = _requests(controls, list(traces.values()), watcher)
+    judged = _Judge(list(traces.values()), capacity, ttl_ms, lag_seconds, requests).all(found)
     for place, scoring in found.items():  # the novelty is judged above; what follows from it is judged here
         verdict = verdicts[place]
         novelty = scoring["components"]["novelty"]
@@ -161,10 +172,50 @@ def _times(traces: Mapping[Place, _Trace], watcher: Watcher, decisions: Path) ->
         trace.decided = times[bisect_right(times, trace.committed) - 1]
 
 
+@dataclass(slots=True)
+class _Request:
+    """A request to forget: `matching`: which traces, `offsets`: of its control records by partition.
+
+    `decided`: not before this, by partition; `committed`: seen then.
+    """
+
+    matching: Any
+    offsets: dict[int, int] = field(default_factory=dict)
+    decided: dict[int, float] = field(default_factory=dict)
+    committed: dict[int, float] = field(default_factory=dict)
+
+    def precede(self, places: Any) -> Any:
+        """Return which traces match, and precede the control record of their partition."""
+        ends = np.array([self.offsets.get(partition, -1) for partition in places[:, 0].tolist()])
+        return self.matching & (places[:, 1] < ends)
+
+
+def _requests(controls: list[Any], traces: list[_Trace], watcher: Watcher) -> list[_Request]:
+    requests: dict[str, _Request] = {}
+    for record in controls:
+        body = json.loads(record.value)
+        matching = [
+            trace.document["id"] in body.get("trace_ids", ())
+            or trace.document["metadata"].get("agent_id") == body.get("agent_id", object())
+            for trace in traces
+        ]
+        request = requests.setdefault(body["request_id"], _Request(np.array(matching)))
+        before = [it.decided for it in traces if it.place[0] == record.partition and it.place[1] < record.offset]
+        request.offsets[record.partition] = record.offset
+        request.decided[record.partition] = max(before, default=0.0)
+        request.committed[record.partition] = watcher.seen[record.partition, record.offset]
+    return list(requests.values())
+
+
 class _Judge:
     """Compares each output with all traces: O(n^2)."""
 
-    def __init__(self, traces: list[_Trace], capacity: int, ttl_ms: int, lag_seconds: float) -> None:
+    def __init__(
+        self, traces: list[_Trace], capacity: int, ttl_ms: int, lag_seconds: float, requests: list[_Request]
+    ) -> None:
+        self._places = np.array([trace.place for trace in traces])
+        self._requests = requests
+        self._precede = [request.precede(self._places) for request in requests]
         self._list = traces
         self._at = {trace.place: at for at, trace in enumerate(traces)}
         self._capacity = capacity
@@ -196,7 +247,11 @@ class _Judge:
         possible = self._decided < trace.decided  # and cannot have others
         must = mine | (~own & fresh & known & self._among_newest(possible))
         may = mine | (~own & fresh & possible & self._among_newest(known))
+        certain, maybe = self._forgotten(trace)
+        must, may, without = must & ~maybe, may & ~certain, may
         nearest = scoring["nearest"]
+        greatest = -2.0 if nearest is None else nearest["similarity"]
+        result.hidden += bool((without & certain & (similarities > greatest + TOLERANCE)).any())
         if nearest is None:
             return f"overlooked {self._list[int(np.flatnonzero(must)[0])].place}" if must.any() else ""
         at = self._at.get((nearest["partition"], nearest["offset"]))
@@ -208,9 +263,24 @@ class _Judge:
         if abs(1.0 - nearest["similarity"] - scoring["components"]["novelty"]) > TOLERANCE:
             return "the novelty does not follow from it"
         if not may[at]:
-            return "it was not committed yet, or not live any more"
+            return "it was not committed yet, not live any more, or forgotten"
         nearer = np.flatnonzero(must & (similarities > nearest["similarity"] + TOLERANCE))
         return f"overlooked {self._list[int(nearer[0])].place}" if len(nearer) else ""
+
+    def _forgotten(self, trace: _Trace) -> tuple[Any, Any]:
+        """Return which traces must not be compared with this one, and which need not be."""
+        certain, maybe = np.zeros(len(self._list), dtype=bool), np.zeros(len(self._list), dtype=bool)
+        partition, offset = trace.place
+        for request, precede in zip(self._requests, self._precede, strict=True):
+            processed = request.offsets.get(partition, offset) < offset
+            elsewhere = precede & (self._partitions != partition)
+            if processed:
+                certain |= precede
+            if min(request.committed.values()) < trace.decided - self._lag_seconds:
+                certain |= elsewhere
+            if min(request.decided.values()) < trace.decided:
+                maybe |= elsewhere
+        return certain, maybe | certain
 
     def _among_newest(self, visible: Any) -> Any:
         """Return which traces are among the newest `capacity` of their partition if these are visible."""

@@ -110,7 +110,7 @@ def restore_cache(settings: Settings, read: PartitionLog, model: str, dimensions
     )
     # A trace may be in the cache twice: labelled by its sequence number, the nearest entry is known for certain.
     rows = [(it.sequence, it.stream_time_ms, Label(str(it.sequence)), it.array()) for it in restored.entries]
-    scorer.restore(rows, read.position.stream_time_ms)
+    scorer.restore(rows, read.position.stream_time_ms, restored.next_sequence)
     live = [entry for entry in restored.entries if entry.sequence >= scorer.cache.oldest_sequence]
     return CachedPartition(read.partition, model, read.position, restored, scorer, live)
 

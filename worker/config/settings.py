@@ -56,6 +56,9 @@ class Settings(BaseSettings):
     changelog_topic: Topic | None = Field(
         None, description="compacted topic of the novelty cache (default: <group>-novelty-changelog)"
     )
+    forgotten_topic: Topic | None = Field(
+        None, description="topic for the receipts of control records, with KP_FORGET (default: <source>.forgotten)"
+    )
     create_topics: bool = Field(
         False, description="create missing topics at startup; otherwise a missing topic is an error"
     )
@@ -230,6 +233,16 @@ class Settings(BaseSettings):
         description=("how far one trace may advance its partition's stream time; unset: no limit (docs/security.md)"),
     )
 
+    forget: bool = Field(
+        False, description="honour control records, which remove cache entries (docs/forget.md); false: dead letters"
+    )
+    forget_key: SecretStr | None = Field(
+        None, description="key that signs control records, at least 32 bytes; better in a file"
+    )
+    forget_key_file: Path | None = Field(
+        None, description="file with that key; of several, one on each line, the first signs and all are accepted"
+    )
+
     output_embedding: bool = Field(
         False, description="write each trace's embedding into its output document (scoring.embedding)"
     )
@@ -308,7 +321,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "sasl_password_file", "sasl_token_file", "tls_ca_file", "tls_certificate_file", "tls_key_file",
-        "tls_key_password_file", mode="before",
+        "tls_key_password_file", "forget_key_file", mode="before",
     )  # fmt: skip
     @classmethod
     def _is_path(cls, value: object) -> object:
@@ -320,7 +333,9 @@ class Settings(BaseSettings):
     def _check_together(self) -> Settings:
         topics = list(self.topics.values())
         if len(set(topics)) != len(topics):
-            raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
+            number = "six" if self.forget else "five"
+            raise ValueError(f"the {number} topics must differ from each other, got {', '.join(topics)}")
+        self._check_forget()
         check_security(self._given(), self.security_protocol, self.sasl_mechanism)
         if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
             raise ValueError(
@@ -346,6 +361,19 @@ class Settings(BaseSettings):
             raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")
         return self
 
+    def _check_forget(self) -> None:
+        if self.forget_key is not None and self.forget_key_file is not None:
+            raise ValueError("KP_FORGET_KEY and KP_FORGET_KEY_FILE are both set; keep one")
+        if not self.forget:
+            return
+        if self.forget_key is None and self.forget_key_file is None:
+            raise ValueError("KP_FORGET=true needs KP_FORGET_KEY_FILE or KP_FORGET_KEY: control records are signed")
+        if self.embedder == "none":
+            raise ValueError(
+                "KP_FORGET=true needs an embedder: without one the worker does not read the changelog; set KP_EMBEDDER "
+                "to something other than none"
+            )
+
     def _given(self) -> set[str]:
         """Return the fields that have a value."""
         return {name for name in type(self).model_fields if getattr(self, name) is not None}
@@ -362,14 +390,15 @@ class Settings(BaseSettings):
 
     @property
     def topics(self) -> Mapping[str, str]:
-        """Names of the five topics, by the variable that sets each."""
-        return {
+        """Names of the topics, by the variable that sets each: five, and with KP_FORGET that of the receipts."""
+        names = {
             "KP_SOURCE_TOPIC": self.source_topic,
             "KP_ACCEPTED_TOPIC": self.accepted_topic,
             "KP_REJECTED_TOPIC": self.rejected_topic,
             "KP_DEAD_LETTER_TOPIC": self.dead_letter_topic,
             "KP_CHANGELOG_TOPIC": self.changelog,
         }
+        return names | {"KP_FORGOTTEN_TOPIC": self.forgotten} if self.forget else names
 
     @property
     def changelog(self) -> str:
@@ -390,6 +419,11 @@ class Settings(BaseSettings):
     def contribute_group(self) -> str:
         """Consumer group of `contribute`; also the prefix of its transactional ids."""
         return f"{self.group_id}-contribute"
+
+    @property
+    def forgotten(self) -> str:
+        """Name of the topic of receipts."""
+        return self.forgotten_topic or f"{self.source_topic}.forgotten"
 
     @property
     def cache_ttl_ms(self) -> int | None:

@@ -18,6 +18,8 @@ from typing import Final
 import numpy as np
 
 from worker.core.changelog import CorruptEntry, Entry, Restored, decode
+from worker.core.control import end_of_validity
+from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed
 from worker.core.novelty import Label, Neighbour, Vector
 from worker.core.passes import MARKER_KEY, Chain, at_offset, decode_marker, written_at
 from worker.core.scan import FROM_ROWS, Matrix, can_scan_codes
@@ -47,6 +49,28 @@ def memory_bytes(entries: int, dimensions: int) -> int:
     return entries * (4 * dimensions + 4 + codes + 12)
 
 
+@dataclass(slots=True)
+class _Known:
+    """A request to forget: the offset of its control record in each partition that has processed it.
+
+    `keys`: that of its record in each partition that has it.
+    """
+
+    request: Processed
+    done: dict[int, int] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)
+
+    def forgets(self, partition: int, label: Label) -> bool:
+        """Whether an entry is not compared: all that precedes the control record of its partition.
+
+        Where that is not processed yet, it is at the next offsets, or was not honoured.
+        """
+        end = self.done.get(partition)
+        if end is None:
+            end = end_of_validity(self.request.end_offsets, partition)
+        return label.offset is not None and label.offset < end and self.request.matches(label)
+
+
 class GroupView:
     """The committed entries of all partitions, at most `max_entries` together: those with the latest stream times.
 
@@ -69,6 +93,7 @@ class GroupView:
         self._nothing = np.zeros(dimensions, dtype=np.float32)
         self._used = 0  # rows that were ever written: the first ones
         self._free: list[int] = []  # those of them without an entry; a heap, so that the first rows are used first
+        self._known: dict[str, _Known] = {}  # requests to forget, by id
         self.corrupt = 0
 
     def __len__(self) -> int:
@@ -85,8 +110,15 @@ class GroupView:
         for key in list(self._of(partition).rows) if partition in self._partitions else ():
             self._remove(partition, key)
         self._partitions[partition] = _Partition(restored.chain)
+        for known in self._known.values():
+            known.done.pop(partition, None)
+            known.keys.pop(partition, None)
+        for request in restored.requests:
+            self._processed(partition, request)
         for entry in restored.entries:
-            self._add(partition, restored.keys[entry.sequence], entry)
+            if entry.sequence >= restored.next_sequence - self._capacity:  # the newest may be forgotten
+                self._add(partition, restored.keys[entry.sequence], entry)
+        self._of(partition).newest = max(self._of(partition).newest, restored.next_sequence - 1)
 
     def apply(self, partition: int, key: bytes | None, value: bytes | None, position: int) -> bool:
         """Apply the next record of a partition; return False if the partition must be loaded again.
@@ -97,6 +129,9 @@ class GroupView:
             return True
         if key == MARKER_KEY:
             return self._apply_marker(partition, value)
+        if key.startswith(FORGOTTEN_PREFIX):
+            self._apply_request(partition, key, value)
+            return True
         self._remove(partition, key)
         if value is None:
             return True
@@ -111,6 +146,17 @@ class GroupView:
             return False
         self._add(partition, key, entry)
         return True
+
+    def forget(self, partition: int, request: Processed) -> None:
+        """Compare with no entry that a request matches, from now on: a partition of this worker has processed it.
+
+        Until another partition has processed it too, all that is visible of that one precedes its control record.
+        """
+        known = self._known.setdefault(request.request_id, _Known(request))
+        known.keys[partition] = request.key()
+        rows = [row for row in range(self._used) if known.forgets(int(self._owners[row]), self._labels[row])]
+        for row in rows:
+            self._remove(int(self._owners[row]), self._keys[row])
 
     def nearest(self, partition: int, query: Vector, now_ms: int) -> Neighbour | None:
         """Return the most similar live entry of the other partitions; None if there is none.
@@ -144,6 +190,23 @@ class GroupView:
         self._of(partition).chain = chain
         return True
 
+    def _apply_request(self, partition: int, key: bytes, value: bytes | None) -> None:
+        if value is not None:
+            try:
+                self._processed(partition, decode_processed(value))
+            except ValueError:
+                self.corrupt += 1
+            return
+        for request_id, known in list(self._known.items()):  # it has expired: what was done stays known
+            if known.keys.get(partition) == key:
+                del known.keys[partition]
+            if not known.keys:
+                del self._known[request_id]
+
+    def _processed(self, partition: int, request: Processed) -> None:
+        self.forget(partition, request)
+        self._known[request.request_id].done[partition] = request.source_offset
+
     def _counts(self, partition: int, entry: Entry, position: int) -> bool:
         if entry.model != self._model or len(entry.vector) != 4 * self._dimensions:
             return False
@@ -161,13 +224,16 @@ class GroupView:
             row = of.rows.get(old)
             if row is not None and self._sequences[row] == sequence:
                 self._remove(partition, old)
+        label = entry.label()
+        if self._known and any(known.forgets(partition, label) for known in self._known.values()):
+            return
         row = self._row_for(entry.stream_time_ms)
         if row is None:
             return
         self._matrix.put(row, entry.array())
         self._times[row] = entry.stream_time_ms
         self._owners[row] = partition
-        self._labels[row] = entry.label()
+        self._labels[row] = label
         self._keys[row] = key
         self._sequences[row] = entry.sequence
         of.rows[key] = row

@@ -22,6 +22,10 @@ from worker.core.scan import Matrix, Ranges
 
 Vector = npt.NDArray[np.float32]
 
+CACHED_ID_LENGTH: Final = 256
+"""Characters of a trace id that the cache keeps for `nearest`. An id may be as long as a message: a thousand of them in
+memory, and one in every output, could exhaust the worker."""
+
 UNIT_TOLERANCE: Final = 2e-7
 """A vector whose length is this close to 1 counts as unit length and is not changed.
 

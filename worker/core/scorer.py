@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy.typing as npt
 
+from worker.core.forgetting import Processed
 from worker.core.group_view import GroupView
-from worker.core.novelty import Label, Neighbour, Vector, VectorCache, unit
+from worker.core.novelty import CACHED_ID_LENGTH, Label, Neighbour, Vector, VectorCache, unit
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,
@@ -27,10 +28,6 @@ from worker.core.scoring import (
     score_trace,
 )
 from worker.core.trace import ReasoningTrace, created_at_ms
-
-CACHED_ID_LENGTH: Final = 256
-"""Characters of a trace id that the cache keeps for `nearest`. An id may be as long as a message: a thousand of them in
-memory, and one in every output, could exhaust the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +133,11 @@ class PartitionScorer:
             return own or foreign
         return foreign if foreign.similarity > own.similarity else own
 
+    def forget_in_group(self, request: Processed) -> None:
+        """Compare with no entry of another partition that a request matches, which this partition has processed."""
+        if self._group is not None and self._partition is not None:
+            self._group.forget(self._partition, request)
+
     def decide(self, trace: ReasoningTrace, comparison: Comparison, offset: int | None = None) -> ScoredTrace:
         """Do the second half of `score`: score, decide, and add the vector, with its source offset, to the cache."""
         query, nearest, now = comparison
@@ -164,14 +166,18 @@ class PartitionScorer:
         )
 
     def restore(
-        self, entries: Iterable[tuple[int, int, str | Label, Vector]], stream_time_ms: int | None = None
+        self,
+        entries: Iterable[tuple[int, int, str | Label, Vector]],
+        stream_time_ms: int | None = None,
+        next_sequence: int = 0,
     ) -> None:
         """Rebuild the state from (sequence, stream time in ms, trace id or label, unit vector) of committed traces.
 
         Entries at or past the committed source offset must not be among them: their traces are read again.
-        `stream_time_ms` is the committed stream time, if it is known.
+        `stream_time_ms` is the committed stream time, if it is known. `next_sequence`: the next entry's sequence number
+        is at least this (the newest entries may be forgotten).
         """
-        self.cache.restore(entries, stream_time_ms)
+        self.cache.restore(entries, stream_time_ms, next_sequence)
         self._stream_time_ms = self.cache.now_ms
 
 

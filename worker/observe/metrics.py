@@ -138,7 +138,7 @@ class Metrics:
         )
         self.consumed = Counter(
             "kp_records_consumed_total",
-            "Source records with a committed output: accepted, rejected or dead letter.",
+            "Source records with a committed output: accepted, rejected, dead letter or receipt.",
             registry=registry,
         )
         self.traces = Counter(
@@ -182,6 +182,17 @@ class Metrics:
         )
         self.cache_ttl = Gauge(
             "kp_cache_ttl_seconds", "KP_CACHE_TTL_SECONDS; 0: entries do not expire.", registry=registry
+        )
+        self.forgotten_entries = Counter(
+            "kp_forgotten_entries_total",
+            "Cache entries and changelog records removed by control records (KP_FORGET).",
+            registry=registry,
+        )
+        self.control_records = Counter(
+            "kp_control_records_total",
+            "Control records read with KP_FORGET=true, by result.",
+            ["result"],
+            registry=registry,
         )
         self.stream_time = Gauge(
             "kp_stream_time_seconds",
@@ -249,6 +260,8 @@ class Metrics:
             self.redactions.labels(kind)
         for cause in ("capacity", "expired"):
             self.cache_evictions.labels(cause)
+        for result in ("honoured", "refused"):
+            self.control_records.labels(result)
         for cause in ("corrupt", "other_model"):
             self.skipped_entries.labels(cause)
 

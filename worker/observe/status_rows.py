@@ -17,8 +17,9 @@ import msgspec
 from worker.config import Settings
 from worker.core.domains import near_miss
 from worker.core.explanation import FORMULAS, arithmetic
+from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import OutputRecord, SourceRecord
-from worker.core.scorer import CACHED_ID_LENGTH, ScoredTrace
+from worker.core.scorer import ScoredTrace
 from worker.core.scoring import Components, Weights
 from worker.core.terminal import clean
 
@@ -127,6 +128,13 @@ class LastRows:
         domain.traces += 1
         domain.profile = row.profile
         domain.rows.append(row)
+
+    def clear(self) -> None:
+        """Drop all records; the counts of domains stay."""
+        self._traces.clear()
+        self._dead_letters.clear()
+        for domain in self._domains.values():
+            domain.rows.clear()
 
     def traces(self, domain: str | None = None) -> list[dict[str, Any]]:
         """Return the last traces, newest first: of all, or of one domain."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from worker.core.changelog import SLACK
+from worker.core.control import ControlConfig
 from worker.core.evaluation import EvaluationConfig
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.scorer import ScoredTrace
@@ -48,6 +49,7 @@ class TaskConfig:
     dead_letter_limit: DeadLetterLimit | None = None
     tracing: Tracing | NoTracing = NO_TRACING
     group: GroupScope | None = None
+    control: ControlConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +59,15 @@ class Callbacks:
     `backlog` returns how many records wait to be taken; the caller that takes the last one calls `flush`. `on_room`:
     the task may take records again. `on_failure`, once: the partition, and the error that ended its task; the task's
     state is then ahead of the committed offset and must not be used again. `on_committed`: a committed record, its
-    output, and its score (None: a dead letter). `give_back`: the bytes (SourceRecord.size) of records that the task has
-    released.
+    output, and its score (None: a dead letter). `on_forgotten`: a control record is committed. `give_back`: the bytes
+    (SourceRecord.size) of records that the task has released.
     """
 
     backlog: Callable[[], int]
     on_room: Callable[[], None]
     on_failure: Callable[[int, BaseException], None]
     on_committed: Callable[[SourceRecord, OutputRecord, ScoredTrace | None], None] | None = None
+    on_forgotten: Callable[[], None] = lambda: None
     give_back: Callable[[int], None] = lambda _: None
 
 
@@ -90,7 +93,7 @@ class PartitionTask:
         self._tracing = config.tracing
         self._callbacks = callbacks
         self._evaluator = Evaluator(
-            state, pool, config.evaluation, config.latency_budget_seconds, metrics, config.tracing
+            state, pool, config.evaluation, config.latency_budget_seconds, metrics, config.tracing, config.control
         )
         self._committer = Committer(
             publisher,
@@ -224,8 +227,11 @@ class PartitionTask:
         on_committed = self._callbacks.on_committed
         if on_committed is not None:
             for decided in batch:
-                scored = None if isinstance(decided.result, InvalidTrace) else decided.result
-                on_committed(decided.record, decided.output, scored)
+                if decided.forgotten is not None:
+                    self._callbacks.on_forgotten()
+                if decided.result is not None:
+                    scored = None if isinstance(decided.result, InvalidTrace) else decided.result
+                    on_committed(decided.record, decided.output, scored)
         self._tracing.end(decided.span for decided in batch)
         size = sum(decided.record.size for decided in batch)
         self._bytes -= size

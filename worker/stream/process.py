@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from worker.config import ConfigError, Settings
+from worker.config.forget_keys import forget_keys
 from worker.core.identity import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError
 from worker.embed.load import load_configured
@@ -116,6 +117,8 @@ class _Process:
     async def _prepare(self) -> Worker:
         """Load the model and check the topics. Raises ModelError and ConfigError."""
         settings = self._settings
+        if settings.forget:
+            forget_keys(settings)  # a wrong one is told before the model is loaded
         self.tracing = start_tracing(settings)
         client = client_arguments(settings)
         embedder = await asyncio.to_thread(self._load, settings)

@@ -18,6 +18,8 @@ import faust
 from aiokafka import TopicPartition
 
 from worker.config import Settings
+from worker.config.forget_keys import forget_keys
+from worker.core.control import ControlConfig
 from worker.core.evaluation import EvaluationConfig
 from worker.embed.embedder import Embedder
 from worker.embed.pool import EmbeddingPool
@@ -79,6 +81,7 @@ class Worker:
             on_room=self._room.set,
             on_failure=self._task_failed,
             on_committed=None if status is None else status.committed,
+            on_forgotten=(lambda: None) if status is None else status.forgotten,
             give_back=budget.records.give_back,
         )
         self._group = group_scope(settings, client, layout, embedder, metrics)
@@ -258,4 +261,5 @@ def task_config(
         DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,
         tracing,
         group,
+        ControlConfig(forget_keys(settings), settings.group_id) if settings.forget else None,
     )
