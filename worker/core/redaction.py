@@ -94,7 +94,7 @@ _IDENTIFIERS: Final = (
     _rule("filepath", ":\\Users\\", rf"[A-Z]:\\Users\\{_USER_NAME}(?:\\{_REST_OF_PATH})?"),
 )
 
-_PASSWORD_NAME: Final = re.compile(r"(?i:passw(?:or)?d|secret|token|api[\W_]?key)[\W_]*\Z")
+_PASSWORD_NAME: Final = re.compile(r"(?i:passw(?:or)?d|secret|token|api[\W_]?key)[\W_]*+\Z")
 """Names of members that hold a password: those of the pattern above, also at the end of a longer name."""
 
 

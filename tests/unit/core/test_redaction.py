@@ -93,7 +93,7 @@ def test_no_pattern_reads_without_bound_and_gives_back() -> None:
     assert backs_off("(?:a|b+)c")
     assert not backs_off("(?:a|b++)c{1,9}")
     patterns = [rule.pattern for rule in (*redaction._SECRETS, *redaction._IDENTIFIERS)]
-    patterns += [redaction._TEN_DIGITS, redaction._COUNTRY_CODE, redaction._SIGNS]
+    patterns += [redaction._TEN_DIGITS, redaction._COUNTRY_CODE, redaction._SIGNS, redaction._PASSWORD_NAME]
     assert not [pattern.pattern for pattern in patterns if backs_off(pattern.pattern)]
     assert backs_off(redaction._ADDRESS_FROM_AT.pattern)
     assert "@" not in redaction._LOCAL_PART, "no two addresses share what is between their @ and the last dot"
