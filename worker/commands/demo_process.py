@@ -39,7 +39,7 @@ class DemoProcess:
     ) -> None:
         self.name = name
         self.port = port
-        self.log = directory / f"{arguments[0]}.log"
+        self.log = directory / f"{name.rsplit(maxsplit=1)[-1]}.log"
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(  # noqa: S603 the caller's own command
                 [sys.executable, "-P", "-m", "worker", *arguments],

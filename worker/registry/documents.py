@@ -4,6 +4,7 @@ Lives here: the verdict on a document, and the stored unit: the schema's fields,
 Must not live here: HTTP, the store.
 """
 
+import functools
 import json
 import math
 from decimal import Decimal
@@ -43,12 +44,18 @@ def _known(value: Any, kind: Any) -> Any:
         struct = next((each for each in (kind, *types) if isinstance(each, type) and issubclass(each, Struct)), None)
         if struct is None:  # free contents: every member counts but this one, which is special in JavaScript
             return {name: part for name, part in value.items() if name != "__proto__"}
-        fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+        fields = _types_of(struct)
         return {name: _known(part, fields[name]) for name, part in value.items() if name in fields}
     if isinstance(value, list):
         listed = next((each for each in (kind, *types) if get_origin(each) is list), None)
         return value if listed is None else [_known(part, get_args(listed)[0]) for part in value]
     return value
+
+
+@functools.cache
+def _types_of(struct: type[Struct]) -> dict[str, Any]:
+    """Return the types of a struct's fields by their names in JSON."""
+    return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
 
 
 def _as_javascript(value: Any) -> Any:
