@@ -36,8 +36,8 @@ class Gateway:
         self.limited_at: float | None = None
         self._client = client
         self._metrics = metrics
-        self._posts = RequestPace(now, most)
-        self._look_ups = RequestPace(now)
+        self._posts = RequestPace(now, most, most)
+        self._look_ups = RequestPace(now, None, most)
         self._blocked_until = now
 
     @asynccontextmanager
@@ -107,6 +107,8 @@ class Turn:
         finally:
             pace.finished()
         rate = stated_rate(answer)
-        if rate is not None and rate.limit > 0:
+        if rate is None:
+            pace.learn_nothing()
+        elif rate.limit > 0:
             pace.learn(rate.limit, rate.remaining, time.monotonic())
         return answer

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 UNKNOWN_LIMIT: Final = 30.0
-"""Requests a minute until the first answer states the limit: the lowest tier's."""
+"""Requests a minute until an answer states the limit: the lowest tier's."""
 
 BURST_SECONDS: Final = 2.0
 """Tokens of our own bucket, as seconds of its refill: what a pause may save up."""
@@ -33,12 +33,15 @@ EASY_SHARE: Final = 0.5
 class RequestPace:
     """The tokens of one kind of request. Times are in seconds, of any clock that only grows.
 
-    `most`: requests a minute that a setting allows, None: no limit of ours.
+    `most`: requests a minute that a setting allows, None: no limit of ours. `unstated`: an answer came that states no
+    limit; then `fallback` counts.
     """
 
     now: float
     most: float | None = None
+    fallback: float | None = None
     limit: float | None = None
+    unstated: bool = False
     tokens: float = 1.0
     left: float = 0.0
     in_flight: int = 0
@@ -76,6 +79,10 @@ class RequestPace:
         self.left = remaining - self.in_flight
         self.tokens = min(self.tokens, self._capacity())
 
+    def learn_nothing(self) -> None:
+        """Note that an answer states no limit."""
+        self.unstated = True
+
     def seen_left(self) -> float | None:
         """Return the tokens that the registry has left, as far as known."""
         return None if self.limit is None else max(0.0, self.left)
@@ -91,7 +98,7 @@ class RequestPace:
         limit = self._limit()
         full = (limit if self.most is None else min(limit, self.most)) / 60
         if self.limit is None:
-            return 0.0 if self.in_flight else full
+            return full if self.unstated or not self.in_flight else 0.0
         reserve = min(max(LEAST_RESERVE, RESERVE_SHARE * limit), limit / 2)
         easy = max(EASY_SHARE * limit, reserve + 1)
         return full * min(1.0, max(0.0, (self.left - reserve) / (easy - reserve)))
@@ -101,7 +108,9 @@ class RequestPace:
         return max(1.0, BURST_SECONDS * (limit if self.most is None else min(limit, self.most)) / 60)
 
     def _limit(self) -> float:
-        return UNKNOWN_LIMIT if self.limit is None else self.limit
+        if self.limit is not None:
+            return self.limit
+        return self.fallback if self.unstated and self.fallback is not None else UNKNOWN_LIMIT
 
 
 @dataclass(slots=True)

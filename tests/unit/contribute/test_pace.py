@@ -133,6 +133,17 @@ def test_before_the_first_answer_one_request_is_in_flight() -> None:
     assert pace.wait_seconds(1003.0) == 0
 
 
+def test_a_registry_that_states_no_limit_gets_the_lowest_tiers_rate_or_that_of_the_setting() -> None:
+    for fallback, seconds in ((None, 2.0), (600.0, 0.1)):
+        pace = RequestPace(0.0, fallback, fallback)
+        pace.spend(0.0)
+        pace.finished()
+        pace.learn_nothing()
+        assert pace.wait_seconds(0.0) == pytest.approx(seconds)
+        pace.learn(60, 59, 0.0)
+        assert pace.wait_seconds(0.0) == pytest.approx(1.0)
+
+
 def test_what_is_given_back_may_be_used_again() -> None:
     pace = RequestPace(0.0)
     pace.spend(0.0)
