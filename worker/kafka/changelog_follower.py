@@ -82,9 +82,9 @@ class ChangelogFollower:
                 self._client, settings.group_id, settings.source_topic, some, settings.transaction_timeout_seconds
             )
             for partition in some:
-                read = logs.pop(partition)
-                found = positions[partition].found()
-                restored = read.restore(found, self._identity.key(), self._identity.dimensions, capacity)
+                read, found = logs.pop(partition), positions[partition].found()
+                key, dimensions = self._identity.key(), self._identity.dimensions
+                restored = await asyncio.to_thread(read.restore, found, key, dimensions, capacity)
                 self._view.load(partition, restored)
                 self._next[partition] = read.end
                 self._complete[partition] = begun
