@@ -18,4 +18,4 @@ pytestmark = [pytest.mark.timeout(3600), pytest.mark.kafka]
 def test_twenty_kills_and_two_broker_restarts(kafka: EmbeddedKafka, tmp_path: Path, seed: int, forget: bool) -> None:
     chaos.quiet_clients()
     plan = shuffled(seed, sigkill=20, join=4, leave=4, restart_broker=2)
-    run_group_chaos(kafka, tmp_path, seed, plan, records=6000, rate=40, workers=4, forget=forget)
+    run_group_chaos(kafka, tmp_path, seed, plan, records=8000, rate=25, workers=4, pause=(2, 10), forget=forget)

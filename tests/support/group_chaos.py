@@ -17,13 +17,21 @@ from tests.support.kafka_fixtures import create_topics
 from worker.broker.embedded_kafka import EmbeddedKafka
 
 PATIENCE_S: Final = 300.0
-LAG_SECONDS: Final = 2
+LAG_SECONDS: Final = 3
 
 
 def run_group_chaos(
-    kafka: EmbeddedKafka, logs: Path, seed: int, plan: Sequence[str], *, records: int, rate: float, workers: int,
+    kafka: EmbeddedKafka,
+    logs: Path,
+    seed: int,
+    plan: Sequence[str],
+    *,
+    records: int,
+    rate: float,
+    workers: int,
+    pause: tuple[float, float] = (0.3, 3.0),
     forget: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Produce, disturb, and judge; `forget`: with control records among the traces. Raises AssertionError."""
     env = settings(
         kafka.bootstrap_servers,
@@ -44,7 +52,7 @@ def run_group_chaos(
         load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], source, records, rate)
         load.start()
         violence = Chaos(kafka, fleet, seed, most=workers)
-        violence.run(plan)
+        violence.run(plan, pause)
         ends = load.finish(PATIENCE_S)
         assert wait_settled(kafka.bootstrap_servers, env, ends, PATIENCE_S), f"not settled\n{fleet.tails()}"
         assert set(fleet.stop_all()) <= {0}, fleet.tails()

@@ -216,8 +216,8 @@ class _Judge:
         self._places = np.array([trace.place for trace in traces])
         self._requests = requests
         self._precede = [request.precede(self._places) for request in requests]
-        self._traces = {trace.place: trace for trace in traces}
         self._list = traces
+        self._at = {trace.place: at for at, trace in enumerate(traces)}
         self._capacity = capacity
         self._ttl_ms = ttl_ms
         self._lag_seconds = lag_seconds
@@ -232,7 +232,7 @@ class _Judge:
         """Judge all outputs."""
         result = Judged(len(found))
         for place, scoring in found.items():
-            problem = self._one(self._traces[place], scoring, result)
+            problem = self._one(self._list[self._at[place]], scoring, result)
             if problem:
                 result.wrong.append(f"source {place}: {problem}: nearest {scoring['nearest']}")
         return result
@@ -254,11 +254,10 @@ class _Judge:
         result.hidden += bool((without & certain & (similarities > greatest + TOLERANCE)).any())
         if nearest is None:
             return f"overlooked {self._list[int(np.flatnonzero(must)[0])].place}" if must.any() else ""
-        named = self._traces.get((nearest["partition"], nearest["offset"]))
-        if named is None or named.document["id"] != nearest["id"]:
+        at = self._at.get((nearest["partition"], nearest["offset"]))
+        if at is None or self._list[at].document["id"] != nearest["id"]:
             return "there is no such trace"
-        at = self._list.index(named)
-        result.foreign += named.place[0] != trace.place[0]
+        result.foreign += nearest["partition"] != trace.place[0]
         if abs(similarities[at] - nearest["similarity"]) > TOLERANCE:
             return f"its similarity is {similarities[at]}"
         if abs(1.0 - nearest["similarity"] - scoring["components"]["novelty"]) > TOLERANCE:

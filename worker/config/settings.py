@@ -179,7 +179,7 @@ class Settings(BaseSettings):
     )
     group_max_lag_seconds: float = Field(
         5.0,
-        ge=1,
+        ge=2,
         allow_inf_nan=False,
         description="with scope group: how far the view of other partitions may lag before KP_GROUP_LAG_ACTION applies",
     )

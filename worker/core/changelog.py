@@ -52,6 +52,11 @@ second, which is long."""
 
 HASH_BYTES: Final = 16
 
+DECODED: Final = 1024
+"""Values that a restore decodes together."""
+
+NOT_FINITE: Final = "the vector has values that are not finite"
+
 _KEY: Final = re.compile(rb"([0-9]+:[0-9]+:)?[0-9]+")
 
 
@@ -59,7 +64,7 @@ class CorruptEntry(ValueError):
     """The bytes are not an entry of this version; the message says why."""
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One embedding: where it came from, when it was inserted, and which model made it.
 
     `stream_time_ms`: the partition's stream time at insertion. `vector`: little-endian float32, unit length.
@@ -124,6 +129,34 @@ def encode(
 
 def decode(value: bytes | None) -> Entry:
     """Read an entry. Raises CorruptEntry for anything that `encode` of this version or 0.1.0's did not write."""
+    entry = _decode(value)
+    if not _finite([entry]):
+        raise CorruptEntry(NOT_FINITE)
+    return entry
+
+
+def decode_all(values: Iterable[bytes]) -> list[Entry | CorruptEntry]:
+    """Do `decode` for each value, and return its error in place of an entry.
+
+    One check of all vectors together takes a tenth of the time of a check of each.
+    """
+    found: list[Entry | CorruptEntry] = []
+    for value in values:
+        try:
+            found.append(_decode(value))
+        except CorruptEntry as error:
+            found.append(error)
+    if not _finite([it for it in found if isinstance(it, Entry)]):
+        found = [CorruptEntry(NOT_FINITE) if isinstance(it, Entry) and not _finite([it]) else it for it in found]
+    return found
+
+
+def _finite(entries: Sequence[Entry]) -> bool:
+    return bool(np.isfinite(np.frombuffer(b"".join([it.vector for it in entries]), dtype="<f4")).all())
+
+
+def _decode(value: bytes | None) -> Entry:
+    """Do `decode`, but accept numbers that are not finite."""
     if not value:
         raise CorruptEntry("empty value")
     try:
@@ -136,8 +169,6 @@ def decode(value: bytes | None) -> Entry:
         raise CorruptEntry("sequence, source offset or vector length out of range")
     if (entry.pass_number or 0) < 0 or len(entry.text_hash) not in (0, HASH_BYTES):
         raise CorruptEntry("pass number or length of the text's hash out of range")
-    if not np.isfinite(entry.array()).all():
-        raise CorruptEntry("the vector has values that are not finite")
     return entry
 
 
@@ -297,16 +328,21 @@ class Log:
 
     def _entries(self, result: Restored) -> list[_Live]:
         live = []
-        for key, (position, value) in self._values.items():
-            if key == MARKER_KEY or (key is not None and key.startswith(FORGOTTEN_PREFIX)):
-                continue
-            entry = None
-            try:
-                entry = decode(value)
-            except CorruptEntry as error:
-                _corrupt(result, position, error)
-            if key is not None and _KEY.fullmatch(key):  # a later release may have other records here: keep them
-                live.append(_Live(key, position, entry))
+        records = [
+            (key, position, value)
+            for key, (position, value) in self._values.items()
+            if key != MARKER_KEY and not (key is not None and key.startswith(FORGOTTEN_PREFIX))
+        ]
+        for start in range(0, len(records), DECODED):
+            part = records[start : start + DECODED]
+            for (key, position, _), found in zip(part, decode_all(value for _, _, value in part), strict=True):
+                entry = None
+                if isinstance(found, CorruptEntry):
+                    _corrupt(result, position, found)
+                else:
+                    entry = found
+                if key is not None and _KEY.fullmatch(key):  # a later release may have other records here: keep them
+                    live.append(_Live(key, position, entry))
         return live
 
     def _requests(self, result: Restored) -> list[Processed]:

@@ -173,7 +173,7 @@ class VectorCache:
             live = ((first, self.max_elements),)
         else:  # the live range wraps: the older part is behind the younger one
             live = ((first, self.max_elements), (0, end))
-        gaps = [sequence % self.max_elements for sequence in self._gaps]
+        gaps = [sequence % self.max_elements for sequence in self._gaps] if self._gaps else ()
         row, similarity = self._matrix.nearest(query, live, gaps)
         return self._labels[row], max(-1.0, similarity)
 

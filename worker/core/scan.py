@@ -22,7 +22,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 Ranges = Sequence[tuple[int, int]]
-"""Half-open ranges of rows; the first of equals is the one in the earlier range, then the one with the lower row."""
+"""Half-open ranges of rows that do not overlap, the one with the greatest end first.
+
+The first of equals is the one in the earlier range, then the one with the lower row."""
 
 FROM_ROWS: Final = 8192
 """Rows from which the codes are worth their overhead: below, the float32 rows are in the processor's cache."""
@@ -31,8 +33,8 @@ BLOCK: Final = 8
 """BLAS computes the rows after the last multiple of 4 with another kernel, slightly differently. With whole blocks of 8
 rows, equal vectors have equal similarity in any row."""
 
-GATHERED: Final = 256
-"""Rows that are copied together for one product: 384 kB of float32, which stay in the processor's cache."""
+TOGETHER: Final = 128
+"""Rows that are copied or encoded together: 192 kB of float32, which stay in the processor's cache."""
 
 SHARE: Final = 6
 """If more than 1 of so many rows is a candidate, the full product takes less time than copying them."""
@@ -43,6 +45,9 @@ LONGEST_PAUSE: Final = 32
 UNIT_ROUNDING: Final = 2.0**-24
 LONGEST: Final = 1.001
 """A vector whose length is at most this has a bound; any longer row is always a candidate."""
+
+SMALLEST_SCALE: Final = np.float32(1e-30)
+"""A row with a smaller scale has the codes 0, and its length as its residual: no quotient leaves int8's range."""
 
 UNBOUNDED: Final = np.float32(1e30)
 """The residual of a row that is always a candidate."""
@@ -97,22 +102,25 @@ class Matrix:
 
         At least one row of the ranges must not be excluded.
         """
-        used = whole_blocks(max(end for _, end in ranges))
-        found = self._candidates(query, ranges, used, excluded) if used >= FROM_ROWS else None
-        if found is not None:
-            rows, similarities = found
-            at = int(similarities.argmax())
-            return int(rows[at]), float(similarities[at])
-        similarities = self._product(query, ranges, used)
+        used = -(-ranges[0][1] // BLOCK) * BLOCK
+        if used < FROM_ROWS:
+            similarities = np.dot(self._vectors[:used], query, out=self._similarities[:used])
+        else:
+            found = self._candidates(query, ranges, used, excluded)
+            if found is not None:
+                rows, similarities = found
+                at = int(similarities.argmax())
+                return int(rows[at]), float(similarities[at])
+            similarities = self._product(query, ranges, used)
         if excluded:
             similarities[excluded] = -np.inf
-        (first, end), *others = ranges
-        row = first + int(similarities[first:end].argmax())
-        for first, end in others:
+        row, greatest = -1, -np.inf
+        for first, end in ranges:
             other = first + int(similarities[first:end].argmax())
-            if similarities[other] > similarities[row]:
-                row = other
-        return row, float(similarities[row])
+            similarity = similarities[other]
+            if row < 0 or similarity > greatest:
+                row, greatest = other, similarity
+        return row, float(greatest)
 
     def all_nearest(self, query: Floats, live: npt.NDArray[np.bool_]) -> tuple[Indices, float] | None:
         """Return all rows r with live[r] that are most similar, rising, and their similarity; None if none is live.
@@ -134,9 +142,7 @@ class Matrix:
         return rows[similarities == greatest], float(greatest)
 
     def _product(self, query: Floats, ranges: Ranges, used: int) -> Floats:
-        """Compute the similarity of the rows in `ranges`, and perhaps of others, in whole blocks."""
-        if used < FROM_ROWS:
-            return np.dot(self._vectors[:used], query, out=self._similarities[:used])
+        """Compute the similarity of the rows in `ranges`, in whole blocks."""
         for first, end in _spans(ranges):
             np.dot(self._vectors[first:end], query, out=self._similarities[first:end])
         return self._similarities[:used]
@@ -182,9 +188,9 @@ class Matrix:
     def _gather(self, query: Floats, rows: Indices) -> Floats:
         """Compute the similarity of these rows, with the bits of the full product."""
         similarities = np.empty(len(rows), dtype=np.float32)
-        copies = np.zeros((whole_blocks(min(len(rows), GATHERED)), len(query)), dtype=np.float32)
-        for start in range(0, len(rows), GATHERED):
-            part = rows[start : start + GATHERED]
+        copies = np.zeros((whole_blocks(min(len(rows), TOGETHER)), len(query)), dtype=np.float32)
+        for start in range(0, len(rows), TOGETHER):
+            part = rows[start : start + TOGETHER]
             np.take(self._vectors, part, axis=0, out=copies[: len(part)], mode="clip")
             product = np.dot(copies[: whole_blocks(len(part))], query)  # what is left of other rows harms nobody
             similarities[start : start + len(part)] = product[: len(part)]
@@ -216,8 +222,8 @@ class Codes:
 
     def encode(self, vectors: Floats, first: int, end: int) -> None:
         """Make the codes of vectors[first:end]."""
-        for start in range(first, end, GATHERED):
-            part = slice(start, min(start + GATHERED, end))
+        for start in range(first, end, TOGETHER):
+            part = slice(start, min(start + TOGETHER, end))
             self._codes[part], self._scales[part], self._residuals[part] = int8_codes(vectors[part])
 
     def estimate(self, query: Floats, ranges: Ranges, out: Floats) -> tuple[list[Floats], float] | None:
@@ -234,8 +240,10 @@ class Codes:
         errors = []
         residual = float(residuals[0])
         for first, end in ranges:
-            simsimd.cdist(codes, self._codes[first:end], "dot", out=out[None, first:end], out_dtype="float32")
-            out[first:end] *= self._scales[first:end]
+            # Without its argument `out`: with it, simsimd 6.5 returns a None that it does not own, which in the end
+            # aborts Python 3.11.
+            products = simsimd.cdist(codes, self._codes[first:end], "dot", out_dtype="float32")
+            np.multiply(np.asarray(products).reshape(-1), self._scales[first:end], out=out[first:end])
             out[first:end] *= scales[0]
             errors.append(self._residuals[first:end] * np.float32(LONGEST + residual))
         rounding = len(query) * UNIT_ROUNDING
@@ -253,14 +261,16 @@ def int8_codes(vectors: Floats) -> tuple[npt.NDArray[np.int8], Floats, Floats]:
     odd = ~(np.einsum("ij,ij->i", vectors, vectors) <= LONGEST)
     if odd.any():
         vectors = np.where(odd[:, None], np.float32(0), vectors)
-    scales = np.abs(vectors).max(axis=1) / np.float32(127)
-    divisors = np.where(scales > 0.0, scales, np.float32(1))[:, None]
-    rounded = np.clip(np.rint(vectors / divisors), -127, 127)
-    rest = vectors - rounded * scales[:, None]
+    scales = np.maximum(vectors.max(axis=1), -vectors.min(axis=1)) / np.float32(127)
+    scales[scales < SMALLEST_SCALE] = 0.0
+    rest = vectors / np.where(scales > 0.0, scales, np.float32(1))[:, None]
+    codes = np.rint(rest, out=rest).astype(np.int8)
+    rest *= scales[:, None]
+    np.subtract(vectors, rest, out=rest)
     lengths = np.sqrt(np.einsum("ij,ij->i", rest, rest))
     residuals = lengths * np.float32(1.0 + (dimensions + 8) * UNIT_ROUNDING) + np.float32(8 * UNIT_ROUNDING)
     residuals[odd] = UNBOUNDED
-    return rounded.astype(np.int8), scales, residuals
+    return codes, scales, residuals
 
 
 @lru_cache

@@ -60,9 +60,11 @@ class ChangelogFollower:
         self._view = view
         self._on_progress = on_progress
         self._next: dict[int, int] = {}  # the offset on the changelog of the next record to apply
-        self._polled: dict[int, int | None] = {}  # the consumer's time of the last response
-        self._answered: dict[int, float] = {}  # when it had not arrived yet, s of the monotonic clock
-        self._complete: dict[int, float] = {}  # when the view was last known to be complete
+        self._answered: dict[
+            int, tuple[int, float]
+        ] = {}  # the consumer's time of the last response, and ours before it
+        self._asked: dict[int, float] = {}  # when that response had not been asked for, s of the monotonic clock
+        self._complete: dict[int, float] = {}  # when the view was last known to be complete, s of the monotonic clock
 
     def lag_seconds(self) -> float:
         """Return how long ago the view of all partitions was last known to be complete up to their stable ends."""
@@ -80,9 +82,9 @@ class ChangelogFollower:
                 self._client, settings.group_id, settings.source_topic, some, settings.transaction_timeout_seconds
             )
             for partition in some:
-                read = logs.pop(partition)
-                found = positions[partition].found()
-                restored = read.restore(found, self._identity.key(), self._identity.dimensions, capacity)
+                read, found = logs.pop(partition), positions[partition].found()
+                key, dimensions = self._identity.key(), self._identity.dimensions
+                restored = await asyncio.to_thread(read.restore, found, key, dimensions, capacity)
                 self._view.load(partition, restored)
                 self._next[partition] = read.end
                 self._complete[partition] = begun
@@ -137,13 +139,19 @@ class ChangelogFollower:
         return True
 
     async def _measure(self, consumer: AIOKafkaConsumer, begun: float) -> None:
-        """Note which partitions are complete. A response that was not there at `begun` is newer than that."""
+        """Note which partitions are complete. `begun`: before the records of this round were waited for.
+
+        A response may have waited in a buffer while this process was frozen. But a fetch is sent after the response to
+        the one before was read, so its end of the partition is at least as new as that.
+        """
         for partition in self._next:
             tp = self._tp(partition)
             polled = consumer.last_poll_timestamp(tp)
-            if polled is not None and polled != self._polled.get(partition):
-                self._polled[partition] = polled
-                self._answered[partition] = begun
-            stable = consumer.last_stable_offset(tp)
-            if polled is not None and stable is not None and 0 <= stable <= await consumer.position(tp):
-                self._complete[partition] = max(self._complete[partition], self._answered[partition])
+            last = self._answered.get(partition)
+            if polled is not None and (last is None or polled != last[0]):
+                self._answered[partition] = polled, begun
+                if last is not None:
+                    self._asked[partition] = last[1]
+            stable, asked = consumer.last_stable_offset(tp), self._asked.get(partition)
+            if asked is not None and stable is not None and 0 <= stable <= await consumer.position(tp):
+                self._complete[partition] = max(self._complete[partition], asked)

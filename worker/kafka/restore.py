@@ -174,8 +174,10 @@ async def restore(
     """
     logs = await read_logs(client, changelog, list(positions))
     result = {}
-    for partition, read in logs.items():
-        restored = read.restore(positions[partition].found(), model, dimensions, capacity)
+    for partition in list(logs):
+        read = logs.pop(partition)  # its values are not needed any more: they need as much memory as the entries
+        # In a thread: 100,000 entries take about a second, and meanwhile this member's heartbeats must go out.
+        restored = await asyncio.to_thread(read.restore, positions[partition].found(), model, dimensions, capacity)
         _report(changelog, partition, restored, model)
         result[partition] = restored
     return result

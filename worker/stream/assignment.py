@@ -20,6 +20,7 @@ from worker.core.documents import embedding_bytes
 from worker.core.forgetting import Forgetting
 from worker.core.identity import EmbedderIdentity
 from worker.core.passes import without_embedder
+from worker.core.scorer import PartitionScorer
 from worker.embed.load import new_scorer
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.publisher import Publisher
@@ -125,11 +126,25 @@ class Assignment:
             await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
             positions = await self._positions(partitions)  # 2
             restored = await self._restore(positions)  # 3
+            forgetting = {partition: self._forgetting(found) for partition, found in restored.items()}
+            scorers = {
+                partition: await self._scorer(partition, positions[partition], restored[partition])
+                for partition in partitions
+            }
         except BaseException:
             await asyncio.gather(*(publisher.stop() for publisher in publishers.values()), return_exceptions=True)
             raise
         for partition in partitions:
-            task = self._task(partition, publishers[partition], positions[partition], restored[partition])
+            found = restored[partition]
+            state = PartitionState(
+                scorers[partition],
+                positions[partition].offset,
+                found.replay,
+                found.current,
+                found.housekeeping,
+                forgetting[partition],
+            )
+            task = self._task(partition, state, publishers[partition])
             self.tasks[partition] = task
             task.start()
 
@@ -178,19 +193,18 @@ class Assignment:
         self._metrics.restore.observe(time.perf_counter() - started)
         return restored
 
-    def _task(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> PartitionTask:
-        identity = None if self._pool is None else self._pool.identity
-        group = self._config.group
+    async def _scorer(self, partition: int, position: Position, restored: Restored) -> PartitionScorer:
+        identity, group = None if self._pool is None else self._pool.identity, self._config.group
         scorer = new_scorer(self._settings, identity, partition, None if group is None else group.view)
-        scorer.restore(restored.cache(), position.stream_time_ms, restored.next_sequence)
-        state = PartitionState(
-            scorer,
-            position.offset,
-            restored.replay,
-            restored.current,
-            restored.housekeeping,
-            self._forgetting(restored),
+        # In a thread: a large cache takes a while, and meanwhile this member's heartbeats must go out.
+        await asyncio.to_thread(
+            lambda: scorer.restore(restored.cache(), position.stream_time_ms, restored.next_sequence)
         )
+        restored.entries.clear()  # the cache has copies; with many large partitions they need much memory
+        restored.live.clear()
+        return scorer
+
+    def _task(self, partition: int, state: PartitionState, publisher: Publisher) -> PartitionTask:
         return PartitionTask(partition, state, publisher, self._pool, self._config, self._metrics, self._callbacks)
 
     def _forgetting(self, restored: Restored) -> Forgetting | None:
