@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from worker.core.forgetting import FORGOTTEN_PREFIX, Kept, Processed, Row, decode_processed
+from worker.core.forgetting import FORGOTTEN_PREFIX, Kept, Processed, RemovedBy, Row, decode_processed
 from worker.core.novelty import Label, Vector
 from worker.core.passes import (
     MARKER_KEY,
@@ -421,6 +421,7 @@ def _sort(
     dimensions: int,
 ) -> None:
     """Sort the live records; put into `result` the counts of skipped ones, and the entries that can be replayed."""
+    removed = RemovedBy(result.requests)
     for record in live:
         entry = record.entry
         if entry is None:
@@ -434,7 +435,7 @@ def _sort(
         segment = at_offset(resolved.chain, entry.source_offset)
         if ours and entry.source_offset >= committed and entry.text_hash:
             result.replay[entry.source_offset] = entry
-        if result.requests and any(it.removed(entry.label()) for it in result.requests):
+        if removed.has(entry.trace_id, entry.agent_id, entry.source_offset):
             found.dead.append(record.key)  # its tombstone is there, too; a frozen worker may have written it again
             continue
         if segment is None or number != segment.number:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from worker.core.identity import EmbedderIdentity
-from worker.core.novelty import Vector
+from worker.core.novelty import Neighbour, Vector
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, OutputRecord, SourceRecord
 from worker.core.redaction import redact_json
 from worker.core.scorer import ScoredTrace
@@ -98,11 +98,6 @@ def scored_record(
     value, redactions = record.value or b"", None
     if redact in ("all", decision):
         value, redactions = redact_json(value)
-    nearest: dict[str, object] | None = None
-    if scored.nearest is not None:
-        nearest = {"id": scored.nearest.trace_id, "similarity": scored.nearest.similarity}
-        if scored.nearest.partition is not None:  # in the novelty scope `group` alone
-            nearest |= {"partition": scored.nearest.partition, "offset": scored.nearest.offset}
     scoring = _Scoring(
         score=scored.score,
         decision=decision,
@@ -111,7 +106,7 @@ def scored_record(
         weights=scored.weights,
         components=scored.components,
         overrides=scored.overrides,
-        nearest=nearest,
+        nearest=None if scored.nearest is None else _nearest(scored.nearest),
         stream_time=rfc3339(scored.stream_time_ms),
         embedder=embedder,
         source=_Source(record.topic, record.partition, record.offset),
@@ -124,6 +119,13 @@ def scored_record(
     headers.append(("kp-decision", decision.encode()))
     value = splice(value, scored.score, _encoder.encode(scoring))
     return OutputRecord(decision, record.key, value, headers, record.timestamp_ms, redactions)
+
+
+def _nearest(neighbour: Neighbour) -> dict[str, object]:
+    nearest: dict[str, object] = {"id": neighbour.trace_id, "similarity": neighbour.similarity}
+    if neighbour.partition is not None:  # in the novelty scope `group` alone
+        nearest |= {"partition": neighbour.partition, "offset": neighbour.offset}
+    return nearest
 
 
 def _embedding(vector: Vector) -> _Embedding:

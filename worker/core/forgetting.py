@@ -60,10 +60,6 @@ class Processed(msgspec.Struct, frozen=True, array_like=True):
         """Whether an entry was asked to be forgotten, by its trace or by its agent."""
         return id_hash("trace", label.trace_id) in self.hashes or id_hash("agent", label.agent_id) in self.hashes
 
-    def removed(self, label: Label) -> bool:
-        """Whether an entry was there when the request was processed, and was removed."""
-        return label.offset is not None and label.offset < self.source_offset and self.matches(label)
-
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(Processed)
@@ -73,6 +69,23 @@ _decoder = msgspec.msgpack.Decoder(Processed)
 def id_hash(kind: str, name: str) -> bytes:
     """Return the hash, 16 bytes, of an id; `kind`: trace or agent."""
     return hashlib.blake2b(f"{kind}:{name}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class RemovedBy:
+    """Tells which entries of a partition the requests have removed: those that they match, of lower offsets."""
+
+    def __init__(self, requests: Iterable[Processed]) -> None:
+        self._ends: dict[bytes, int] = {}
+        for request in requests:
+            for each in request.hashes:
+                self._ends[each] = max(self._ends.get(each, 0), request.source_offset)
+
+    def has(self, trace_id: str, agent_id: str, offset: int) -> bool:
+        """Whether an entry is among them."""
+        if not self._ends:
+            return False
+        ends = (self._ends.get(id_hash("trace", trace_id), 0), self._ends.get(id_hash("agent", agent_id), 0))
+        return offset < max(ends)
 
 
 def encode_processed(processed: Processed) -> bytes:

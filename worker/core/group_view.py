@@ -19,7 +19,7 @@ import numpy as np
 
 from worker.core.changelog import CorruptEntry, Entry, Restored, decode
 from worker.core.control import end_of_validity
-from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed
+from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed, id_hash
 from worker.core.novelty import Label, Neighbour, Vector
 from worker.core.passes import MARKER_KEY, Chain, at_offset, decode_marker, written_at
 from worker.core.scan import FROM_ROWS, Matrix, can_scan_codes
@@ -71,6 +71,53 @@ class _Known:
         return label.offset is not None and label.offset < end and self.request.matches(label)
 
 
+class _Requests:
+    """The requests to forget that a worker knows, from its own partitions or from the changelog."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._by_hash: dict[bytes, list[_Known]] = {}
+
+    def add(self, partition: int, request: Processed) -> _Known:
+        """Add a request that a partition has processed."""
+        known = self._known.get(request.request_id)
+        if known is None:
+            known = self._known[request.request_id] = _Known(request)
+            for each in request.hashes:
+                self._by_hash.setdefault(each, []).append(known)
+        known.keys[partition] = request.key()
+        return known
+
+    def done(self, partition: int, request: Processed) -> None:
+        """Note that all that precedes the control record of a partition is read."""
+        self._known[request.request_id].done[partition] = request.source_offset
+
+    def unload(self, partition: int) -> None:
+        """Note that a partition is read again."""
+        for known in self._known.values():
+            known.done.pop(partition, None)
+            known.keys.pop(partition, None)
+
+    def expire(self, partition: int, key: bytes) -> None:
+        """Note that a partition has deleted the record of a request; the last one forgets the request."""
+        for request_id, known in list(self._known.items()):
+            if known.keys.get(partition) == key:
+                del known.keys[partition]
+            if not known.keys:
+                del self._known[request_id]
+                for each in known.request.hashes:
+                    self._by_hash[each].remove(known)
+                    if not self._by_hash[each]:
+                        del self._by_hash[each]
+
+    def forget(self, partition: int, label: Label) -> bool:
+        """Whether an entry must not be compared."""
+        if not self._known:
+            return False
+        hashes = (id_hash("trace", label.trace_id), id_hash("agent", label.agent_id))
+        return any(known.forgets(partition, label) for each in hashes for known in self._by_hash.get(each, ()))
+
+
 class GroupView:
     """The committed entries of all partitions, at most `max_entries` together: those with the latest stream times.
 
@@ -93,7 +140,7 @@ class GroupView:
         self._nothing = np.zeros(dimensions, dtype=np.float32)
         self._used = 0  # rows that were ever written: the first ones
         self._free: list[int] = []  # those of them without an entry; a heap, so that the first rows are used first
-        self._known: dict[str, _Known] = {}  # requests to forget, by id
+        self._requests = _Requests()
         self.corrupt = 0
 
     def __len__(self) -> int:
@@ -110,9 +157,7 @@ class GroupView:
         for key in list(self._of(partition).rows) if partition in self._partitions else ():
             self._remove(partition, key)
         self._partitions[partition] = _Partition(restored.chain)
-        for known in self._known.values():
-            known.done.pop(partition, None)
-            known.keys.pop(partition, None)
+        self._requests.unload(partition)
         for request in restored.requests:
             self._processed(partition, request)
         for entry in restored.entries:
@@ -152,8 +197,7 @@ class GroupView:
 
         Until another partition has processed it too, all that is visible of that one precedes its control record.
         """
-        known = self._known.setdefault(request.request_id, _Known(request))
-        known.keys[partition] = request.key()
+        known = self._requests.add(partition, request)
         rows = [row for row in range(self._used) if known.forgets(int(self._owners[row]), self._labels[row])]
         for row in rows:
             self._remove(int(self._owners[row]), self._keys[row])
@@ -197,15 +241,11 @@ class GroupView:
             except ValueError:
                 self.corrupt += 1
             return
-        for request_id, known in list(self._known.items()):  # it has expired: what was done stays known
-            if known.keys.get(partition) == key:
-                del known.keys[partition]
-            if not known.keys:
-                del self._known[request_id]
+        self._requests.expire(partition, key)
 
     def _processed(self, partition: int, request: Processed) -> None:
         self.forget(partition, request)
-        self._known[request.request_id].done[partition] = request.source_offset
+        self._requests.done(partition, request)
 
     def _counts(self, partition: int, entry: Entry, position: int) -> bool:
         if entry.model != self._model or len(entry.vector) != 4 * self._dimensions:
@@ -225,7 +265,7 @@ class GroupView:
             if row is not None and self._sequences[row] == sequence:
                 self._remove(partition, old)
         label = entry.label()
-        if self._known and any(known.forgets(partition, label) for known in self._known.values()):
+        if self._requests.forget(partition, label):
             return
         row = self._row_for(entry.stream_time_ms)
         if row is None:

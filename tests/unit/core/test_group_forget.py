@@ -81,7 +81,8 @@ class World:
         for number in worker.mine:
             restored, _ = self._restored(number)
             partition = self.partitions[number]
-            partition.scorer = PartitionScorer(CAPACITY, None, DIMENSIONS, partition=number, group=worker.view)
+            partition.scorer = PartitionScorer(CAPACITY, None, DIMENSIONS)
+            partition.scorer.join_group(number, worker.view)
             partition.scorer.restore(restored.cache(), 0, restored.next_sequence)
             partition.forgetting = Forgetting(restored.kept(), restored.requests, 0, MODEL, None)
 
