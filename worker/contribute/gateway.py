@@ -51,6 +51,8 @@ class Gateway:
             yield turn
         finally:
             turn.end()
+            if self._look_ups.fallback is None:  # where only the answers to POSTs state a limit
+                self._look_ups.fallback = self._posts.limit
             if (left := self._posts.seen_left()) is not None:
                 self._metrics.rate_left.set(left)
 
