@@ -318,7 +318,7 @@ def test_no_document_within_the_limits_takes_long(name: str) -> None:
     assert len(raw) <= BIG
     start = time.thread_time()
     error = refusal(raw)
-    assert time.thread_time() - start < 2
+    assert time.thread_time() - start < 20  # at most 1 s when quiet; what is quadratic in 1 MiB would take minutes
     assert len(error.message) <= MAX_MESSAGE
 
 
