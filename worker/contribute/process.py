@@ -50,10 +50,7 @@ async def run_process(settings: Settings) -> int:
     try:
         port = await http.start()
     except OSError as error:
-        log.error(
-            "cannot listen on KP_HTTP_HOST=%s KP_HTTP_PORT=%d: %s; set KP_HTTP_PORT to a free port (0: any)",
-            settings.http_host, settings.http_port, error.strerror or error,
-        )  # fmt: skip
+        log.error("%s", http.cannot_listen(error))
         return 2
     log.info(
         "kp-worker %s contribute: metrics and health on http://%s:%d/metrics", __version__, settings.http_host, port

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Final, get_args, get_origin
 
@@ -104,9 +105,14 @@ def _known(value: Any, kind: Any) -> Any:
     if get_origin(kind) is dict and isinstance(value, dict):
         return {name: item for name, item in value.items() if name != "__proto__"}  # the registry drops it
     if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(value, dict):
-        fields = {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
+        fields = _field_types(kind)
         return {name: _known(item, fields[name]) for name, item in value.items() if name in fields}
     return value
+
+
+@cache  # msgspec makes the fields anew for each call
+def _field_types(kind: type[Struct]) -> dict[str, Any]:
+    return {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
 
 
 def same_unit(ours: Mapping[str, Any], theirs: Any) -> bool:

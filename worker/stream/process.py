@@ -60,10 +60,7 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
     try:
         port = await http.start()
     except OSError as error:
-        log.error(
-            "cannot listen on KP_HTTP_HOST=%s KP_HTTP_PORT=%d: %s; set KP_HTTP_PORT to a free port (0: any)",
-            settings.http_host, settings.http_port, error.strerror or error,
-        )  # fmt: skip
+        log.error("%s", http.cannot_listen(error))
         return 2
     log.info("kp-worker %s: metrics and health on http://%s:%d/metrics", __version__, settings.http_host, port)
     stop = asyncio.create_task(asked_to_stop.wait())
