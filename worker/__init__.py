@@ -11,6 +11,7 @@ from worker.version import __version__
 
 if TYPE_CHECKING:
     from worker.core.novelty import VectorCache
+    from worker.core.redaction import redact_document, redact_text
     from worker.core.scorer import PartitionScorer, ScoredTrace
     from worker.core.scoring import Profile, Score, Weights, score_trace
     from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedding_text, parse_trace
@@ -29,6 +30,8 @@ _HOME = {
     "embedded_texts": "worker.core.views",
     "embedding_text": "worker.core.trace",
     "parse_trace": "worker.core.trace",
+    "redact_document": "worker.core.redaction",
+    "redact_text": "worker.core.redaction",
     "score_trace": "worker.core.scoring",
     "unit_mean": "worker.core.views",
 }
@@ -47,6 +50,8 @@ __all__ = [
     "embedded_texts",
     "embedding_text",
     "parse_trace",
+    "redact_document",
+    "redact_text",
     "score_trace",
     "unit_mean",
 ]

@@ -89,6 +89,22 @@ def run() -> None:
     run_worker(settings)
 
 
+@cli.command(cls=_RunCommand)
+@settings_options
+def contribute() -> None:
+    """Post accepted traces to the registry until SIGTERM or Ctrl-C, redacted, each once.
+
+    Needs KP_REGISTRY_URL, and KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY. Exit codes: 0 stopped on request, what was in
+    flight is finished; 1 failed, a restart continues; 2 the settings or the topics are wrong, or the registry does not
+    accept the key.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    settings = read_settings()
+    from worker.contribute.process import main as run_contribute
+
+    run_contribute(settings)
+
+
 def _as_json(wanted: bool | None) -> bool:
     """Whether to write JSON: as requested, otherwise if standard output is not a terminal."""
     return not sys.stdout.isatty() if wanted is None else wanted
@@ -104,16 +120,18 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Outp
 @click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "none"]),
               help="Overrides KP_EMBEDDER.")  # fmt: skip
 @click.option("--model", shell_complete=complete_directory, help="Overrides KP_MODEL.")
+@click.option("--redact", type=click.Choice(["off", "accepted", "all"]), help="Overrides KP_REDACT.")
 @settings_options
 def score(
-    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None
-) -> None:
+    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None,
+    redact: str | None,
+) -> None:  # fmt: skip
     """Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition.
 
     Settings come from the environment (kp-worker run --help). Exit code 0 also with dead letters: they are counted in
     the summary on standard error.
     """
-    settings = read_settings(embedder=embedder, model=model)
+    settings = read_settings(embedder=embedder, model=model, redact=redact)
     from worker.commands.score import run_score
 
     run_score(file, output, dead_letters, settings)
@@ -124,21 +142,27 @@ def score(
 @click.option("--label", required=True, help="Field whose value names a trace's task; dotted where it is nested.")
 @click.option("--grid", multiple=True, metavar="NAME=V,V",
               help="Values of a setting to compare: embed_text=whole,objective. May be repeated.")  # fmt: skip
-@click.option("--seed", type=int, default=1, show_default=True, help="Of the random halvings and the intervals.")
+@click.option("--partition-by", metavar="FIELD", help="Also the AUC with the traces spread over partitions by this "
+              "field, such as metadata.agent_id, in random orders.")  # fmt: skip
+@click.option("--partitions", type=click.IntRange(1), help="With --partition-by: how many [one for each value].")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of everything random.")
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
 @_json_option
 @settings_options
 def evaluate(
-    files: tuple[str, ...], label: str, grid: tuple[str, ...], seed: int, page: Path | None, as_json: bool | None
-) -> None:
+    files: tuple[str, ...], label: str, grid: tuple[str, ...], partition_by: str | None, partitions: int | None,
+    seed: int, page: Path | None, as_json: bool | None,
+) -> None:  # fmt: skip
     """Measure how well novelty tells a repeated task from a new one, on labelled traces.
 
     FILES are traces, JSON Lines, each file in the order of a stream; traces with the same label are the same task. Each
-    file is one partition without TTL and capacity. Embeds each text once.
+    file is one partition without TTL and capacity; --partition-by shows what keying does. Embeds each text once.
     """
-    from worker.commands.evaluate import run_evaluate
+    if partitions is not None and partition_by is None:
+        raise click.UsageError("--partitions goes with --partition-by")
+    from worker.commands.evaluate import EvaluateTask, run_evaluate
 
-    run_evaluate(files, label, grid, seed=seed, as_json=_as_json(as_json), page=page)
+    run_evaluate(files, EvaluateTask(label, partition_by, partitions, seed), grid, as_json=_as_json(as_json), page=page)
 
 
 @cli.command("export-model")
@@ -191,8 +215,9 @@ def fetch_model(source: Literal["index", "hub"], if_missing: bool) -> None:
 @cli.command()
 @click.option("--keep-running", is_flag=True, help="Keep everything running until Ctrl-C.")
 @click.option("--http-port", type=int, help="Port of the worker's metrics [a free one].")
+@click.option("--registry", is_flag=True, help="Also post accepted traces, redacted, to a stand-in for the registry.")
 @settings_options
-def demo(keep_running: bool, http_port: int | None) -> None:
+def demo(keep_running: bool, http_port: int | None, registry: bool) -> None:
     """Show the whole worker: embedded Kafka, sample traces, real scores, explained.
 
     Only the settings of scoring and of the model apply: the demo has its own broker, topics and port.
@@ -200,7 +225,7 @@ def demo(keep_running: bool, http_port: int | None) -> None:
     settings = read_settings()
     from worker.commands.demo import run_demo
 
-    sys.exit(run_demo(keep_running, http_port, settings))
+    sys.exit(run_demo(keep_running, http_port, settings, registry=registry))
 
 
 @cli.command()
@@ -211,6 +236,64 @@ def broker(port: int | None, data_dir: Path | None) -> None:
     from worker.commands.broker import run_broker
 
     sys.exit(run_broker(port, data_dir))
+
+
+@cli.command()
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on [a free one].")
+@click.option(
+    "--data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep units, keys and 429s in this file, SQLite [in memory].",
+)
+@click.option("--key", metavar="kp_...", help="The agent's key [a new one].")
+@click.option("--agent", metavar="NAME", help="The agent that has the key [kp:agent:stand-in].")
+@click.option(
+    "--tier",
+    type=click.Choice(["free", "pro", "enterprise"]),
+    default="free",
+    show_default=True,
+    help="30, 200 or 2000 POSTs a minute.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="POSTs a minute, and 5 N GETs, instead of a tier's.")
+@click.option("--idempotency/--no-idempotency", default=True, show_default=True, help="Whether Idempotency-Key counts.")
+@click.option("--latency", type=click.FloatRange(0), default=0.0, metavar="S", help="Seconds that each answer takes.")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="KIND=SHARE",
+    help="Share of faulty answers: error, slow, reset, html, truncated or redirect; may be repeated.",
+)
+@click.option(
+    "--faults-after",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="Share of the faults that come after the request had its effect.",
+)
+@click.option("--slow-seconds", type=click.FloatRange(0), default=30.0, show_default=True, help="How slow slow is.")
+@click.option("--seed", type=int, help="Of the faults.")
+def registry(
+    key: str | None, faults: tuple[str, ...], limit: int | None, tier: str, idempotency: bool, latency: float,
+    faults_after: float, slow_seconds: float, seed: int | None, **given: Any,
+) -> None:  # fmt: skip
+    """Run a stand-in for the KnowledgePulse registry on loopback until Ctrl-C, to try things out.
+
+    It answers as the registry does, with its rate limits, and revokes a key with the third 429 within an hour.
+    """
+    from worker.commands.registry import READS_FOR_A_WRITE, StandIn, checked_key, parse_faults, run_registry
+    from worker.registry.app import RegistryOptions
+    from worker.registry.faults import Faults
+    from worker.registry.limits import Tier
+
+    try:
+        chosen = Faults(parse_faults(faults), faults_after, slow_seconds, seed)
+    except ValueError as error:
+        raise ArgumentError("--fault", str(error)) from None
+    options = RegistryOptions(idempotency, latency, chosen)
+    limits = tier if limit is None else Tier(limit, READS_FOR_A_WRITE * limit)
+    known = {name: value for name, value in given.items() if value is not None}
+    sys.exit(run_registry(StandIn(key=checked_key(key), tier=limits, options=options, **known)))
 
 
 @cli.command()
@@ -307,6 +390,85 @@ def print_schema() -> None:
     from worker.commands.config_view import run_schema
 
     run_schema()
+
+
+@cli.group()
+def cache() -> None:
+    """Look into the novelty caches of a group, read only.
+
+    Reads the committed offsets and the changelog as a worker does that takes over the partitions; joins no group and
+    changes nothing. Exit codes: 0 done; 1 no committed offset, other model, or it failed; 2 wrong settings, topics or
+    options.
+    """
+
+
+_partition_option = click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this partition [all].")
+
+
+@cache.command("list")
+@_partition_option
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="At most this many; 0: all.")
+@click.option("--agent", metavar="ID", help="Only entries of this agent (metadata.agent_id).")
+@click.option("--trace", metavar="ID", help="Only entries of this trace: its id, or the beginning of it.")
+@_json_option
+@settings_options
+def cache_list(partition: int | None, limit: int, agent: str | None, trace: str | None, as_json: bool | None) -> None:
+    """List the live entries, newest first."""
+    settings = read_settings()
+    from worker.commands.cache import run_cache_list
+
+    run_cache_list(settings, partition, limit=limit, agent=agent, trace=trace, as_json=_as_json(as_json))
+
+
+@cache.command("nearest")
+@click.argument("text", required=False)
+@click.option("--file", type=click.Path(allow_dash=True), help="A trace, one JSON document, instead of TEXT; - is "
+              "standard input.")  # fmt: skip
+@click.option("--line", type=click.IntRange(1), metavar="N", help="With --file: the line of a JSON Lines file, from 1.")
+@click.option("--count", "-k", type=click.IntRange(1), default=5, show_default=True, help="Entries to show.")
+@_partition_option
+@_json_option
+@settings_options
+def cache_nearest(
+    text: str | None, file: str | None, line: int | None, count: int, partition: int | None, as_json: bool | None
+) -> None:
+    """Find the live entries that are most similar to a text or a trace.
+
+    The model and its settings must be the worker's. With --file and --partition the answer is that of the worker, to
+    the bit, if the trace came next on that partition.
+    """
+    if (text is None) == (file is None):
+        raise click.UsageError("pass a text, or --file with a trace")
+    if line is not None and file is None:
+        raise click.UsageError("--line goes with --file")
+    settings = read_settings()
+    from worker.commands.cache import run_cache_nearest
+
+    run_cache_nearest(settings, partition, text=text, file=file, line=line, count=count, as_json=_as_json(as_json))
+
+
+@cache.command("stats")
+@_partition_option
+@_json_option
+@settings_options
+def print_cache_stats(partition: int | None, as_json: bool | None) -> None:
+    """Show how full the caches are, how old their entries get, and what evicts them: capacity or TTL."""
+    settings = read_settings()
+    from worker.commands.cache import run_cache_stats
+
+    run_cache_stats(settings, partition, as_json=_as_json(as_json))
+
+
+@cache.command("export")
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@_partition_option
+@settings_options
+def cache_export(output: Path, partition: int | None) -> None:
+    """Write the live entries to OUTPUT, an npz file for numpy.load: vectors, ids, places, times."""
+    settings = read_settings()
+    from worker.commands.cache import run_cache_export
+
+    run_cache_export(settings, partition, output)
 
 
 @cli.command()
@@ -423,19 +585,23 @@ def whatif(
 )  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most traces per second.")
 @click.option("--no-validate", is_flag=True, help="Send every line without validation.")
+@click.option("--redact", is_flag=True, help="Replace secrets and personal data by markers before sending.")
 @settings_options
-def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool) -> None:
+def publish(file: str, topic: str | None, key: KeyField, rate: float | None, no_validate: bool, redact: bool) -> None:
     """Publish the traces of a JSON Lines file to the source topic.
 
     FILE may be - for standard input, or the word samples for the traces of the demo. Lines that are not a valid trace
-    are named and not sent. Exit codes: 0 all sent; 1 some refused, or not all could be sent; 2 wrong settings or topic.
+    are named and not sent. With --redact the worker scores the texts with their markers.
+
+    Exit codes: 0 all sent; 1 some refused, or not all could be sent; 2 wrong settings or topic.
     """
     settings = read_settings()
     from worker.commands.publish import run_publish
 
     code = run_publish(
-        file, settings, topic=topic or settings.source_topic, key=key, rate=rate, validate=not no_validate
-    )
+        file, settings, topic=topic or settings.source_topic, key=key, rate=rate, validate=not no_validate,
+        redact=redact,
+    )  # fmt: skip
     sys.exit(code)
 
 
@@ -499,11 +665,13 @@ def tail(
 )
 @click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
 @click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
+@click.option("--refused", is_flag=True,
+              help="Traces that the registry refused, from <accepted>.refused to the accepted topic.")  # fmt: skip
 @click.option("--execute", is_flag=True, help="Send them; without this option, only show what would be done.")
 @settings_options
 def redrive(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
-    max_redrives: int, to_source: bool, to_file: Path | None, execute: bool,
+    max_redrives: int, to_source: bool, to_file: Path | None, refused: bool, execute: bool,
 ) -> None:  # fmt: skip
     """Send dead letters back to the source topic, each exactly once, or write them to a file.
 
@@ -514,21 +682,54 @@ def redrive(
     if to_source and to_file is not None:
         raise click.UsageError("--to-source and --to-file cannot be used together")
     settings = read_settings()
-    selection = _selection(reasons, since, until, partition, offset)
-    from worker.commands.redrive import run_redrive
+    selection = _selection(reasons, since, until, partition, offset, refused=refused)
+    from worker.commands.redrive import for_refused, run_redrive
 
+    settings = for_refused(settings) if refused else settings
     sys.exit(run_redrive(settings, selection, max_redrives=max_redrives, to_file=to_file, execute=execute))
 
 
+@cli.command()
+@click.option("--trace", "traces", multiple=True, metavar="ID", help="Forget the trace with this id; may be repeated.")
+@click.option("--agent", metavar="ID", help="Forget all traces of the agent with this id.")
+@click.option("--wait/--no-wait", help="Wait for the receipts of all partitions [no].")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
+              metavar="SECONDS", help="How long --wait waits.")  # fmt: skip
+@_json_option
+@settings_options
+def forget(traces: tuple[str, ...], agent: str | None, wait: bool, timeout: float, as_json: bool | None) -> None:
+    """Let the workers forget traces, or all traces of an agent, so that no trace is compared with them.
+
+    Writes one signed control record to each partition of the source topic; workers with KP_FORGET=true remove the
+    entries from their caches and from the changelog, and write a receipt. Exit codes: 0 written, and with --wait
+    forgotten everywhere; 1 failed, or not all receipts came; 2 wrong usage, settings or topics.
+    """
+    if bool(traces) == (agent is not None):
+        raise click.UsageError("give either --trace (once or more) or --agent")
+    if agent == "" or "" in traces:
+        raise click.UsageError("an id must not be empty")
+    settings = read_settings()
+    from worker.commands.forget import run_forget
+    from worker.core.control import MAX_TRACE_IDS
+
+    if len(traces) > MAX_TRACE_IDS:
+        raise click.UsageError(f"at most {MAX_TRACE_IDS} traces at once; run the command several times")
+
+    sys.exit(run_forget(settings, traces, agent, wait_seconds=timeout if wait else None, as_json=_as_json(as_json)))
+
+
 def _selection(
-    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None
-) -> Selection:
+    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
+    *, refused: bool,
+) -> Selection:  # fmt: skip
     from worker.commands.redrive_selection import Selection, parse_offsets, parse_time
     from worker.core.trace import Reason
+    from worker.observe.contribute_metrics import REFUSAL_REASONS
 
+    allowed = REFUSAL_REASONS if refused else tuple(Reason)
     for reason in reasons:
-        if reason not in set(Reason):
-            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(Reason)}")
+        if reason not in allowed:
+            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(allowed)}")
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition: offsets are per partition")
     now_ms = round(time.time() * 1000)

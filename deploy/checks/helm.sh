@@ -114,6 +114,11 @@ expect sasl-keda 'sasl: scram_sha256' 'lagThreshold: "1500000"' 'offsetResetPoli
 expect everything '- name: KP_CONFIG' 'value: /etc/kp-worker/config/kp-worker.toml' 'threshold = 0.7' '[profiles.legal]' \
     'configMap: {name: trace-scorer-config}'
 expect statefulset '- name: KP_GROUP_INSTANCE_ID' 'value: "90"'
+expect contribute 'args: [contribute]' 'value: /etc/kp-worker/registry/registry-key' 'value: "https://registry.example.org:8443"' \
+    'secretName: knowledgepulse' '- {port: 8443, protocol: TCP}' \
+    'app.kubernetes.io/name: kp-worker-contribute' 'replacement: kp-contribute/kp-worker-contribute' \
+    'configMap: {name: kp-worker-config}' 'serviceAccountName: kp-worker'
+! grep -q 'args: .contribute.' "$work"/rendered/[!c]*.yaml || die "contribute is deployed although it is off"
 ! grep -q '^  replicas:' "$work/rendered/mtls-keda.yaml" || die "replicas are set although KEDA owns them"
 
 # -- values that must be refused: words of the message | arguments
@@ -156,6 +161,12 @@ refused "needs KP_DELIVERY exactly_once" --set kind=StatefulSet --set config.KP_
 refused "set staticMembership.sessionTimeoutSeconds" --set kind=StatefulSet --set config.KP_SESSION_TIMEOUT_SECONDS=60
 refused "greater than keda.maxReplicas" --set keda.enabled=true --set keda.minReplicas=9
 refused "greater than config.KP_TOPIC_PARTITIONS" --set keda.enabled=true --set config.KP_TOPIC_PARTITIONS=2
+refused "needs contribute.registryUrl" --set contribute.enabled=true
+refused "needs contribute.key.existingSecret" --set contribute.enabled=true --set contribute.registryUrl=https://r.example.org
+refused "at '/contribute/registryUrl'" --set contribute.registryUrl=http://r.example.org
+refused "use contribute.key.existingSecret" --set config.KP_REGISTRY_KEY=kp_secret
+refused "use contribute.registryUrl" --set config.KP_REGISTRY_URL=https://r.example.org
+refused "configFile: registry_key is set by the chart" --set 'configFile=registry_key = "kp_secret"'
 refused "needs keda.triggerAuthentication" --set keda.enabled=true --set kafka.securityProtocol=SASL_SSL \
     --set kafka.sasl.mechanism=OAUTHBEARER --set kafka.sasl.existingSecret=token
 refused "both give a token" --set kafka.securityProtocol=SASL_SSL --set kafka.sasl.mechanism=OAUTHBEARER \

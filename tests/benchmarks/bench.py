@@ -54,6 +54,7 @@ class Bench:
     directory: Path
     seconds: float
     rounds: int
+    traces: list[Path] = field(default_factory=list)
     _broker: EmbeddedKafka | None = None
     _count: int = field(default=0)
 

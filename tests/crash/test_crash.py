@@ -18,6 +18,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from tests.support import chaos, oracle
 from tests.support.chaos import Chaos, Fleet, Load, settings, shuffled, traces, wait_settled, wait_until
 from tests.support.crash_worker import hash_vector
+from tests.support.forgetting import KEY
 from tests.support.kafka_fixtures import create_topics, create_topics_async, produce_async
 from worker.broker.embedded_kafka import EmbeddedKafka
 
@@ -62,6 +63,21 @@ def test_exactly_once_through_kills_zombies_rebalances_and_a_broker_restart(
     assert violence.done >= Counter(plan)
     assert not report.problems()
     assert min(report.accepted, report.rejected, report.dead_letters) > 50
+
+
+def test_forgotten_is_forgotten_through_kills(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="8")
+    env |= chaos.forgetting(env)
+    create_topics(kafka.bootstrap_servers, chaos.topics(env))
+    records = chaos.with_requests(seed, traces(seed, 4), env["KP_SOURCE_TOPIC"], KEY)
+    with Fleet(env, tmp_path) as fleet:
+        fleet.add()
+        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], records, 1200, 80)
+        load.start()
+        Chaos(kafka, fleet, seed).run(shuffled(seed, sigkill=3, join=1))
+        report = finish(kafka, fleet, load)
+    assert not report.problems()
+    assert report.receipts > 10
 
 
 def test_at_least_once_loses_nothing_and_repeats_byte_for_byte(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:

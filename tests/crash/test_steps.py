@@ -22,8 +22,9 @@ LEG = 160
 """Records produced before each worker starts: enough for several transactions on each partition."""
 
 TRANSACTIONAL = ("before_begin", "after_begin", "after_offsets", "committing")
-MOST = {"starting": 1, "started": 1, "restored": 1, "embed": LEG}
-"""How often a worker certainly passes a step in one leg; 6 for the steps of a publication."""
+MOST = {"starting": 1, "started": 1, "restored": 1, "embed": LEG // 2}
+"""How often a worker certainly passes a step in one leg; 6 for the steps of a publication. Dead letters and texts that
+are remembered do not pass the embedder."""
 
 
 def step_settings(kafka: EmbeddedKafka, delivery: str, view: str = "whole") -> dict[str, str]:

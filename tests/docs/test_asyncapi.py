@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
 from tests.support.builders import make_record, make_trace, trace_bytes
+from tests.support.forgetting import KEY, control_record
 from tests.support.schemas import REGISTRY
 from worker.config import load
 from worker.core import changelog, passes
+from worker.core.control import read_control, receipt_record
 from worker.core.documents import dead_letter, scored_record
 from worker.core.fitting import (
     DROPPED_HEADER,
@@ -27,6 +30,8 @@ from worker.core.fitting import (
     last_resort,
     readdressed,
 )
+from worker.core.forgetting import Forgetting, Kept, Processed
+from worker.core.novelty import Label, VectorCache
 from worker.core.records import Fault
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
@@ -69,7 +74,8 @@ def headers_of(record: Any) -> dict[str, str]:
 
 
 def test_its_topics_are_the_default_settings_and_its_version_the_worker_s() -> None:
-    assert [channel["address"] for channel in DOCUMENT["channels"].values()] == list(load().topics.values())
+    topics = load(forget=True, forget_key="x" * 32).topics.values()
+    assert [channel["address"] for channel in DOCUMENT["channels"].values()] == list(topics)
     assert DOCUMENT["info"]["version"] == __version__
     named = DOCUMENT["channels"]["changelog"]["bindings"]["kafka"]["topicConfiguration"]
     flat = {name: ",".join(value) if isinstance(value, list) else str(value) for name, value in named.items()}
@@ -149,6 +155,29 @@ def test_the_cache_entry_is_the_code_s() -> None:
     row = msgspec.msgpack.decode(raw)
     as_json = [base64.b64encode(value).decode() if isinstance(value, bytes) else value for value in row]
     validator("cacheEntry", "payload").validate(as_json)
+
+
+def test_control_record_receipt_and_processed_request_are_the_code_s() -> None:
+    record = control_record(7, agent_id="ada")
+    validator("forget", "payload").validate(json.loads(record.value or b""))
+    validator("forget", "headers").validate(headers_of(record))
+    request = read_control(record, [KEY])
+    cache = VectorCache(2, 2)
+    cache.add_unit(np.array([1, 0], np.float32), 5, Label("kp:trace:1", "ada", 3))
+    done = Forgetting({b"1:1026:0": Kept(0, Label("kp:trace:1", "ada", 3))}, [], 1, "m", None).forget(
+        request, cache, 7, 5
+    )
+    assert not len(cache)
+    assert done.rows[0] == (b"1:1026:0", None)
+    assert done.rows[1][0] == b"forgotten:1:7"
+    row = msgspec.msgpack.decode(done.rows[1][1] or b"")
+    row[-2] = [base64.b64encode(value).decode() for value in row[-2]]
+    validator("processedRequest", "payload").validate(row)
+    schema: Mapping[str, Any] = resolved(MESSAGES["processedRequest"]["payload"])
+    assert tuple(item["title"] for item in schema["items"]) == Processed.__struct_fields__
+    receipt = json.loads(receipt_record(record, request, "group", done.removed).value or b"")
+    validator("receipt", "payload").validate(receipt)
+    assert receipt["removed"]["entries"] == [{"id": "kp:trace:1", "offset": 3, "sequence": 0, "cached": True}]
 
 
 def test_the_record_of_the_passes_is_the_code_s() -> None:

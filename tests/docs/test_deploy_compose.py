@@ -9,6 +9,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from worker.broker.kafka_jars import KAFKA_VERSION
+from worker.cli import cli
 from worker.config import Settings, config_schema, describe, load
 from worker.kafka.topic_plan import CHANGELOG_CONFIG, DEAD_LETTER_OVERHEAD, OUTPUT_OVERHEAD, SOURCE_AFTER_MS
 from worker.kafka.topic_state import AFTER, DEFAULT_MAX_BYTES
@@ -17,7 +18,7 @@ from worker.version import __version__
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
-WORKERS = ("worker", "samples")
+WORKERS = ("worker", "samples", "registry", "contribute")
 
 
 def test_versions_are_pinned_and_ours() -> None:
@@ -56,7 +57,8 @@ def test_workers_are_hardened_and_can_be_scaled() -> None:
         assert service["pull_policy"] == "build"
         assert set(service["environment"]) <= known
         assert not {"ports", "container_name"} & service.keys()
-    assert float(SERVICES["worker"]["stop_grace_period"].removesuffix("s")) > Settings().shutdown_timeout_seconds
+    for name in ("worker", "contribute"):
+        assert float(SERVICES[name]["stop_grace_period"].removesuffix("s")) > Settings().shutdown_timeout_seconds
 
 
 def test_workers_read_the_config_file_that_is_mounted() -> None:
@@ -100,11 +102,26 @@ def test_mounts_exist() -> None:
         assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], source
 
 
+def test_contribute_posts_to_the_stand_in_unless_it_is_told_otherwise() -> None:
+    environment, command = SERVICES["contribute"]["environment"], SERVICES["registry"]["command"]
+    assert SERVICES["contribute"]["profiles"] == SERVICES["registry"]["profiles"] == ["contribute"]
+    assert SERVICES["contribute"]["network_mode"] == "service:registry"  # its loopback
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert environment["KP_REGISTRY_URL"] == f"${{KP_REGISTRY_URL:-http://127.0.0.1:{options['--port']}}}"
+    assert environment["KP_REGISTRY_KEY"] == f"${{KP_REGISTRY_KEY:-{options['--key']}}}"
+    known = {option for parameter in cli.commands["registry"].params for option in parameter.opts}
+    assert options.keys() <= known
+
+
 def test_prometheus_finds_every_worker() -> None:
     config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text())
-    (job,) = config["scrape_configs"]
-    (discovery,) = job["dns_sd_configs"]
-    assert discovery["names"] == ["worker"]
-    assert discovery["names"][0] in SERVICES
-    assert (discovery["type"], discovery["port"]) == ("A", Settings().http_port)
-    assert "KP_HTTP_PORT" not in SERVICES["worker"]["environment"]
+    found = {job["job_name"]: job["dns_sd_configs"] for job in config["scrape_configs"]}
+    assert {job: discovery["names"] for job, (discovery,) in found.items()} == {
+        "kp-worker": ["worker"],
+        "kp-contribute": ["registry"],  # whose network contribute shares
+    }
+    for (discovery,) in found.values():
+        assert discovery["names"][0] in SERVICES
+        assert (discovery["type"], discovery["port"]) == ("A", Settings().http_port)
+    for name in ("worker", "contribute"):
+        assert "KP_HTTP_PORT" not in SERVICES[name]["environment"]

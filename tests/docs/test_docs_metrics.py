@@ -1,4 +1,4 @@
-"""The table of docs/metrics.md is the code's."""
+"""The tables of docs/metrics.md are the code's."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from tests.support.monitoring import SUFFIXES, exported_names
+from worker.observe.contribute_metrics import ContributeMetrics
 from worker.observe.metrics import Histogram, Metrics
 
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
@@ -15,6 +16,7 @@ UNITS = {
     "kp_records_consumed_total": "records",
     "kp_traces_total": "traces",
     "kp_dead_letters_total": "records",
+    "kp_redactions_total": "markers",
     "kp_score": "score, 0 to 1",
     "kp_commit_traces": "records",
     "kp_truncated_texts_total": "texts",
@@ -25,11 +27,26 @@ UNITS = {
     "kp_committed_offset": "offset",
     "kp_restored_entries_total": "entries",
     "kp_changelog_entries_skipped_total": "entries",
+    "kp_forgotten_entries_total": "entries",
+    "kp_control_records_total": "records",
+    "kp_group_view_entries": "entries",
+    "kp_group_view_bytes": "bytes",
     "kp_source_records_lost_total": "records",
     "kp_rebalances_total": "assignments",
     "kp_assigned_partitions": "partitions",
     "kp_ready": "0 or 1",
     "kp_build_info": "1",
+    "kp_contribute_posted_total": "traces",
+    "kp_contribute_found_total": "traces",
+    "kp_contribute_refused_total": "traces",
+    "kp_contribute_skipped_total": "traces",
+    "kp_contribute_redactions_total": "markers",
+    "kp_contribute_lag": "records",
+    "kp_contribute_rate_left": "requests",
+    "kp_contribute_late_total": "requests",
+    "kp_contribute_retries_total": "requests",
+    "kp_contribute_ready": "0 or 1",
+    "kp_contribute_build_info": "1",
 }
 """Of the metrics whose name does not end in their unit."""
 
@@ -40,8 +57,10 @@ def labels_of(metric: object) -> tuple[str, ...]:
     return tuple(metric._labelnames)  # type: ignore[attr-defined]
 
 
-def table() -> str:
-    metrics = Metrics(CollectorRegistry())
+INFO_LABELS = {"kp_build_info": "version, group, embedder", "kp_contribute_build_info": "version, group"}
+
+
+def table(metrics: Metrics | ContributeMetrics) -> str:
     rows = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
     for metric in vars(metrics).values():
         if not hasattr(metric, "collect") or metric is metrics.registry:
@@ -49,19 +68,24 @@ def table() -> str:
         (family,) = metric.collect()
         name = family.name + ("" if family.type == "histogram" else SUFFIXES[family.type][0])
         unit = "seconds" if name.endswith("_seconds") else UNITS[name]
-        labels = "version, group, embedder" if name == "kp_build_info" else ", ".join(labels_of(metric))
+        labels = INFO_LABELS.get(name) or ", ".join(labels_of(metric))
         rows.append(f"| `{name}` | {family.type} | {labels} | {unit} | {family.documentation} |")
     return "\n".join(rows)
 
 
-def test_the_table_of_metrics_is_true() -> None:
-    assert table() in DOCUMENT.read_text("utf-8"), (
-        "python -m tests.docs.test_docs_metrics prints the table as it should be"
+def tables() -> list[str]:
+    return [table(Metrics(CollectorRegistry())), table(ContributeMetrics(CollectorRegistry()))]
+
+
+def test_the_tables_of_metrics_are_true() -> None:
+    text = DOCUMENT.read_text("utf-8")
+    assert all(each in text for each in tables()), (
+        "python -m tests.docs.test_docs_metrics prints the tables as they should be"
     )
 
 
 def test_no_unit_is_given_for_what_does_not_exist() -> None:
-    names = set(re.findall(r"^\| `(\w+)`", table(), re.MULTILINE))
+    names = set(re.findall(r"^\| `(\w+)`", "\n".join(tables()), re.MULTILINE))
     assert UNITS.keys() <= names
 
 
@@ -72,4 +96,4 @@ def test_the_text_names_only_what_exists() -> None:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(*tables(), sep="\n\n")

@@ -19,7 +19,8 @@ TEXT = (ROOT / "docs" / "python.md").read_text("utf-8")
 
 PUBLIC = {
     "InvalidTrace", "PartitionScorer", "Profile", "Reason", "ReasoningTrace", "Score", "ScoredTrace", "VectorCache",
-    "Weights", "__version__", "embedded_texts", "embedding_text", "parse_trace", "score_trace", "unit_mean",
+    "Weights", "__version__", "embedded_texts", "embedding_text", "parse_trace", "redact_document", "redact_text",
+    "score_trace", "unit_mean",
 }  # fmt: skip
 """Written out here: whoever changes it changes the interface (docs/compatibility.md)."""
 

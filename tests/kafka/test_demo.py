@@ -68,6 +68,24 @@ def test_demo_end_to_end(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_demo_with_a_registry_shows_what_reached_it(tmp_path: Path) -> None:
+    process = start_python("run_demo(registry=True)", tmp_path)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, text
+    accepted = int(re.search(r"accepted (\d+)", text)[1])  # type: ignore[index]
+    done = re.search(r"posted (\d+) +already there (\d+) +skipped (\d+) .*refused (\d+)", text)
+    assert done, text
+    posted, there, skipped, refused = map(int, done.groups())
+    assert posted + there + skipped + refused == accepted
+    assert posted > 5
+    assert skipped > 5
+    assert refused == 0
+    assert "redacted 4 (password 2, email 1, ip 1)" in text
+    assert "registry        password=[REDACTED:password] and owner [REDACTED:email]" in text
+    assert "Traceback" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_demo_keeps_running_until_asked(tmp_path: Path) -> None:
     with start_python("run_demo(True)", tmp_path) as process:
         text = read_to(process, "stop     Ctrl-C")

@@ -10,12 +10,14 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from click.testing import CliRunner
 
 from tests.support.commands import Diagnosis
 from tests.support.kafka_fixtures import committed, create_topics, produce, unique
-from tests.support.secure_kafka import Acl, secure_kafka
+from tests.support.secure_kafka import Acl, SecureKafka, secure_kafka
 from tests.support.stage import untouched
 from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.cli import cli
 
 
 def topics(kafka: EmbeddedKafka) -> list[str]:
@@ -176,3 +178,28 @@ def test_what_a_login_may_not_do(tmp_path: Path) -> None:
         )
         assert Diagnosis(env).failed() == []
         assert "refuses the login" in Diagnosis({**env, "KP_SASL_PASSWORD": "wrong"}).failed()[0]
+        may_look(secure, name, env)
+
+
+def may_look(secure: SecureKafka, name: str, env: dict[str, str]) -> None:
+    """`kp-worker cache` needs what docs/security.md says, and no more: it reads, and joins no group."""
+    secure.allow(
+        "case2",
+        [
+            Acl("Describe", "topic", name),
+            Acl("Read", "topic", f"{name}-novelty-changelog"),
+            Acl("Describe", "group", name),
+        ],
+    )
+    looker = {**env, "KP_SASL_USERNAME": "case2", "KP_SASL_PASSWORD": "case2"}
+    done = CliRunner().invoke(cli, ["cache", "stats"], env=looker)
+    assert (done.exit_code, f"group {name} has committed no offset" in done.stderr) == (1, True), done.stderr
+
+    async def commit() -> None:
+        async with AIOKafkaConsumer(bootstrap_servers=secure.admin, group_id=name) as consumer:
+            consumer.assign([TopicPartition(name, 0)])
+            await consumer.commit({TopicPartition(name, 0): 0})
+
+    asyncio.run(commit())
+    done = CliRunner().invoke(cli, ["cache", "stats", "--json"], env=looker)
+    assert (done.exit_code, '"entries":0' in done.stdout) == (0, True), done.stderr

@@ -5,6 +5,7 @@ Kafka producer below the publishers. Everything between them is the product's ow
 (KP_...), and:
 
 - TEST_EMBED_MS: sleep of each embedding, to imitate a model's load; TEST_REAL_MODEL=1: the configured model instead.
+- TEST_DECISIONS: directory for a file that has partition, offset and time of each decision.
 - TEST_RESTORE_MS: sleep after each restore, to imitate large caches.
 - TEST_CRASH_AT=step:count:how: crash when `step` (see STEPS) is passed for the count-th time. `kill` is SIGKILL to
   itself; `raise` is an exception out of the product's call, as a failing broker gives; `freeze` is SIGSTOP, and what
@@ -20,6 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
@@ -37,7 +39,9 @@ from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
 from worker.embed.embedder import Embedder, Embedding
 from worker.embed.load import load_configured
+from worker.stream.evaluator import Evaluator, Taken
 from worker.stream.faust_consumer import KpConsumer
+from worker.stream.partition_state import Decided
 
 DIMENSIONS: Final = 384
 FAMILIES: Final = 12
@@ -196,6 +200,8 @@ def install() -> None:
     assignment.restore = _slowly(assignment.restore)
     refused_records.find_culprits = _stepped(refused_records.find_culprits)
     refused_records.send_rows = _searching(refused_records.send_rows)
+    if os.environ.get("TEST_DECISIONS"):
+        Evaluator.decide = _noted(Evaluator.decide)  # type: ignore[method-assign]
     commit_offset = KpConsumer.commit_offset
 
     async def stepped(self: KpConsumer, *args: Any) -> None:  # at least once: the offset is the commit
@@ -204,6 +210,17 @@ def install() -> None:
         PLAN.passing("after_commit")
 
     KpConsumer.commit_offset = stepped  # type: ignore[method-assign,assignment]
+
+
+def _noted(decide: Callable[[Evaluator, Taken], Decided]) -> Callable[[Evaluator, Taken], Decided]:
+    path = Path(os.environ["TEST_DECISIONS"]) / f"{os.getpid()}-{time.time_ns()}.decisions"
+    file = path.open("w", buffering=1)  # a line reaches the system before the next step, whatever becomes of us
+
+    def noting(self: Evaluator, taken: Taken) -> Decided:
+        file.write(f"{taken.record.partition} {taken.record.offset} {time.time():.6f}\n")
+        return decide(self, taken)
+
+    return noting
 
 
 _SEARCHES: list[bool] = []

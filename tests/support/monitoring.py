@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 from prometheus_client import CollectorRegistry
 
+from worker.observe.contribute_metrics import ContributeMetrics
 from worker.observe.metrics import Metrics, process_registry
 
 ROOT = Path(__file__).parents[2]
@@ -82,9 +83,10 @@ def rule_queries() -> list[Query]:
 
 @cache
 def exported_names() -> set[str]:
-    """Return the names of all series that a worker exports."""
+    """Return the names of all series that a worker and `contribute` export."""
     names = set()
-    for registry in (Metrics(CollectorRegistry()).registry, process_registry()):
+    own = (Metrics(CollectorRegistry()), ContributeMetrics(CollectorRegistry()))
+    for registry in (*(metrics.registry for metrics in own), process_registry()):
         for family in registry.collect():
             names |= {family.name + suffix for suffix in SUFFIXES[family.type]}
     return names

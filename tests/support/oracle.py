@@ -6,6 +6,7 @@ code (which only decides whether a document is valid). Must not live here: broke
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ class Report:
     accepted: int = 0
     rejected: int = 0
     dead_letters: int = 0
+    receipts: int = 0
     missing: int = 0
     duplicates: int = 0
     differing_copies: int = 0
@@ -82,6 +84,17 @@ class Verdict:
     score: float | None = None
     novelty: float | None = None
     reason: str | None = None  # of the dead letter, where it must be this one
+    removed: frozenset[str] = frozenset()  # ids of the cache's entries that a control record removes
+
+
+@dataclass
+class Remembered:
+    """An entry of a cache: stream time at insertion, vector (None: forgotten), and whose it is."""
+
+    time: int
+    vector: Any
+    trace_id: str
+    agent_id: str
 
 
 def score(document: Mapping[str, Any], novelty: float) -> float:
@@ -113,19 +126,27 @@ def judge(
     refused: Callable[[Any], bool] = lambda record: False,
     *,
     objective_apart: bool = False,
+    forget_key: bytes | None = None,
 ) -> dict[Place, Verdict]:
     """Score the records of all partitions, each partition in offset order.
 
     `reason`: of a dead letter that a record becomes before it is parsed; `refused`: whether the output topics refuse a
-    trace once it is scored (its vector stays in the cache). `objective_apart`: KP_EMBED_TEXT=objective.
+    trace once it is scored (its vector stays in the cache). `objective_apart`: KP_EMBED_TEXT=objective. `forget_key`:
+    control records are honoured. A forgotten entry leaves a gap: None in place of its vector.
     """
     verdicts: dict[Place, Verdict] = {}
-    entries: dict[int, list[tuple[int, Any]]] = defaultdict(list)  # (stream time at insertion, vector)
+    entries: dict[int, list[Remembered]] = defaultdict(list)
+    requests: set[tuple[int, str]] = set()
     stream_time: dict[int, int] = {}
     for record in sorted(records, key=lambda r: (r.partition, r.offset)):
         place = record.partition, record.offset
         if (why := reason(record)) is not None:
             verdicts[place] = Verdict(record, "dead-letter", reason=why)
+            continue
+        if forget_key is not None and "kp-control" in dict(record.headers):
+            now = stream_time.get(record.partition, -(1 << 62))
+            live = [it for it in entries[record.partition][-capacity:] if ttl_ms is None or now - it.time < ttl_ms]
+            verdicts[place] = obey(record, live, forget_key, requests)
             continue
         try:
             parse_trace(record.value)
@@ -143,15 +164,34 @@ def judge(
             vector = vector + np.asarray(embed(objective)) if any(contents) else np.asarray(embed(objective), "f8")
         vector = vector / np.sqrt(vector @ vector)
         cache = entries[record.partition][-capacity:]
-        live = [old for time, old in cache if ttl_ms is None or now - time < ttl_ms]
+        live = [it.vector for it in cache if it.vector is not None and (ttl_ms is None or now - it.time < ttl_ms)]
         novelty = 1.0 - float(max(np.asarray(live) @ vector)) if live else 0.5
-        entries[record.partition] = [*cache, (now, vector)]
+        agent_id = document["metadata"].get("agent_id", "")
+        entries[record.partition] = [*cache, Remembered(now, vector, document["id"], agent_id)]
         if refused(record):
             verdicts[place] = Verdict(record, "dead-letter", reason="refused_by_topic")
             continue
         value = score(document, novelty)
         verdicts[place] = Verdict(record, "accepted" if value >= 0.75 else "rejected", value, novelty)
     return verdicts
+
+
+def obey(record: Any, live: Sequence[Remembered], key: bytes, requests: set[tuple[int, str]]) -> Verdict:
+    """Forget what a control record asks for, unless it is forged or a copy. `requests`: done so far, by partition."""
+    said = dict(record.headers)["kp-control-signature"]
+    if said != hmac.new(key, record.value, "sha256").hexdigest().encode():
+        return Verdict(record, "dead-letter", reason="bad_control")
+    body = json.loads(record.value)
+    if (record.partition, body["request_id"]) in requests:
+        return Verdict(record, "dead-letter", reason="bad_control")
+    requests.add((record.partition, body["request_id"]))
+    removed = set()
+    for it in live:
+        asked = it.trace_id in body.get("trace_ids", ()) or it.agent_id == body.get("agent_id", object())
+        if asked and it.vector is not None:
+            it.vector = None
+            removed.add(it.trace_id)
+    return Verdict(record, "forgotten", removed=frozenset(removed))
 
 
 def check(bootstrap: str, env: Mapping[str, str], embed: Embed, *, hostile_records: bool = False) -> Report:
@@ -169,8 +209,11 @@ def check(bootstrap: str, env: Mapping[str, str], embed: Embed, *, hostile_recor
         None if ttl == "none" else round(float(ttl) * 1000),
         *((hostile.reason, hostile.refused) if hostile_records else ()),
         objective_apart=env.get("KP_EMBED_TEXT") == "objective",
+        forget_key=env["KP_FORGET_KEY"].encode() if env.get("KP_FORGET") == "true" else None,
     )
     names = {"accepted": "KP_ACCEPTED_TOPIC", "rejected": "KP_REJECTED_TOPIC", "dead-letter": "KP_DEAD_LETTER_TOPIC"}
+    if env.get("KP_FORGET") == "true":
+        names["forgotten"] = "KP_FORGOTTEN_TOPIC"
     outputs = {kind: consume_all(bootstrap, env[name]) for kind, name in names.items()}
     report = compare(verdicts, outputs)
     everything = sum(len(consume_all(bootstrap, env[name], "read_uncommitted")) for name in names.values())
@@ -180,7 +223,8 @@ def check(bootstrap: str, env: Mapping[str, str], embed: Embed, *, hostile_recor
 
 def compare(verdicts: Mapping[Place, Verdict], outputs: Mapping[str, Sequence[Any]]) -> Report:
     """Compare every output record with the verdict on its source record."""
-    report = Report(len(verdicts), len(outputs["accepted"]), len(outputs["rejected"]), len(outputs["dead-letter"]))
+    kinds = ("accepted", "rejected", "dead-letter", "forgotten")
+    report = Report(len(verdicts), *(len(outputs.get(kind, ())) for kind in kinds))
     copies: dict[Place, tuple[str, Any]] = {}
     homes: dict[tuple[str, int], int] = {}  # the output partition of each source partition, for each topic
     latest: dict[tuple[str, int], int] = {}
@@ -214,6 +258,11 @@ def _compare_one(report: Report, at: str, kind: str, record: Any, verdict: Verdi
     source = verdict.record
     if verdict.reason is not None:
         _compare_reason(report, at, kind, record, verdict)
+        return
+    if "forgotten" in (kind, verdict.kind):
+        removed = json.loads(record.value)["removed"]["entries"] if kind == verdict.kind else []
+        if {it["id"] for it in removed if it["cached"]} != verdict.removed or kind != verdict.kind:
+            report.note("damaged", f"{at}: expected a receipt for {sorted(verdict.removed)}")
         return
     document = json.loads(record.value) if kind != "dead-letter" else {}
     scoring = document.pop("scoring", {})
@@ -263,7 +312,8 @@ def origin(kind: str, record: Any) -> Place:
     if kind == "dead-letter":
         headers = dict(record.headers)
         return int(headers["kp-source-partition"]), int(headers["kp-source-offset"])
-    source = json.loads(record.value)["scoring"]["source"]
+    document = json.loads(record.value)
+    source = document["source"] if kind == "forgotten" else document["scoring"]["source"]
     return source["partition"], source["offset"]
 
 

@@ -26,6 +26,7 @@ from worker.kafka.publication import Batch
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
 from worker.stream.dead_letter_limit import DeadLetterLimit
+from worker.stream.group_scope import GroupScope
 from worker.stream.partition_state import PartitionState
 from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
 
@@ -108,6 +109,7 @@ class TaskHarness:
         tracing: Tracing | NoTracing = NO_TRACING,
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
+        group: GroupScope | None = None,
     ) -> None:
         self.pool = ManualPool()
         self.publisher = ManualPublisher()
@@ -125,7 +127,7 @@ class TaskHarness:
             PartitionState(self.scorer, next_offset, replay, source_pass, housekeeping),
             self.publisher,
             self.pool if embed else None,  # type: ignore[arg-type]
-            TaskConfig(EvaluationConfig(limits), 0.1, commit_interval, dead_letter_limit, tracing),
+            TaskConfig(EvaluationConfig(limits), 0.1, commit_interval, dead_letter_limit, tracing, group),
             self.metrics,
             Callbacks(
                 waiting=lambda _: self.waiting,

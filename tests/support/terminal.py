@@ -15,9 +15,12 @@ import unicodedata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.commands import ROOT
 from tests.support.kafka_fixtures import PATIENCE_S
+from worker.core.changelog import encode
 from worker.core.documents import dead_letter, scored_record
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
@@ -57,6 +60,15 @@ def evil_letter() -> Any:
     headers = [(EVIL, EVIL.encode()), ("kp-redrive-count", EVIL.encode())]
     record = make_record(b"{" + EVIL.encode(), 0, timestamp_ms=T0)._replace(headers=headers, key=EVIL.encode())
     return dead_letter(record, InvalidTrace(Reason.NOT_JSON, EVIL, EVIL))
+
+
+def evil_entry() -> bytes:
+    """Return a changelog entry of pass 1 with hostile ids, of a hostile model."""
+    vector = np.array([0.6, 0.8], dtype=np.float32)
+    return encode(
+        sequence=0, source_offset=0, stream_time_ms=T0, trace_id=EVIL, model=EVIL, vector=vector, pass_number=1,
+        agent_id=EVIL,
+    )  # fmt: skip
 
 
 COMMAND_S = 3 * PATIENCE_S
@@ -142,10 +154,16 @@ ON_KAFKA: dict[str, list[str]] = {
     "tail all": ["tail", "--no-follow", "--dead-letters", "--accepted", "--rejected", "--from-beginning"],
     "text of tail": ["tail", "--no-follow", "--text", "--objective", "--accepted", "--rejected", "--dead-letters"],
     "redrive": ["redrive"],
+    "forget": ["forget", "--text", "--trace", EVIL, "--set", f"forget_key={'x' * 32}"],
     "redrive --to-source": ["redrive", "--execute"],
     "report": ["report", "--from-kafka", "--output", "-"],
     "publish": ["publish", "{traces}"],
     "publish: name": ["publish", "{named}"],
     "topics": ["topics"],
     "doctor": ["doctor"],
+    "cache list": ["cache", "list"],
+    "cache list, text": ["cache", "list", "--text"],
+    "cache stats": ["cache", "stats"],
+    "cache stats, text": ["cache", "stats", "--text"],
+    "cache: a group": ["cache", "list", "-g", EVIL],
 }

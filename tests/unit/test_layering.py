@@ -28,9 +28,11 @@ ROOMS = {
     "kafka": {"config", "core"},
     "observe": {"config", "core"},
     "stream": {"config", "core", "embed", "kafka", "observe"},
+    "contribute": {"config", "core", "kafka", "observe"},
     "broker": set[str](),
-    "commands": {"broker", "config", "core", "embed", "kafka", "observe"},
-    "cli": {"broker", "commands", "config", "core", "embed", "kafka", "observe", "stream"},
+    "registry": {"core"},
+    "commands": {"broker", "config", "contribute", "core", "embed", "kafka", "observe", "registry"},
+    "cli": {"broker", "commands", "config", "contribute", "core", "embed", "kafka", "observe", "registry", "stream"},
     "__main__": {"cli"},
     "__init__": {"core"},
     "version": set[str](),
@@ -39,12 +41,14 @@ ROOMS = {
 HOMES = (
     {
         # library: the rooms (or modules) that may import it
-        "aiokafka": {"kafka", "stream", "commands"},
+        "aiokafka": {"kafka", "stream", "commands", "contribute"},
         "faust": {"stream.worker", "stream.faust_consumer"},
         "mode": {"stream.faust_consumer"},
         "cramjam": {"kafka.unpack"},
-        "aiohttp": {"observe.http_server"},
-        "prometheus_client": {"observe", "commands.demo_worker"},
+        "simsimd": {"core.scan"},
+        "aiohttp": {"observe.http_server", "contribute.registry_client", "registry.app", "commands.registry"},
+        "yarl": {"contribute.registry_client"},
+        "prometheus_client": {"observe", "commands.demo_process", "commands.doctor_registry"},
         "pydantic": {"config"},
         "pydantic_settings": {"config"},
         "click": {"cli", "commands.completion", "commands.console"},
@@ -63,6 +67,7 @@ TABLES = {
     # plain tables may be longer: one row a setting, one row a metric
     "config.settings": {"Settings"},
     "observe.metrics": {"Metrics", "__init__"},
+    "observe.contribute_metrics": {"__init__"},
 }
 
 SAME_NAMES = {
@@ -97,6 +102,7 @@ OF_OTHERS = {
     ("cli", "_exit"),  # os
     ("commands.doctor", "_exit"),
     ("stream.faust_consumer", "_stopped"),  # Faust's fetcher
+    ("contribute.process", "_exit"),  # os
     ("stream.process", "_exit"),  # os
 }
 
@@ -203,7 +209,8 @@ def test_no_row_of_the_tables_is_left_over() -> None:
 
 @pytest.mark.parametrize("module", CORE)
 def test_the_core_imports_the_standard_library_numpy_and_msgspec(module: str) -> None:
-    foreign = packages(module) - set(sys.stdlib_module_names) - {"numpy", "msgspec", "worker"}
+    """And simsimd, which only computes: see HOMES."""
+    foreign = packages(module) - set(sys.stdlib_module_names) - {"numpy", "msgspec", "simsimd", "worker"}
     assert not foreign
     assert not packages(module) & NOT_IN_THE_CORE
 
@@ -278,7 +285,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     # others start processes.
     assert readers <= {
         "config.loading", "config.sources", "cli", "embed.model_dir", "observe.tracing",
-        "commands.demo_worker", "commands.fetch_model", "broker.kafka_node", "broker.kafka_jars",
+        "commands.demo_process", "commands.fetch_model", "broker.kafka_node", "broker.kafka_jars",
     }  # fmt: skip
 
 

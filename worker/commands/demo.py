@@ -29,16 +29,27 @@ from worker.commands.demo_console import (
     wide_console,
 )
 from worker.commands.demo_flow import ACCEPTED, DEAD_LETTER, REJECTED, SOURCE, DemoOutcome, run_flow
+from worker.commands.demo_process import DemoError
+from worker.commands.demo_registry import Contributed, DemoRegistry, registry_text, running_registry, secret_sample
 from worker.commands.demo_view import COLOURS, STORY, dead_letters_table, explanation, scores_table, story
-from worker.commands.demo_worker import DemoError, DemoWorker
-from worker.commands.samples import SAMPLES
+from worker.commands.demo_worker import DemoWorker
+from worker.commands.samples import SAMPLES, Sample, samples
 from worker.config import Settings, load
 
 FIGURES_SECONDS: Final = 0.5  # each look at /metrics takes time from the embedder
 
 
-def run_demo(keep_running: bool = False, http_port: int | None = None, settings: Settings | None = None) -> int:
-    """Show the whole worker on an embedded broker; return the exit code (0, 1 failed, 130 interrupted)."""
+def run_demo(
+    keep_running: bool = False,
+    http_port: int | None = None,
+    settings: Settings | None = None,
+    *,
+    registry: bool = False,
+) -> int:
+    """Show the whole worker on an embedded broker; return the exit code (0, 1 failed, 130 interrupted).
+
+    `registry`: also the way of the accepted traces to a registry, which is a stand-in.
+    """
     console = wide_console()
     console.print("A real Kafka, a real worker and sample traces; takes about half a minute, longer the first time.\n")
     try:
@@ -51,13 +62,7 @@ def run_demo(keep_running: bool = False, http_port: int | None = None, settings:
             with step(console, "worker") as say:
                 worker.wait_ready(say)
                 say(f"ready, metrics at http://127.0.0.1:{worker.port}/metrics")
-            outcome = asyncio.run(_flow(kafka.bootstrap_servers, worker, console))
-            _print_outcome(console, outcome, worker)
-            problem = outcome.imbalance()
-            if problem is not None:
-                raise DemoError(f"{problem}.\n{worker.tail()}")
-            if keep_running:
-                _stay(console, kafka, worker)
+            _show(console, kafka, worker, Path(directory) if registry else None, keep_running=keep_running)
             with step(console, "stop") as say:
                 say("worker drains, commits and leaves its group")
                 worker.stop()
@@ -73,8 +78,30 @@ def run_demo(keep_running: bool = False, http_port: int | None = None, settings:
     return 0
 
 
-async def _flow(bootstrap: str, worker: DemoWorker, console: Console) -> DemoOutcome:
-    """Send the samples through the worker, and show the counts meanwhile."""
+def _show(
+    console: Console, kafka: EmbeddedKafka, worker: DemoWorker, registry_logs: Path | None, *, keep_running: bool
+) -> None:
+    """Send the samples through everything and show the results; `registry_logs`: where to log, with a registry."""
+    address, registry, records = kafka.bootstrap_servers, None, samples()
+    with contextlib.ExitStack() as stack:
+        if registry_logs is not None:
+            registry = stack.enter_context(running_registry(console, address, registry_logs))
+            records.append(secret_sample())
+        outcome = asyncio.run(_flow(address, records, worker, console))
+        _print_outcome(console, outcome, worker)
+        problem = outcome.imbalance()
+        if problem is not None:
+            raise DemoError(f"{problem}.\n{worker.tail()}")
+        if registry is not None:
+            _print_contributed(console, registry.wait(outcome.count("accepted")), outcome)
+        if keep_running:
+            _stay(console, kafka, worker, registry)
+        if registry is not None:
+            registry.stop()
+
+
+async def _flow(bootstrap: str, records: list[Sample], worker: DemoWorker, console: Console) -> DemoOutcome:
+    """Send the records through the worker, and show the counts meanwhile."""
     figures, read = "", 0.0
     with Live(console=console, transient=True, refresh_per_second=10) as live:
 
@@ -85,7 +112,7 @@ async def _flow(bootstrap: str, worker: DemoWorker, console: Console) -> DemoOut
                     figures, read = await asyncio.to_thread(worker.figures), time.monotonic()
                 live.update(Group(_counts(outcome), Text(f"  {figures}", "dim")))
 
-        return await run_flow(bootstrap, worker.check, show)
+        return await run_flow(bootstrap, records, worker.check, show)
 
 
 def _counts(outcome: DemoOutcome) -> Text:
@@ -125,8 +152,21 @@ def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoWorker) -
         )
 
 
-def _stay(console: Console, kafka: EmbeddedKafka, worker: DemoWorker) -> None:
-    """Print all addresses and wait for Ctrl-C; raise DemoError if the worker stops by itself."""
+def _print_contributed(console: Console, seen: Contributed, outcome: DemoOutcome) -> None:
+    accepted = [document for document in outcome.scored if document["scoring"]["decision"] == "accepted"]
+    console.print(
+        Text("To the registry (a stand-in): accepted traces, redacted", "bold"),
+        Text(
+            "skipped: not for the network, or not aggregated (KP_CONTRIBUTE_VISIBILITY, KP_CONTRIBUTE_PRIVACY)", "dim"
+        ),
+        registry_text(seen, accepted),
+        "",
+        sep="\n",
+    )
+
+
+def _stay(console: Console, kafka: EmbeddedKafka, worker: DemoWorker, registry: DemoRegistry | None) -> None:
+    """Print all addresses and wait for Ctrl-C; raise DemoError if a process stops by itself."""
     address = kafka.bootstrap_servers
     with contextlib.suppress(KeyboardInterrupt):
         console.print(Text("Still running", "bold"))
@@ -139,8 +179,18 @@ def _stay(console: Console, kafka: EmbeddedKafka, worker: DemoWorker) -> None:
             f"         kcat -Ceq -b {address} -t {DEAD_LETTER} -f '%h\\n'",
             f"send     kcat -P -b {address} -t {SOURCE} -l {SAMPLES}",
             f"log      {worker.log}",
+            *([] if registry is None else _registry_lines(registry)),
             "stop     Ctrl-C",
         )
         while True:
             worker.check()
+            if registry is not None:
+                registry.check()
             time.sleep(0.2)
+
+
+def _registry_lines(registry: DemoRegistry) -> list[str]:
+    return [
+        f"registry curl -s {registry.url}/_stand-in/units   key {registry.key}",
+        f"contrib. http://127.0.0.1:{registry.contribute.port}/metrics   log {registry.contribute.log}",
+    ]

@@ -1,6 +1,6 @@
 """The records of a demo: published, read back, and compared.
 
-Must not live here: the processes (demo_worker.py, broker/), the final output (demo_view.py).
+Must not live here: the processes (demo_process.py, broker/), the final output (demo_view.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from worker.commands.demo_view import Document, dead_position, position
-from worker.commands.samples import samples
+from worker.commands.samples import Sample
 from worker.config import Settings
 
 SOURCE, ACCEPTED, REJECTED, DEAD_LETTER = (
@@ -72,9 +72,12 @@ class DemoOutcome:
 
 
 async def run_flow(
-    bootstrap: str, check: Callable[[], None], show: Callable[[DemoOutcome], Awaitable[None]]
+    bootstrap: str,
+    records: Sequence[Sample],
+    check: Callable[[], None],
+    show: Callable[[DemoOutcome], Awaitable[None]],
 ) -> DemoOutcome:
-    """Publish the samples and read the three output topics until every record came out, or none arrives any more.
+    """Publish the records and read the three output topics until every record came out, or none arrives any more.
 
     Meanwhile `check` may raise, and `show` gets the outcome so far.
     """
@@ -89,7 +92,6 @@ async def run_flow(
             enable_auto_commit=False,
         ) as consumer,
     ):
-        records = samples()
         sent = [await producer.send(SOURCE, key=record.key, value=record.value) for record in records]
         outcome = DemoOutcome([(data.partition, data.offset) for data in await asyncio.gather(*sent)])
         progress = time.monotonic()

@@ -1,8 +1,8 @@
 """`kp-worker doctor`: what would keep a worker from running well here, each with its remedy. Changes nothing.
 
 Lives here: the command, the order of the checks, and those of this machine (settings, disk, port). Must not live here:
-checks of the broker (doctor_kafka.py), of domains (doctor_domains.py) and of the model (doctor_model.py), how a finding
-looks (finding.py).
+checks of the broker (doctor_kafka.py), of the cache (doctor_cache.py), of domains (doctor_domains.py), of the model
+(doctor_model.py) and of the registry (doctor_registry.py), how a finding looks (finding.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from worker.commands.console import load_settings
+from worker.commands.doctor_cache import check_cache
 from worker.commands.doctor_domains import check_domains
 from worker.commands.doctor_kafka import check_kafka
 from worker.commands.doctor_model import check_model
+from worker.commands.doctor_registry import check_registry
 from worker.commands.finding import Finding, fail, ok, warn, write_finding
 from worker.config import ConfigError, Loaded, Settings
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256
@@ -82,9 +84,11 @@ async def examine() -> AsyncIterator[Finding]:
         reachable = False
         yield fail("broker", f"the checks took longer than {KAFKA_SECONDS:.0f} s", "check the brokers and the network")
     if reachable:
-        for finding in await check_domains(settings):
+        for finding in [*await check_cache(settings), *await check_domains(settings)]:
             yield finding
     for finding in await check_model(settings):
+        yield finding
+    async for finding in check_registry(settings):
         yield finding
     yield _disk("model cache", default_directory(OFFICIAL_NAME, OFFICIAL_SHA256))
     yield _disk("temporary files", Path(tempfile.gettempdir()))

@@ -13,6 +13,7 @@ from typing import Final
 
 from worker.commands.finding import Finding, fail, ok, warn
 from worker.config import Settings
+from worker.core.group_view import memory_bytes
 from worker.core.identity import EmbedderIdentity
 from worker.embed.embedder import FETCH_FIRST, Embedder, ModelError, find_model
 from worker.embed.load import load_configured
@@ -87,6 +88,8 @@ def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slo
     )
     offered = [name for name in PRECISIONS if runs_here(name)]
     yield ok("precision", f"this CPU supports {', '.join(offered)}; KP_PRECISION={settings.precision}")
+    if settings.novelty_scope == "group":
+        yield _group_view(settings, identity)
     budget = settings.latency_budget_seconds
     told = f"a text of {settings.max_tokens} tokens takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
     if slowest < budget:
@@ -95,6 +98,12 @@ def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slo
         yield warn(
             "embedding", told, "more or faster CPU, kp-worker export-model, a lower KP_MAX_TOKENS or KP_PRECISION"
         )
+
+
+def _group_view(settings: Settings, identity: EmbedderIdentity) -> Finding:
+    most = settings.group_max_elements
+    size = memory_bytes(most, identity.dimensions) / 1e6
+    return ok("group view", f"at most {most} entries of other partitions: {size:.0f} MB of memory, ids apart")
 
 
 def _median_seconds(embedder: Embedder, tokens: int) -> float:

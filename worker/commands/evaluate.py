@@ -1,13 +1,14 @@
 """`kp-worker evaluate`: how well novelty tells repeated tasks from new ones, on labelled traces.
 
-Lives here: the grid of settings, progress, the table and the JSON. Must not live here: figures (evaluate_numbers.py),
-reading and embedding (evaluate_traces.py), the page (evaluate_page.py).
+Lives here: the grid of settings, progress, the table and the JSON. Must not live here: figures (evaluate_numbers.py,
+evaluate_partitions.py), reading and embedding (evaluate_traces.py), the page (evaluate_page.py).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +18,10 @@ from rich.progress import Progress
 
 from worker.commands.console import ArgumentError, CommandError, checked_settings, report_libraries, say, write_line
 from worker.commands.evaluate_numbers import QUANTILES, Interval, figures
+from worker.commands.evaluate_partitions import ORDERS, spread_figures
 from worker.commands.evaluate_rows import EvaluateRow, named
-from worker.commands.evaluate_traces import LabelError, Vectors, read_labelled
+from worker.commands.evaluate_traces import LabelError, Vectors, numbered, read_labelled
+from worker.commands.shown import shown_text
 from worker.config import Settings
 from worker.core.terminal import clean, clean_json
 from worker.embed.embedder import ModelError
@@ -29,8 +32,18 @@ GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model",
 BAD_SHOWN: Final = 5
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluateTask:
+    """What to evaluate: the fields of label and key (None: one partition), partitions (None: one a key), and seed."""
+
+    label: str
+    key: str | None
+    partitions: int | None
+    seed: int
+
+
 def run_evaluate(
-    files: Sequence[str], label: str, grid: Sequence[str], *, seed: int, as_json: bool, page: Path | None
+    files: Sequence[str], task: EvaluateTask, grid: Sequence[str], *, as_json: bool, page: Path | None
 ) -> None:
     """Write the figures of each file with each choice of settings. Raises CommandError and SettingsError."""
     choices = list(_choices(grid))
@@ -39,7 +52,7 @@ def run_evaluate(
     rows = []
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            rows = list(_rows(files, label, choices, seed, progress))
+            rows = list(_rows(files, task, choices, progress))
     except (LabelError, ModelError, OSError) as error:
         raise CommandError(str(error)) from None
     for row in rows:
@@ -48,7 +61,7 @@ def run_evaluate(
     if not as_json:
         _write_table(rows)
     if page is not None and render is not None:
-        _write_page(render(rows, label), page)
+        _write_page(render(rows, task.label), page)
 
 
 def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]]:
@@ -68,15 +81,11 @@ def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]
 
 
 def _rows(
-    files: Sequence[str],
-    label: str,
-    choices: Sequence[tuple[Settings, dict[str, object]]],
-    seed: int,
-    progress: Progress,
+    files: Sequence[str], task: EvaluateTask, choices: Sequence[tuple[Settings, dict[str, object]]], progress: Progress
 ) -> Iterator[EvaluateRow]:
     vectors = Vectors()
     for file in files:
-        traces = read_labelled(file, label, choices[0][0].limits)
+        traces = read_labelled(file, task.label, choices[0][0].limits, task.key)
         for text in traces.bad[:BAD_SHOWN]:
             say(f"{traces.name}: {text}")
         if len(traces.bad) > BAD_SHOWN:
@@ -86,11 +95,15 @@ def _rows(
                 f"{traces.name}: {len(traces.labels)} traces with {len(set(traces.labels))} labels: there must be at "
                 "least two tasks, and a repeat of one"
             )
+        labels = numbered(traces.labels)
         for settings, shown in choices:
-            task = progress.add_task(clean(f"{traces.name}: {named(shown)}"), total=len(traces.traces))
-            made, cut = vectors.of(traces, settings, lambda task=task: progress.advance(task))  # type: ignore[misc]
-            yield EvaluateRow(traces.name, shown, cut, len(traces.bad), figures(made, traces.numbers, seed))
-            progress.remove_task(task)
+            bar = progress.add_task(clean(f"{traces.name}: {named(shown)}"), total=len(traces.traces))
+            made, cut = vectors.of(traces, settings, lambda bar=bar: progress.advance(bar))  # type: ignore[misc]
+            spread = None
+            if task.key is not None:
+                spread = spread_figures(made, labels, task.key, numbered(traces.keys), task.partitions, task.seed)
+            yield EvaluateRow(traces.name, shown, cut, len(traces.bad), figures(made, labels, task.seed), spread)
+            progress.remove_task(bar)
 
 
 def _write_table(rows: Sequence[EvaluateRow]) -> None:
@@ -114,7 +127,22 @@ def _write_table(rows: Sequence[EvaluateRow]) -> None:
                 for values in (row.figures.first_quantiles, row.figures.repeat_quantiles)
             )
             write_line(f"  {named(row.settings):{width}}         {firsts}           {repeats}")
+        _write_spread(own, width)
         write_line("")
+
+
+def _write_spread(rows: Sequence[EvaluateRow], width: int) -> None:
+    spread = rows[0].spread
+    if spread is None:
+        return
+    keys = f"{shown_text(spread.key)}, {spread.keys} keys"
+    write_line(clean(f"  AUC in {ORDERS} random orders, keyed by {keys}"))
+    write_line(f"  {'':{width}}  {'one partition':18}  {spread.partitions} partitions")
+    for row in rows:
+        if row.spread is not None:
+            write_line(
+                f"  {named(row.settings):{width}}  {_text(row.spread.auc_one):18}  {_text(row.spread.auc_spread)}"
+            )
 
 
 def _text(interval: Interval | None) -> str:

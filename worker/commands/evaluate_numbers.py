@@ -87,10 +87,10 @@ def figures(vectors: Floats, labels: Ints, seed: int) -> Figures:
         len(labels),
         count,
         int(repeats.sum()),
-        _interval([_auc(run, weights) for run in warm]),
-        _interval([_auc(_without_the_very_first(in_order), weights)]),
-        _interval([_auc(_pairs(vectors, labels, rng), weights)]),
-        _interval([_share(in_order.same[repeats], in_order.labels[repeats], weights)]),
+        interval([auc(run, weights) for run in warm]),
+        interval([auc(_without_the_very_first(in_order), weights)]),
+        interval([auc(_pairs(vectors, labels, rng), weights)]),
+        interval([_share(in_order.same[repeats], in_order.labels[repeats], weights)]),
         _quantiles(in_order, in_order.first, weights),
         _quantiles(in_order, repeats, weights),
         _histogram(in_order.novelty[in_order.first]),
@@ -148,7 +148,7 @@ def _pairs(vectors: Floats, labels: Ints, rng: np.random.Generator) -> Run:
     return Run(similar, labels[left], same, same)
 
 
-def _auc(run: Run, weights: Floats) -> Floats | None:
+def auc(run: Run, weights: Floats) -> Floats | None:
     """Return the AUC of each draw, shape (draws + 1,); the first draw is the sample itself."""
     if run.first.all() or not run.first.any():
         return None
@@ -182,9 +182,9 @@ def _quantiles(run: Run, chosen: npt.NDArray[np.bool_], weights: Floats) -> list
     for quantile in QUANTILES:
         # The least value that at least this share of the traces does not exceed.
         places = np.minimum((sums < quantile * sums[:, -1:] - 1e-9).sum(1), len(values) - 1)
-        interval = _interval([values[places]])
-        if interval is not None:
-            found.append(interval)
+        quantile_interval = interval([values[places]])
+        if quantile_interval is not None:
+            found.append(quantile_interval)
     return found
 
 
@@ -192,7 +192,7 @@ def _histogram(novelty: Floats) -> list[int]:
     return [int(count) for count in np.histogram(np.clip(novelty, 0, 1), BINS, (0, 1))[0]]
 
 
-def _interval(of_draws: Sequence[Floats | None]) -> Interval | None:
+def interval(of_draws: Sequence[Floats | None]) -> Interval | None:
     """Return the mean over runs, with the interval of its draws."""
     runs = [draws for draws in of_draws if draws is not None]
     if not runs:

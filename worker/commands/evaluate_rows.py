@@ -1,6 +1,7 @@
 """What `evaluate` shows: the figures of one file with one choice of settings, as a value.
 
-Must not live here: computing them (evaluate_numbers.py), output (evaluate.py, evaluate_page.py).
+Must not live here: computing them (evaluate_numbers.py, evaluate_partitions.py), output (evaluate.py,
+evaluate_page.py).
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from worker.commands.evaluate_numbers import Figures
+from worker.commands.evaluate_partitions import Spread
 
 
-class EvaluateRow(Struct, frozen=True):
-    """The figures of one file with one choice of settings; `cut` traces were truncated, `bad` lines were no trace."""
+class EvaluateRow(Struct, frozen=True, omit_defaults=True):
+    """The figures of one file with one choice of settings; `cut` traces were truncated, `bad` lines were no trace.
+
+    `spread`: the same traces in several partitions, if that was asked for.
+    """
 
     file: str
     settings: dict[str, object]
     cut: int
     bad: int
     figures: Figures
+    spread: Spread | None = None
 
 
 def named(settings: Mapping[str, object]) -> str:

@@ -6,9 +6,10 @@ Lives here: what `evaluate` works on. Must not live here: figures (evaluate_numb
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,22 +30,26 @@ class LabelError(ValueError):
 
 @dataclass(slots=True)
 class Labelled:
-    """The traces of one file in their order, with a label each. `bad`: lines that are no valid trace, and why."""
+    """The traces of one file in their order, with a label each, and a key each where one was asked for.
+
+    `bad`: lines that are no valid trace, and why.
+    """
 
     name: str
     traces: list[ReasoningTrace] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
 
-    @property
-    def numbers(self) -> Ints:
-        """The labels as 0..k-1, in the order of their first trace."""
-        known: dict[str, int] = {}
-        return np.array([known.setdefault(label, len(known)) for label in self.labels], np.int64)
+
+def numbered(names: Sequence[str]) -> Ints:
+    """Return names as numbers 0..k-1, in the order of their first use."""
+    known: dict[str, int] = {}
+    return np.array([known.setdefault(name, len(known)) for name in names], np.int64)
 
 
-def read_labelled(path: str, label: str, limits: Limits) -> Labelled:
-    """Read a JSON Lines file; `label` is a field, dotted where it is nested. Raises LabelError and OSError."""
+def read_labelled(path: str, label: str, limits: Limits, key: str | None = None) -> Labelled:
+    """Read a JSON Lines file; `label` and `key` are fields, dotted where nested. Raises LabelError and OSError."""
     found = Labelled("standard input" if path == "-" else Path(path).name)
     with open_file(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -56,15 +61,19 @@ def read_labelled(path: str, label: str, limits: Limits) -> Labelled:
                 found.bad.append(f"line {number}: {error.reason}: {error.path}: {error.message}")
                 continue
             document = json.loads(line)
-            named = label_of(document, label)
-            if named is None:
-                raise LabelError(
-                    f"{found.name}: line {number} has no label at {label}: --label names a field with text or a "
-                    f"number; it has {', '.join(sorted(document))}"
-                )
-            found.labels.append(named)
+            where = f"{found.name}: line {number}"
+            found.labels.append(_named(document, label, f"{where} has no label at {label}: --label"))
+            if key is not None:
+                found.keys.append(_named(document, key, f"{where} has no key at {key}: --partition-by"))
             found.traces.append(trace)
     return found
+
+
+def _named(document: Mapping[str, Any], field_path: str, problem: str) -> str:
+    named = label_of(document, field_path)
+    if named is None:
+        raise LabelError(f"{problem} names a field with text or a number; it has {', '.join(sorted(document))}")
+    return named
 
 
 class Vectors:

@@ -1,4 +1,4 @@
-"""The file of `kp-worker explain`: one JSON document, or one line of JSON Lines.
+"""A file with one trace, of `kp-worker explain` and `cache nearest`: a JSON document, or one line of JSON Lines.
 
 Lives here: reading no more of a file than one trace may have, and words for a file that holds no valid trace. Must not
 live here: the explanation (explain_steps.py).
@@ -17,23 +17,25 @@ SKIP_BYTES: Final = 1 << 16
 """Bytes in which a line that is skipped is read: it may be as long as the file."""
 
 
-def read_document(path: str, line: int | None, most: int) -> bytes:
+def read_document(
+    path: str, line: int | None, most: int, command: str = "kp-worker explain", argument: str = "TRACE"
+) -> bytes:
     """Return the file's document, or that on a line (from 1). - is standard input.
 
-    Reads at most `most` bytes of a document, and one more. Raises CommandError, and ArgumentError for a file that
-    cannot be read.
+    `command`, `argument`: what errors say that the user may enter, and has entered. Reads at most `most` bytes of a
+    document, and one more. Raises CommandError, and ArgumentError for a file that cannot be read.
     """
     name = name_of(path)
     try:
         with open_file(path, "rb") as file:
             raw = file.read(most + 1) if line is None else _line(file, line, most, name)
     except OSError as error:
-        raise ArgumentError("TRACE", f"{path} cannot be read: {error.strerror}") from None
+        raise ArgumentError(argument, f"{path} cannot be read: {error.strerror}") from None
     first, _, rest = raw.partition(b"\n")
     if line is None and rest.strip() and is_json(first):
         raise CommandError(
-            f"{name} holds JSON Lines: name the line of one trace, as in kp-worker explain {path} --line 1, or pick it "
-            f"by its id, as in grep -m1 ID {'FILE' if path == '-' else path} | kp-worker explain -"
+            f"{name} holds JSON Lines: name the line of one trace, as in {command} {path} --line 1, or pick it by "
+            f"its id, as in grep -m1 ID {'FILE' if path == '-' else path} | {command} -"
         )
     if len(raw) > most:
         where = "" if line is None else f"line {line}: "

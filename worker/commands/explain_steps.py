@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from worker.config import Settings
 from worker.core.documents import rfc3339
@@ -32,10 +32,16 @@ _decoder: Final = msgspec.json.Decoder(float_hook=float)  # as the parser does: 
 
 
 class Nearest(Struct, frozen=True):
-    """The nearest earlier trace and its cosine similarity, as the document gives them."""
+    """The nearest earlier trace, as the document gives it; with the novelty scope `group` its source record, too."""
 
     id: str
     similarity: float
+    partition: int | UnsetType = UNSET
+    offset: int | UnsetType | None = UNSET
+
+    def __str__(self) -> str:
+        place = "" if self.partition is UNSET else f", source partition {self.partition} offset {self.offset}"
+        return f"{self.id}, similarity {self.similarity:.4f}{place}"
 
 
 class RecordPlace(Struct, frozen=True):

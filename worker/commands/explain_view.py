@@ -86,7 +86,7 @@ def _places(it: Explanation) -> Table:
         if time:
             table.add_row(name, Text(clean(time)))
     if it.nearest is not None:
-        table.add_row("nearest", Text(clean(f"{it.nearest.id}, similarity {it.nearest.similarity:.4f}")))
+        table.add_row("nearest", Text(clean(str(it.nearest))))
         for part in it.parts:
             alone = "" if part.alone is None else f"; to the nearest trace's {part.name} alone {part.alone:.4f}"
             table.add_row("", f"of it {part.share:.4f} by the {part.name}{alone}")

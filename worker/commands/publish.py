@@ -21,7 +21,9 @@ from worker.core.terminal import clean
 from worker.core.trace import InvalidTrace
 
 
-def run_publish(file: str, settings: Settings, *, topic: str, key: KeyField, rate: float | None, validate: bool) -> int:
+def run_publish(
+    file: str, settings: Settings, *, topic: str, key: KeyField, rate: float | None, validate: bool, redact: bool
+) -> int:
     """Publish a file, say how it went, and return the exit code. Raises CommandError, ArgumentError."""
     with errors_for_the_user():
         session = Session(settings)
@@ -42,7 +44,8 @@ def run_publish(file: str, settings: Settings, *, topic: str, key: KeyField, rat
             with errors_for_the_user():
                 run_session(
                     publish_lines(
-                        source, session, topic=topic, key=key, rate=rate, validate=validate, counts=counts,
+                        source, session, topic=topic, key=key, rate=rate, validate=validate, redact=redact,
+                        counts=counts,
                         on_line=lambda size: progress.update(task, advance=size, sent=counts.sent),
                         on_refused=on_refused,
                     )
@@ -70,3 +73,5 @@ def _say_counts(counts: PublishCounts, topic: str, interrupted: bool) -> None:
         f"{counts.sent} trace{'s' * (counts.sent != 1)} published to topic {topic}{rate}, "
         f"{counts.refused} refused" + (", then interrupted" if interrupted else "")
     )
+    for kind, count in counts.redactions.items():
+        say(f"  {count} {kind} redacted")

@@ -10,9 +10,9 @@ import asyncio
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Final, Literal
 
 import msgspec
@@ -20,6 +20,7 @@ from aiokafka import AIOKafkaProducer
 
 from worker.commands.json_lines import is_pretty_printed
 from worker.commands.session import Session, SessionError
+from worker.core.redaction import redact_json
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
 from worker.kafka.producer import producer_arguments, while_sending
 
@@ -42,6 +43,7 @@ class PublishCounts:
     refused: int = 0
     seconds: float = 0.0
     pretty_printed: bool = False
+    redactions: Counter[str] = field(default_factory=Counter)
 
     def count_answer(self, future: asyncio.Future[object]) -> None:
         """Count a trace whose sending has ended: as sent, if it was acknowledged."""
@@ -54,6 +56,10 @@ class PublishCounts:
     def look_at_first(self, line: bytes) -> None:
         """Note whether the first line opens a document that goes on in the next one."""
         self.pretty_printed = is_pretty_printed(line)
+
+    def count_redactions(self, found: Mapping[str, int]) -> None:
+        """Count the markers of one line, by type."""
+        self.redactions.update(found)
 
     def set_seconds(self, seconds: float) -> None:
         """Set how long the run has lasted."""
@@ -96,12 +102,14 @@ async def publish_lines(
     key: KeyField,
     rate: float | None,
     validate: bool,
+    redact: bool,
     counts: PublishCounts,
     on_line: Callable[[int], None],
     on_refused: Callable[[int, InvalidTrace], None],
 ) -> None:
     """Send every line of `source` that is a valid trace (or every line), at most `rate` a second.
 
+    `redact`: each line without secrets and personal data; its key is read, and its size checked, after that.
     `counts` are kept up to date; `on_line` gets each line's size (bytes), `on_refused` its number (from 1) and
     what is wrong. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
     """
@@ -111,12 +119,13 @@ async def publish_lines(
     async with session.connected(AIOKafkaProducer(**arguments)) as producer:
         check = _LineCheck(producer, session.settings.limits if validate else None, target.max_bytes)
         sender = _Sender(producer, topic, rate, counts)
-        await while_sending(producer, _send_lines(source, key, check, sender, counts, on_line, on_refused))
+        await while_sending(producer, _send_lines(source, key, redact, check, sender, counts, on_line, on_refused))
 
 
 async def _send_lines(
     source: BinaryIO,
     key: KeyField,
+    redact: bool,
     check: _LineCheck,
     sender: _Sender,
     counts: PublishCounts,
@@ -131,13 +140,17 @@ async def _send_lines(
             counts.look_at_first(line)
         if not line.strip():
             continue
-        record_key = key_of(line, key)
+        found: dict[str, int] = {}
         try:
+            if redact:
+                line, found = redact_json(line)  # noqa: PLW2901 the original must not be sent
+            record_key = key_of(line, key)
             check.check(record_key, line)
         except InvalidTrace as error:
             counts.count_refused()
             on_refused(number, error)
         else:
+            counts.count_redactions(found)
             await sender.send(number, record_key, line)
     await sender.finish()
 

@@ -65,6 +65,17 @@ def run_redrive(
     return 1 if execute and counts.refused else 0
 
 
+def for_refused(settings: Settings) -> Settings:
+    """Return settings with which refused traces go back to the accepted topic; their markers are a topic of its own."""
+    return settings.model_copy(
+        update={
+            "group_id": settings.contribute_group,
+            "source_topic": settings.accepted_topic,
+            "dead_letter_topic": settings.refused,
+        }
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Redrive:
     """One run over the dead-letter topic."""

@@ -17,8 +17,8 @@ from worker.commands.scored_documents import DocumentScoring
 from worker.commands.scored_rows import DistinctValues, LeftOut, ScoredRows, Texts, hash64
 from worker.commands.shown import cut_text, shown_text
 from worker.core.json_words import in_json_words
+from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, REJECTED
-from worker.core.scorer import CACHED_ID_LENGTH
 
 COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
 

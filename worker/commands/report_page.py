@@ -12,11 +12,9 @@ from worker.commands import report_charts as charts
 from worker.commands.page import page_environment, svg
 from worker.commands.report_columns import COMPONENTS
 from worker.commands.report_numbers import PASTED_SHARE, SHARES, THRESHOLDS, Group, ReportNumbers
-from worker.commands.shown import percent, shown_name, shown_text
+from worker.commands.shown import duration, percent, shown_name, shown_text
 from worker.core.documents import rfc3339
 from worker.version import __version__
-
-MS = 1000.0
 
 NAMES_SHOWN = 20
 """Domains without a profile that are listed; the rest is counted."""
@@ -68,17 +66,3 @@ def _domain_curves(summary: ReportNumbers) -> list[Group]:
     """Return the domains that have a curve: the largest ones, without the row of all others."""
     alone = summary.domains[:-1] if summary.other_domains else summary.domains
     return alone[: charts.SERIES]
-
-
-def duration(ms: float) -> str:
-    """Write a time span (ms) in the unit that suits it."""
-    if ms < MS:
-        return f"{ms:.0f} ms"
-    seconds = ms / MS
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = seconds / 60
-    if minutes < 60:
-        return f"{minutes:.1f} min"
-    hours = minutes / 60
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.4g} d"

@@ -49,6 +49,8 @@ def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, s
     )
     for reason, count in sorted(counts.dead_letters.items()):
         say(f"  {count} {reason}")
+    for kind, count in counts.redactions.items():
+        say(f"  {count} {kind} redacted")
     if counts.pretty_printed:
         raise CommandError(pretty_printed_hint(file.name))
     if dead and not counts.scores:

@@ -33,6 +33,7 @@ class Summary:
     rejected: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
     truncated: int = 0
+    redactions: Counter[str] = field(default_factory=Counter)
     pretty_printed: bool = False
     scores: list[float] = field(default_factory=list)
 
@@ -50,7 +51,7 @@ def score_lines(
     A line that cannot be read is written to `dead_letters` as one JSON object with its reason. Raises OSError.
     """
     identity = None if embedder is None else embedder.identity
-    config = EvaluationConfig(settings.limits, settings.event_time, settings.output_embedding)
+    config = EvaluationConfig(settings.limits, settings.event_time, settings.output_embedding, settings.redact)
     evaluation = Evaluation(new_scorer(settings, identity), identity, config)
     summary = Summary()
     for number, line in _lines(source, on_line):
@@ -74,6 +75,7 @@ def score_lines(
             summary.accepted += 1
         else:
             summary.rejected += 1
+        summary.redactions.update(document.redactions or {})
         output.write((document.value or b"") + b"\n")
     return summary
 

@@ -1,4 +1,4 @@
-"""How report and whatif write what documents say, and shares, for a reader. No output."""
+"""How commands write what documents say, shares and time spans, for a reader. No output."""
 
 from __future__ import annotations
 
@@ -44,3 +44,17 @@ def percent(share: float) -> str:
     if 99.9 < value < 100:
         return ">99.9%"
     return f"{value:.0f}%" if value in (0, 100) else f"{value:.1f}%"
+
+
+def duration(ms: float) -> str:
+    """Write a time span (ms) in the unit that suits it."""
+    if abs(ms) < 1000:
+        return f"{ms:.0f} ms"
+    seconds = ms / 1000
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60
+    if minutes < 60:
+        return f"{minutes:.1f} min"
+    hours = minutes / 60
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.4g} d"

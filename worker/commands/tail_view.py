@@ -25,6 +25,9 @@ SCORED: Final = (
 )  # fmt: skip
 LETTERS: Final = (("source", 11), ("time", 8), ("reason", 16))
 
+NEAREST: Final = 20
+"""Cells of a nearest trace whose source partition and offset are known; a narrow terminal shows its id alone."""
+
 WIDE: Final = 80 + 27
 """From this width on the overrides have a column, after the 80 of the others."""
 
@@ -68,7 +71,7 @@ def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only
     columns = LETTERS if only_dead_letters else SCORED
     for name, cells in columns:
         right = name in ("C", "N", "D", "O", "score")
-        limit = None if width is None else cells
+        limit = None if width is None or (name == "nearest" and width >= WIDE) else cells
         table.add_column(name, min_width=cells, max_width=limit, no_wrap=True, justify="right" if right else "left")
     if only_dead_letters:
         least = max(20, 0 if width is None else width - 38)
@@ -103,10 +106,17 @@ def _scored(document: dict[str, Any]) -> list[Text]:
         *parts,
         Text(f"{scoring['score']:.3f}", "bold"),
         Text(clean(scoring["decision"]), COLOURS.get(scoring["decision"], "")),
-        Text(_short(nearest["id"]) if nearest else "-", "" if nearest else "dim"),
+        Text(_nearest(nearest) if nearest else "-", "" if nearest else "dim"),
         Text(f"{nearest['similarity']:.2f}" if nearest else "-", "" if nearest else "dim"),
         Text(clean(", ".join(scoring["overrides"]))),
     ]
+
+
+def _nearest(nearest: dict[str, Any]) -> str:
+    """Return the nearest trace's id, and with the novelty scope `group` its source partition and offset."""
+    if "partition" not in nearest:
+        return _short(nearest["id"])
+    return f"{_short(nearest['id']):8} {nearest['partition']}:{nearest['offset']}".ljust(NEAREST)
 
 
 def _short(trace_id: str) -> str:

@@ -16,8 +16,8 @@ from worker.commands.labels import label_of
 from worker.commands.scored_documents import DocumentScoring
 from worker.commands.scored_rows import DistinctValues, LeftOut, NoDocuments, Rows, ScoredRows, Texts, hash64
 from worker.commands.shown import cut_text, shown_text
+from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, REJECTED
-from worker.core.scorer import CACHED_ID_LENGTH
 from worker.core.scoring import DEFAULT_PROFILE, NEUTRAL_NOVELTY, Profile, Score, score_trace
 from worker.core.trace import InvalidTrace, Limits, ReasoningTrace, parse_trace
 

@@ -17,8 +17,8 @@ from worker.config.profiles import ProfileSetting
 from worker.config.sources import KeyPath, Source, nearest
 
 PEM: Final = "-----BEGIN"
-SECRETS: Final = frozenset({"sasl_password", "tls_key_password"})
-"""Fields whose value is never shown."""
+SECRETS: Final = frozenset({"sasl_password", "tls_key_password", "registry_key", "registry_url"})
+"""Fields whose value a message never shows: secrets, and a URL that may hold a password."""
 
 SHOWN: Final = 120
 """Characters of a wrong value that a message repeats."""

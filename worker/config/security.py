@@ -20,7 +20,7 @@ _TLS_FILES: Final = ("tls_ca_file", "tls_certificate_file", *_KEY)
 
 def check_security(given: Set[str], protocol: str, mechanism: str | None) -> None:
     """Raise ValueError where settings contradict each other, or would be ignored. `given`: fields that have a value."""
-    for name in ("sasl_password", "tls_key_password"):
+    for name in ("sasl_password", "tls_key_password", "registry_key"):
         if len(both := _variables(given, name, f"{name}_file")) == 2:
             raise ValueError(f"{both[0]} and {both[1]} are both set; keep one")
     if (tls := _variables(given, *_TLS_FILES)) and protocol not in TLS:

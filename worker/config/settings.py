@@ -17,8 +17,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from worker.config.brokers import check_brokers
 from worker.config.errors import PEM
 from worker.config.profiles import ProfileSetting, merged_profiles
+from worker.config.registry import check_choices, check_registry_url
 from worker.config.security import SASL, TLS, check_security
 from worker.config.sources import PREFIX
+from worker.core.capacity import MOST_ELEMENTS
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.core.scoring import Profile
 from worker.core.trace import Limits
@@ -54,6 +56,9 @@ class Settings(BaseSettings):
     changelog_topic: Topic | None = Field(
         None, description="compacted topic of the novelty cache (default: <group>-novelty-changelog)"
     )
+    forgotten_topic: Topic | None = Field(
+        None, description="topic for the receipts of control records, with KP_FORGET (default: <source>.forgotten)"
+    )
     create_topics: bool = Field(
         False, description="create missing topics at startup; otherwise a missing topic is an error"
     )
@@ -83,6 +88,36 @@ class Settings(BaseSettings):
     )
     tls_key_password: SecretStr | None = Field(None, description="password of an encrypted key; better in a file")
     tls_key_password_file: Path | None = Field(None, description="file with the password of an encrypted key")
+
+    registry_url: Annotated[str, AfterValidator(check_registry_url)] | None = Field(
+        None, description="base URL of the registry that `contribute` posts to: https, plain http only to loopback"
+    )
+    registry_key: SecretStr | None = Field(None, description="key for the registry; better in a file")
+    registry_key_file: Path | None = Field(
+        None, description="file with the key for the registry; read again when it changes"
+    )
+    contribute_visibility: Annotated[str, AfterValidator(check_choices("network", "org", "private"))] = Field(
+        "network", description="which metadata.visibility `contribute` posts: one, or several with a comma between them"
+    )
+    contribute_privacy: Annotated[str, AfterValidator(check_choices("aggregated", "federated", "private"))] = Field(
+        "aggregated",
+        description="which metadata.privacy_level `contribute` posts: one, or several with a comma between them",
+    )
+    contribute_rate: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="most POSTs a minute of one `contribute` process; unset: the limit that the registry states",
+    )
+    contribute_timeout_seconds: float = Field(
+        30.0, ge=0.1, le=300, description="longest time for one request to the registry, its answer included"
+    )
+    contributed_topic: Topic | None = Field(
+        None, description="compacted topic of the receipts (default: <accepted>.contributed)"
+    )
+    refused_topic: Topic | None = Field(
+        None, description="topic for traces that the registry refuses for good (default: <accepted>.refused)"
+    )
 
     delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
     session_timeout_seconds: float = Field(
@@ -157,7 +192,7 @@ class Settings(BaseSettings):
     )
 
     cache_max_elements: int = Field(
-        1000, ge=1, le=1_000_000, description="capacity of each partition's novelty cache, in entries"
+        1000, ge=1, le=MOST_ELEMENTS, description="capacity of each partition's novelty cache, in entries"
     )
     cache_ttl_seconds: float | None = Field(
         3600.0,
@@ -165,6 +200,24 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="lifetime of a cache entry in stream time; none: entries do not expire",
         json_schema_extra={"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "none"}]},
+    )
+    novelty_scope: Literal["partition", "group"] = Field(
+        "partition",
+        description="what a trace is compared with: its partition's cache, or also what all other partitions of the "
+        "group have committed (docs/novelty-scope.md)",
+    )
+    group_max_elements: int = Field(
+        64_000, ge=1, le=10_000_000, description="with scope group: most entries of other partitions, all together"
+    )
+    group_max_lag_seconds: float = Field(
+        5.0,
+        ge=2,
+        allow_inf_nan=False,
+        description="with scope group: how far the view of other partitions may lag before KP_GROUP_LAG_ACTION applies",
+    )
+    group_lag_action: Literal["wait", "continue"] = Field(
+        "wait",
+        description="beyond KP_GROUP_MAX_LAG_SECONDS, traces wait until the view has caught up, or are scored anyway",
     )
     event_time: Literal["created_at", "record"] = Field(
         "created_at",
@@ -180,8 +233,26 @@ class Settings(BaseSettings):
         description=("how far one trace may advance its partition's stream time; unset: no limit (docs/security.md)"),
     )
 
+    forget: bool = Field(
+        False, description="honour control records, which remove cache entries (docs/forget.md); false: dead letters"
+    )
+    forget_key: SecretStr | None = Field(
+        None, description="key that signs control records, at least 32 bytes; better in a file"
+    )
+    forget_key_file: Path | None = Field(
+        None, description="file with that key; of several, one on each line, the first signs and all are accepted"
+    )
+
     output_embedding: bool = Field(
         False, description="write each trace's embedding into its output document (scoring.embedding)"
+    )
+
+    redact: Literal["off", "accepted", "all"] = Field(
+        "off",
+        description=(
+            "output documents in which markers replace secrets and, by the trace's privacy level, personal data; "
+            "scores do not change (docs/security.md)"
+        ),
     )
 
     max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")
@@ -250,7 +321,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "sasl_password_file", "sasl_token_file", "tls_ca_file", "tls_certificate_file", "tls_key_file",
-        "tls_key_password_file", mode="before",
+        "tls_key_password_file", "forget_key_file", mode="before",
     )  # fmt: skip
     @classmethod
     def _is_path(cls, value: object) -> object:
@@ -262,19 +333,46 @@ class Settings(BaseSettings):
     def _check_together(self) -> Settings:
         topics = list(self.topics.values())
         if len(set(topics)) != len(topics):
-            raise ValueError(f"the five topics must differ from each other, got {', '.join(topics)}")
+            number = "six" if self.forget else "five"
+            raise ValueError(f"the {number} topics must differ from each other, got {', '.join(topics)}")
+        self._check_forget()
         check_security(self._given(), self.security_protocol, self.sasl_mechanism)
         if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
             raise ValueError(
                 f"KP_MAX_BATCH_BYTES={self.max_batch_bytes} is too small for a record of "
                 f"KP_MAX_MESSAGE_BYTES={self.max_message_bytes}; raise it"
             )
+        if len({*topics, self.contributed, self.refused}) != len(topics) + 2:
+            raise ValueError(
+                f"the topics of contribute, {self.contributed} and {self.refused}, must differ from each other and "
+                "from the five topics"
+            )
         if self.output_embedding and self.embedder == "none":
             raise ValueError("KP_OUTPUT_EMBEDDING=true needs an embedder; set KP_EMBEDDER to something other than none")
+        if self.novelty_scope == "group" and self.delivery != "exactly_once":
+            # At least once, entries are visible before their offset is: a trace could be compared with its own entry of
+            # an earlier attempt on another partition's view, and with entries of records that are read again.
+            raise ValueError(
+                "KP_NOVELTY_SCOPE=group needs KP_DELIVERY=exactly_once: with at_least_once, entries are visible before "
+                "their traces are committed; change one of them"
+            )
         if self.group_instance_id and self.delivery != "exactly_once":
             # Two workers under one name take turns without a rebalance; only fenced transactions stop the older one.
             raise ValueError("KP_GROUP_INSTANCE_ID needs KP_DELIVERY=exactly_once; leave one of them out")
         return self
+
+    def _check_forget(self) -> None:
+        if self.forget_key is not None and self.forget_key_file is not None:
+            raise ValueError("KP_FORGET_KEY and KP_FORGET_KEY_FILE are both set; keep one")
+        if not self.forget:
+            return
+        if self.forget_key is None and self.forget_key_file is None:
+            raise ValueError("KP_FORGET=true needs KP_FORGET_KEY_FILE or KP_FORGET_KEY: control records are signed")
+        if self.embedder == "none":
+            raise ValueError(
+                "KP_FORGET=true needs an embedder: without one the worker does not read the changelog; set KP_EMBEDDER "
+                "to something other than none"
+            )
 
     def _given(self) -> set[str]:
         """Return the fields that have a value."""
@@ -292,19 +390,40 @@ class Settings(BaseSettings):
 
     @property
     def topics(self) -> Mapping[str, str]:
-        """Names of the five topics, by the variable that sets each."""
-        return {
+        """Names of the topics, by the variable that sets each: five, and with KP_FORGET that of the receipts."""
+        names = {
             "KP_SOURCE_TOPIC": self.source_topic,
             "KP_ACCEPTED_TOPIC": self.accepted_topic,
             "KP_REJECTED_TOPIC": self.rejected_topic,
             "KP_DEAD_LETTER_TOPIC": self.dead_letter_topic,
             "KP_CHANGELOG_TOPIC": self.changelog,
         }
+        return names | {"KP_FORGOTTEN_TOPIC": self.forgotten} if self.forget else names
 
     @property
     def changelog(self) -> str:
         """Name of the changelog topic."""
         return self.changelog_topic or f"{self.group_id}-novelty-changelog"
+
+    @property
+    def contributed(self) -> str:
+        """Name of the topic of the receipts."""
+        return self.contributed_topic or f"{self.accepted_topic}.contributed"
+
+    @property
+    def refused(self) -> str:
+        """Name of the topic for traces that the registry refuses."""
+        return self.refused_topic or f"{self.accepted_topic}.refused"
+
+    @property
+    def contribute_group(self) -> str:
+        """Consumer group of `contribute`; also the prefix of its transactional ids."""
+        return f"{self.group_id}-contribute"
+
+    @property
+    def forgotten(self) -> str:
+        """Name of the topic of receipts."""
+        return self.forgotten_topic or f"{self.source_topic}.forgotten"
 
     @property
     def cache_ttl_ms(self) -> int | None:

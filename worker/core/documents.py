@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 
 from worker.core.identity import EmbedderIdentity
-from worker.core.novelty import Vector
+from worker.core.novelty import Neighbour, Vector
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, OutputRecord, SourceRecord
+from worker.core.redaction import redact_json
 from worker.core.scorer import ScoredTrace
 from worker.core.scoring import Components, Weights
 from worker.core.trace import InvalidTrace, Reason, splice
@@ -58,6 +59,7 @@ class _Scoring(msgspec.Struct, frozen=True):
     source: _Source
     worker_version: str
     embedding: _Embedding | msgspec.UnsetType = msgspec.UNSET
+    redactions: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 _encoder = msgspec.json.Encoder()
@@ -80,16 +82,22 @@ def _rfc3339_seconds(seconds: int) -> str:
 
 
 def scored_record(
-    record: SourceRecord, scored: ScoredTrace, embedder: EmbedderIdentity | None, *, embedding: bool = False
+    record: SourceRecord,
+    scored: ScoredTrace,
+    embedder: EmbedderIdentity | None,
+    *,
+    embedding: bool = False,
+    redact: str = "off",
 ) -> OutputRecord:
     """Build the accepted or rejected record: the document with its score, the same key, the source's headers and ours.
 
-    `embedding`: include the vector (KP_OUTPUT_EMBEDDING), as it is in the cache.
+    `embedding`: include the vector (KP_OUTPUT_EMBEDDING), as it is in the cache. `redact` (KP_REDACT): off, accepted or
+    all, the decisions whose documents are redacted.
     """
     decision = ACCEPTED if scored.accepted else REJECTED
-    nearest: dict[str, object] | None = None
-    if scored.nearest is not None:
-        nearest = {"id": scored.nearest.trace_id, "similarity": scored.nearest.similarity}
+    value, redactions = record.value or b"", None
+    if redact in ("all", decision):
+        value, redactions = redact_json(value)
     scoring = _Scoring(
         score=scored.score,
         decision=decision,
@@ -98,18 +106,26 @@ def scored_record(
         weights=scored.weights,
         components=scored.components,
         overrides=scored.overrides,
-        nearest=nearest,
+        nearest=None if scored.nearest is None else _nearest(scored.nearest),
         stream_time=rfc3339(scored.stream_time_ms),
         embedder=embedder,
         source=_Source(record.topic, record.partition, record.offset),
         worker_version=__version__,
         embedding=_embedding(scored.vector) if embedding and scored.vector is not None else msgspec.UNSET,
+        redactions=msgspec.UNSET if redactions is None else redactions,
     )
     headers = [header for header in record.headers if header[0] not in ("kp-score", "kp-decision")]
     headers.append(("kp-score", _encoder.encode(scored.score)))
     headers.append(("kp-decision", decision.encode()))
-    value = splice(record.value or b"", scored.score, _encoder.encode(scoring))
-    return OutputRecord(decision, record.key, value, headers, record.timestamp_ms)
+    value = splice(value, scored.score, _encoder.encode(scoring))
+    return OutputRecord(decision, record.key, value, headers, record.timestamp_ms, redactions)
+
+
+def _nearest(neighbour: Neighbour) -> dict[str, object]:
+    nearest: dict[str, object] = {"id": neighbour.trace_id, "similarity": neighbour.similarity}
+    if neighbour.partition is not None:  # in the novelty scope `group` alone
+        nearest |= {"partition": neighbour.partition, "offset": neighbour.offset}
+    return nearest
 
 
 def _embedding(vector: Vector) -> _Embedding:

@@ -20,11 +20,12 @@ from worker.core.trace import InvalidTrace, Limits, Reason, ReasoningTrace, pars
 
 @dataclass(frozen=True, slots=True)
 class EvaluationConfig:
-    """The settings: limits, which time counts (KP_EVENT_TIME), and what a document contains."""
+    """The settings: limits, which time counts (KP_EVENT_TIME), what a document contains, and which are redacted."""
 
     limits: Limits
     event_time: str = "created_at"
     output_embedding: bool = False
+    redact: str = "off"
 
 
 def _check_size(record: SourceRecord, limits: Limits) -> None:
@@ -72,7 +73,8 @@ class Evaluation:
 
     def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
         """Build the accepted or rejected record."""
-        return scored_record(record, scored, self._identity, embedding=self._config.output_embedding)
+        config = self._config
+        return scored_record(record, scored, self._identity, embedding=config.output_embedding, redact=config.redact)
 
     def evaluate(
         self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None

@@ -18,7 +18,13 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from worker.core.scan import Matrix, Ranges
+
 Vector = npt.NDArray[np.float32]
+
+CACHED_ID_LENGTH: Final = 256
+"""Characters of a trace id that the cache keeps for `nearest`. An id may be as long as a message: a thousand of them in
+memory, and one in every output, could exhaust the worker."""
 
 UNIT_TOLERANCE: Final = 2e-7
 """A vector whose length is this close to 1 counts as unit length and is not changed.
@@ -36,10 +42,15 @@ class Label(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """The live entry that is most similar: its trace id and cosine similarity (-1..1)."""
+    """The live entry that is most similar: its trace id and cosine similarity (-1..1).
+
+    `partition`, `offset`: of its source record, in the novelty scope `group` alone.
+    """
 
     trace_id: str
     similarity: float
+    partition: int | None = None
+    offset: int | None = None
 
 
 def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
@@ -87,11 +98,7 @@ class VectorCache:
         self.max_elements = max_elements
         self.dimensions = dimensions
         self.ttl_ms = ttl_ms
-        # BLAS computes the rows after the last multiple of 4 with another kernel, slightly differently: with whole
-        # blocks of 8, equal vectors have equal similarity in any row.
-        rows = -(-max_elements // 8) * 8
-        self._vectors = np.zeros((rows, dimensions), dtype=np.float32)
-        self._similarities = np.zeros(rows, dtype=np.float32)
+        self._matrix = Matrix(max_elements, dimensions)
         self._times = [0] * max_elements
         self._labels = [_NO_LABEL] * max_elements
         self.clear()
@@ -100,6 +107,7 @@ class VectorCache:
         """Forget every entry, the time and the eviction counts."""
         self._oldest = self._next = 0  # sequence numbers: live entries are oldest <= s < next, except the gaps
         self._gaps: set[int] = set()
+        self._matrix.clear()
         self._now: int | None = None
         self.expired = 0
         self.displaced = 0
@@ -117,6 +125,18 @@ class VectorCache:
     def now_ms(self) -> int | None:
         """The latest time seen (ms since 1970); None before the first."""
         return self._now
+
+    @property
+    def oldest_sequence(self) -> int:
+        """The least sequence number that may be live; `next_sequence` if nothing is."""
+        return self._oldest
+
+    @property
+    def reach_ms(self) -> int | None:
+        """The age (ms) of the oldest entry of a full cache, which the next entry displaces; None while not full."""
+        if self._now is None or self._next - self._oldest < self.max_elements:
+            return None
+        return self._now - self._times[self._oldest % self.max_elements]
 
     def advance(self, now_ms: int) -> int:
         """Advance time, expire entries, return the current time (ms)."""
@@ -151,22 +171,23 @@ class VectorCache:
 
     def nearest_unit(self, query: Vector) -> Neighbour | None:
         """Do `nearest` at the current time, for a vector that `unit` returned."""
+        found = self.nearest_label(query)
+        return None if found is None else Neighbour(found[0].trace_id, found[1])
+
+    def nearest_label(self, query: Vector) -> tuple[Label, float] | None:
+        """Do `nearest_unit`; return the entry's label and its similarity."""
         if not len(self):
             return None
-        used = -(-min(self._next, self.max_elements) // 8) * 8
-        similarities = np.dot(self._vectors[:used], query, out=self._similarities[:used])
-        if self._gaps:
-            similarities[[sequence % self.max_elements for sequence in self._gaps]] = -np.inf
         first, end = self._oldest % self.max_elements, self._next % self.max_elements
         if first < end:
-            row = first + int(similarities[first:end].argmax())
+            live: Ranges = ((first, end),)
+        elif end == 0:
+            live = ((first, self.max_elements),)
         else:  # the live range wraps: the older part is behind the younger one
-            row = first + int(similarities[first : self.max_elements].argmax())
-            if end > 0:
-                younger = int(similarities[:end].argmax())
-                if similarities[younger] > similarities[row]:
-                    row = younger
-        return Neighbour(self._labels[row].trace_id, max(-1.0, float(similarities[row])))
+            live = ((first, self.max_elements), (0, end))
+        gaps = [sequence % self.max_elements for sequence in self._gaps] if self._gaps else ()
+        row, similarity = self._matrix.nearest(query, live, gaps)
+        return self._labels[row], max(-1.0, similarity)
 
     def add_unit(self, vector: Vector, now_ms: int, label: Label) -> int:
         """Do `add` for a vector that `unit` returned."""
@@ -193,7 +214,7 @@ class VectorCache:
 
     def _put(self, sequence: int, vector: Vector, time_ms: int, label: Label) -> None:
         row = sequence % self.max_elements
-        self._vectors[row] = vector
+        self._matrix.put(row, vector)
         self._times[row] = time_ms
         self._labels[row] = label
 
@@ -241,4 +262,5 @@ class VectorCache:
             self._next = self._oldest = next_sequence
         if now_ms is not None:
             self.advance(now_ms)
+        self._matrix.prepare()
         self.expired = self.displaced = 0

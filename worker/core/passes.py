@@ -133,12 +133,18 @@ def cut(chain: Chain, start: int) -> Chain:
 
 def at_offset(chain: Chain, offset: int) -> Segment | None:
     """Return the pass whose entry of a source offset counts; None below the first."""
-    return next((segment for segment in reversed(chain) if segment.start <= offset), None)
+    for segment in reversed(chain):
+        if segment.start <= offset:
+            return segment
+    return None
 
 
 def written_at(chain: Chain, position: int) -> int | None:
     """Return the number of the pass under which the record at an offset of the changelog was written."""
-    return next((segment.number for segment in reversed(chain) if segment.since <= position), None)
+    for segment in reversed(chain):
+        if segment.since <= position:
+            return segment.number
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from worker.core.trace import Reason
 ACCEPTED: Final = "accepted"
 REJECTED: Final = "rejected"
 DEAD_LETTER: Final = "dead_letter"
+FORGOTTEN: Final = "forgotten"
 
 BATCH_OVERHEAD: Final = 61
 """Bytes of a record batch's header; a topic's max.message.bytes counts it."""
@@ -64,13 +65,17 @@ class SourceRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """A record to publish; `kind` (accepted, rejected, dead_letter) names its topic."""
+    """A record to publish; `kind` (accepted, rejected, dead_letter, forgotten) names its topic.
+
+    `redactions` counts the markers in the value, by type; None: the value was not redacted.
+    """
 
     kind: str
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
     timestamp_ms: int | None
+    redactions: dict[str, int] | None = None
 
 
 def encoded_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:

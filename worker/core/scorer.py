@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy.typing as npt
 
-from worker.core.novelty import Label, Neighbour, Vector, VectorCache, unit
+from worker.core.forgetting import Processed
+from worker.core.group_view import GroupView
+from worker.core.novelty import CACHED_ID_LENGTH, Label, Neighbour, Vector, VectorCache, unit
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,
@@ -26,10 +28,6 @@ from worker.core.scoring import (
     score_trace,
 )
 from worker.core.trace import ReasoningTrace, created_at_ms
-
-CACHED_ID_LENGTH: Final = 256
-"""Characters of a trace id that the cache keeps for `nearest`. An id may be as long as a message: a thousand of them in
-memory, and one in every output, could exhaust the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +85,8 @@ class PartitionScorer:
         self._threshold = threshold
         self._profiles = profiles
         self._max_step_ms = max_step_ms
+        self._partition: int | None = None
+        self._group: GroupView | None = None
         self._stream_time_ms: int | None = None
 
     @property
@@ -102,6 +102,14 @@ class PartitionScorer:
         """
         return self.decide(trace, self.compare(vector, event_time_ms))
 
+    def join_group(self, partition: int, view: GroupView | None) -> None:
+        """Take the novelty scope `group`: neighbours have a partition and an offset, and may be of other partitions.
+
+        `partition`: the number of this source partition. `view`: the entries of the others; None: there are no others.
+        """
+        self._partition = partition
+        self._group = view
+
     def compare(self, vector: npt.ArrayLike | None, event_time_ms: int) -> Comparison:
         """Do the first half of `score`: advance stream time and find the nearest live entry (raises ValueError)."""
         query = None if vector is None else unit(vector, self.cache.dimensions)
@@ -112,7 +120,23 @@ class PartitionScorer:
             time = event_time_ms if step is None else min(event_time_ms, time + step)
         self._stream_time_ms = time
         now = self.cache.advance(time)
-        return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
+        if query is None or self._partition is None:
+            return Comparison(query, None if query is None else self.cache.nearest_unit(query), now)
+        return Comparison(query, self._nearest_in_group(query, self._partition, now), now)
+
+    def _nearest_in_group(self, query: Vector, partition: int, now_ms: int) -> Neighbour | None:
+        """Return the nearest live entry of this partition, or of another one if that is nearer."""
+        found = self.cache.nearest_label(query)
+        own = None if found is None else Neighbour(found[0].trace_id, found[1], partition, found[0].offset)
+        foreign = None if self._group is None else self._group.nearest(partition, query, now_ms)
+        if own is None or foreign is None:
+            return own or foreign
+        return foreign if foreign.similarity > own.similarity else own
+
+    def forget_in_group(self, request: Processed) -> None:
+        """Compare with no entry of another partition that a request matches, which this partition has processed."""
+        if self._group is not None and self._partition is not None:
+            self._group.forget(self._partition, request)
 
     def decide(self, trace: ReasoningTrace, comparison: Comparison, offset: int | None = None) -> ScoredTrace:
         """Do the second half of `score`: score, decide, and add the vector, with its source offset, to the cache."""
@@ -142,14 +166,18 @@ class PartitionScorer:
         )
 
     def restore(
-        self, entries: Iterable[tuple[int, int, str | Label, Vector]], stream_time_ms: int | None = None
+        self,
+        entries: Iterable[tuple[int, int, str | Label, Vector]],
+        stream_time_ms: int | None = None,
+        next_sequence: int = 0,
     ) -> None:
         """Rebuild the state from (sequence, stream time in ms, trace id or label, unit vector) of committed traces.
 
         Entries at or past the committed source offset must not be among them: their traces are read again.
-        `stream_time_ms` is the committed stream time, if it is known.
+        `stream_time_ms` is the committed stream time, if it is known. `next_sequence`: the next entry's sequence number
+        is at least this (the newest entries may be forgotten).
         """
-        self.cache.restore(entries, stream_time_ms)
+        self.cache.restore(entries, stream_time_ms, next_sequence)
         self._stream_time_ms = self.cache.now_ms
 
 

@@ -66,6 +66,7 @@ class Reason(enum.StrEnum):
     BATCH_TOO_LARGE = "batch_too_large"  # a batch that unpacks to more than KP_MAX_BATCH_BYTES; one for all its records
     UNREADABLE = "unreadable"  # a record, or the rest of a batch, that does not follow Kafka's format
     REFUSED_BY_TOPIC = "refused_by_topic"  # its output topic refused the scored trace for good
+    BAD_CONTROL = "bad_control"  # a control record that must not be honoured, with KP_FORGET=true
 
 
 class InvalidTrace(ValueError):

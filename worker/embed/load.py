@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from worker.config import Settings
+from worker.core.group_view import GroupView
 from worker.core.identity import EmbedderIdentity
 from worker.core.scorer import PartitionScorer
 from worker.embed.embedder import FETCH_FIRST, OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError
@@ -17,9 +18,11 @@ from worker.embed.openvino_embedder import OpenVinoEmbedder
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
 
-def new_scorer(settings: Settings, identity: EmbedderIdentity | None) -> PartitionScorer:
-    """Return the empty state of one partition, of a topic or a file."""
-    return PartitionScorer(
+def new_scorer(
+    settings: Settings, identity: EmbedderIdentity | None, partition: int = 0, view: GroupView | None = None
+) -> PartitionScorer:
+    """Return the empty state of one partition, of a topic or a file. `view`: the entries of the other partitions."""
+    scorer = PartitionScorer(
         settings.cache_max_elements,
         settings.cache_ttl_ms,
         1 if identity is None else identity.dimensions,
@@ -27,6 +30,9 @@ def new_scorer(settings: Settings, identity: EmbedderIdentity | None) -> Partiti
         settings.scoring_profiles(),
         settings.stream_time_max_step_ms,
     )
+    if settings.novelty_scope == "group":
+        scorer.join_group(partition, view)
+    return scorer
 
 
 def load_configured(settings: Settings) -> Embedder | None:

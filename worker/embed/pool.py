@@ -113,6 +113,10 @@ class EmbeddingPool:
             self._known.popitem(last=False)
         return future
 
+    def drop_remembered(self) -> None:
+        """Remember no text that was submitted so far, also not one that is in flight; its future completes."""
+        self._known.clear()
+
     def busy_seconds(self) -> float:
         """Return how long the current embedding has taken so far, s; 0.0 when the embedder is idle."""
         started = self._started

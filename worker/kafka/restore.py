@@ -47,7 +47,8 @@ class Position:
 
     `lost`: records between the committed offset and the oldest one on the topic. `committed_offset`: None if there is
     none. `committed`: the metadata with the offset, if it is ours. `topic_id`: of the source topic as it is now, None
-    if the broker has no topic ids. `recreated`: the offset was committed for another topic of this name.
+    if the broker has no topic ids. `recreated`: the offset was committed for another topic of this name. `metadata`: as
+    it was committed, whoever wrote it.
     """
 
     offset: int
@@ -57,6 +58,7 @@ class Position:
     committed: Committed | None = None
     topic_id: str | None = None
     recreated: bool = False
+    metadata: str = ""
 
     def found(self) -> Found:
         """Return the facts that decide which pass continues."""
@@ -112,7 +114,9 @@ def _position(found: OffsetAndMetadata | None, oldest: int, now: str | None) -> 
     committed = committed_from(found.metadata)
     lost = max(0, oldest - found.offset)
     stream_time_ms = None if committed is None else committed.stream_time_ms
-    return Position(found.offset + lost, stream_time_ms, lost, found.offset, committed, topic_id=now)
+    return Position(
+        found.offset + lost, stream_time_ms, lost, found.offset, committed, topic_id=now, metadata=found.metadata
+    )
 
 
 async def topic_offsets(
@@ -172,17 +176,19 @@ async def restore(
     Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
     committed then. Entries of another model are skipped, with one warning; corrupt ones are skipped and counted.
     """
-    logs = await _read(client, changelog, list(positions))
+    logs = await read_logs(client, changelog, list(positions))
     result = {}
-    for partition, read in logs.items():
-        restored = read.restore(positions[partition].found(), model, dimensions, capacity)
+    for partition in list(logs):
+        read = logs.pop(partition)  # its values are not needed any more: they need as much memory as the entries
+        # In a thread: 100,000 entries take about a second, and meanwhile this member's heartbeats must go out.
+        restored = await asyncio.to_thread(read.restore, positions[partition].found(), model, dimensions, capacity)
         _report(changelog, partition, restored, model)
         result[partition] = restored
     return result
 
 
-async def _read(client: Mapping[str, Any], changelog: str, partitions: Sequence[int]) -> dict[int, Log]:
-    """Read partitions of the changelog from the beginning to their ends at the time of the call."""
+async def read_logs(client: Mapping[str, Any], changelog: str, partitions: Sequence[int]) -> dict[int, Log]:
+    """Read partitions of the changelog from the beginning to their ends at the time of the call. Raises KafkaError."""
     logs = {partition: Log() for partition in partitions}
     reader = committed_reader(client, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES)
     async with running(reader) as consumer:

@@ -1,4 +1,4 @@
-"""The five topics as they should be: partitions and settings.
+"""The worker's topics as they should be: partitions and settings.
 
 Lives here: the plan, and the sizes and times behind it. Must not live here: Kafka clients, what is wrong with
 topics that exist (topic_problems.py).
@@ -53,7 +53,7 @@ class TopicPlan:
 
 
 def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[TopicPlan]:
-    """Return the five topics as they should be, given those that exist; the source first."""
+    """Return the topics as they should be, given those that exist; the source first."""
     source = found.topics.get(settings.source_topic)
     partitions = settings.topic_partitions if source is None else source.partitions
     largest = settings.max_message_bytes + OUTPUT_OVERHEAD + extra_bytes
@@ -69,6 +69,7 @@ def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Topi
         settings.rejected_topic: outputs,
         settings.dead_letter_topic: dead_letters,
         settings.changelog: CHANGELOG_CONFIG,
+        settings.forgotten: {},
     }
     return [TopicPlan(variable, name, partitions, configs[name]) for variable, name in settings.topics.items()]
 

@@ -1,4 +1,4 @@
-"""What is wrong with the five topics, and what to do about it.
+"""What is wrong with the worker's topics, and what to do about it.
 
 Lives here: the checks, which `kp-worker run`, `topics` and `doctor` share. Must not live here: Kafka clients, output
 for people.
@@ -25,6 +25,9 @@ ENTRY_BYTES: Final = 2048
 
 LARGEST_ENTRY_BYTES: Final = 4096
 """The same with the longest trace id that is kept."""
+
+LARGEST_REQUEST_BYTES: Final = 131_072
+"""The changelog's record of a request to forget, with the most ids and the ends of 10,000 partitions, is below this."""
 
 CODECS: Final[Mapping[str, Callable[[], bool]]] = {
     "gzip": codec.has_gzip, "snappy": codec.has_snappy, "lz4": codec.has_lz4, "zstd": codec.has_zstd,
@@ -54,6 +57,7 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
         *_denied_topics(settings, found),
         *_missing_topics(settings, found),
         *_changelog_problems(settings, found),
+        *_small_changelog_for_requests(settings, found),
         *_compression_problems(found),
         *_unreadable_settings(found),
         *_small_outputs(settings, found, extra_bytes),
@@ -265,6 +269,19 @@ def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
             )
         )
     return result
+
+
+def _small_changelog_for_requests(settings: Settings, found: Observed) -> list[Problem]:
+    limit = found.max_bytes(settings.changelog)
+    if not settings.forget or limit >= LARGEST_REQUEST_BYTES:
+        return []
+    return [
+        Problem(
+            "fail",
+            f"topic {settings.changelog} has max.message.bytes={limit}, less than the record of a request to forget",
+            f"set max.message.bytes={DEFAULT_MAX_BYTES} on {settings.changelog}, or KP_FORGET=false",
+        )
+    ]
 
 
 def largest_trace(settings: Settings, found: Observed, extra_bytes: int) -> int:

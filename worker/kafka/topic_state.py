@@ -1,4 +1,4 @@
-"""The five topics as they are.
+"""The worker's topics as they are.
 
 Lives here: what the broker reports about them, and the limits in their settings. Must not live here: what they should
 be (topic_plan.py), what is wrong with them (topic_problems.py).
@@ -73,7 +73,7 @@ class Observed:
 
 
 async def look(admin: AIOKafkaAdminClient, settings: Settings, settings_of: Sequence[str]) -> Observed:
-    """Look at the five topics, and at the settings of those in `settings_of` that exist. Changes nothing.
+    """Look at the topics, and at the settings of those in `settings_of` that exist. Changes nothing.
 
     Raises KafkaError, and MissingTopicsError for a topic so new that its settings are not known yet.
     """

@@ -1,4 +1,4 @@
-"""Preparing the five topics before the worker joins its group: created if KP_CREATE_TOPICS is set, then checked.
+"""Preparing the worker's topics before the worker joins its group: created if KP_CREATE_TOPICS is set, then checked.
 
 Lives here: creating topics, and what the worker needs to know about existing ones. Must not live here: what they should
 be like (topic_plan.py), what is wrong with them (topic_problems.py), data, output for people.
@@ -22,7 +22,7 @@ from aiokafka.errors import (
 )
 
 from worker.config import ConfigError, Settings
-from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED
+from worker.core.records import ACCEPTED, DEAD_LETTER, FORGOTTEN, REJECTED
 from worker.kafka.connections import CONNECT_SECONDS, connected_admin
 from worker.kafka.publication import OutputTopic
 from worker.kafka.topic_plan import TopicPlan, plan
@@ -70,7 +70,7 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: in
         ACCEPTED: settings.accepted_topic,
         REJECTED: settings.rejected_topic,
         DEAD_LETTER: settings.dead_letter_topic,
-    }
+    } | ({FORGOTTEN: settings.forgotten} if settings.forget else {})
     return Layout(
         found.topics[settings.source_topic].partitions,
         {kind: _written(found, name) for kind, name in kinds.items()},

@@ -76,6 +76,13 @@ class HttpServer:
         await web.TCPSite(self._runner, self._host, self._port).start()
         return int(self._runner.addresses[0][1])
 
+    def cannot_listen(self, error: OSError) -> str:
+        """Return what to say when `start` has failed."""
+        return (
+            f"cannot listen on KP_HTTP_HOST={self._host} KP_HTTP_PORT={self._port}: {error.strerror or error}; "
+            "set KP_HTTP_PORT to a free port (0: any)"
+        )
+
     async def stop(self) -> None:
         """Close the port."""
         if self._runner is not None:

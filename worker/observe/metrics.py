@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from worker.core.records import ACCEPTED, REJECTED
+from worker.core.redaction import TYPES
 from worker.core.scoring import PROFILES
 from worker.core.trace import Reason
 
@@ -138,7 +139,7 @@ class Metrics:
         )
         self.consumed = Counter(
             "kp_records_consumed_total",
-            "Source records with a committed output: accepted, rejected or dead letter.",
+            "Source records with a committed output: accepted, rejected, dead letter or receipt.",
             registry=registry,
         )
         self.traces = Counter(
@@ -146,6 +147,12 @@ class Metrics:
         )
         self.dead_letters = Counter(
             "kp_dead_letters_total", "Committed dead letters by reason.", ["reason"], registry=registry
+        )
+        self.redactions = Counter(
+            "kp_redactions_total",
+            "Secrets and personal data replaced by markers in committed traces, by type.",
+            ["type"],
+            registry=registry,
         )
         self.score = Histogram("kp_score", "Scores of committed traces.", buckets=SCORES, registry=registry)
         self.commit_traces = Histogram(
@@ -172,6 +179,26 @@ class Metrics:
             "kp_cache_evictions_total",
             "Entries evicted from the novelty cache, by cause.",
             ["cause"],
+            registry=registry,
+        )
+        self.cache_reach = Gauge(
+            "kp_cache_reach_seconds",
+            "Age at which a full novelty cache evicts its oldest entry, in stream time; absent while it is not full.",
+            ["partition"],
+            registry=registry,
+        )
+        self.cache_ttl = Gauge(
+            "kp_cache_ttl_seconds", "KP_CACHE_TTL_SECONDS; 0: entries do not expire.", registry=registry
+        )
+        self.forgotten_entries = Counter(
+            "kp_forgotten_entries_total",
+            "Cache entries and changelog records removed by control records (KP_FORGET).",
+            registry=registry,
+        )
+        self.control_records = Counter(
+            "kp_control_records_total",
+            "Control records read with KP_FORGET=true, by result.",
+            ["result"],
             registry=registry,
         )
         self.stream_time = Gauge(
@@ -208,6 +235,17 @@ class Metrics:
             ["cause"],
             registry=registry,
         )
+        self.group_lag = Gauge(
+            "kp_group_view_lag_seconds",
+            "With KP_NOVELTY_SCOPE=group: time since the view of all partitions was last complete.",
+            registry=registry,
+        )
+        self.group_entries = Gauge(
+            "kp_group_view_entries", "Entries in the view of all partitions, expired ones included.", registry=registry
+        )
+        self.group_bytes = Gauge(
+            "kp_group_view_bytes", "Memory of the vectors in the view of all partitions.", registry=registry
+        )
         self.lost = Counter(
             "kp_source_records_lost_total",
             "Source records deleted by retention before they were scored.",
@@ -225,14 +263,20 @@ class Metrics:
             self.traces.labels(decision, profile)
         for reason in Reason:
             self.dead_letters.labels(str(reason))
+        for kind in TYPES:
+            self.redactions.labels(kind)
         for cause in ("capacity", "expired"):
             self.cache_evictions.labels(cause)
+        for result in ("honoured", "refused"):
+            self.control_records.labels(result)
         for cause in ("corrupt", "other_model"):
             self.skipped_entries.labels(cause)
 
     def forget_partition(self, partition: int) -> None:
         """Drop the gauges of a partition that is no longer assigned."""
-        for gauge in (self.cache_entries, self.stream_time, self.lag, self.lag_seconds, self.committed_offset):
+        for gauge in (
+            self.cache_entries, self.cache_reach, self.stream_time, self.lag, self.lag_seconds, self.committed_offset,
+        ):  # fmt: skip
             with contextlib.suppress(KeyError):  # never set
                 gauge.remove(str(partition))
 

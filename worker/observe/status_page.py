@@ -70,6 +70,10 @@ class Status:
         """Note one record whose output is committed; `scored` is None for a dead letter."""
         self._rows.committed(record, output, scored)
 
+    def forgotten(self) -> None:
+        """Show no record that was committed before: a control record is committed, and some may be its traces."""
+        self._rows.clear()
+
     def tick(self, now: float) -> None:
         """Note the counters of this second (monotonic); call it once a second."""
         metrics = self._metrics

@@ -17,8 +17,9 @@ import msgspec
 from worker.config import Settings
 from worker.core.domains import near_miss
 from worker.core.explanation import FORMULAS, arithmetic
+from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import OutputRecord, SourceRecord
-from worker.core.scorer import CACHED_ID_LENGTH, ScoredTrace
+from worker.core.scorer import ScoredTrace
 from worker.core.scoring import Components, Weights
 from worker.core.terminal import clean
 
@@ -61,6 +62,8 @@ class TraceRow(NamedTuple):
     overrides: tuple[str, ...]
     nearest: str | None
     similarity: float | None
+    nearest_partition: int | None
+    nearest_offset: int | None
     objective: str | None
 
     def explained(self) -> dict[str, Any]:
@@ -126,6 +129,13 @@ class LastRows:
         domain.profile = row.profile
         domain.rows.append(row)
 
+    def clear(self) -> None:
+        """Drop all records; the counts of domains stay."""
+        self._traces.clear()
+        self._dead_letters.clear()
+        for domain in self._domains.values():
+            domain.rows.clear()
+
     def traces(self, domain: str | None = None) -> list[dict[str, Any]]:
         """Return the last traces, newest first: of all, or of one domain."""
         rows = self._traces if domain is None else self._domains.get(domain, _Domain()).rows
@@ -145,7 +155,8 @@ class LastRows:
     def _trace(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> TraceRow:
         self._number += 1
         nearest = scored.nearest
-        domain, objective = _texts(record)
+        # Of a redacted document, what was removed is shown nowhere.
+        domain, objective = _texts(record.value if output.redactions is None else output.value)
         return TraceRow(
             self._number,
             now_ms(),
@@ -162,6 +173,8 @@ class LastRows:
             scored.overrides,
             None if nearest is None else _shown(nearest.trace_id, CACHED_ID_LENGTH),
             None if nearest is None else nearest.similarity,
+            None if nearest is None else nearest.partition,
+            None if nearest is None else nearest.offset,
             objective if self._texts else None,
         )
 
@@ -179,9 +192,9 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _texts(record: SourceRecord) -> tuple[str, str]:
+def _texts(value: bytes | None) -> tuple[str, str]:
     """Return the start of a valid trace's domain and of its objective."""
-    document = _fields.decode(record.value or b"")
+    document = _fields.decode(value or b"")
     metadata, task = _fields.decode(document["metadata"]), _fields.decode(document["task"])
     domain, objective = _text.decode(metadata["task_domain"]), _text.decode(task["objective"])
     return _shown(domain, DOMAIN_LENGTH), _shown(objective, TEXT_LENGTH)

@@ -52,6 +52,9 @@ class NoTracing:
     def refused(self, span: Span | None, reason: Reason) -> None:
         """Note nothing."""
 
+    def forgotten(self, span: Span | None) -> None:
+        """Note nothing."""
+
     def end(self, spans: Iterable[Span | None]) -> None:
         """End none."""
 
@@ -131,6 +134,11 @@ class Tracing:
             return
         span.set_attributes({"error.type": str(reason), "kp.decision": "dead_letter"})
         span.set_status(self._api.StatusCode.ERROR, "dead letter")
+
+    def forgotten(self, span: Span | None) -> None:
+        """Note that a control record was honoured."""
+        if span is not None:
+            span.set_attribute("kp.decision", "forgotten")
 
     def end(self, spans: Iterable[Span | None]) -> None:
         """End the spans of records that are committed."""

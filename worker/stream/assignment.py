@@ -17,6 +17,7 @@ from aiokafka import TopicPartition
 from worker.config import Settings
 from worker.core.changelog import Restored
 from worker.core.documents import embedding_bytes
+from worker.core.forgetting import Forgetting
 from worker.core.identity import EmbedderIdentity
 from worker.core.passes import without_embedder
 from worker.embed.load import new_scorer
@@ -89,6 +90,8 @@ class Assignment:
         }
         gone = [partition for partition in self.tasks if partition not in kept]
         await asyncio.gather(*(self.tasks.pop(partition).close() for partition in gone))
+        if gone and self._config.control is not None and self._pool is not None:
+            self._pool.drop_remembered()  # other workers process the control records of these partitions
         for partition in set(gone) - set(mine):
             self._metrics.forget_partition(partition)
         if mine and mine[-1] >= self._layout.source_partitions:  # the source topic has gained partitions
@@ -102,6 +105,11 @@ class Assignment:
         """Record that all tasks took part in this generation; otherwise the next `change` restores them again."""
         for task in self.tasks.values():
             task.generation = generation
+
+    def advance(self) -> None:
+        """Let every task decide the records that waited."""
+        for task in self.tasks.values():
+            task.advance()
 
     async def drain(self) -> None:
         """Wait until every task has committed the records it took."""
@@ -117,11 +125,15 @@ class Assignment:
             await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
             positions = await self._positions(partitions)  # 2
             restored = await self._restore(positions)  # 3
+            states = {
+                partition: await self._state(partition, positions[partition], restored[partition])
+                for partition in partitions
+            }
         except BaseException:
             await asyncio.gather(*(publisher.stop() for publisher in publishers.values()), return_exceptions=True)
             raise
         for partition in partitions:
-            task = self._task(partition, publishers[partition], positions[partition], restored[partition])
+            task = self._task(partition, states[partition], publishers[partition])
             self.tasks[partition] = task
             task.start()
 
@@ -170,8 +182,31 @@ class Assignment:
         self._metrics.restore.observe(time.perf_counter() - started)
         return restored
 
-    def _task(self, partition: int, publisher: Publisher, position: Position, restored: Restored) -> PartitionTask:
-        scorer = new_scorer(self._settings, None if self._pool is None else self._pool.identity)
-        scorer.restore(restored.cache(), position.stream_time_ms)
-        state = PartitionState(scorer, position.offset, restored.replay, restored.current, restored.housekeeping)
+    async def _state(self, partition: int, position: Position, restored: Restored) -> PartitionState:
+        identity = None if self._pool is None else self._pool.identity
+        group = self._config.group
+        scorer = new_scorer(self._settings, identity, partition, None if group is None else group.view)
+        # In a thread: a large cache takes a while, and meanwhile this member's heartbeats must go out.
+        await asyncio.to_thread(
+            lambda: scorer.restore(restored.cache(), position.stream_time_ms, restored.next_sequence)
+        )
+        forgetting = self._forgetting(restored)
+        restored.entries.clear()  # the cache has copies; with many large partitions they need much memory
+        restored.live.clear()
+        return PartitionState(
+            scorer, position.offset, restored.replay, restored.current, restored.housekeeping, forgetting
+        )
+
+    def _task(self, partition: int, state: PartitionState, publisher: Publisher) -> PartitionTask:
         return PartitionTask(partition, state, publisher, self._pool, self._config, self._metrics, self._callbacks)
+
+    def _forgetting(self, restored: Restored) -> Forgetting | None:
+        if self._config.control is None or self._pool is None:
+            return None
+        return Forgetting(
+            restored.kept(),
+            restored.requests,
+            restored.current.number or 0,
+            self._pool.identity.key(),
+            self._settings.cache_ttl_ms,
+        )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from worker.core.records import SourceRecord
-from worker.core.trace import InvalidTrace
+from worker.core.trace import InvalidTrace, Reason
 from worker.kafka.publisher import Publisher
 from worker.observe.metrics import Metrics
 from worker.stream.partition_state import Decided, PartitionState
@@ -155,15 +155,25 @@ class Committer:
         metrics.commit_traces.observe(len(batch))
         metrics.consumed.inc(len(batch))
         now = time.time()
+        redactions: Counter[str] = Counter()
         decisions: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
         for decided in batch:
             timestamp_ms, result = decided.record.timestamp_ms, decided.result
             if timestamp_ms is not None and timestamp_ms >= 0:
                 metrics.end_to_end.observe(max(0.0, now - timestamp_ms / 1000))
+            if decided.forgotten is not None:
+                metrics.control_records.labels("honoured").inc()
+                metrics.forgotten_entries.inc(len(decided.forgotten.removed))
             if isinstance(result, InvalidTrace):
                 metrics.dead_letters.labels(str(result.reason)).inc()
-            else:
+                if result.reason is Reason.BAD_CONTROL:
+                    metrics.control_records.labels("refused").inc()
+            elif result is not None:
                 decisions[decided.output.kind, result.profile] += 1
                 metrics.score.observe(result.score)
+                if decided.output.redactions:
+                    redactions.update(decided.output.redactions)
         for labels, count in decisions.items():
             metrics.traces.labels(*labels).inc(count)
+        for kind, count in redactions.items():
+            metrics.redactions.labels(kind).inc(count)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from worker.core.changelog import text_hash
+from worker.core.control import ControlConfig, ForgetRequest, copied, is_control, read_control, receipt_record
 from worker.core.documents import dead_letter, embedding_failed
 from worker.core.evaluation import Evaluation, EvaluationConfig
 from worker.core.novelty import Vector
@@ -41,7 +43,7 @@ class Taken:
         self.started = self.submitted = time.perf_counter()
         self.record = record
         self.span: Span | None = None
-        self.parsed: ReasoningTrace | InvalidTrace
+        self.parsed: ReasoningTrace | InvalidTrace | ForgetRequest
         self.embedding: Embedding | asyncio.Future[Embedding] | None = None
         self.text_hash = b""  # of what is embedded
 
@@ -51,7 +53,10 @@ class Taken:
 
 
 class Evaluator:
-    """Evaluates the records of one partition in order. `pool` None: traces are not embedded."""
+    """Evaluates the records of one partition in order.
+
+    `pool` None: traces are not embedded. `control` None: control records are not honoured.
+    """
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class Evaluator:
         latency_budget_seconds: float,
         metrics: Metrics,
         tracing: Tracing | NoTracing,
+        control: ControlConfig | None = None,
     ) -> None:
         identity = None if pool is None else pool.identity
         self._state = state
@@ -69,6 +75,7 @@ class Evaluator:
         self._latency_budget_seconds = latency_budget_seconds
         self._metrics = metrics
         self._tracing = tracing
+        self._control = control
         self._evaluation = Evaluation(state.scorer, identity, config)
 
     def take(self, record: SourceRecord) -> Taken:
@@ -76,14 +83,20 @@ class Evaluator:
         taken = Taken(record)
         taken.span = self._tracing.begin(record)
         try:
-            taken.parsed = self._evaluation.read(record)
+            taken.parsed = self._evaluation.read(record) if self._control is None else self._read(record, self._control)
         except InvalidTrace as error:
             taken.parsed = error.with_traceback(None)  # it leads to this frame: a cycle that would keep the record
         taken.submitted = time.perf_counter()
         self._metrics.stages["parse"].observe(taken.submitted - taken.started)
-        if self._pool is not None and not isinstance(taken.parsed, InvalidTrace):
+        if self._pool is not None and isinstance(taken.parsed, ReasoningTrace):
             taken.embedding = self._embed(taken, taken.parsed, self._pool)
         return taken
+
+    def _read(self, record: SourceRecord, control: ControlConfig) -> ReasoningTrace | ForgetRequest:
+        """Return the trace or the request in a record. Raises InvalidTrace."""
+        if record.fault is None and is_control(record.headers):
+            return read_control(record, control.keys)
+        return self._evaluation.read(record)
 
     def _embed(self, taken: Taken, trace: ReasoningTrace, pool: EmbeddingPool) -> asyncio.Future[Embedding] | Embedding:
         texts = embedded_texts(trace, pool.identity.embed_text)
@@ -96,6 +109,8 @@ class Evaluator:
         trace = taken.parsed
         if isinstance(trace, InvalidTrace):
             return self._refused(taken, trace)
+        if isinstance(trace, ForgetRequest):
+            return self._forget(taken, trace)
         try:
             vector = self._vector(taken)
         except InvalidTrace as error:
@@ -144,13 +159,32 @@ class Evaluator:
         entry = self._state.entry(record, trace, scored, taken.text_hash, self._model)
         return Decided(record, output, scored, entry, taken.span)
 
+    def _forget(self, taken: Taken, request: ForgetRequest) -> Decided:
+        """Honour a control record. All traces before it are decided, so what is embedded now belongs to later ones."""
+        state, control, record = self._state, self._control, taken.record
+        if state.forgetting is None or control is None:
+            raise RuntimeError("this is a bug: a control record was read that is not honoured")
+        earlier = state.forgetting.earlier(request, record.offset)
+        if earlier is not None:
+            return self._refused(taken, copied(request, earlier))
+        forgotten = state.forget(request, record.offset)
+        if self._pool is not None:
+            self._pool.drop_remembered()
+        self._evaluated(taken)
+        self._tracing.forgotten(taken.span)
+        about = _about(record, None)
+        log.info("request %s: %d entries are forgotten", request.request_id, len(forgotten.removed), extra=about)
+        output = receipt_record(record, request, control.group, forgotten.removed)
+        return Decided(record, output, None, None, taken.span, forgotten)
+
     def _refused(self, taken: Taken, error: InvalidTrace, trace: ReasoningTrace | None = None) -> Decided:
         self._evaluated(taken)
         return self._dead_letter(taken.record, error, None, taken.span, trace)
 
     def refused_by_topic(self, decided: Decided, error: InvalidTrace) -> Decided:
-        """Return the dead letter of a scored trace whose topic refused it; its cache entry stays."""
-        return self._dead_letter(decided.record, error, decided.entry, decided.span)
+        """Return the dead letter of a scored trace or a receipt that its topic refused; its rows stay."""
+        letter = self._dead_letter(decided.record, error, decided.entry, decided.span)
+        return letter if decided.forgotten is None else replace(letter, forgotten=decided.forgotten)
 
     def _dead_letter(
         self,
@@ -176,7 +210,7 @@ class Evaluator:
                 log.debug("over KP_LATENCY_BUDGET_SECONDS", extra=about)
 
 
-def _about(record: SourceRecord, trace: ReasoningTrace | InvalidTrace | None) -> dict[str, object]:
+def _about(record: SourceRecord, trace: ReasoningTrace | InvalidTrace | ForgetRequest | None) -> dict[str, object]:
     """Return the fields of a log event about one source record (logs.py)."""
     place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
     return {**place, "trace": cached_id(trace)} if isinstance(trace, ReasoningTrace) else place

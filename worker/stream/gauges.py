@@ -1,7 +1,7 @@
 """The gauges of a worker's partitions: lag, cache, stream time; and counters that follow totals kept elsewhere.
 
 Lives here: metrics that are updated once per second. Must not live here: metrics that are counted at each event
-(committer.py, partition_task.py).
+(committer.py, partition_task.py), how far back caches reach (cache_reach.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from aiokafka import TopicPartition
 
 from worker.embed.pool import EmbeddingPool
 from worker.observe.metrics import Metrics, lag_seconds
+from worker.stream.cache_reach import CacheReach
 from worker.stream.faust_consumer import KpConsumer
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.partition_task import PartitionTask
@@ -43,12 +44,14 @@ class Gauges:
         self._buffer = buffer
         self._pool = pool
         self._growth = _Growth()
+        self._reach = CacheReach(metrics)
 
     def update(self, tasks: Mapping[int, PartitionTask], consumer: KpConsumer) -> None:
         """Look at every partition task and the embedding pool."""
         for partition, task in tasks.items():
             self._update_cache(partition, task)
             self._update_lag(partition, task, consumer)
+        self._reach.update({partition: task.state.scorer.cache for partition, task in tasks.items()})
         if self._pool is not None:
             self._metrics.remembered.inc(self._growth.of(self._pool, "hits", self._pool.hits))
 

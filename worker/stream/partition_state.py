@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worker.core.changelog import Entry, Housekeeping, encode, slot_key
+from worker.core.control import ForgetRequest
+from worker.core.forgetting import Forgetting, Forgotten
 from worker.core.passes import NO_PASS, Pass
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.scorer import PartitionScorer, ScoredTrace, label
@@ -23,20 +25,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A record that waits for its commit: its output, its score or error, and its row for the changelog."""
+    """A record that waits for its commit: its output, its score or error, and its row for the changelog.
+
+    `forgotten`: what a control record removed. Its result is then None, or why a dead letter replaces the receipt.
+    """
 
     record: SourceRecord
     output: OutputRecord
-    result: ScoredTrace | InvalidTrace
+    result: ScoredTrace | InvalidTrace | None
     entry: tuple[bytes, bytes] | None
     span: Span | None
+    forgotten: Forgotten | None = None
 
 
 class PartitionState:
     """The restored state of a partition, updated by each batch.
 
     `next_offset` is the offset of the first record to take. `replay` contains the entries of records that will be read
-    again, by source offset.
+    again, by source offset. `forgetting` None: control records are not honoured.
     """
 
     def __init__(
@@ -46,12 +52,14 @@ class PartitionState:
         replay: Mapping[int, Entry] | None = None,
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
+        forgetting: Forgetting | None = None,
     ) -> None:
         self.scorer = scorer
         self.next_offset = next_offset
         self._replay = dict(replay or {})
         self._pass = source_pass
         self._housekeeping = housekeeping or Housekeeping()
+        self.forgetting = forgetting
         self._stream_time_ms = scorer.stream_time_ms  # after the last batch
 
     def ready_embedding(self, offset: int, text_hash: bytes) -> Entry | None:
@@ -66,8 +74,11 @@ class PartitionState:
         if scored.sequence is None or scored.vector is None:
             return None
         where = label(trace, record.offset)
+        key = slot_key(scored.sequence, self.scorer.cache.max_elements, self._pass.number or 0)
+        if self.forgetting is not None:
+            self.forgetting.note(key, scored.sequence, where)
         return (
-            slot_key(scored.sequence, self.scorer.cache.max_elements, self._pass.number or 0),
+            key,
             encode(
                 sequence=scored.sequence,
                 source_offset=record.offset,
@@ -81,16 +92,31 @@ class PartitionState:
             ),
         )
 
+    def forget(self, request: ForgetRequest, offset: int) -> Forgotten:
+        """Remove what the control record at an offset asks for; only with `forgetting`.
+
+        Ready embeddings of later records go too: these are embedded again.
+        """
+        if self.forgetting is None:
+            raise RuntimeError("this is a bug: control records are not honoured")
+        matches = request.matcher()
+        self._replay = {at: entry for at, entry in self._replay.items() if not matches(entry.label())}
+        forgotten = self.forgetting.forget(request, self.scorer.cache, offset, self.scorer.stream_time_ms)
+        self.scorer.forget_in_group(forgotten.processed)
+        return forgotten
+
     def batch(self, decided: Sequence[Decided]) -> Batch:
         """Return the batch to publish for these records, the partition's next in offset order."""
         entries: list[tuple[bytes, bytes | None]] = []
         newest = None
         for each in decided:
-            if not isinstance(each.result, InvalidTrace):
+            if isinstance(each.result, ScoredTrace):
                 self._stream_time_ms = each.result.stream_time_ms
                 if each.entry is not None:
                     entries.append(each.entry)
                     newest = each.result.sequence
+            elif each.forgotten is not None:
+                entries += each.forgotten.rows
         next_offset = decided[-1].record.offset + 1
         return Batch(
             outputs=[each.output for each in decided],

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from worker.core.changelog import SLACK
+from worker.core.control import ControlConfig
 from worker.core.evaluation import EvaluationConfig
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.scorer import ScoredTrace
@@ -26,6 +27,7 @@ from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
 from worker.stream.committer import Committer
 from worker.stream.dead_letter_limit import DeadLetterLimit
 from worker.stream.evaluator import Evaluator, Taken
+from worker.stream.group_scope import GroupScope
 from worker.stream.partition_state import Decided, PartitionState
 
 log = logging.getLogger(__name__)
@@ -39,13 +41,15 @@ STOP_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
-    """The settings that apply to a partition's records."""
+    """The settings that apply to a partition's records. `group`: the novelty scope `group`, None without it."""
 
     evaluation: EvaluationConfig
     latency_budget_seconds: float = 0.1
     commit_interval_seconds: float = 1.0
     dead_letter_limit: DeadLetterLimit | None = None
     tracing: Tracing | NoTracing = NO_TRACING
+    group: GroupScope | None = None
+    control: ControlConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,8 @@ class Callbacks:
     `waiting` returns how many records of a partition wait to be taken, `has_turn` whether they are taken next; the
     caller that ends a turn calls `flush`. `on_room`: the task may take records again. `on_failure`, once: the partition
     and the error that ended it; the task's state is then ahead of the committed offset and must not be used again.
-    `on_committed`: a committed record, its output, and its score (None: a dead letter). `give_back`: the bytes
-    (SourceRecord.size) of records that the task has released.
+    `on_committed`: a committed record, its output, and its score (None: a dead letter). `on_forgotten`: a control
+    record is committed. `give_back`: the bytes (SourceRecord.size) of records that the task has released.
     """
 
     waiting: Callable[[int], int]
@@ -64,6 +68,7 @@ class Callbacks:
     on_room: Callable[[], None]
     on_failure: Callable[[int, BaseException], None]
     on_committed: Callable[[SourceRecord, OutputRecord, ScoredTrace | None], None] | None = None
+    on_forgotten: Callable[[], None] = lambda: None
     give_back: Callable[[int], None] = lambda _: None
 
 
@@ -89,7 +94,7 @@ class PartitionTask:
         self._tracing = config.tracing
         self._callbacks = callbacks
         self._evaluator = Evaluator(
-            state, pool, config.evaluation, config.latency_budget_seconds, metrics, config.tracing
+            state, pool, config.evaluation, config.latency_budget_seconds, metrics, config.tracing, config.control
         )
         self._committer = Committer(
             publisher,
@@ -104,6 +109,7 @@ class PartitionTask:
         self._taken_to = state.next_offset - 1
         self._taken: deque[Taken] = deque()
         self._bytes = 0  # of the records past the committed offset
+        self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._committing: asyncio.Task[None] | None = None
@@ -140,9 +146,9 @@ class PartitionTask:
         taken = self._evaluator.take(record)
         self._taken.append(taken)
         if isinstance(taken.embedding, asyncio.Future):
-            taken.embedding.add_done_callback(lambda _: self._advance())
+            taken.embedding.add_done_callback(lambda _: self.advance())
         else:
-            self._advance()
+            self.advance()
 
     def flush(self) -> None:
         """Note that the partition's turn has ended, or that no more records wait to be taken."""
@@ -157,18 +163,22 @@ class PartitionTask:
         return len(self._taken) if waiting and not self._callbacks.has_turn(self.partition) else waiting
 
     async def drain(self) -> None:
-        """Wait until every record taken is committed, or the task has failed."""
+        """Wait until every record taken is committed, or the task has failed.
+
+        Records that may not be decided now are dropped, and will be read again.
+        """
         self._committer.stop_lingering()
+        self._draining = True
+        self.advance()
         await self._idle.wait()
+        self._draining = False
         self._committer.linger_again()
 
     async def close(self) -> None:
         """Close the partition: uncommitted records are dropped, an open transaction is aborted."""
         self.failed = True
         self._idle.set()
-        for taken in self._taken:
-            if isinstance(taken.embedding, asyncio.Future):  # mark its exception as retrieved
-                taken.embedding.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._abandon_embeddings()
         if self._committing is not None:
             self._committing.cancel()
             await asyncio.gather(self._committing, return_exceptions=True)
@@ -179,9 +189,30 @@ class PartitionTask:
         except Exception as error:  # the partition is lost anyway; its next owner fences this producer
             log.warning("partition %d: producer did not stop cleanly: %r", self.partition, error)
 
-    def _advance(self) -> None:
-        """Decide all embedded records, in offset order."""
-        if self.failed:
+    def _abandon_embeddings(self) -> None:
+        """Mark the exceptions of embeddings that nobody waits for any more as retrieved."""
+        for taken in self._taken:
+            if isinstance(taken.embedding, asyncio.Future):
+                taken.embedding.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    def _drop_undecided(self) -> None:
+        size = sum(taken.record.size for taken in self._taken)
+        log.info("partition %d: %d records are not decided, and will be read again", self.partition, len(self._taken))
+        self._abandon_embeddings()
+        self._taken_to = self._taken[0].record.offset - 1
+        self._taken.clear()
+        self._bytes -= size
+        self._callbacks.give_back(size)
+        if not self:
+            self._idle.set()
+
+    def advance(self) -> None:
+        """Decide all embedded records, in offset order, if traces may be decided now."""
+        if self.failed or not self._taken:
+            return
+        if self._config.group is not None and not self._config.group.may_decide():
+            if self._draining:
+                self._drop_undecided()
             return
         try:
             while self._taken and self._taken[0].ready():
@@ -205,8 +236,11 @@ class PartitionTask:
         on_committed = self._callbacks.on_committed
         if on_committed is not None:
             for decided in batch:
-                scored = None if isinstance(decided.result, InvalidTrace) else decided.result
-                on_committed(decided.record, decided.output, scored)
+                if decided.forgotten is not None:
+                    self._callbacks.on_forgotten()
+                if decided.result is not None:
+                    scored = None if isinstance(decided.result, InvalidTrace) else decided.result
+                    on_committed(decided.record, decided.output, scored)
         self._tracing.end(decided.span for decided in batch)
         size = sum(decided.record.size for decided in batch)
         self._bytes -= size

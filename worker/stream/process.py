@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from worker.config import ConfigError, Settings
+from worker.config.forget_keys import forget_keys
 from worker.core.identity import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError
 from worker.embed.load import load_configured
@@ -59,10 +60,7 @@ async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int
     try:
         port = await http.start()
     except OSError as error:
-        log.error(
-            "cannot listen on KP_HTTP_HOST=%s KP_HTTP_PORT=%d: %s; set KP_HTTP_PORT to a free port (0: any)",
-            settings.http_host, settings.http_port, error.strerror or error,
-        )  # fmt: skip
+        log.error("%s", http.cannot_listen(error))
         return 2
     log.info("kp-worker %s: metrics and health on http://%s:%d/metrics", __version__, settings.http_host, port)
     stop = asyncio.create_task(asked_to_stop.wait())
@@ -116,6 +114,8 @@ class _Process:
     async def _prepare(self) -> Worker:
         """Load the model and check the topics. Raises ModelError and ConfigError."""
         settings = self._settings
+        if settings.forget:
+            forget_keys(settings)  # a wrong one is told before the model is loaded
         self.tracing = start_tracing(settings)
         client = client_arguments(settings)
         embedder = await asyncio.to_thread(self._load, settings)

@@ -18,6 +18,8 @@ import faust
 from aiokafka import TopicPartition
 
 from worker.config import Settings
+from worker.config.forget_keys import forget_keys
+from worker.core.control import ControlConfig
 from worker.core.evaluation import EvaluationConfig
 from worker.embed.embedder import Embedder
 from worker.embed.pool import EmbeddingPool
@@ -32,6 +34,7 @@ from worker.stream.dead_letter_limit import DeadLetterLimit
 from worker.stream.faust_consumer import Hooks, KpConsumer, connect, create_app
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.gauges import Gauges
+from worker.stream.group_scope import GroupScope, group_scope
 from worker.stream.partition_task import Callbacks, TaskConfig
 from worker.stream.publishers import Publishers
 
@@ -79,9 +82,11 @@ class Worker:
             on_room=self._room.set,
             on_failure=self._task_failed,
             on_committed=None if status is None else status.committed,
+            on_forgotten=(lambda: None) if status is None else status.forgotten,
             give_back=budget.records.give_back,
         )
-        config = task_config(settings, layout, tracing)
+        self._group = group_scope(settings, client, layout, embedder, metrics)
+        config = task_config(settings, layout, tracing, self._group)
         self._assignment = Assignment(
             settings, client, layout, self._publishers, self._pool, config, metrics, callbacks
         )
@@ -117,7 +122,9 @@ class Worker:
         """Return why records do not flow yet, or None: for readiness."""
         if self.failure is not None:
             return f"failed: {self.failure!r}"
-        return None if self._assigned else "waiting for partitions to be assigned and restored"
+        if not self._assigned:
+            return "waiting for partitions to be assigned and restored"
+        return None if self._group is None else self._group.not_ready()
 
     # -- the agent
 
@@ -214,6 +221,8 @@ class Worker:
     async def start(self) -> None:
         """Join the group; return when the first assignment is restored."""
         await self._publishers.start()
+        if self._group is not None:
+            await self._group.start(self._assignment.advance, self._fail)
         self.app.finalize()
         await self.app.start()
 
@@ -221,6 +230,9 @@ class Worker:
         """Update the gauges, until cancelled or Faust crashes."""
         while not self.app.crashed:
             self._gauges.update(self._assignment.tasks, self._consumer)
+            if self._group is not None:
+                self._group.update_metrics()
+            self._metrics.ready.set(self.not_ready() is None)
             if self._status is not None:
                 self._status.tick(time.monotonic())
             await asyncio.sleep(GAUGE_SECONDS)
@@ -233,18 +245,24 @@ class Worker:
         await self.app.stop()
         await self._assignment.close()
         await self._publishers.stop()
+        if self._group is not None:
+            await self._group.stop()
         if self._pool is not None:
             self._pool.close()
 
 
-def task_config(settings: Settings, layout: Layout, tracing: Tracing | NoTracing) -> TaskConfig:
+def task_config(
+    settings: Settings, layout: Layout, tracing: Tracing | NoTracing, group: GroupScope | None = None
+) -> TaskConfig:
     """Return the configuration of a partition task; the topics may accept less than KP_MAX_MESSAGE_BYTES."""
     limits = replace(settings.limits, max_bytes=layout.max_message_bytes)
     share = settings.dead_letter_breaker_share
     return TaskConfig(
-        EvaluationConfig(limits, settings.event_time, settings.output_embedding),
+        EvaluationConfig(limits, settings.event_time, settings.output_embedding, settings.redact),
         settings.latency_budget_seconds,
         settings.commit_interval_seconds,
         DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,
         tracing,
+        group,
+        ControlConfig(forget_keys(settings), settings.group_id) if settings.forget else None,
     )

@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from tests.support.builders import trace_document
 from tests.support.reports import parsed
 from worker.cli import cli
-from worker.commands.evaluate_numbers import compared, figures
+from worker.commands.evaluate_numbers import DRAWS, compared, figures
 from worker.commands.evaluate_page import render_evaluation
+from worker.commands.evaluate_partitions import ORDERS, spread_figures
 from worker.commands.evaluate_rows import EvaluateRow
 
 
@@ -99,6 +100,51 @@ def test_tasks_that_lie_apart_are_told_and_chance_is_one_half(seed: int) -> None
     assert abs(chance.auc_pairs.value - 0.5) < 0.1
 
 
+def test_spread_traces_are_compared_within_their_partition_as_an_oracle_does(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(15):
+        vectors, labels = sample(rng)
+        keys = np.array([rng.randrange(3) for _ in labels])
+        made = spread_figures(vectors, np.array(labels), "key", keys, None, seed)
+        ones, spreads = [], []
+        orders = np.random.default_rng(seed)
+        orders.multinomial(max(labels) + 1, np.full(max(labels) + 1, 1 / (max(labels) + 1)), DRAWS)
+        for _ in range(ORDERS):
+            order = [int(index) for index in orders.permutation(len(labels))]
+            whole = brute(vectors, labels, [], order)
+            apart = {}
+            for key in range(3):
+                own = [index for index in order if keys[index] == key]
+                apart |= dict(zip(own, brute(vectors, labels, [], own), strict=True))
+            for found, novelty in ((ones, [it[0] for it in whole]), (spreads, [apart[index][0] for index in order])):
+                firsts = [value for value, it in zip(novelty[1:], whole[1:], strict=True) if it[1]]
+                repeats = [value for value, it in zip(novelty[1:], whole[1:], strict=True) if not it[1]]
+                if firsts and repeats:
+                    found.append(brute_auc(firsts, repeats))
+        assert (made.keys, made.partitions) == (int(keys.max()) + 1,) * 2
+        for interval, expected in ((made.auc_one, ones), (made.auc_spread, spreads)):
+            assert (interval is None) == (not expected)
+            assert interval is None or interval.value == pytest.approx(sum(expected) / len(expected), abs=1e-4)
+
+
+def test_one_partition_of_many_keys_is_one_partition_and_keying_by_the_task_helps() -> None:
+    """A first has fewer others to resemble, a repeat still has its task."""
+    rng = np.random.default_rng(5)
+    labels = rng.permutation(np.repeat(np.arange(40), 5))
+    made = rng.normal(size=(40, 16))[labels] + 0.8 * rng.normal(size=(200, 16))
+    made /= np.linalg.norm(made, axis=1, keepdims=True)
+    keys = rng.integers(20, size=200)
+    together = spread_figures(made, labels, "agent", keys, 1, 1)
+    assert together.auc_one == together.auc_spread
+    by_agent = spread_figures(made, labels, "agent", keys, 8, 1)
+    by_task = spread_figures(made, labels, "task", labels, 8, 1)
+    assert by_agent.auc_spread is not None
+    assert by_task.auc_spread is not None
+    assert by_task.auc_one is not None
+    assert by_agent.auc_spread.value < by_task.auc_one.value - 0.05
+    assert by_task.auc_spread.value > by_task.auc_one.value
+
+
 def _in_order(labels: Any) -> Any:
     """Number the labels in the order of their first trace."""
     known: dict[int, int] = {}
@@ -160,6 +206,15 @@ def test_labels_must_repeat(traces: Path) -> None:
     code, error = run(traces, "--label", "id")
     assert code == 1
     assert "4 traces with 4 labels: there must be at least two tasks, and a repeat of one" in error
+
+
+def test_a_key_must_be_there_and_partitions_need_one(traces: Path) -> None:
+    code, error = run(traces, "--label", "task_id", "--partition-by", "metadata.agent_id")
+    assert code == 1
+    assert "traces.jsonl: line 1 has no key at metadata.agent_id: --partition-by names a field" in error
+    code, error = run(traces, "--label", "task_id", "--partitions", "4")
+    assert code == 2
+    assert "--partitions goes with --partition-by" in error
 
 
 def test_a_grid_varies_what_changes_vectors(traces: Path) -> None:

@@ -12,12 +12,14 @@ from worker.core.changelog import (
     SLACK,
     CorruptEntry,
     Entry,
+    Log,
     decode,
     encode,
     one_pass,
     slot_key,
     text_hash,
 )
+from worker.core.passes import MARKER_KEY
 
 VECTOR = np.array([0.6, -0.8, 1e-45, 0.0], dtype=np.float32)
 
@@ -229,3 +231,20 @@ def entry(sequence: int, offset: int) -> Entry:
 )
 def test_one_pass_over_the_source_is_kept(log: list[tuple[int, int]], expected: list[int]) -> None:
     assert [it.sequence for it in one_pass([entry(*pair) for pair in log])] == expected
+
+
+def test_the_latest_entry_is_the_last_one_written_below_the_committed_offset() -> None:
+    log = Log()
+    assert log.latest(100) is None
+    for position, (key, offset, model) in enumerate([(b"0", 0, "a"), (b"1", 1, "a"), (b"0", 2, "b"), (b"2", 3, "c")]):
+        log.apply(key, entry_bytes(source_offset=offset, model=model), position)
+    log.apply(MARKER_KEY, b"\x93\x01\xa0\x90", 4)
+    log.apply(b"3", b"broken", 5)
+    assert [entry.model if (entry := log.latest(end)) else None for end in (9, 3, 2, 1)] == ["c", "b", "a", None]
+    assert log.size() == (5, 3 * (1 + len(entry_bytes(model="a"))) + len(MARKER_KEY) + 4 + 7)
+    log.apply(b"2", None, 6)
+    log.apply(b"3", None, 7)
+    assert log.size()[0] == 3
+    latest = log.latest(9)
+    assert latest is not None
+    assert latest.model == "b"

@@ -31,6 +31,7 @@ from tests.support.terminal import (
 )
 from worker.cli import cli
 from worker.commands import demo_view
+from worker.commands.demo_registry import REDACTED_ID, Contributed, registry_text
 from worker.commands.finding import as_lines, fail
 from worker.commands.redrive_view import examples_table
 from worker.commands.topics import TopicRow, TopicsReport, print_report
@@ -81,10 +82,13 @@ def demo() -> str:
     for document in documents:
         document["scoring"]["nearest"] = {"id": documents[0]["id"], "similarity": 0.5}
     letter = {name: value.decode() for name, value in evil_letter().headers}
+    secret = [documents[0] | {"id": REDACTED_ID, "steps": [{"content": EVIL}] * 3}]
+    documents[0]["steps"] = secret[0]["steps"]
     return rendered(
         demo_view.scores_table(documents),
         demo_view.dead_letters_table([letter | {"kp-error-reason": EVIL}]),
         demo_view.explanation(documents[1], documents),
+        registry_text(Contributed(units=[document | {"id": REDACTED_ID} for document in documents[:1]]), secret),
     )
 
 
@@ -169,9 +173,12 @@ COMMANDS: dict[str, list[str]] = {
     "a setting": ["topics"],
     "doctor: a setting": ["doctor"],
     "run: a setting": ["run"],
+    "contribute: a setting": ["contribute"],
+    "registry: a fault": ["registry", "--fault", EVIL],
     "evaluate": ["evaluate", "{scored}", "--label", EVIL],
     "evaluate: no file": ["evaluate", f"/nowhere/{EVIL}", "--label", "id"],
     "evaluate: a grid": ["evaluate", "{scored}", "--label", "id", "--grid", EVIL],
+    "cache: no file": ["cache", "nearest", "--file", f"/nowhere/{EVIL}"],
     "config": ["config", "show", "--set", f"group_id={EVIL}"],
     "config: no file": ["config", "check", f"/nowhere/{EVIL}"],
     "config: not TOML": ["config", "check", "{named}"],

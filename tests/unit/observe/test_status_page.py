@@ -50,7 +50,9 @@ class Desk:
             PartitionState(PartitionScorer(dimensions=8, threshold=self.settings.threshold), next_offset=0),
             self.publisher,
             None,
-            TaskConfig(EvaluationConfig(DEFAULT_LIMITS), self.settings.latency_budget_seconds),
+            TaskConfig(
+                EvaluationConfig(DEFAULT_LIMITS, redact=self.settings.redact), self.settings.latency_budget_seconds
+            ),
             self.metrics,
             Callbacks(
                 backlog=lambda: 0,
@@ -74,6 +76,23 @@ class Desk:
 
 
 # -- the rows
+
+
+async def test_what_was_redacted_is_not_shown() -> None:
+    secret = {"domain": "ada@example.com", "objective": "password=hunter2"}
+    traces = [trace_bytes(**secret), trace_bytes(**secret, steps=NEVER_ACCEPTED)]
+    for redact, shown in (("off", 2), ("accepted", 1), ("all", 0)):
+        desk = Desk(status_texts=True, redact=redact)
+        await desk.commit(*traces)
+        page = desk.json()
+        for value in secret.values():
+            assert json.dumps(page["traces"]).count(value) == shown
+        if redact == "accepted":
+            _, accepted = page["traces"]
+            assert (accepted["domain"], accepted["objective"]) == ("[REDACTED:email]", "password=[REDACTED:password]")
+        found = [desk.metrics.redactions.labels(kind)._value.get() for kind in ("password", "email", "ip")]
+        assert found == [2 - shown, 2 - shown, 0]
+        await desk.task.close()
 
 
 async def test_a_committed_trace_is_shown_with_what_explains_its_score() -> None:

@@ -616,7 +616,7 @@ async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> 
     stage = TaskHarness()
     stage.take(0)
     stage.task._taken[0].embedding = None
-    stage.task._advance()
+    stage.task.advance()
     assert [str(failure) for failure in stage.failures] == ["this is a bug: record traces/0/0 was not embedded"]
     assert stage.publisher.begun == []
     await stage.task.close()

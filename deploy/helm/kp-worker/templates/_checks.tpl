@@ -19,6 +19,9 @@
   "KP_TLS_KEY_PASSWORD" "kafka.tls.client"
   "KP_TLS_KEY_PASSWORD_FILE" "kafka.tls.client"
   "KP_GROUP_INSTANCE_ID" "kind: StatefulSet, which takes the pod's name"
+  "KP_REGISTRY_URL" "contribute.registryUrl"
+  "KP_REGISTRY_KEY" "contribute.key.existingSecret"
+  "KP_REGISTRY_KEY_FILE" "contribute.key.existingSecret"
   "KP_HTTP_HOST" "nothing: the probes need all addresses"
   "KP_HTTP_PORT" "nothing: it is 9108 in every pod"
 -}}
@@ -63,6 +66,14 @@
 {{- end -}}
 {{- if hasKey .Values.config "KP_SESSION_TIMEOUT_SECONDS" -}}
 {{- fail "with kind StatefulSet set staticMembership.sessionTimeoutSeconds, not config.KP_SESSION_TIMEOUT_SECONDS" -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.contribute -}}
+{{- if and .enabled (not .registryUrl) -}}
+{{- fail "contribute.enabled needs contribute.registryUrl: --set contribute.registryUrl=https://registry.example.org" -}}
+{{- end -}}
+{{- if and .enabled (not .key.existingSecret) -}}
+{{- fail "contribute.enabled needs contribute.key.existingSecret: the name of a Secret with the registry's key" -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.keda.enabled -}}

@@ -9,6 +9,16 @@
 {{- default $full .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
 {{- end -}}
 
+{{/* The worker's name, also where the context is that of contribute (contribute.yaml). */}}
+{{- define "kp-worker.workerName" -}}
+{{- default (include "kp-worker.fullname" .) .Values.workerName -}}
+{{- end -}}
+
+{{/* worker or contribute: the container's name. */}}
+{{- define "kp-worker.component" -}}
+{{- default "worker" .Values.component -}}
+{{- end -}}
+
 {{- define "kp-worker.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "kp-worker.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -30,7 +40,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "kp-worker.serviceAccountName" -}}
-{{- default (ternary (include "kp-worker.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
+{{- default (ternary (include "kp-worker.workerName" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
 {{- define "kp-worker.image" -}}
@@ -63,4 +73,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* The drain (KP_SHUTDOWN_TIMEOUT_SECONDS), then 15 s to leave the group and end the process, before the kubelet kills it. */}}
 {{- define "kp-worker.terminationGracePeriodSeconds" -}}
 {{- add (ceil (float64 (dig "KP_SHUTDOWN_TIMEOUT_SECONDS" 20 .Values.config)) | int64) 15 -}}
+{{- end -}}
+
+{{/* The port of contribute.registryUrl. */}}
+{{- define "kp-worker.registryPort" -}}
+{{- regexFind ":[0-9]+$" (get (urlParse .Values.contribute.registryUrl) "host") | trimPrefix ":" | default "443" -}}
 {{- end -}}

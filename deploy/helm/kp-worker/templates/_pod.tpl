@@ -51,7 +51,12 @@
 - name: KP_SESSION_TIMEOUT_SECONDS
   value: {{ .Values.staticMembership.sessionTimeoutSeconds | quote }}
 {{- end }}
-{{- if not (hasKey .Values.config "KP_EMBED_THREADS") }}
+{{- if eq (include "kp-worker.component" .) "contribute" }}
+- name: KP_REGISTRY_URL
+  value: {{ .Values.contribute.registryUrl | quote }}
+- name: KP_REGISTRY_KEY_FILE
+  value: /etc/kp-worker/registry/{{ .Values.contribute.key.key }}
+{{- else if not (hasKey .Values.config "KP_EMBED_THREADS") }}
 - name: KP_EMBED_THREADS
   valueFrom:
     resourceFieldRef:
@@ -86,6 +91,10 @@
 - name: client
   secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
+{{- if eq (include "kp-worker.component" .) "contribute" }}
+- name: registry
+  secret: {secretName: {{ .Values.contribute.key.existingSecret }}, defaultMode: 0440}
+{{- end }}
 {{- end -}}
 
 {{- define "kp-worker.pod" -}}
@@ -114,19 +123,25 @@ spec:
   securityContext:
     {{- toYaml .Values.podSecurityContext | nindent 4 }}
   containers:
-    - name: worker
+    - name: {{ include "kp-worker.component" . }}
       image: {{ include "kp-worker.image" . | quote }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
-      args: [run]
+      args: [{{ ternary "contribute" "run" (eq (include "kp-worker.component" .) "contribute") }}]
       env:
         {{- include "kp-worker.env" . | nindent 8 }}
       ports:
         - name: http
           containerPort: 9108
+      {{- if eq (include "kp-worker.component" .) "contribute" }}
+      # Not until ready: without a registry that answers it is not, and waits; a restart would not help.
+      startupProbe:
+        httpGet: {path: /healthz, port: http}
+      {{- else }}
       # Until ready once: model loaded, topics checked, group joined, caches restored; 10 minutes are longer than each of
       # the worker's own timeouts, so this only ends what hangs.
       startupProbe:
         httpGet: {path: /readyz, port: http}
+      {{- end }}
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: 120
@@ -169,7 +184,7 @@ spec:
     {{- end }}
     {{- if .Values.configFile }}
     - name: config
-      configMap: {name: {{ include "kp-worker.fullname" . }}-config}
+      configMap: {name: {{ include "kp-worker.workerName" . }}-config}
     {{- end }}
     {{- with .Values.extraVolumes }}
     {{- toYaml . | nindent 4 }}

@@ -1,0 +1,21 @@
+"""`contribute` is killed, and the registry fails and restarts: each trace is there in the end, no id twice, no 429.
+
+`make contribute-crash` is the same with 10,000 traces.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.contribute import Trial, crash_run
+from worker.broker.embedded_kafka import EmbeddedKafka
+
+
+def test_kills_restarts_and_faults_lose_nothing_and_cause_no_429(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int
+) -> None:
+    """With an idempotency store or without one, by the seed."""
+    trial = Trial(traces=300, kills=4, restarts=2, processes=2, idempotency=seed % 2 == 0, seconds=12)
+    judgement = crash_run(kafka.bootstrap_servers, tmp_path, seed, trial)
+    print(judgement)
+    assert not judgement.problems()

@@ -1,0 +1,26 @@
+"""Workers of the novelty scope `group` die at random moments; each nearest trace must be one that they could see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import chaos
+from tests.support.chaos import shuffled
+from tests.support.group_chaos import run_group_chaos
+from worker.broker.embedded_kafka import EmbeddedKafka
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_no_forgotten_neighbour_is_seen(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    chaos.quiet_clients()
+    plan = shuffled(seed, sigkill=3, join=1)
+    run_group_chaos(kafka, tmp_path, seed, plan, records=1000, rate=50, workers=2, forget=True)
+
+
+def test_no_neighbour_is_seen_too_early_or_overlooked(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    chaos.quiet_clients()
+    plan = shuffled(seed, sigkill=3, join=1, leave=1)
+    run_group_chaos(kafka, tmp_path, seed, plan, records=1000, rate=50, workers=3)

@@ -1,0 +1,229 @@
+"""`kp-worker contribute` as a process, on real Kafka and with the registry's stand-in."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Diagnosis, header
+from tests.support.contribute import Booth, accepted_document
+from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.registry import RegistryProcess
+from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
+from worker.broker.embedded_kafka import EmbeddedKafka
+
+Workers = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[RegistryProcess]:
+    with RegistryProcess("--limit", "60000", "--data", str(tmp_path / "registry.db")) as running:
+        yield running
+
+
+def start(workers: Workers, booth: Booth, **env: str) -> WorkerProcess:
+    return workers(booth.env | env, ("contribute",)).wait_ready()
+
+
+def test_each_record_is_posted_skipped_or_refused_and_a_stop_is_clean(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+) -> None:
+    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
+    contributor = start(workers, booth)
+    conflicting = accepted_document("kp:trace:0") | {"outcome": {"result_summary": "other", "confidence": 0}}
+    documents = [
+        *[accepted_document(f"kp:trace:{number}") for number in range(6)],
+        accepted_document("kp:trace:org", visibility="org"),
+        accepted_document("kp:trace:private", privacy_level="private"),
+        accepted_document("kp:trace:1"),  # again, with the same content; 1 is on another partition than 8
+        b"no JSON, password=hunter2",
+        conflicting,
+        None,
+    ]
+    booth.put(documents, headers=[("traceparent", b"00-1"), ("note", b"token=hunter2")])
+    booth.wait_committed(len(documents))
+    assert registry.state()["units"].keys() == {f"kp:trace:{number}" for number in range(6)}
+    receipts = booth.receipts()
+    assert receipts.keys() == {f"kp:trace:{number}" for number in range(6)}
+    assert {receipt["status"] for receipt in receipts.values()} <= {200, 201}
+    assert all(receipt["registry_time"] and len(receipt["sha256"]) == 64 for receipt in receipts.values())
+    refusals = {header(each, "kp-error-reason"): each for each in booth.refusals()}
+    assert refusals.keys() == {"conflict", "invalid_trace"}
+    assert header(refusals["conflict"], "kp-error-status") == "200"
+    assert header(refusals["conflict"], "kp-source-topic") == booth.accepted
+    assert "hunter2" not in "".join(f"{each.value} {each.headers}" for each in booth.refusals())
+    deadline = time.monotonic() + 20
+    while contributor.metric("kp_contribute_lag") or not contributor.metric("kp_contribute_ready"):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert contributor.metric("kp_contribute_posted_total") == 6
+    assert contributor.metric("kp_contribute_skipped_total", reason="visibility") == 1
+    assert contributor.metric("kp_contribute_skipped_total", reason="privacy") == 1
+    assert contributor.metric("kp_contribute_refused_total", reason="conflict") == 1
+    assert contributor.metric("kp_contribute_refused_total", reason="invalid_trace") == 2
+    assert contributor.metric("kp_contribute_rate_left") > 1000
+    contributor.terminate()
+    assert contributor.wait() == 0, contributor.log()
+    assert registry.key not in contributor.log()
+
+
+def test_no_secret_leaves_by_any_path(kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess) -> None:
+    """Half of the documents are refused, because the registry has their ids with other content."""
+    documents, blocked = [], []
+    for number, secret in enumerate(SECRETS.values()):
+        for place in PLACES:
+            document = seeded(number, place, secret)
+            documents.append(document)
+            if (number + PLACES.index(place)) % 2:
+                blocked.append(accepted_document(document["id"], agent_id="another"))
+    first = Booth(kafka.bootstrap_servers, registry.url, registry.key)
+    first.put(blocked)
+    filling = start(workers, first)
+    first.wait_committed(len(blocked))
+    filling.terminate()
+    assert filling.wait() == 0
+    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
+    every = " ".join(SECRETS.values())
+    booth.put(documents, key=every.encode(), headers=[("note", every.encode()), (every, b"x")])
+    booth.put([b"no JSON: " + every.encode(), json.dumps({"id": every, every: [every]}).encode()])
+    contributor = start(workers, booth, KP_LOG_LEVEL="debug")
+    booth.wait_committed(len(documents) + 2)
+    refusals = booth.refusals()
+    assert len(refusals) == len(blocked) + 2
+    paths = {
+        "registry": json.dumps(registry.units(), ensure_ascii=False),
+        "receipts": json.dumps(booth.receipts(), ensure_ascii=False),
+        "refused": "".join(f"{each.key!r} {each.value.decode()} {each.headers!r}" for each in refusals),
+        "metrics": contributor.get("/metrics")[1],
+        "readiness": contributor.get("/readyz")[1],
+        "log": contributor.log(),
+    }
+    assert {name: leaks(text) for name, text in paths.items() if leaks(text)} == {}
+    assert leaks(json.dumps(documents)) == list(LEAKS)  # the search finds them
+    assert registry.key not in "".join(paths.values())
+
+
+def test_refused_traces_are_redriven_after_the_cause_is_mended(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+) -> None:
+    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
+    contributor = start(workers, booth)
+    document = accepted_document("kp:trace:1")
+    document["steps"][0]["content"] = "password=hunter2"
+    booth.put([document | {"outcome": {"result_summary": "other", "confidence": 1}}, document])
+    booth.wait_committed(2)
+    assert len(booth.refusals()) == 1
+    (posted,) = registry.units()
+    _delete(registry, posted["id"])
+    command = workers(booth.env, ("redrive", "--refused", "--reason", "conflict", "--execute"))
+    assert command.wait() == 0, command.log()
+    deadline = time.monotonic() + 60
+    while not registry.units():
+        assert time.monotonic() < deadline, contributor.log()
+        time.sleep(0.2)
+    (again,) = registry.units()
+    assert again["outcome"] != posted["outcome"]
+    assert len(booth.refusals()) == 1
+    assert b"hunter2" not in booth.refusals()[0].value
+
+
+def _delete(registry: RegistryProcess, trace_id: str) -> None:
+    """As the registry's administrator."""
+    path = next(option for option in registry._options if option.endswith(".db"))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM units WHERE id = ?", (trace_id,))
+
+
+def test_wrong_settings_and_a_wrong_key_end_with_code_2(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+) -> None:
+    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
+    wrong = {
+        "no address": ({"KP_REGISTRY_URL": ""}, "KP_REGISTRY_URL"),
+        "no key": ({"KP_REGISTRY_KEY": ""}, "KP_REGISTRY_KEY"),
+        "not encrypted": ({"KP_REGISTRY_URL": "http://registry.example.org"}, "use https"),
+        "no topics": ({"KP_CREATE_TOPICS": "false"}, booth.contributed),
+    }
+    started = {name: (workers(booth.env | env, ("contribute",)), words) for name, (env, words) in wrong.items()}
+    for process, words in started.values():
+        assert process.wait() == 2, process.log()
+        assert words in process.log()
+    booth.put([accepted_document("kp:trace:1")])
+    unknown = workers(booth.env | {"KP_REGISTRY_KEY": "kp_" + "f" * 64}, ("contribute",))
+    assert unknown.wait() == 2, unknown.log()
+    assert "wrong or revoked" in unknown.log()
+    assert "f" * 64 not in unknown.log()
+    assert booth.committed() == 0  # nothing is lost
+    doctor = Diagnosis(booth.env | {"KP_REGISTRY_KEY": "kp_" + "f" * 64})
+    assert "does not know the key" in str(doctor.of("registry key"))
+    doctor = Diagnosis(booth.env)
+    assert [level for level, _ in doctor.of("registry")] == ["ok", "ok"]
+
+
+def test_a_registry_that_is_away_is_waited_for_and_health_says_so(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+) -> None:
+    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
+    registry.kill()
+    booth.put([accepted_document("kp:trace:1")])
+    contributor = workers(booth.env, ("contribute",))
+    deadline = time.monotonic() + 60
+    words = ""
+    while "no answer" not in words:
+        assert time.monotonic() < deadline, contributor.log()
+        time.sleep(0.2)
+        try:
+            words = contributor.get("/readyz")[1]
+        except OSError:
+            continue
+    assert contributor.get("/healthz")[0] == 200
+    registry.start()
+    booth.wait_committed(1)
+    assert registry.state()["units"] == {"kp:trace:1": 1}
+    assert contributor.get("/readyz")[0] == 200
+
+
+def test_what_is_in_flight_at_a_stop_is_finished(kafka: EmbeddedKafka, workers: Workers) -> None:
+    with RegistryProcess("--limit", "60000", "--latency", "1.5") as slow:
+        booth = Booth(kafka.bootstrap_servers, slow.url, slow.key)
+        booth.put([accepted_document("kp:trace:1")])
+        contributor = start(workers, booth)
+        deadline = time.monotonic() + 60
+        while not contributor.metric("kp_contribute_request_duration_seconds_count"):  # looked up: the POST follows
+            assert time.monotonic() < deadline, contributor.log()
+            time.sleep(0.05)
+        time.sleep(0.3)
+        contributor.terminate()
+        assert contributor.wait() == 0, contributor.log()
+        assert booth.committed() == 1
+        assert booth.receipts()["kp:trace:1"]["status"] == 201
+
+
+def test_a_429_is_remembered_over_a_crash(kafka: EmbeddedKafka, workers: Workers) -> None:
+    with RegistryProcess("--limit", "2") as tight:
+        booth = Booth(kafka.bootstrap_servers, tight.url, tight.key, partitions=1)
+        for number in range(2):  # another program of the same agent
+            request = urllib.request.Request(
+                f"{tight.url}/v1/knowledge",
+                json.dumps(accepted_document(f"kp:trace:other-{number}")).encode(),
+                {"Authorization": f"Bearer {tight.key}"},
+            )
+            urllib.request.urlopen(request, timeout=10).close()
+        booth.put([accepted_document("kp:trace:1")])
+        for _ in range(3):
+            contributor = workers(booth.env, ("contribute",))
+            deadline = time.monotonic() + 60
+            while "answered 429" not in contributor.log() or "nothing is sent" not in contributor.log():
+                assert time.monotonic() < deadline, contributor.log()
+                time.sleep(0.1)
+            time.sleep(0.5)  # the offset's metadata is committed
+            assert contributor.get("/readyz")[0] == 503
+            contributor.kill()
+        assert tight.state()["429s"] == {"kp:agent:stand-in": 1}
+        assert tight.state()["revoked"] == []

@@ -1,0 +1,108 @@
+"""KP_REDACT and publish --redact on real Kafka: what is redacted, and where the original does not go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_document
+from tests.support.commands import Desk, header
+from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.stage import Stage
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.core.redaction import TYPES
+from worker.core.trace import parse_trace
+
+Workers = Callable[..., WorkerProcess]
+
+FOUND = {
+    "connection_string": "postgres://ada:lovelace@db/app",
+    "bearer_token": "Bearer abcdefghijklmnopqrst",
+    "api_key": "AKIAIOSFODNN7EXAMPLE",
+    "password": "token=lovelace",
+    "email": "ada@example.com",
+    "phone": "555-123-4567",
+    "ip": "192.168.17.23",
+    "filepath": "/home/ada/notes",
+}
+EVERYTHING = " | ".join(FOUND.values())
+REMOVED = ["lovelace", "abcdefghij", "AKIAIOS", "ada@", "555-123", "192.168.17", "/home/ada"]
+
+
+def trace(number: int, steps: Any = WELL_ROUNDED, level: str = "aggregated") -> bytes:
+    document = trace_document(f"kp:trace:{number}", objective=EVERYTHING, domain=f"shop {EVERYTHING}", steps=steps)
+    document["metadata"] |= {"privacy_level": level, "agent_id": f"agent {number} {EVERYTHING}"}
+    document["steps"][0]["input"] = {EVERYTHING: [{"secret": "lovelace", "note": EVERYTHING}]}
+    document["outcome"]["result_summary"] = EVERYTHING
+    return json.dumps(document).encode()
+
+
+def left(text: str | bytes) -> list[str]:
+    """Return what of the secrets a text still has."""
+    return [secret for secret in REMOVED if secret in (text if isinstance(text, str) else text.decode())]
+
+
+def test_a_worker_redacts_its_outputs_and_shows_the_original_nowhere(kafka: EmbeddedKafka, workers: Workers) -> None:
+    settings = {"KP_STATUS_PAGE": "true", "KP_STATUS_TEXTS": "true", "KP_LOG_LEVEL": "debug", "KP_LOG_FORMAT": "json"}
+    stage = Stage(kafka, KP_REDACT="accepted", KP_LATENCY_BUDGET_SECONDS="0.000001", **settings)
+    worker = workers(stage.env).wait_ready()
+    sent = [trace(n) for n in range(3)]
+    stage.produce([(b"key", value, [("own", b"header")], 0) for value in sent])
+    stage.wait_committed(3)
+    status = worker.get("/status.json")[1]
+    assert len(json.loads(status)["traces"]) == 3
+    metrics = worker.get("/metrics")[1]
+    assert {kind: worker.metric("kp_redactions_total", type=kind) for kind in TYPES} == {
+        kind: 21 if kind == "password" else 18 for kind in TYPES
+    }
+    for record in stage.outputs()["accepted"]:
+        document = json.loads(record.value)
+        parse_trace(record.value)
+        assert document["scoring"]["redactions"] == {kind: 7 if kind == "password" else 6 for kind in TYPES}
+        assert not left(record.value)
+        assert not left(repr(record.headers))
+    # A rejected trace and a dead letter keep what they had.
+    rest = [trace(3, NEVER_ACCEPTED), trace(4)[:-1]]
+    stage.produce([(None, value, (), 0) for value in rest])
+    stage.wait_committed(5)
+    outputs = stage.outputs()
+    (rejected,), (letter,) = outputs["rejected"], outputs["dead-letter"]
+    assert json.loads(rejected.value)["task"]["objective"] == EVERYTHING
+    assert "redactions" not in json.loads(rejected.value)["scoring"]
+    assert (letter.value, header(letter, "kp-error-reason")) == (rest[1], "not_json")
+    worker.terminate()
+    assert worker.wait() == 0
+    for shown in (status, metrics, worker.log()):
+        assert not left(shown)
+
+
+def test_publish_redacts_at_the_source(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    bad = json.loads(trace(7))
+    bad["metadata"]["privacy_level"] = f"public {EVERYTHING}"
+    lines = [trace(0), trace(1, level="private"), b"{" + trace(2), json.dumps(bad).encode(), trace(3)]
+    done = desk.run("publish", "-", "--redact", stdin=b"\n".join(lines))
+    assert done.returncode == 1
+    assert f"3 traces published to topic {desk.name}, 2 refused" in done.stderr
+    assert "-:3: not_json: cannot be redacted; send one JSON object" in done.stderr
+    assert "-:4: invalid_value: metadata.privacy_level: " in done.stderr
+    assert "  21 password redacted\n" in done.stderr
+    assert "  12 email redacted\n" in done.stderr
+    assert not left(done.stdout + done.stderr)
+    records = sorted(desk.read(), key=lambda record: parse_trace(record.value).id)
+    assert [parse_trace(record.value).id for record in records] == ["kp:trace:0", "kp:trace:1", "kp:trace:3"]
+    for record in (records[0], records[2]):
+        assert not left(record.value)
+        assert record.key == parse_trace(record.value).metadata.agent_id.encode()
+    assert "ada@" in records[1].value.decode()
+    assert not {"lovelace", "abcdefghij", "AKIAIOS"} & set(left(records[1].value))
+
+    unchecked = desk.run(
+        "publish", "-", "--redact", "--no-validate", stdin=b'password=lovelace\n{"secret": "lovelace"}'
+    )
+    assert unchecked.returncode == 1
+    assert "1 trace published" in unchecked.stderr
+    assert [record.value for record in desk.read() if b"kp:trace" not in record.value] == [
+        b'{"secret":"[REDACTED:password]"}'
+    ]

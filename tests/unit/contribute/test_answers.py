@@ -1,0 +1,120 @@
+"""What each answer of the registry means, and of whatever else may answer in its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from worker.contribute.answers import (
+    Absent,
+    Created,
+    Denied,
+    Doubtful,
+    HttpAnswer,
+    Limited,
+    Present,
+    Rate,
+    Rejected,
+    judge_look_up,
+    judge_post,
+    stated_rate,
+)
+
+ID = "kp:trace:1"
+TIME = "2026-04-14T08:00:00.000Z"
+ENTRY = {"data": {"id": ID, "unit": {"id": ID}, "created_at": TIME}}
+KEY = "kp_0123456789abcdef"
+
+
+def answer(status: int, body: Any = b"", **headers: str) -> HttpAnswer:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return HttpAnswer(status, {name.replace("_", "-"): value for name, value in headers.items()}, raw, KEY)
+
+
+def test_a_stored_unit() -> None:
+    assert judge_post(answer(201, ENTRY), ID) == Created(TIME, False)
+    assert judge_post(answer(201, {"data": {"id": ID}}), ID) == Created("", False)
+    assert judge_post(answer(201, ENTRY, idempotency_replayed="true"), ID) == Created(TIME, True)
+    assert judge_look_up(answer(200, ENTRY), ID) == Present({"id": ID}, TIME)
+    assert judge_look_up(answer(404, {"error": "Knowledge unit not found"}), ID) == Absent()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<!doctype html><title>Sign in</title>", b"", b'{"data": {"id": "kp:tra', b"null", b"[]", b"1", b"\xff",
+        {"data": {"id": "kp:trace:2"}}, {"data": None}, {"id": ID}, b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_success_without_the_unit_is_no_success(body: Any) -> None:
+    assert isinstance(judge_post(answer(201, body), ID), Doubtful)
+    assert isinstance(judge_look_up(answer(200, body), ID), Doubtful)
+    assert isinstance(judge_post(answer(200, ENTRY), ID), Doubtful)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 500, 502])
+def test_a_page_is_no_verdict(status: int) -> None:
+    page = answer(status, b"\n <html>", content_type="text/html; charset=utf-8")
+    for verdict in (judge_post(page, ID), judge_look_up(page, ID)):
+        assert isinstance(verdict, Doubtful)
+        assert not verdict.unsent
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [(500, "server_error"), (503, "server_error"), (301, "redirect"), (307, "redirect"), (204, "unexpected_answer"),
+     (404, "unexpected_answer"), (405, "unexpected_answer"), (409, "unexpected_answer")],
+)  # fmt: skip
+def test_what_is_no_verdict_on_a_post(status: int, cause: str) -> None:
+    verdict = judge_post(answer(status, {"error": "x"}, retry_after="7"), ID)
+    assert isinstance(verdict, Doubtful)
+    assert verdict.cause == cause
+
+
+def test_a_refused_unit_has_its_issues_without_secrets() -> None:
+    issues = [{"path": "steps.0", "message": f"received 'password=hunter2' from {KEY}"}]
+    verdict = judge_post(answer(400, {"error": "Invalid KnowledgeUnit", "issues": issues}), ID)
+    assert isinstance(verdict, Rejected)
+    assert (verdict.reason, verdict.status, verdict.replayed) == ("invalid_unit", 400, False)
+    assert json.loads(verdict.issues)[0]["path"] == "steps.0"
+    assert "hunter2" not in verdict.issues
+    assert KEY not in verdict.issues
+    long = judge_post(answer(400, {"issues": ["x" * 100_000]}), ID)
+    assert isinstance(long, Rejected)
+    assert len(long.issues) <= 2000
+    assert judge_post(answer(413, {"error": "too large"}), ID) == Rejected("too_large", 413, '"too large"', False)
+
+
+def test_a_key_that_is_not_accepted() -> None:
+    gone = answer(429, {"error": "Rate limit exceeded"}, x_ratelimit_limit="0", x_ratelimit_remaining="0")
+    assert isinstance(judge_post(gone, ID), Denied)
+    words = {"error": f"no {KEY}, Authorization: Bearer abcdefghijklmnopqrstuvwxyz"}
+    for status in (401, 403):
+        verdict = judge_post(answer(status, words, idempotency_replayed="true"), ID)
+        assert isinstance(verdict, Denied)
+        assert verdict.replayed
+        assert KEY not in verdict.words
+        assert "abcdefghij" not in verdict.words
+
+
+def test_too_many_requests() -> None:
+    limited = answer(429, {}, x_ratelimit_limit="30", x_ratelimit_remaining="0", retry_after="2")
+    assert judge_post(limited, ID) == judge_look_up(limited, ID) == Limited()
+    assert judge_post(answer(429), ID) == Limited()
+
+
+@pytest.mark.parametrize(
+    ("limit", "remaining", "rate"),
+    [("30", "29", Rate(30, 29)), ("0", "0", Rate(0, 0)), ("x", "1", None), ("", "1", None), ("1", "-1", None),
+     ("1" * 30, "1", None), ("\u0663", "1", None)],
+)  # fmt: skip
+def test_the_limit_that_an_answer_states(limit: str, remaining: str, rate: Rate | None) -> None:
+    assert stated_rate(answer(200, x_ratelimit_limit=limit, x_ratelimit_remaining=remaining)) == rate
+
+
+def test_only_a_time_is_taken_over_as_the_registrys_time() -> None:
+    for told in ("password=hunter2", "x" * 40, 5, None, "2026\n-04-14T08:00"):
+        entry = {"data": {"id": ID, "created_at": told}}
+        assert judge_post(answer(201, entry), ID) == Created("", False)

@@ -1,0 +1,398 @@
+"""Delivery to the registry's stand-in: each unit once, whatever the registry does; no 429, no secret."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from tests.support.contribute import accepted_document
+from tests.support.registry import LocalRegistry, local_registry
+from worker.broker.ports import free_ports
+from worker.config import Settings, load
+from worker.contribute import pace
+from worker.contribute.delivery import Delivered, Delivery, DeniedError
+from worker.contribute.gateway import Gateway
+from worker.contribute.late import LateWatch
+from worker.contribute.registry_client import RegistryClient
+from worker.contribute.registry_key import RegistryKey
+from worker.contribute.unit import Gate, Refusal, Unit, unit_from
+from worker.contribute.waiting import Stop, StoppedError
+from worker.core.trace import Limits
+from worker.observe.contribute_metrics import ContributeMetrics
+from worker.registry.app import RegistryOptions
+from worker.registry.faults import FaultKind, Faults
+from worker.registry.limits import Tier
+
+GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))
+FAST = Tier(60_000, 300_000)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(pace, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(pace, "UNKNOWN_LIMIT", 6000.0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.02)
+
+
+def unit(number: int = 1, **fields: Any) -> Unit:
+    document = accepted_document(f"kp:trace:{number}") | fields
+    found = unit_from(json.dumps(document).encode(), GATE, Limits())
+    assert isinstance(found, Unit)
+    return found
+
+
+class Sender:
+    """What one `contribute` process has to deliver with."""
+
+    def __init__(self, client: RegistryClient, metrics: ContributeMetrics, late_seconds: float) -> None:
+        self.metrics = metrics
+        self.gateway = Gateway(client, metrics, None)
+        self.late = LateWatch(self.gateway, metrics, late_seconds)
+        self.delivery = Delivery(self.gateway, metrics, self.late, "group")
+        self.stop = Stop()
+        self.noted = 0
+
+    async def deliver(self, posted: Unit) -> Delivered | Refusal:
+        async with asyncio.timeout(60):
+            return await self.delivery.deliver(posted, self.stop, self._note)
+
+    async def _note(self) -> None:
+        self.noted += 1
+
+    def retries(self, cause: str) -> float:
+        return sample(self.metrics, "kp_contribute_retries_total", cause=cause)
+
+
+def sample(metrics: ContributeMetrics, name: str, **labels: str) -> float:
+    return metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@asynccontextmanager
+async def sender(
+    url: str, key: str = "kp_0123456789abcdef", timeout_seconds: float = 1.0, late_seconds: float = 0.5, **settings: Any
+) -> AsyncIterator[Sender]:
+    metrics = ContributeMetrics(CollectorRegistry())
+    given: Settings = load(**{"registry_key": key, **settings})
+    async with RegistryClient(url, RegistryKey(given), timeout_seconds, metrics) as client:
+        yield Sender(client, metrics, late_seconds)
+
+
+async def test_a_unit_is_posted_once_and_found_the_second_time() -> None:
+    async with local_registry(tier=FAST) as registry, sender(registry.url, registry.key) as mine:
+        first = await mine.deliver(unit())
+        assert isinstance(first, Delivered)
+        assert first.status == 201
+        assert first.time
+        assert await mine.deliver(unit()) == Delivered(200, first.time)
+        state = await registry.state()
+    assert state["units"] == {"kp:trace:1": 1}
+    assert state["answers"] == {"GET 404": 1, "POST 201": 1, "GET 200": 1}
+
+
+async def test_an_id_with_other_content_is_refused_and_not_replaced() -> None:
+    async with local_registry(tier=FAST) as registry, sender(registry.url, registry.key) as mine:
+        other = registry.store.register("kp:agent:other", FAST)
+        assert (await registry.post(json.loads(unit().body), other)).status == 201
+        changed = unit(outcome={"result_summary": "Other", "confidence": 1})
+        refused = await mine.deliver(changed)
+        assert isinstance(refused, Refusal)
+        assert (refused.reason, refused.status) == ("conflict", 200)
+        state = await registry.state()
+    assert state["overwritten"] == []
+    assert state["units"] == {"kp:trace:1": 1}
+
+
+async def test_ids_with_any_character_are_looked_up_as_they_are() -> None:
+    names = ["a/b", "%2F", "ü 中", "?q=1#f", "..", "a+b&c", "%", "'\""]
+    async with local_registry(tier=FAST) as registry, sender(registry.url, registry.key) as mine:
+        for status in (201, 200):
+            for name in names:
+                result = await mine.deliver(unit(id=f"kp:trace:{name}"))  # type: ignore[arg-type]
+                assert isinstance(result, Delivered)
+                assert result.status == status, name
+
+
+async def test_what_the_registry_refuses_comes_with_status_and_issues() -> None:
+    async with local_registry(tier=FAST) as registry, sender(registry.url, registry.key) as mine:
+        broken = unit()
+        document = {**broken.document, "outcome": {}}
+        refused = await mine.deliver(Unit(broken.trace_id, json.dumps(document).encode(), document, {}))
+        assert isinstance(refused, Refusal)
+        assert (refused.reason, refused.status) == ("invalid_unit", 400)
+        assert refused.issues is not None
+        assert json.loads(refused.issues)[0]["path"].startswith("outcome")
+
+
+@pytest.mark.parametrize("idempotency", [True, False])
+@pytest.mark.parametrize("kind", list(FaultKind))
+async def test_faults_lose_nothing_and_post_nothing_twice(kind: FaultKind, idempotency: bool, seed: int) -> None:
+    faults = Faults({kind: 0.4}, slow_seconds=0.3, seed=seed)
+    options = RegistryOptions(idempotency=idempotency, faults=faults)
+    timeout = 0.1 if kind is FaultKind.SLOW else 2.0
+    async with local_registry(options, tier=FAST) as registry, sender(registry.url, registry.key, timeout) as mine:
+        for number in range(15):
+            assert isinstance(await mine.deliver(unit(number)), Delivered)
+        await asyncio.sleep(0.4 if kind is FaultKind.SLOW else 0)
+        state = await registry.state()
+    assert state["units"].keys() == {f"kp:trace:{number}" for number in range(15)}
+    if kind is not FaultKind.SLOW:  # a slow request may land after the look-up; all others have failed or finished
+        assert set(state["units"].values()) == {1}
+    assert state["429s"] == {}
+    assert "redirect followed" not in state["answers"]
+
+
+async def test_a_stored_refusal_is_asked_for_again_with_another_key() -> None:
+    """The store keeps a 403; the reputation that it lacked is there now."""
+    async with local_registry(tier=FAST) as registry:
+        key = registry.store.register("kp:agent:new", FAST, reputation=0.0)
+        async with sender(registry.url, key) as mine:
+            with pytest.raises(DeniedError, match=r"reputation of at least 0\.1"):
+                await mine.deliver(unit())
+            registry.store._sql.execute("UPDATE agents SET reputation = 1 WHERE agent = 'kp:agent:new'")
+            result = await mine.deliver(unit())
+        assert isinstance(result, Delivered)
+        assert result.status == 201
+        assert mine.retries("stored_answer") == 1
+
+
+async def test_a_stored_success_is_checked_because_the_unit_may_be_gone() -> None:
+    async with local_registry(tier=FAST) as registry, sender(registry.url, registry.key) as mine:
+        await mine.deliver(unit())
+        registry.store.delete("kp:trace:1")
+        result = await mine.deliver(unit())
+        assert isinstance(result, Delivered)
+        assert (await registry.get("kp:trace:1")).status == 200
+        assert sample(mine.metrics, "kp_contribute_late_total") == 0
+
+
+async def test_a_revoked_key_is_denied() -> None:
+    async with local_registry(tier=FAST) as registry, sender(registry.url, "kp_ffffffffffffffff") as mine:
+        with pytest.raises(DeniedError, match=r"revoked"):
+            await mine.deliver(unit())
+        assert (await registry.state())["429s"] == {"unknown": 1}
+
+
+async def test_after_a_429_nothing_is_sent_for_half_an_hour() -> None:
+    async with local_registry(tier=Tier(3, 100)) as registry, sender(registry.url, registry.key) as mine:
+        for number in range(3):  # another program of the same agent uses up the limit
+            await registry.post(json.loads(unit(100 + number).body))
+        working = asyncio.create_task(mine.deliver(unit()))
+        await until(lambda: mine.noted)
+        assert 1800 < mine.gateway.blocked_seconds() < 2400
+        before = (await registry.state())["answers"]
+        await asyncio.sleep(1.0)
+        assert (await registry.state())["answers"] == before
+        mine.stop.set()
+        with pytest.raises(StoppedError):
+            await working
+        assert (await registry.state())["429s"] == {"kp:agent:test": 1}
+        assert mine.retries("rate_limit") == 1
+
+
+async def test_a_registry_that_is_down_is_waited_for() -> None:
+    (port,) = free_ports(1)
+    async with sender(f"http://127.0.0.1:{port}") as mine:
+        working = asyncio.create_task(mine.deliver(unit()))
+        await until(lambda: mine.retries("connection") >= 3)
+        assert mine.gateway.trouble is not None
+        mine.stop.set()
+        started = time.monotonic()
+        with pytest.raises(StoppedError):
+            await working
+        assert time.monotonic() - started < 10
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def in_front_of(registry: LocalRegistry, handler: Handler) -> AsyncIterator[str]:
+    """Run a server that asks `handler` first; what it answers with None goes on to the registry."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def passed_on(registry: LocalRegistry, request: web.Request, body: bytes) -> web.Response:
+    names = ("Authorization", "Idempotency-Key", "Content-Type")
+    headers = {name: request.headers[name] for name in names if name in request.headers}
+    answer = await registry.request(request.method, request.path_qs, body or None, "", **headers)
+    kept = {name: value for name, value in answer.headers.items() if name.startswith(("X-", "Idempotency"))}
+    return web.Response(status=answer.status, body=answer.body, headers=kept, content_type="application/json")
+
+
+@pytest.mark.parametrize("idempotency", [True, False])
+async def test_a_request_that_lands_after_the_look_up_is_counted_and_leaves_one_unit(idempotency: bool) -> None:
+    """The first POST is held back until the second one is answered."""
+    held: list[asyncio.Task[Any]] = []
+    second_answered = asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if request.method == "POST" and not held:
+
+            async def land() -> None:
+                await second_answered.wait()
+                await asyncio.sleep(0.05)  # another millisecond of the registry's clock
+                headers = {"Authorization": request.headers["Authorization"]}
+                await registry.request("POST", "/v1/knowledge", body, "", **headers)
+
+            held.append(asyncio.create_task(land()))
+            await asyncio.sleep(5)
+        answer = await passed_on(registry, request, body)
+        if request.method == "POST":
+            second_answered.set()
+        return answer
+
+    options = RegistryOptions(idempotency=idempotency)
+    async with (
+        local_registry(options, tier=FAST) as registry,
+        in_front_of(registry, hold) as url,
+        sender(url, registry.key, timeout_seconds=0.3) as mine,
+    ):
+        watching = asyncio.create_task(mine.late.run(mine.stop))
+        result = await mine.deliver(unit())
+        assert isinstance(result, Delivered)
+        await until(lambda: sample(mine.metrics, "kp_contribute_late_total"))
+        mine.stop.set()
+        with pytest.raises(StoppedError):
+            await watching
+        await held[0]
+        state = await registry.state()
+    assert state["units"] == {"kp:trace:1": 2}
+    assert mine.retries("timeout") == 1
+
+
+async def test_a_store_turns_a_late_request_into_one_effect_and_it_is_counted() -> None:
+    """The first POST lands between the look-up and the second POST, and the store replays its answer."""
+    posts: list[bytes] = []
+    looked_up = 0
+
+    async def late(request: web.Request) -> web.StreamResponse:
+        nonlocal looked_up
+        body = await request.read()
+        if request.method == "POST":
+            posts.append(body)
+            if len(posts) == 1:
+                await asyncio.sleep(5)
+            if len(posts) == 2:
+                await passed_on(registry, request, posts[0])  # same key
+        return await passed_on(registry, request, body)
+
+    async with (
+        local_registry(tier=FAST) as registry,
+        in_front_of(registry, late) as url,
+        sender(url, registry.key, timeout_seconds=0.3) as mine,
+    ):
+        result = await mine.deliver(unit())
+        assert isinstance(result, Delivered)
+        assert (await registry.state())["units"] == {"kp:trace:1": 1}
+    assert sample(mine.metrics, "kp_contribute_late_total") == 1
+    assert posts[0] == posts[1]
+
+
+@pytest.mark.parametrize("way", ["silent", "endless", "garbage", "headers", "closed"])
+async def test_a_server_that_is_none_neither_hangs_nor_ends_a_delivery(way: str) -> None:
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        try:
+            await reader.read(10)
+            if way == "endless":
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+                while True:
+                    writer.write(b" " * 65536)
+                    await writer.drain()
+            elif way == "headers":
+                while True:
+                    writer.write(b"X-More: 1\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+            elif way == "garbage":
+                writer.write(b"\x16\x03\x01 not http\r\n\r\n")
+            elif way == "silent":
+                await asyncio.sleep(60)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, sender(url, timeout_seconds=0.3) as mine:
+        working = asyncio.create_task(mine.deliver(unit()))
+        await until(lambda: connections >= 3)
+        assert not working.done()
+        mine.stop.set()
+        with pytest.raises(StoppedError):
+            await working
+        server.close()
+
+
+async def test_the_keys_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    async with local_registry(tier=FAST) as registry:
+        path.write_text(f"{registry.key}\n")
+        async with sender(registry.url, None, registry_key_file=path) as mine:  # type: ignore[arg-type]
+            assert isinstance(await mine.deliver(unit(1)), Delivered)
+            second = registry.store.register("kp:agent:second", FAST)
+            registry.store._sql.execute("UPDATE keys SET revoked = 1 WHERE agent = 'kp:agent:test'")
+            path.unlink()
+            working = asyncio.create_task(mine.deliver(unit(2)))
+            await until(lambda: mine.retries("key_file"))  # the secret is being replaced
+            path.write_text(second)
+            assert isinstance(await working, Delivered)
+        state = await registry.state()
+    assert state["contributions"] == {"kp:agent:test": 1, "kp:agent:second": 1}
+
+
+async def test_a_registry_that_repeats_key_and_content_puts_neither_into_logs_or_results(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = "kp_0123456789abcdef0123456789abcdef"
+    answers = iter([500, 301, 200, 400])
+
+    async def echo(request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.json_response({"error": "not found"}, status=404)
+        body = (await request.read()).decode()
+        said = f"{request.headers['Authorization']} password=hunter2 {body}"
+        headers = {"Location": f"/{key}", "X-Said": key, "Retry-After": key, "X-RateLimit-Limit": key}
+        return web.json_response(
+            {"error": said, "issues": [{"path": key, "message": said}]}, status=next(answers), headers=headers
+        )
+
+    async with local_registry() as registry, in_front_of(registry, echo) as url, sender(url, key) as mine:
+        refused = await mine.deliver(unit())
+    assert isinstance(refused, Refusal)
+    shown = repr(refused) + caplog.text + str(mine.gateway.trouble)
+    assert key not in shown
+    assert key.removeprefix("kp_") not in shown
+    assert "hunter2" not in shown

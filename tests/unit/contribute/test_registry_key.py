@@ -1,0 +1,89 @@
+"""The registry's key and address: what is refused, without quoting it; a key file that changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from worker.config import ConfigError, load
+from worker.contribute.registry_key import KeyFileError, RegistryKey
+
+KEY = "kp_0123456789abcdef"
+
+
+def test_the_key_of_the_variable() -> None:
+    assert RegistryKey(load(registry_key=f" {KEY}\n")).read() == KEY
+
+
+@pytest.mark.parametrize("text", ["", " \n", f"{KEY} {KEY}", f"{KEY}\r\nX-Other: 1", "kp_\u00e9"])
+def test_what_is_no_key_is_refused_without_quoting_it(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ConfigError) as file_error:
+        RegistryKey(load(registry_key_file=path))
+    assert str(path) in str(file_error.value)
+    assert KEY not in str(file_error.value)
+    if text:
+        with pytest.raises(ConfigError) as error:
+            RegistryKey(load(registry_key=text))
+        assert KEY not in str(error.value)
+
+
+def test_no_key_and_two_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY"):
+        RegistryKey(load())
+    with pytest.raises(ConfigError, match="both set"):
+        load(registry_key=KEY, registry_key_file=tmp_path / "key")
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(KEY)
+    key = RegistryKey(load(registry_key_file=path))
+    assert key.read() == KEY
+    other = tmp_path / "new"
+    other.write_text("kp_ffffffffffffffff")
+    other.replace(path)
+    assert key.read() == "kp_ffffffffffffffff"
+    path.unlink()
+    with pytest.raises(KeyFileError, match="cannot be read"):
+        key.read()
+
+
+@pytest.mark.parametrize(
+    "url", ["https://r.example.org/", "http://127.0.0.1:8080", "http://[::1]:1/base", "http://localhost:80/"]
+)
+def test_addresses_that_are_allowed(url: str) -> None:
+    assert load(registry_url=url).registry_url == url.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://r.example.org", "http://127.0.0.1.example.org", "http://10.0.0.1", "ftp://127.0.0.1", "r.example.org",
+     "https://", "https://a:hunter2@r.example.org", "https://r.example.org?key=hunter2", "https://r.example.org/#hunter2",
+     "https://r.example.org:x", "https://r.example.org/a b", "https://[::1"],
+)  # fmt: skip
+def test_addresses_that_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="KP_REGISTRY_URL") as error:
+        load(registry_url=url)
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "kept"), [("network", "network"), (" org, network,org", "org,network")])
+def test_lists_of_values(text: str, kept: str) -> None:
+    assert load(contribute_visibility=text).contribute_visibility == kept
+
+
+@pytest.mark.parametrize("text", ["public", "network;org", "network,"])
+def test_values_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="KP_CONTRIBUTE_VISIBILITY"):
+        load(contribute_visibility=text)
+
+
+def test_the_topics_of_contribute_must_differ() -> None:
+    settings = load(accepted_topic="a")
+    assert (settings.contributed, settings.refused) == ("a.contributed", "a.refused")
+    assert settings.contribute_group == "kp-worker-contribute"
+    with pytest.raises(ConfigError, match="must differ"):
+        load(refused_topic="traces.rejected")

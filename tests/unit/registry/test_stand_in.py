@@ -1,0 +1,369 @@
+"""The registry's stand-in: what it stores, whom it limits, what it replays, and its faults."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.builders import read_jsonl, trace_document
+from tests.support.registry import AGENT, Clock, LocalRegistry, RegistryProcess, local_registry
+from worker.core.trace import CONTEXT, LEGACY_CONTEXT
+from worker.registry.app import RegistryOptions
+from worker.registry.documents import read_unit
+from worker.registry.faults import FaultKind, Faults
+from worker.registry.limits import TIERS, Tier, TokenBuckets
+
+
+def spoilt(kind: FaultKind, *, after: bool, slow: float = 0.0) -> RegistryOptions:
+    """Options with which every answer has the fault."""
+    return RegistryOptions(faults=Faults({kind: 1.0}, after=float(after), slow_seconds=slow))
+
+
+# -- documents
+
+
+async def test_a_unit_is_stored_and_looked_up() -> None:
+    async with local_registry() as registry:
+        document = trace_document("kp:trace:a/b")
+        answer = await registry.post(document)
+        assert answer.status == 201
+        assert answer.json()["data"]["id"] == "kp:trace:a/b"
+        assert answer.json()["quality_score"] == 0
+        assert answer.headers["KP-Schema-Version"] == "v1"
+        found = await registry.get("kp:trace:a%2Fb")
+        assert (found.status, found.json()["data"]["unit"]) == (200, document)
+        assert found.json()["data"]["visibility"] == document["metadata"]["visibility"]
+        assert (await registry.get("kp:trace:none")).status == 404
+        assert await registry.state() | {"answers": None} == {
+            "units": {"kp:trace:a/b": 1}, "overwritten": [], "reputation": {AGENT: 0.3}, "contributions": {AGENT: 1},
+            "429s": {}, "revoked": [], "answers": None,
+        }  # fmt: skip
+
+
+async def test_every_sample_trace_passes_once_its_context_is_current() -> None:
+    async with local_registry() as registry:
+        for trace in read_jsonl("traces.jsonl")[:50]:
+            assert (await registry.post(trace | {"@context": LEGACY_CONTEXT})).status == 400
+            assert (await registry.post(trace | {"@context": CONTEXT})).status == 201
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"@context": LEGACY_CONTEXT}, "@context"),
+        ({"steps": []}, "steps"),
+        ({"id": "x"}, "id"),
+        ({"@type": "Skill"}, "@type"),
+    ],
+)
+async def test_an_invalid_document_is_answered_with_its_issues(change: dict[str, Any], path: str) -> None:
+    async with local_registry() as registry:
+        answer = await registry.post(trace_document() | change)
+        assert answer.status == 400
+        assert [issue["path"] for issue in answer.json()["issues"]] == [path]
+        assert (await registry.post(b"no JSON")).status == 500
+        assert not (await registry.state())["units"]
+
+
+def test_what_is_stored_is_the_schema_s_fields_with_the_numbers_of_javascript() -> None:
+    document = trace_document(
+        steps=[
+            {"type": "thought", "input": {"a": {"own": 2**53 + 1, "b": [1.0, -0.0, 1e300, 12345678901234567890, True]}}}
+        ]
+    )
+    known = read_unit(json.dumps(document).encode())
+    assert known["steps"][0]["input"] == {"a": {"own": 2**53, "b": [1, 0, 1e300, 12345678901234567000, True]}}
+    assert json.dumps(known["steps"][0]["input"]["a"]["b"]) == "[1, 0, 1e+300, 12345678901234567000, true]"
+    more = document | {"scoring": {}, "metadata": document["metadata"] | {"owner": "x"}}
+    more["steps"] = [step | {"seen": 1, "tool": {"name": "t", "port": 1}} for step in document["steps"]]
+    more["knowledge_graph_delta"] = {"entities": [{"name": "n", "type": "t", "extra": 1}], "relationships": []}
+    stored = read_unit(json.dumps(more).encode())
+    assert stored.keys() == document.keys() | {"knowledge_graph_delta"}
+    assert stored["metadata"] == document["metadata"]
+    assert stored["steps"][0].keys() == document["steps"][0].keys() | {"tool"}
+    assert stored["steps"][0]["tool"] == {"name": "t"}
+    assert stored["knowledge_graph_delta"]["entities"] == [{"name": "n", "type": "t"}]
+    huge = json.dumps(document).replace(str(2**53 + 1), "1e400").encode()
+    assert read_unit(huge)["steps"][0]["input"]["a"]["own"] is None
+
+
+async def test_a_repeat_replaces_the_unit_and_counts_again() -> None:
+    async with local_registry() as registry:
+        await registry.post(trace_document(objective="first"))
+        await registry.post(trace_document(objective="second"))
+        other = registry.store.register("kp:agent:other", "pro")
+        await registry.post(trace_document(objective="third"), other)
+        assert (await registry.get("kp:trace:1")).json()["data"]["unit"]["task"]["objective"] == "third"
+        state = await registry.state()
+        assert state["units"] == {"kp:trace:1": 3}
+        assert state["overwritten"] == ["kp:trace:1"]
+        assert state["reputation"] == {AGENT: 0.5, "kp:agent:other": 0.3}
+
+
+async def test_only_its_agent_deletes_a_unit() -> None:
+    async with local_registry() as registry:
+        await registry.post(trace_document("kp:trace:1"))
+        own = trace_document("kp:trace:2")
+        own["metadata"]["agent_id"] = AGENT
+        await registry.post(own)
+        for identity, key, status in (("1", None, 403), ("2", "", 401), ("2", None, 200), ("2", None, 404)):
+            assert (await registry.request("DELETE", f"/v1/knowledge/kp:trace:{identity}", key=key)).status == status
+
+
+# -- keys and limits
+
+
+async def test_who_may_not_write_is_told_so() -> None:
+    async with local_registry() as registry:
+        reader = registry.store.register("kp:agent:reader", scopes=["read"])
+        unknown = registry.store.register("kp:agent:unknown", reputation=0.0)
+        assert (await registry.post(trace_document(), reader)).status == 403
+        assert (await registry.post(trace_document(), unknown)).status == 403
+        answer = await registry.request(
+            "POST", "/v1/auth/register", {"agent_id": "kp:agent:new", "scopes": ["write"]}, ""
+        )
+        assert (await registry.post(trace_document(), answer.json()["data"]["api_key"])).status == 201
+
+
+@pytest.mark.parametrize("key", ["", "kp_unknown", "another scheme"])
+async def test_without_a_key_the_limit_of_posts_is_zero(key: str) -> None:
+    async with local_registry() as registry:
+        for _ in range(5):
+            answer = await registry.post(trace_document(), key)
+            assert (answer.status, answer.headers["X-RateLimit-Limit"]) == (429, "0")
+        answer = await registry.get("kp:trace:1", key)
+        assert (answer.status, answer.headers["X-RateLimit-Limit"]) == (404, "60")
+
+
+@pytest.mark.parametrize("tier", ["free", "pro", "enterprise"])
+def test_a_bucket_holds_the_limit_and_is_refilled_at_a_sixtieth_of_it(tier: str) -> None:
+    """Over any time, no more than the limit and what was refilled; beyond that, Retry-After is exact."""
+    limit = TIERS[tier].writes
+    buckets, now = TokenBuckets(), 1_000_000.0
+    for used in range(limit):
+        taken = buckets.take("a", limit, now)
+        assert (taken.remaining, taken.reset, taken.retry_after) == (limit - used - 1, int(now) + 60, None)
+    refused = buckets.take("a", limit, now)
+    assert refused.retry_after is not None
+    assert refused.headers["Retry-After"] == str(refused.retry_after)
+    assert buckets.take("a", limit, now + 60 / limit * 0.99).retry_after is not None
+    assert buckets.take("a", limit, now + 60 / limit * 1.01).retry_after is None
+    assert buckets.take("b", limit, now).retry_after is None
+
+
+async def test_the_third_429_within_an_hour_revokes_the_key() -> None:
+    clock = Clock()
+    async with local_registry(RegistryOptions(clock=clock), tier=Tier(writes=1, reads=2)) as registry:
+        second = registry.store.register(AGENT, Tier(writes=1, reads=2))
+        assert (await registry.post(trace_document())).status == 201
+        assert (await registry.post(trace_document())).status == 429
+        assert [(await registry.get("kp:trace:1")).status for _ in range(3)] == [200, 200, 429]
+        clock.now += 3601  # the first two no longer count
+        assert [(await registry.post(trace_document(), second)).status for _ in range(3)] == [201, 429, 429]
+        assert (await registry.state())["revoked"] == []
+        assert [(await registry.get("kp:trace:1")).status for _ in range(3)] == [200, 200, 429]
+        state = await registry.state()
+        assert state["revoked"] == [registry.key[:11]]  # the one that was used
+        assert state["429s"] == {AGENT: 5}
+        clock.now += 7200
+        answer = await registry.post(trace_document())
+        assert (answer.status, answer.headers["X-RateLimit-Limit"]) == (429, "0")
+        assert (await registry.post(trace_document(), second)).status == 201
+
+
+# -- idempotency
+
+
+async def test_a_replay_is_the_first_answer_and_costs_a_token() -> None:
+    clock = Clock()
+    async with local_registry(RegistryOptions(clock=clock)) as registry:
+        key = {"Idempotency-Key": "one"}
+        first = await registry.post(trace_document(), **key)
+        again = await registry.post(trace_document("kp:trace:other"), **key)
+        assert again.body == first.body
+        assert "Idempotency-Replayed" not in first.headers
+        assert again.headers["Idempotency-Replayed"] == "true"
+        assert int(again.headers["X-RateLimit-Remaining"]) == int(first.headers["X-RateLimit-Remaining"]) - 1
+        assert (await registry.state())["units"] == {"kp:trace:1": 1}
+        clock.now += 24 * 3600 + 1
+        assert (await registry.post(trace_document(), **key)).json()["data"]["created_at"] != first.json()["data"][
+            "created_at"
+        ]
+
+
+async def test_refusals_are_kept_and_failures_are_not() -> None:
+    async with local_registry() as registry:
+        reader = registry.store.register("kp:agent:reader", scopes=["read"])
+        assert (await registry.post(b"no JSON", **{"Idempotency-Key": "a"})).status == 500
+        assert (await registry.post(trace_document(), **{"Idempotency-Key": "a"})).status == 201
+        assert (await registry.post({}, **{"Idempotency-Key": "b"})).status == 400
+        assert (await registry.post(trace_document(), **{"Idempotency-Key": "b"})).status == 400
+        assert (await registry.post({}, reader, **{"Idempotency-Key": "c"})).status == 403
+        assert (await registry.post(trace_document(), **{"Idempotency-Key": "c"})).status == 403  # another agent's
+
+
+async def test_the_schema_s_version_is_in_every_answer_and_nothing_else_is_found() -> None:
+    async with local_registry() as registry:
+        for _ in range(2):
+            assert (await registry.post(trace_document(), **{"Idempotency-Key": "a"})).headers[
+                "KP-Schema-Version"
+            ] == "v1"
+        for method, path in (("PUT", "/v1/knowledge/kp:trace:1"), ("POST", "/v1/skills"), ("GET", "/v1/knowledge")):
+            assert (await registry.request(method, path)).status == 404
+        replayed = await registry.request("PUT", "/v1/knowledge/kp:trace:1", **{"Idempotency-Key": "a"})
+        assert replayed.status == 201  # whatever the path
+
+
+async def test_two_requests_at_a_time_both_reach_the_store() -> None:
+    async with local_registry(RegistryOptions(latency_seconds=0.05)) as registry:
+        posts = [registry.post(trace_document(), **{"Idempotency-Key": "one"}) for _ in range(2)]
+        assert [answer.status for answer in await asyncio.gather(*posts)] == [201, 201]
+        assert (await registry.state())["units"] == {"kp:trace:1": 2}
+
+
+async def test_without_the_store_a_key_is_ignored() -> None:
+    async with local_registry(RegistryOptions(idempotency=False)) as registry:
+        for _ in range(2):
+            assert (
+                "Idempotency-Replayed"
+                not in (await registry.post(trace_document(), **{"Idempotency-Key": "a"})).headers
+            )
+        assert (await registry.state())["units"] == {"kp:trace:1": 2}
+
+
+# -- faults
+
+
+async def attempt(registry: LocalRegistry) -> str:
+    """Return what a client makes of the answer to a POST."""
+    try:
+        answer = await asyncio.wait_for(registry.post(trace_document()), 0.3)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return type(error).__name__
+    try:
+        return f"{answer.status} {type(answer.json()).__name__}"
+    except ValueError:
+        return f"{answer.status} {answer.headers.get('Content-Type', '').partition(';')[0]}"
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        (FaultKind.ERROR, {"503 text/plain"}),
+        (FaultKind.HTML, {"200 text/html"}),
+        (FaultKind.TRUNCATED, {"201 application/json"}),
+        (FaultKind.REDIRECT, {"307 "}),
+        (FaultKind.RESET, {"ClientOSError", "ServerDisconnectedError"}),
+    ],
+)
+async def test_a_fault_comes_before_or_after_the_effect(kind: FaultKind, seen: set[str], after: bool) -> None:
+    async with local_registry(spoilt(kind, after=after)) as registry:
+        assert await attempt(registry) in seen
+        state = await registry.state()
+        assert state["units"] == ({"kp:trace:1": 1} if after else {})
+        assert state["answers"][f"fault {kind}"] == 1
+
+
+async def test_a_slow_request_takes_effect_although_its_client_is_gone() -> None:
+    async with local_registry(spoilt(FaultKind.SLOW, after=False, slow=0.6)) as registry:
+        assert await attempt(registry) == "TimeoutError"
+        assert not (await registry.state())["units"]
+        for _ in range(200):
+            if (await registry.state())["units"]:
+                break
+            await asyncio.sleep(0.05)
+        assert (await registry.state())["units"] == {"kp:trace:1": 1}
+
+
+async def test_a_followed_redirect_shows() -> None:
+    async with local_registry(spoilt(FaultKind.REDIRECT, after=False)) as registry:
+        bearer = {"Authorization": f"Bearer {registry.key}"}
+        async with registry.session.post(f"{registry.url}/v1/knowledge", data=b"{}", headers=bearer) as answer:
+            assert answer.status == 201
+        assert (await registry.state())["answers"]["redirect followed with a key"] == 1
+
+
+def test_the_shares_of_faults_are_kept(seed: int) -> None:
+    faults = Faults({FaultKind.ERROR: 0.1, FaultKind.RESET: 0.3}, after=0.25, seed=seed)
+    drawn = [faults.choose() for _ in range(20_000)]
+    for kind, share in ((FaultKind.ERROR, 0.1), (FaultKind.RESET, 0.3), (None, 0.6)):
+        assert abs(sum(chosen is kind for chosen, _ in drawn) / len(drawn) - share) < 0.02
+    late = [after for chosen, after in drawn if chosen is not None]
+    assert abs(sum(late) / len(late) - 0.25) < 0.03
+    with pytest.raises(ValueError, match=r"from 0 to 1 together, not 1\.5"):
+        Faults({FaultKind.ERROR: 0.5, FaultKind.SLOW: 1.0})
+
+
+# -- the command
+
+
+async def test_a_kill_loses_nothing(tmp_path: Path) -> None:
+    with RegistryProcess("--data", str(tmp_path / "registry.db"), "--limit", "2") as process:
+
+        async def posted(identity: str) -> int:
+            bearer = {"Authorization": f"Bearer {process.key}"}
+            document = json.dumps(trace_document(identity))
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{process.url}/v1/knowledge", data=document, headers=bearer) as answer,
+            ):
+                return answer.status
+
+        key = process.key
+        for restart in range(3):
+            assert [await posted(f"kp:trace:{restart}-{number}") for number in range(3)] == [201, 201, 429]
+            process.restart()
+            assert process.key == key
+        state = process.state()
+        assert len(state["units"]) == 6
+        assert {unit["id"] for unit in process.units()} == state["units"].keys()
+        assert state["429s"] == {"kp:agent:stand-in": 3}
+        assert state["revoked"] == [key[:11]]
+        assert await posted("kp:trace:last") == 429
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--fault", "error"], "'error': give KIND=SHARE"),
+        (["--fault", "rain=0.5"], "one of the kinds error, slow, reset"),
+        (["--fault", "error=2"], "from 0 to 1 together, not 2"),
+        (["--fault", "error=nan"], "from 0 to 1 together, not nan"),
+        (["--key", "secret"], "starts with kp_"),
+    ],
+)
+def test_wrong_options_are_explained(options: list[str], message: str) -> None:
+    done = command(*options)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+def test_what_it_cannot_use_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("no database, but a text that is long enough to be seen as one" * 20)
+    done = command("--data", str(file))
+    assert done.returncode == 1
+    assert "give a file that this command wrote" in done.stderr
+    with RegistryProcess() as process:
+        done = command("--port", process.url.rpartition(":")[2])
+        assert done.returncode == 1
+        assert "choose another --port" in done.stderr
+
+
+def command(*options: str) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-m", "worker", "registry", *options]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_it_ends_in_order() -> None:
+    with RegistryProcess() as process:
+        assert process.process is not None
+        process.process.send_signal(signal.SIGTERM)
+        assert process.process.wait(20) == 0

@@ -1,0 +1,221 @@
+"""`kp-worker forget`: one control record to each partition of the source topic, and the answers to them.
+
+Lives here: writing the records, waiting for receipts and dead letters, and what is printed. Must not live here: the
+form of a control record (core/control.py), what a worker does with it (stream/).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.structs import ConsumerRecord
+from msgspec import UNSET
+from rich.table import Table
+from rich.text import Text
+
+from worker.commands.console import errors_for_the_user, say, text_console, write_line
+from worker.commands.session import Session, SessionError, run_session
+from worker.config import Settings
+from worker.config.forget_keys import forget_keys
+from worker.core.control import ForgetRequest, control_headers, encode_request, read_receipt
+from worker.core.novelty import CACHED_ID_LENGTH
+from worker.core.terminal import clean, clean_json
+from worker.kafka.dead_letters import read_dead_letter
+from worker.kafka.producer import idempotent_producer
+from worker.kafka.restore import topic_offsets
+
+POLL_MS: Final = 500
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of the control record of one partition. `result`: written, forgotten or dead_letter.
+
+    `removed`: entries that were removed, `cached` of them from the cache. `reason`: of the dead letter.
+    """
+
+    partition: int
+    offset: int
+    result: str = "written"
+    removed: int | None = None
+    cached: int | None = None
+    reason: str | None = None
+    message: str | None = None
+
+
+@dataclass(slots=True)
+class _Request:
+    """What is asked, and the answers by partition."""
+
+    request_id: str
+    what: Mapping[str, Any]
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> list[int]:
+        """Return the partitions without an answer."""
+        return [partition for partition, answer in self.answers.items() if answer.result == "written"]
+
+
+def run_forget(
+    settings: Settings, trace_ids: Sequence[str], agent_id: str | None, *, wait_seconds: float | None, as_json: bool
+) -> int:
+    """Ask all partitions to forget, say what became of it, and return the exit code. Raises CommandError.
+
+    `wait_seconds`: how long to wait for the receipts; None: not at all.
+    """
+    what = (
+        {"trace_ids": [it[:CACHED_ID_LENGTH] for it in dict.fromkeys(trace_ids)]}
+        if agent_id is None
+        else {"agent_id": agent_id[:CACHED_ID_LENGTH]}
+    )
+    request = _Request(str(uuid.uuid4()), what)
+    try:
+        with errors_for_the_user():
+            run_session(_forget(Session(settings), forget_keys(settings)[0], request, wait_seconds))
+    except KeyboardInterrupt:
+        say("interrupted; the control records that are written below take effect")
+        _print(settings, request, as_json)
+        return 130
+    _print(settings, request, as_json)
+    return _exit_code(request, waited=wait_seconds is not None)
+
+
+def _exit_code(request: _Request, *, waited: bool) -> int:
+    refused = [it.partition for it in request.answers.values() if it.result == "dead_letter"]
+    if refused:
+        say(
+            f"partitions {refused}: the control record became a dead letter, nothing was forgotten. bad_control: the "
+            "workers have another key; any other reason: they run with KP_FORGET=false (docs/forget.md)"
+        )
+    if waited and request.waiting:
+        say(
+            f"partitions {request.waiting}: no receipt yet. The control records stay on the topic and take effect when "
+            "a worker reads them"
+        )
+    return 1 if refused or (waited and request.waiting) else 0
+
+
+async def _forget(session: Session, key: bytes, request: _Request, wait_seconds: float | None) -> None:
+    settings = session.settings
+    if wait_seconds is None:
+        (source,) = await session.existing(settings.source_topic)
+        await _write(session, source.partitions, key, request)
+        return
+    source, receipts, letters = await session.existing(
+        settings.source_topic, settings.forgotten, settings.dead_letter_topic
+    )
+    async with session.connected(session.reader(), tolerant=True) as consumer:
+        tps = [
+            TopicPartition(topic.name, number) for topic in (receipts, letters) for number in range(topic.partitions)
+        ]
+        consumer.assign(tps)
+        for tp, end in (await consumer.end_offsets(tps)).items():
+            consumer.seek(tp, end)
+        await _write(session, source.partitions, key, request)
+        await _read_answers(consumer, settings, request, wait_seconds)
+
+
+async def _write(session: Session, partitions: int, key: bytes, request: _Request) -> None:
+    """Write one control record to each partition. Raises SessionError that says which partitions have one."""
+    topic = session.settings.source_topic
+    tps = [TopicPartition(topic, partition) for partition in range(partitions)]
+    _, ends = await topic_offsets(session.client, tps)
+    issued_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    producer = idempotent_producer(session.client, session.settings.transaction_timeout_seconds)
+    async with session.connected(producer):
+        sends = []
+        for tp in tps:
+            body = encode_request(
+                ForgetRequest(
+                    version=1,
+                    request_id=request.request_id,
+                    issued_at=issued_at,
+                    topic=topic,
+                    partition=tp.partition,
+                    end_offsets=[ends[each] for each in tps],
+                    trace_ids=request.what.get("trace_ids", UNSET),
+                    agent_id=request.what.get("agent_id", UNSET),
+                )
+            )
+            sends.append(
+                producer.send_and_wait(
+                    topic, body, request.request_id.encode(), tp.partition, headers=control_headers(body, key)
+                )
+            )
+        results = await asyncio.gather(*sends, return_exceptions=True)
+    failed: list[str] = []
+    for tp, result in zip(tps, results, strict=True):
+        if isinstance(result, BaseException):
+            failed.append(f"partition {tp.partition}: {result!r}")
+        else:
+            request.answers[tp.partition] = Answer(tp.partition, result.offset)
+    if failed:
+        raise SessionError(
+            f"{'; '.join(failed)}. Partitions {sorted(request.answers)} have theirs: run the command again"
+        )
+
+
+async def _read_answers(consumer: AIOKafkaConsumer, settings: Settings, request: _Request, wait_seconds: float) -> None:
+    until = time.monotonic() + wait_seconds
+    while request.waiting and time.monotonic() < until:
+        for records in (await consumer.getmany(timeout_ms=POLL_MS)).values():
+            for record in records:
+                if record.topic == settings.forgotten:
+                    _note_receipt(record, settings, request)
+                else:
+                    _note_dead_letter(record, settings, request)
+
+
+def _note_receipt(record: ConsumerRecord, settings: Settings, request: _Request) -> None:
+    receipt = read_receipt(record.value)
+    if receipt is None or (receipt.request_id, receipt.group) != (request.request_id, settings.group_id):
+        return
+    answer = request.answers.get(receipt.source.partition)
+    if answer is not None and answer.offset == receipt.source.offset:
+        answer.result = "forgotten"
+        answer.removed, answer.cached = receipt.removed.count, receipt.removed.cached
+
+
+def _note_dead_letter(record: ConsumerRecord, settings: Settings, request: _Request) -> None:
+    letter = read_dead_letter(record)
+    if letter is None or letter.source_topic != settings.source_topic:
+        return
+    answer = request.answers.get(letter.source_partition)
+    if answer is not None and answer.offset == letter.source_offset and answer.result == "written":
+        answer.result, answer.reason, answer.message = "dead_letter", letter.reason, letter.message
+
+
+def _words(what: Mapping[str, Any]) -> str:
+    """Return what is asked, in words."""
+    if "agent_id" in what:
+        return f"all traces of agent {what['agent_id']}"
+    first, *others = what["trace_ids"]
+    return f"trace {first}" + (f" and {len(others)} more" if others else "")
+
+
+def _print(settings: Settings, request: _Request, as_json: bool) -> None:
+    answers = [request.answers[partition] for partition in sorted(request.answers)]
+    if as_json:
+        for answer in answers:
+            row = {"request_id": request.request_id, "topic": settings.source_topic} | msgspec.to_builtins(answer)
+            write_line(clean_json(msgspec.json.encode(row).decode()))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("partition", "offset", "result", "removed", "of the cache"):
+        table.add_column(name, justify="left" if name == "result" else "right")
+    for answer in answers:
+        result = "dead letter: " + str(answer.reason) if answer.result == "dead_letter" else answer.result
+        removed, cached = ("-" if it is None else str(it) for it in (answer.removed, answer.cached))
+        table.add_row(str(answer.partition), str(answer.offset), Text(clean(result)), removed, cached)
+    console = text_console()
+    console.print(Text(clean(f"request {request.request_id} on topic {settings.source_topic}: {_words(request.what)}")))
+    console.print(table)

@@ -1,0 +1,1 @@
+"""`kp-worker contribute`: posts accepted traces to the registry."""

@@ -1,0 +1,198 @@
+"""What an answer of the registry means.
+
+Lives here: from status, headers and body to a verdict, and the limits that an answer states. Pure. Must not live here:
+requests (registry_client.py), what follows from a verdict (delivery.py).
+
+Only what the registry itself can have said counts. A proxy's page, half a document or a redirect is no verdict on a
+trace: the request is in doubt, and is looked up before it is sent again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from worker.contribute.cleaning import clean_issues, clean_words
+from worker.contribute.unit import decode_json
+
+REFUSED: Final = {400: "invalid_unit", 413: "too_large", 422: "invalid_unit"}
+"""Statuses that are verdicts on the unit, with the reason of the refused record."""
+
+MAX_WORDS: Final = 200
+"""Most characters of the registry's own words in a message."""
+
+
+TIME: Final = re.compile(r"[0-9T:.Z+ -]{10,40}", re.ASCII)
+"""What the registry's time looks like; anything else does not go into a receipt."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """An answer as it came; `headers` by lower-case name. `key`: the one of the request, which an answer may repeat."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+    key: str = field(default="", repr=False)
+
+    def without_key(self, text: str) -> str:
+        """Return some of the answer's words without the key."""
+        return text.replace(self.key, "[key]") if self.key else text
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The registry has a unit with this id. `time`: the registry's, "" if it states none."""
+
+    unit: Any
+    time: str
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The registry has stored the unit. `replayed`: it says so of an earlier request with the same Idempotency-Key."""
+
+    time: str
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The registry has no unit with this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The registry refuses the unit."""
+
+    reason: str
+    status: int
+    issues: str
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The registry does not accept the key."""
+
+    status: int
+    words: str
+    replayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """Too many requests (429)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubtful:
+    """No verdict. `cause`: the metric's label. `words`: for people. `unsent`: the request cannot have had an effect."""
+
+    cause: str
+    words: str
+    retry_after_seconds: float = 0.0
+    unsent: bool = False
+
+
+Verdict = Present | Created | Absent | Rejected | Denied | Limited | Doubtful
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What an answer says about the limit: requests a minute, and how many are left now."""
+
+    limit: int
+    remaining: int
+
+
+def stated_rate(answer: HttpAnswer) -> Rate | None:
+    """Return the limit that the answer states; None where it states none."""
+    limit, remaining = (_whole(answer.headers.get(name, "")) for name in ("x-ratelimit-limit", "x-ratelimit-remaining"))
+    return None if limit is None or remaining is None else Rate(limit, remaining)
+
+
+def judge_post(answer: HttpAnswer, trace_id: str) -> Verdict:
+    """Return the verdict of POST /v1/knowledge."""
+    status, replayed = answer.status, answer.headers.get("idempotency-replayed", "").lower() == "true"
+    if status == 201 or (status == 200 and replayed):
+        data = _entry(answer, trace_id)
+        return _not_its_own(answer) if data is None else Created(_time(data), replayed)
+    if status in REFUSED and (document := _json_object(answer)) is not None:
+        return Rejected(REFUSED[status], status, _issues(answer, document), replayed)
+    return _common(answer, replayed=replayed)
+
+
+def judge_look_up(answer: HttpAnswer, trace_id: str) -> Verdict:
+    """Return the verdict of GET /v1/knowledge/ID."""
+    if answer.status == 200:
+        data = _entry(answer, trace_id)
+        return _not_its_own(answer) if data is None else Present(data.get("unit", data), _time(data))
+    if answer.status == 404 and _is_own(answer):
+        return Absent()
+    return _common(answer, replayed=False)
+
+
+def _common(answer: HttpAnswer, *, replayed: bool) -> Verdict:
+    status = answer.status
+    pause = float(_whole(answer.headers.get("retry-after", "")) or 0)
+    if status == 429:
+        rate = stated_rate(answer)
+        if rate is not None and rate.limit == 0:
+            return Denied(status, "the registry allows this key no request at all (X-RateLimit-Limit: 0)", replayed)
+        return Limited()
+    if status in (401, 403) and _is_own(answer):
+        return Denied(status, _words(answer), replayed)
+    if status >= 500:
+        return Doubtful("server_error", f"the registry answers {status}", pause)
+    if 300 <= status < 400:
+        return Doubtful("redirect", f"the registry redirects ({status}); KP_REGISTRY_URL must be its final address")
+    return _not_its_own(answer)
+
+
+def _not_its_own(answer: HttpAnswer) -> Doubtful:
+    return Doubtful("unexpected_answer", f"an answer that the registry itself does not give (status {answer.status})")
+
+
+def _entry(answer: HttpAnswer, trace_id: str) -> Mapping[str, Any] | None:
+    """Return the stored entry with this id; None where the answer is anything else."""
+    document = _json_object(answer)
+    data = None if document is None else document.get("data")
+    return data if isinstance(data, dict) and data.get("id") == trace_id else None
+
+
+def _time(data: Mapping[str, Any]) -> str:
+    time = data.get("created_at")
+    return time if isinstance(time, str) and TIME.fullmatch(time) else ""
+
+
+def _is_own(answer: HttpAnswer) -> bool:
+    """Whether the registry can have said this: it writes no HTML."""
+    start = answer.body.lstrip()[:1]
+    return "html" not in answer.headers.get("content-type", "").lower() and start != b"<"
+
+
+def _json_object(answer: HttpAnswer) -> dict[str, Any] | None:
+    try:
+        document = decode_json(answer.body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _issues(answer: HttpAnswer, document: Mapping[str, Any]) -> str:
+    issues = document.get("issues")
+    return answer.without_key(clean_issues(document.get("error") if issues is None else issues))
+
+
+def _words(answer: HttpAnswer) -> str:
+    document = _json_object(answer) or {}
+    return clean_words(answer.without_key(str(document.get("error", ""))))[:MAX_WORDS]
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None

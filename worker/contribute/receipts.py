@@ -1,0 +1,136 @@
+"""Writing receipts and refused records, each in one transaction with the offset behind its trace.
+
+Lives here: the transaction, and gathering what is due while another one is committed. Must not live here: the records
+(outputs.py).
+
+A receipt is written as soon as its answer is there. A transaction takes longer than a request, so the next traces are
+posted meanwhile, and their receipts share the next transaction. After a crash all of them are looked up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+
+from worker.contribute.outputs import REFUSED
+from worker.core.fitting import fit_dead_letter
+from worker.core.records import OutputRecord
+from worker.kafka.producer import PublishError, abort_soon, send_all, transactional_producer, while_sending
+from worker.kafka.publication import OutputTopic, Shipment
+
+MAX_DUE: Final = 50
+"""Most traces of a partition that are posted and not committed."""
+
+
+class ReceiptPublisher:
+    """The transactional producer of one partition; `group` is the prefix of its id."""
+
+    def __init__(
+        self,
+        client: Mapping[str, Any],
+        group: str,
+        source: TopicPartition,
+        topics: Mapping[str, OutputTopic],
+        timeout_seconds: float,
+    ) -> None:
+        self._group = group
+        self._source = source
+        self._topics = topics
+        self._timeout = timeout_seconds
+        self._producer = transactional_producer(client, f"{group}-{source.partition}", timeout_seconds)
+
+    async def start(self) -> None:
+        """Connect; this fences the partition's former owner and aborts its open transaction."""
+        await self._producer.start()
+
+    async def commit(self, outputs: Sequence[OutputRecord], next_offset: int, metadata: str) -> None:
+        """Write records and the offset. After any error it is unknown whether that was committed."""
+        shipments = self._shipments(outputs)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await while_sending(self._producer, self._transact(shipments, next_offset, metadata))
+        except Exception:
+            with contextlib.suppress(Exception):  # the next owner's start aborts it, too
+                await abort_soon(self._producer)
+            raise
+
+    async def _transact(self, shipments: list[Shipment], next_offset: int, metadata: str) -> None:
+        await self._producer.begin_transaction()
+        for shipment, refused in await send_all(self._producer, shipments):
+            error = refused[0].error
+            raise PublishError(f"topic {shipment.topic.name} refuses a record: {error.name}; {error.advice}") from error
+        await self._producer.send_offsets_to_transaction(
+            {self._source: OffsetAndMetadata(next_offset, metadata)}, self._group
+        )
+        await self._producer.commit_transaction()
+
+    def _shipments(self, outputs: Sequence[OutputRecord]) -> list[Shipment]:
+        by_kind: dict[str, Shipment] = {}
+        for output in outputs:
+            topic = self._topics[output.kind]
+            fitted = fit_dead_letter(output, topic.max_bytes) if output.kind == REFUSED else output
+            shipment = by_kind.setdefault(output.kind, Shipment(topic, self._source.partition % topic.partitions))
+            shipment.rows.append((fitted.key, fitted.value, fitted.timestamp_ms, fitted.headers))
+        return list(by_kind.values())
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        await self._producer.stop()
+
+
+class _Due(NamedTuple):
+    """What is to be committed: a record or none, the offset behind it, and whom to tell then."""
+
+    output: OutputRecord | None
+    next_offset: int
+    on_committed: Callable[[], None]
+
+
+class ReceiptQueue:
+    """Commits what is due on one partition, in order, in one transaction after the other.
+
+    `metadata` returns what is committed with an offset.
+    """
+
+    def __init__(self, publisher: ReceiptPublisher, metadata: Callable[[], str]) -> None:
+        self._publisher = publisher
+        self._metadata = metadata
+        self._due: list[_Due] = []
+        self._commits: asyncio.Task[None] | None = None
+
+    async def add(self, output: OutputRecord | None, next_offset: int, on_committed: Callable[[], None]) -> None:
+        """Let a record and its offset be committed soon. Raises the error of an earlier commit.
+
+        Waits while too much is due: what is posted but not committed is looked up after a crash.
+        """
+        self._due.append(_Due(output, next_offset, on_committed))
+        if len(self._due) >= MAX_DUE:
+            await self.flush()
+        elif self._commits is None or self._commits.done():
+            self._begin()
+
+    async def flush(self) -> None:
+        """Return when all is committed. Raises the error of a commit."""
+        if self._due or (self._commits is not None and self._commits.done()):
+            self._begin()
+        if self._commits is not None:
+            await self._commits
+
+    def _begin(self) -> None:
+        if self._commits is not None and self._commits.done():
+            self._commits.result()
+        if self._commits is None or self._commits.done():
+            self._commits = asyncio.create_task(self._commit_all())
+
+    async def _commit_all(self) -> None:
+        while self._due:
+            batch, self._due = self._due, []
+            outputs = [each.output for each in batch if each.output is not None]
+            await self._publisher.commit(outputs, batch[-1].next_offset, self._metadata())
+            for each in batch:
+                each.on_committed()

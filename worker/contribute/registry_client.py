@@ -1,0 +1,111 @@
+"""Requests to the registry: one at a time for each caller, each with a time limit and an answer of a bounded size.
+
+Lives here: HTTP. Must not live here: what an answer means (answers.py), when to ask and what follows (delivery.py).
+
+The key is in one header of the request, and nowhere else: an answer carries it along so that its words can be cleaned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final, Self
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from worker.contribute.answers import HttpAnswer
+from worker.contribute.registry_key import KeyFileError, RegistryKey
+from worker.observe.contribute_metrics import ContributeMetrics
+from worker.version import __version__
+
+MAX_ANSWER_BYTES: Final = 64 << 20
+"""An answer repeats the unit; a longer one is not the registry's."""
+
+
+class NoAnswerError(Exception):
+    """A request without an answer. `cause`: the metric's label. It may have had its effect, unless `unsent`."""
+
+    def __init__(self, cause: str, words: str, *, unsent: bool = False) -> None:
+        super().__init__(words)
+        self.cause = cause
+        self.unsent = unsent
+
+
+class RegistryClient:
+    """Sends requests to the registry at `url`; with `key` None as nobody."""
+
+    def __init__(self, url: str, key: RegistryKey | None, timeout_seconds: float, metrics: ContributeMetrics) -> None:
+        self._url = url
+        self._key = key
+        self._metrics = metrics
+        self._timeout = timeout_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=self._timeout),
+            headers={"User-Agent": f"kp-worker/{__version__}", "Accept": "application/json"},
+            skip_auto_headers=["Accept-Encoding"],
+            auto_decompress=False,
+            requote_redirect_url=False,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def look_up(self, trace_id: str) -> HttpAnswer:
+        """GET /v1/knowledge/ID. Raises NoAnswerError."""
+        return await self._send("GET", f"/v1/knowledge/{quote(trace_id, safe='')}")
+
+    async def post(self, body: bytes, idempotency_key: str) -> HttpAnswer:
+        """POST /v1/knowledge. Raises NoAnswerError."""
+        headers = {"Content-Type": "application/json", "Idempotency-Key": idempotency_key}
+        return await self._send("POST", "/v1/knowledge", headers, body)
+
+    async def _send(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> HttpAnswer:
+        try:
+            key = "" if self._key is None else await asyncio.to_thread(self._key.read)
+        except KeyFileError as error:
+            raise NoAnswerError("key_file", str(error), unsent=True) from None
+        if self._session is None:
+            raise RuntimeError("this is a bug: the client is not started")
+        sent = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        started = time.monotonic()
+        try:
+            async with self._session.request(
+                method,
+                URL(self._url + path, encoded=True),
+                data=body,
+                headers=sent,
+                allow_redirects=False,
+            ) as response:
+                content = await _bounded(response)
+        except TimeoutError:
+            raise NoAnswerError("timeout", f"the registry does not answer in {self._timeout:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # Its text may quote the answer; the type says enough.
+            unsent = isinstance(error, aiohttp.ClientConnectorError)
+            raise NoAnswerError("connection", f"no answer: {type(error).__name__}", unsent=unsent) from None
+        finally:
+            self._metrics.duration.observe(time.monotonic() - started)
+        read = {name.lower(): value for name, value in response.headers.items()}
+        return HttpAnswer(response.status, read, content, key)
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body, or its first MAX_ANSWER_BYTES: too much is then no JSON."""
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > MAX_ANSWER_BYTES:
+            break
+    return b"".join(parts)[:MAX_ANSWER_BYTES]

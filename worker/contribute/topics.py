@@ -1,0 +1,93 @@
+"""The topics of `contribute`: the accepted topic, receipts, and refused traces; created if KP_CREATE_TOPICS is set.
+
+Lives here: what they must be, and whether they are. Must not live here: the worker's five topics (kafka/topics.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+
+from worker.config import ConfigError, Settings
+from worker.contribute.outputs import CONTRIBUTED, REFUSED
+from worker.kafka.connections import CONNECT_SECONDS, connected_admin
+from worker.kafka.publication import OutputTopic
+from worker.kafka.topic_plan import DEAD_LETTER_OVERHEAD, TopicPlan
+from worker.kafka.topic_state import MissingTopicsError, Observed, look_at
+from worker.kafka.topics import SETTLE_ATTEMPTS, create
+
+log = logging.getLogger(__name__)
+
+RECEIPTS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
+
+
+@dataclass(frozen=True, slots=True)
+class ContributeTopics:
+    """The accepted topic's name, and the topics that are written, by the kind of record."""
+
+    accepted: str
+    outputs: Mapping[str, OutputTopic]
+
+
+async def prepare_contribute_topics(settings: Settings, client: Mapping[str, Any]) -> ContributeTopics:
+    """Create the missing topics (KP_CREATE_TOPICS) and check all. Raises ConfigError that names topic and remedy."""
+    async with connected_admin(settings, client, CONNECT_SECONDS) as admin:
+        for _ in range(SETTLE_ATTEMPTS):
+            found = await _look(admin, settings)
+            try:
+                return _checked(settings, found)
+            except MissingTopicsError:
+                if not settings.create_topics or settings.accepted_topic not in found.topics:
+                    raise
+            for wanted in contribute_plan(settings, found):
+                if wanted.name not in found.topics:
+                    await create(admin, settings, wanted)
+            await asyncio.sleep(0.2)
+        return _checked(settings, await _look(admin, settings))
+
+
+async def _look(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:
+    names = [settings.accepted_topic, settings.contributed, settings.refused]
+    return await look_at(admin, names, names)
+
+
+def contribute_plan(settings: Settings, found: Observed) -> list[TopicPlan]:
+    """Return the two topics that `contribute` writes as they should be, given the accepted topic."""
+    accepted = found.topics.get(settings.accepted_topic)
+    partitions = settings.topic_partitions if accepted is None else accepted.partitions
+    largest = str(found.max_bytes(settings.accepted_topic) + DEAD_LETTER_OVERHEAD)
+    return [
+        TopicPlan("KP_CONTRIBUTED_TOPIC", settings.contributed, partitions, RECEIPTS_CONFIG),
+        TopicPlan("KP_REFUSED_TOPIC", settings.refused, partitions, {"max.message.bytes": largest}),
+    ]
+
+
+def _checked(settings: Settings, found: Observed) -> ContributeTopics:
+    if found.denied:
+        raise ConfigError(f"the broker denies access to topic {found.denied[0]}: grant an ACL on it (docs/security.md)")
+    if settings.accepted_topic not in found.topics:
+        raise MissingTopicsError(
+            f"missing on {settings.bootstrap_servers}: {settings.accepted_topic} (KP_ACCEPTED_TOPIC); the worker "
+            "creates it (kp-worker topics --create), or correct the name"
+        )
+    missing = [plan.name for plan in contribute_plan(settings, found) if plan.name not in found.topics]
+    if missing:
+        raise MissingTopicsError(
+            f"missing on {settings.bootstrap_servers}: {', '.join(missing)}; create them (docs/contribute.md shows "
+            "how), or let contribute do it with KP_CREATE_TOPICS=true"
+        )
+    for name, compacted in ((settings.contributed, True), (settings.refused, False)):
+        policy = found.config(name, "cleanup.policy", "compact" if compacted else "delete")
+        if compacted != ("compact" in policy):
+            wanted = "compact" if compacted else "delete"
+            log.warning("topic %s has cleanup.policy=%s; set cleanup.policy=%s", name, policy, wanted)
+    outputs = {
+        kind: OutputTopic(name, found.topics[name].partitions, found.max_bytes(name))
+        for kind, name in ((CONTRIBUTED, settings.contributed), (REFUSED, settings.refused))
+    }
+    return ContributeTopics(settings.accepted_topic, outputs)

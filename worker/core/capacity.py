@@ -1,0 +1,66 @@
+"""How large a cache must be: capacity = rate x TTL.
+
+Lives here: the arithmetic on stream times, and its words. Must not live here: the cache itself (novelty.py), where the
+numbers come from (the worker's gauges, `kp-worker cache stats`, `kp-worker doctor`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+MOST_ELEMENTS: Final = 1_000_000
+"""Greatest capacity of a partition's cache."""
+
+SHORT: Final = 0.5
+"""A cache whose capacity reaches back less than this share of the TTL is too small for it: the TTL is then not what
+decides how long an entry lives, though somebody chose it."""
+
+LABEL_BYTES: Final = 330
+"""Memory of an entry beside its vector: ids, time and Python's objects for them. Measured with ids of 45 characters."""
+
+FAST_SCAN_SHARE: Final = 1.3
+"""Memory of a vector with what speeds its scan up, at most, as a multiple of its float32 bytes."""
+
+
+def entry_bytes(dimensions: int) -> int:
+    """Return the memory of one cache entry, bytes, at most."""
+    return round(4 * dimensions * FAST_SCAN_SHARE) + LABEL_BYTES
+
+
+def per_second(times_ms: Sequence[int]) -> float | None:
+    """Return the rate of entries with these stream times (rising, ms); None where they do not tell one."""
+    span = times_ms[-1] - times_ms[0] if times_ms else 0
+    return None if span <= 0 else 1000 * (len(times_ms) - 1) / span
+
+
+def is_short(reach_ms: float, ttl_ms: int | None) -> bool:
+    """Whether entries leave by capacity, at an age of `reach_ms`, long before the TTL (None: no expiry)."""
+    return ttl_ms is not None and reach_ms < SHORT * ttl_ms
+
+
+def capacity_for(rate: float, ttl_ms: int) -> int:
+    """Return the capacity that holds the TTL at a rate (entries per second), rounded up to two digits."""
+    exact = max(1, math.ceil(rate * ttl_ms / 1000))
+    step: int = 10 ** max(0, len(str(exact)) - 2)
+    return -(-exact // step) * step
+
+
+def advice(rate: float | None, reach_ms: float, ttl_ms: int, dimensions: int) -> str:
+    """Return what to set where entries leave by capacity long before the TTL, with the memory it takes."""
+    seconds = max(1, round(reach_ms / 1000))
+    lower = f"lower KP_CACHE_TTL_SECONDS to about {seconds}"
+    wanted = None if rate is None else capacity_for(rate, ttl_ms)
+    if wanted is None:
+        return f"raise KP_CACHE_MAX_ELEMENTS, or {lower}"
+    if wanted > MOST_ELEMENTS:
+        return f"{lower}, or spread the traces over more partitions: rate x TTL is {wanted}, beyond any capacity"
+    memory = megabytes(wanted * entry_bytes(dimensions))
+    return f"set KP_CACHE_MAX_ELEMENTS to about {wanted} (rate x TTL; at most {memory} for each partition), or {lower}"
+
+
+def megabytes(size: int) -> str:
+    """Write a number of bytes as MB, with one decimal below 10."""
+    value = size / 1e6
+    return f"{value:.1f} MB" if value < 9.95 else f"{value:,.0f} MB"

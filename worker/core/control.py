@@ -1,0 +1,214 @@
+"""Control records: records on the source topic that ask a partition to forget, their signature, and their receipts.
+
+Lives here: header and body of a control record, which ones are honoured, the receipt. Must not live here: what is
+removed (forgetting.py), where keys come from (config/forget_keys.py), Kafka clients.
+
+A control record is on the source topic because the order of two topics is lost in a replay. It is signed because many
+may write there. A copy of it does no harm: it is bound to a topic, a partition and a stretch of offsets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from worker.core.novelty import CACHED_ID_LENGTH, Label
+from worker.core.records import FORGOTTEN, Headers, OutputRecord, SourceRecord
+from worker.core.trace import InvalidTrace, Reason
+from worker.version import __version__
+
+CONTROL_HEADER: Final = "kp-control"
+FORGET: Final = b"forget"
+SIGNATURE_HEADER: Final = "kp-control-signature"
+"""The signature: HMAC-SHA256 of the exact value, 64 hexadecimal digits."""
+
+MIN_KEY_BYTES: Final = 32
+"""Shortest key: as long as the hash, as RFC 2104 advises."""
+
+MAX_BEHIND: Final = 10_000
+"""A control record is honoured up to this many offsets behind the end that it was signed for.
+
+Between reading a partition's end and writing to it, others may write; a topic with transactions also counts their
+markers. Beyond that, the record is a copy of an older one."""
+
+MAX_TRACE_IDS: Final = 500
+"""Most trace ids of one request, so that body, receipt and changelog record are below Kafka's default limit of 1 MB."""
+
+LISTED_BYTES: Final = 262_144
+"""A receipt lists removed entries up to about this size; its count has all of them."""
+
+_Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
+
+
+class ForgetRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a control record (schemas/forget.schema.json). Either `trace_ids` or `agent_id` is given.
+
+    Ids are cut to the length that the cache keeps. `end_offsets`: the ends of all partitions when the request was
+    issued, by partition.
+    """
+
+    version: Literal[1]
+    request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    issued_at: Annotated[str, Meta(min_length=1, max_length=40)]
+    topic: Annotated[str, Meta(min_length=1, max_length=249)]
+    partition: Annotated[int, Meta(ge=0)]
+    end_offsets: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+    trace_ids: Annotated[list[_Id], Meta(min_length=1, max_length=MAX_TRACE_IDS)] | UnsetType = UNSET
+    agent_id: _Id | UnsetType = UNSET
+
+    def matcher(self) -> Callable[[Label], bool]:
+        """Return the function that tells whether an entry is to be forgotten."""
+        if isinstance(self.trace_ids, UnsetType):
+            agent_id = self.agent_id
+            return lambda label: label.agent_id == agent_id
+        trace_ids = frozenset(self.trace_ids)
+        return lambda label: label.trace_id in trace_ids
+
+
+class Removed(Struct, frozen=True):
+    """An entry that was forgotten. `cached`: it was in the cache (otherwise on the changelog alone)."""
+
+    id: str
+    offset: int | None
+    sequence: int
+    cached: bool
+
+
+class _At(Struct, frozen=True):
+    topic: str
+    partition: int
+    offset: int
+
+
+class _Asked(Struct, frozen=True, omit_defaults=True):
+    trace_ids: list[str] | UnsetType = UNSET
+    agent_id: str | UnsetType = UNSET
+
+
+class _Count(Struct, frozen=True):
+    count: int
+    cached: int
+    listed: int
+    entries: list[Removed]
+
+
+class Receipt(Struct, frozen=True):
+    """The value of a receipt (schemas/forget-receipt.schema.json). `source`: where the control record is."""
+
+    version: Literal[1]
+    request_id: str
+    group: str
+    issued_at: str
+    source: _At
+    asked: _Asked
+    removed: _Count
+    worker_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlConfig:
+    """The settings of a worker that honours control records: the keys it accepts, and its consumer group."""
+
+    keys: Sequence[bytes]
+    group: str
+
+
+_decoder = msgspec.json.Decoder(ForgetRequest)
+_receipts = msgspec.json.Decoder(Receipt)
+_encoder = msgspec.json.Encoder()
+
+
+def encode_request(request: ForgetRequest) -> bytes:
+    """Return the value of a control record."""
+    return _encoder.encode(request)
+
+
+def control_headers(body: bytes, key: bytes) -> list[tuple[str, bytes]]:
+    """Return the headers of a control record, with its signature."""
+    return [(CONTROL_HEADER, FORGET), (SIGNATURE_HEADER, _signature(body, key))]
+
+
+def _signature(body: bytes, key: bytes) -> bytes:
+    return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
+
+
+def is_control(headers: Headers) -> bool:
+    """Whether a record with these headers is a control record."""
+    return any(name == CONTROL_HEADER and content == FORGET for name, content in headers)
+
+
+def read_control(record: SourceRecord, keys: Sequence[bytes]) -> ForgetRequest:
+    """Return the request of a control record. Raises InvalidTrace for one that must not be honoured."""
+    body = record.value or b""
+    said = [content or b"" for name, content in record.headers if name == SIGNATURE_HEADER]
+    if len(said) != 1:
+        raise _bad(f"a control record needs one header {SIGNATURE_HEADER}, got {len(said)}")
+    if not any(hmac.compare_digest(_signature(body, key), said[0]) for key in keys):
+        raise _bad(f"{SIGNATURE_HEADER} is not the signature of this value by KP_FORGET_KEY")
+    try:
+        request = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad(f"the value is no request to forget (schemas/forget.schema.json): {error}") from error
+    if isinstance(request.trace_ids, UnsetType) == isinstance(request.agent_id, UnsetType):
+        raise _bad("give either trace_ids or agent_id")
+    if (request.topic, request.partition) != (record.topic, record.partition):
+        raise _bad("the record was signed for another topic or partition")
+    end = request.end_offsets[record.partition] if record.partition < len(request.end_offsets) else None
+    if end is None or not end <= record.offset < end_of_validity(request.end_offsets, record.partition):
+        raise _bad(
+            f"the record was signed for the end {end} of the partition, and is honoured up to {MAX_BEHIND} offsets "
+            "behind it: run kp-worker forget again"
+        )
+    return request
+
+
+def end_of_validity(end_offsets: Sequence[int], partition: int) -> int:
+    """Return the first offset of a partition at which a control record is no longer honoured; 0: at none."""
+    return end_offsets[partition] + MAX_BEHIND + 1 if partition < len(end_offsets) else 0
+
+
+def copied(request: ForgetRequest, earlier: int) -> InvalidTrace:
+    """Return why a second control record of one request is a dead letter; `earlier`: the first one's offset."""
+    return _bad(f"request {request.request_id} was processed at offset {earlier}; this is a copy")
+
+
+def _bad(message: str) -> InvalidTrace:
+    return InvalidTrace(Reason.BAD_CONTROL, "", message)
+
+
+def receipt_record(
+    record: SourceRecord, request: ForgetRequest, group: str, removed: Iterable[Removed]
+) -> OutputRecord:
+    """Build the receipt: its key is the request id. It has no timestamp, so that no topic refuses it for one."""
+    entries = sorted(removed, key=lambda it: -1 if it.offset is None else it.offset)
+    listed, size = 0, 0
+    for entry in entries:
+        size += len(_encoder.encode(entry)) + 1
+        if size > LISTED_BYTES:
+            break
+        listed += 1
+    value = Receipt(
+        version=1,
+        request_id=request.request_id,
+        group=group,
+        issued_at=request.issued_at,
+        source=_At(record.topic, record.partition, record.offset),
+        asked=_Asked(request.trace_ids, request.agent_id),
+        removed=_Count(len(entries), sum(it.cached for it in entries), listed, entries[:listed]),
+        worker_version=__version__,
+    )
+    return OutputRecord(FORGOTTEN, request.request_id.encode(), _encoder.encode(value), [], None)
+
+
+def read_receipt(value: bytes | None) -> Receipt | None:
+    """Read a receipt; None for anything else."""
+    try:
+        return _receipts.decode(value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

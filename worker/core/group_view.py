@@ -1,0 +1,305 @@
+"""The group view: the committed entries of all partitions, for traces that are compared across partitions.
+
+Lives here: which records of the changelog are foreign entries, how many are kept, and the nearest one. Must not live
+here: a partition's own cache (novelty.py), reading the changelog (kafka/changelog_follower.py), Kafka, any clock.
+
+A foreign entry counts like an entry of a restored cache: its model is ours, its pass is the one that counts at its
+source offset, and it is among the newest `capacity` of its partition. It lives by the stream time of the partition
+whose trace is scored.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from worker.core.changelog import CorruptEntry, Entry, Restored, decode
+from worker.core.control import end_of_validity
+from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed, id_hash
+from worker.core.novelty import Label, Neighbour, Vector
+from worker.core.passes import MARKER_KEY, Chain, at_offset, decode_marker, written_at
+from worker.core.scan import FROM_ROWS, Matrix, can_scan_codes
+
+FREE: Final = -(2**63)
+"""The time of a row without an entry: older than every entry."""
+
+_NO_LABEL: Final = Label("")
+
+
+@dataclass(slots=True)
+class _Partition:
+    """What is known about one partition's changelog: its passes, and the rows of its keys.
+
+    `newest`: the greatest sequence number of an entry that counts. `order`: (sequence, key), in rising order.
+    """
+
+    chain: Chain
+    newest: int = -1
+    rows: dict[bytes, int] = field(default_factory=dict)
+    order: deque[tuple[int, bytes]] = field(default_factory=deque)
+
+
+def memory_bytes(entries: int, dimensions: int) -> int:
+    """Return the memory of so many entries, without ids: vectors, int8 codes, times and partitions."""
+    codes = dimensions + 8 if entries >= FROM_ROWS and can_scan_codes(dimensions) else 0
+    return entries * (4 * dimensions + 4 + codes + 12)
+
+
+@dataclass(slots=True)
+class _Known:
+    """A request to forget: the offset of its control record in each partition that has processed it.
+
+    `keys`: that of its record in each partition that has it.
+    """
+
+    request: Processed
+    done: dict[int, int] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)
+
+    def forgets(self, partition: int, label: Label) -> bool:
+        """Whether an entry is not compared: all that precedes the control record of its partition.
+
+        Where that is not processed yet, it is at the next offsets, or was not honoured.
+        """
+        end = self.done.get(partition)
+        if end is None:
+            end = end_of_validity(self.request.end_offsets, partition)
+        return label.offset is not None and label.offset < end and self.request.matches(label)
+
+
+class _Requests:
+    """The requests to forget that a worker knows, from its own partitions or from the changelog."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+        self._by_hash: dict[bytes, list[_Known]] = {}
+
+    def add(self, partition: int, request: Processed) -> _Known:
+        """Add a request that a partition has processed."""
+        known = self._known.get(request.request_id)
+        if known is None:
+            known = self._known[request.request_id] = _Known(request)
+            for each in request.hashes:
+                self._by_hash.setdefault(each, []).append(known)
+        known.keys[partition] = request.key()
+        return known
+
+    def done(self, partition: int, request: Processed) -> None:
+        """Note that all that precedes the control record of a partition is read."""
+        self._known[request.request_id].done[partition] = request.source_offset
+
+    def unload(self, partition: int) -> None:
+        """Note that a partition is read again."""
+        for known in self._known.values():
+            known.done.pop(partition, None)
+            known.keys.pop(partition, None)
+
+    def expire(self, partition: int, key: bytes) -> None:
+        """Note that a partition has deleted the record of a request; the last one forgets the request."""
+        for request_id, known in list(self._known.items()):
+            if known.keys.get(partition) == key:
+                del known.keys[partition]
+            if not known.keys:
+                del self._known[request_id]
+                for each in known.request.hashes:
+                    self._by_hash[each].remove(known)
+                    if not self._by_hash[each]:
+                        del self._by_hash[each]
+
+    def forget(self, partition: int, label: Label) -> bool:
+        """Whether an entry must not be compared."""
+        if not self._known:
+            return False
+        hashes = (id_hash("trace", label.trace_id), id_hash("agent", label.agent_id))
+        return any(known.forgets(partition, label) for each in hashes for known in self._by_hash.get(each, ()))
+
+
+class GroupView:
+    """The committed entries of all partitions, at most `max_entries` together: those with the latest stream times.
+
+    `model`: the key of the embedder's identity. `capacity`: of each partition's cache. `ttl_ms`: None for no expiry.
+    """
+
+    def __init__(self, model: str, dimensions: int, capacity: int, ttl_ms: int | None, max_entries: int) -> None:
+        self._model = model
+        self._dimensions = dimensions
+        self._capacity = capacity
+        self._ttl_ms = ttl_ms
+        self._max_entries = max_entries
+        self._partitions: dict[int, _Partition] = {}
+        self._matrix = Matrix(max_entries, dimensions)
+        self._times = np.full(max_entries, FREE, dtype=np.int64)
+        self._owners = np.full(max_entries, -1, dtype=np.int32)
+        self._labels = [_NO_LABEL] * max_entries
+        self._keys = [b""] * max_entries
+        self._sequences = [-1] * max_entries
+        self._nothing = np.zeros(dimensions, dtype=np.float32)
+        self._used = 0  # rows that were ever written: the first ones
+        self._free: list[int] = []  # those of them without an entry; a heap, so that the first rows are used first
+        self._requests = _Requests()
+        self.corrupt = 0
+
+    def __len__(self) -> int:
+        """Return the number of entries held, expired ones among them."""
+        return self._used - len(self._free)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the entries, see `memory_bytes`."""
+        return memory_bytes(self._used, self._dimensions)
+
+    def load(self, partition: int, restored: Restored) -> None:
+        """Replace a partition's entries by those of its changelog, read to its end."""
+        for key in list(self._of(partition).rows) if partition in self._partitions else ():
+            self._remove(partition, key)
+        self._partitions[partition] = _Partition(restored.chain)
+        self._requests.unload(partition)
+        for request in restored.requests:
+            self._processed(partition, request)
+        for entry in restored.entries:
+            if entry.sequence >= restored.next_sequence - self._capacity:  # the newest may be forgotten
+                self._add(partition, restored.keys[entry.sequence], entry)
+        self._of(partition).newest = max(self._of(partition).newest, restored.next_sequence - 1)
+
+    def apply(self, partition: int, key: bytes | None, value: bytes | None, position: int) -> bool:
+        """Apply the next record of a partition; return False if the partition must be loaded again.
+
+        That is so where earlier entries may count now that did not count before: the passes are other ones.
+        """
+        if key is None:
+            return True
+        if key == MARKER_KEY:
+            return self._apply_marker(partition, value)
+        if key.startswith(FORGOTTEN_PREFIX):
+            self._apply_request(partition, key, value)
+            return True
+        self._remove(partition, key)
+        if value is None:
+            return True
+        try:
+            entry = decode(value)
+        except CorruptEntry:
+            self.corrupt += 1
+            return True
+        if not self._counts(partition, entry, position):
+            return True
+        if entry.sequence <= self._of(partition).newest:
+            return False
+        self._add(partition, key, entry)
+        return True
+
+    def forget(self, partition: int, request: Processed) -> None:
+        """Compare with no entry that a request matches, from now on: a partition of this worker has processed it.
+
+        Until another partition has processed it too, all that is visible of that one precedes its control record.
+        """
+        known = self._requests.add(partition, request)
+        rows = [row for row in range(self._used) if known.forgets(int(self._owners[row]), self._labels[row])]
+        for row in rows:
+            self._remove(int(self._owners[row]), self._keys[row])
+
+    def nearest(self, partition: int, query: Vector, now_ms: int) -> Neighbour | None:
+        """Return the most similar live entry of the other partitions; None if there is none.
+
+        `query`: a vector that `unit` returned. `now_ms`: the partition's stream time. Of equals, the one with the
+        earliest stream time counts, then the one of the lowest partition and offset.
+        """
+        dead_before = FREE if self._ttl_ms is None else now_ms - self._ttl_ms
+        live = (self._times[: self._used] > dead_before) & (self._owners[: self._used] != partition)
+        found = self._matrix.all_nearest(query, live)
+        if found is None:
+            return None
+        row = min((self._age(int(it)), int(it)) for it in found[0])[1]
+        label = self._labels[row]
+        return Neighbour(label.trace_id, max(-1.0, found[1]), int(self._owners[row]), label.offset)
+
+    def _age(self, row: int) -> tuple[int, int, int]:
+        return int(self._times[row]), int(self._owners[row]), self._sequences[row]
+
+    def _of(self, partition: int) -> _Partition:
+        return self._partitions[partition]
+
+    def _apply_marker(self, partition: int, value: bytes | None) -> bool:
+        try:
+            chain = decode_marker(value or b"").chain
+        except ValueError:
+            return False
+        known = self._of(partition).chain
+        if [(it.number, it.start) for it in chain] != [(it.number, it.start) for it in known]:
+            return False
+        self._of(partition).chain = chain
+        return True
+
+    def _apply_request(self, partition: int, key: bytes, value: bytes | None) -> None:
+        if value is not None:
+            try:
+                self._processed(partition, decode_processed(value))
+            except ValueError:
+                self.corrupt += 1
+            return
+        self._requests.expire(partition, key)
+
+    def _processed(self, partition: int, request: Processed) -> None:
+        self.forget(partition, request)
+        self._requests.done(partition, request)
+
+    def _counts(self, partition: int, entry: Entry, position: int) -> bool:
+        if entry.model != self._model or len(entry.vector) != 4 * self._dimensions:
+            return False
+        chain = self._of(partition).chain
+        number = written_at(chain, position) if entry.pass_number is None else entry.pass_number
+        segment = at_offset(chain, entry.source_offset)
+        return segment is not None and number == segment.number
+
+    def _add(self, partition: int, key: bytes, entry: Entry) -> None:
+        """Add the partition's next entry; the one that is now `capacity` behind leaves."""
+        of = self._of(partition)
+        of.newest = entry.sequence
+        while of.order and of.order[0][0] <= entry.sequence - self._capacity:
+            sequence, old = of.order.popleft()
+            row = of.rows.get(old)
+            if row is not None and self._sequences[row] == sequence:
+                self._remove(partition, old)
+        label = entry.label()
+        if self._requests.forget(partition, label):
+            return
+        row = self._row_for(entry.stream_time_ms)
+        if row is None:
+            return
+        self._matrix.put(row, entry.array())
+        self._times[row] = entry.stream_time_ms
+        self._owners[row] = partition
+        self._labels[row] = label
+        self._keys[row] = key
+        self._sequences[row] = entry.sequence
+        of.rows[key] = row
+        of.order.append((entry.sequence, key))
+
+    def _row_for(self, time_ms: int) -> int | None:
+        """Return a row for an entry of this time; None if all entries are later ones and no row is free."""
+        if not self._free:
+            if self._used < self._max_entries:
+                self._used += 1
+                return self._used - 1
+            oldest = int(self._times[: self._used].argmin())
+            if self._times[oldest] > time_ms:
+                return None
+            self._remove(int(self._owners[oldest]), self._keys[oldest])
+        return heapq.heappop(self._free)
+
+    def _remove(self, partition: int, key: bytes) -> None:
+        """Remove a key's entry, if there is one, and overwrite its vector."""
+        row = self._of(partition).rows.pop(key, None)
+        if row is None:
+            return
+        self._matrix.put(row, self._nothing)
+        self._times[row] = FREE
+        self._owners[row] = -1
+        self._labels[row] = _NO_LABEL
+        self._keys[row] = b""
+        self._sequences[row] = -1
+        heapq.heappush(self._free, row)
