@@ -19,7 +19,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the worker and every pe
 
 from rich.console import Console
 
-from tests.benchmarks import clients, embedding, footprint, large_cache, machine, plot, processes, restoring, scan
+from tests.benchmarks import (
+    clients,
+    embedding,
+    footprint,
+    handover,
+    large_cache,
+    machine,
+    plot,
+    processes,
+    restoring,
+    scan,
+)
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.results import Results, show_goals, show_part
 from tests.benchmarks.watch import BenchmarkError
@@ -32,10 +43,11 @@ PARTS: Final = {
     "e": ("restore", restoring.run),
     "f": ("several worker processes without a model", processes.run),
     "g": ("memory and start", footprint.run),
-    "h": ("a cache of 100,000 entries", large_cache.run),
+    "h": ("hand-over of partitions", handover.run),
+    "i": ("a cache of 100,000 entries", large_cache.run),
 }
 
-ORDER: Final = "bfeacgdh"
+ORDER: Final = "bfheacgdi"
 """The parts that let the broker work hardest come first: its compiler is done when the others look at single traces."""
 
 
@@ -47,7 +59,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="rough length of one run of one row")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the rows take turns within each")
     parser.add_argument("--output", type=Path, help="directory for results.json and the plot (default: a new one)")
-    parser.add_argument("--traces", type=Path, nargs="*", default=[], help="JSONL files of traces whose vectors part h "
+    parser.add_argument("--traces", type=Path, nargs="*", default=[], help="JSONL files of traces whose vectors part i "
         "scans (default: generated vectors)")  # fmt: skip
     given = parser.parse_args()
     letters = [letter.strip() for letter in given.only.split(",")]

@@ -1,4 +1,4 @@
-"""h) The scan of large caches against numpy's product of the same rows, and the restore of 100,000 entries.
+"""i) The scan of large caches against numpy's product of the same rows, and the restore of 100,000 entries.
 
 The scan is measured in a process of its own, with one BLAS thread as in the worker. Each query is asked both ways in
 turn, and the ratio is taken for each pair, so that other work on the machine hits both.
@@ -26,9 +26,9 @@ QUERIES: Final = 40
 
 
 def run(bench: Bench) -> None:
-    """Part h."""
+    """Part i."""
     bench.results.note(
-        "h",
+        "i",
         "vectors of " + (", ".join(path.stem for path in bench.traces) or "generated families")
         + "; equal: every entry has the same vector; copies: 1000 vectors, each in a hundredth of the entries",
     )  # fmt: skip
@@ -46,13 +46,13 @@ def run(bench: Bench) -> None:
         if done.returncode:
             raise BenchmarkError(f"the scan ended with {done.returncode}: {done.stderr[-2000:]}")
         for row, metrics in json.loads(done.stdout.splitlines()[-1]).items():
-            bench.results.add("h", row, **metrics)
-        bench.results.add("h", f"restore of {restore.entries:,}", seconds=restore.seconds(), value_bytes=restore.bytes)
-    rows = bench.results.values["h"]
+            bench.results.add("i", row, **metrics)
+        bench.results.add("i", f"restore of {restore.entries:,}", seconds=restore.seconds(), value_bytes=restore.bytes)
+    rows = bench.results.values["i"]
     if ENTRIES in sizes:
-        bench.results.goal("h", "scan of 100,000 entries / numpy", rows["100,000 entries"]["ratio"], 0.25, "max")
-        bench.results.goal("h", "scan of 100,000 equal ones / numpy", rows["100,000 equal"]["ratio"], 1.05, "max")
-        bench.results.goal("h", "restore of 100,000 entries, s", rows["restore of 100,000"]["seconds"], 2.5, "max")
+        bench.results.goal("i", "scan of 100,000 entries / numpy", rows["100,000 entries"]["ratio"], 0.25, "max")
+        bench.results.goal("i", "scan of 100,000 equal ones / numpy", rows["100,000 equal"]["ratio"], 1.05, "max")
+        bench.results.goal("i", "restore of 100,000 entries, s", rows["restore of 100,000"]["seconds"], 2.5, "max")
 
 
 def _embed(traces: Sequence[Path], output: Path) -> None:

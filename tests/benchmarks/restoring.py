@@ -1,6 +1,6 @@
 """e) Restore of 4 x 1000 and 64 x 1000 cache entries: the call itself, and a cold start until /readyz.
 
-And the restore of one large partition for part h (large_cache.py)."""
+And the restore of one large partition for part i (large_cache.py)."""
 
 from __future__ import annotations
 

@@ -36,6 +36,10 @@ PROGRESS_SECONDS: Final = 2.0
 RETRY_SECONDS: Final = 0.2
 """Pause before the group's coordinator is asked again while it moves or loads its data."""
 
+LOOKUP_BACKOFF_MS: Final = 10
+"""aiokafka's first request for a topic's offsets fails because it has not looked for the topic's leaders yet. With its
+default of 100 ms, the pause before the second is most of the time between assignment and first record."""
+
 
 class OffsetsError(Exception):
     """The committed offset does not fit the source topic; the message says what to do."""
@@ -123,7 +127,8 @@ async def topic_offsets(
     client: Mapping[str, Any], tps: Sequence[TopicPartition]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return the oldest offset and the end of each partition. Raises KafkaError."""
-    async with running(AIOKafkaConsumer(**client, enable_auto_commit=False)) as consumer:
+    consumer = AIOKafkaConsumer(**client, enable_auto_commit=False, retry_backoff_ms=LOOKUP_BACKOFF_MS)
+    async with running(consumer):
         return await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
 
 

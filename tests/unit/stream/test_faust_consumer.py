@@ -10,12 +10,13 @@ from typing import Any
 
 import faust
 import pytest
+from faust.tables.manager import TableManager
 from faust.tables.recovery import Recovery
 from faust.transport import consumer as base
 from faust.transport.drivers import aiokafka as driver
 from mode import Service
 
-from worker.stream.faust_consumer import KpConsumer, _App, _ConsumerThread
+from worker.stream.faust_consumer import KpConsumer, _App, _ConsumerThread, _Tables
 
 
 def parameters(function: Any) -> list[str]:
@@ -31,6 +32,7 @@ def parameters(function: Any) -> list[str]:
         (KpConsumer.perform_seek, base.Consumer.perform_seek),
         (_ConsumerThread._create_worker_consumer, driver.AIOKafkaConsumerThread._create_worker_consumer),
         (_App._create_directories, faust.App._create_directories),
+        (_Tables.on_start, TableManager.on_start),
     ],
 )
 def test_an_overridden_method_is_still_there_with_its_parameters(ours: Any, theirs: Any) -> None:
@@ -51,6 +53,13 @@ def test_faust_still_calls_what_is_replaced() -> None:
     revoke = inspect.getsource(faust.App._on_partitions_revoked)
     order = [revoke.index(text) for text in ("stop_flow", "flow_control.clear", "_consumer_wait_empty")]
     assert order == sorted(order), "no record may come while the lanes drain"
+
+
+def test_the_start_of_tables_is_still_a_sleep_and_these_two_calls() -> None:
+    source = inspect.getsource(TableManager.on_start)
+    order = [source.index(text) for text in ("self.sleep(", "self._update_channels()", "self.recovery.start()")]
+    assert order == sorted(order)
+    assert source.count("await") == len(order)
 
 
 def test_names_that_are_used_still_exist() -> None:
