@@ -151,6 +151,35 @@ async def test_no_output_is_held_back_longer_than_the_partition_s_backlog_will_t
     await stage.task.close()
 
 
+async def test_behind_the_backlog_of_others_an_output_is_held_back_for_a_short_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_task, "BUSY_LINGER_SECONDS", 0.05)
+    stage = TaskHarness(embed=False)
+    stage.others_wait = True
+    stage.take(0)
+    await settle()
+    stage.take(1)
+    await settle()
+    assert stage.publisher.sizes() == []
+    await asyncio.sleep(0.2)
+    assert stage.publisher.sizes() == [2]
+    await stage.task.close()
+
+
+async def test_an_output_is_committed_when_the_backlog_of_others_ends() -> None:
+    stage = TaskHarness(embed=False)
+    stage.others_wait = True
+    stage.take(0)
+    await settle()
+    assert stage.publisher.sizes() == []
+    stage.others_wait = False
+    stage.task.flush()
+    await settle()
+    assert stage.publisher.sizes() == [1]
+    await stage.task.close()
+
+
 @pytest.mark.parametrize(
     "bound", [(committer, "MAX_COMMIT_RECORDS"), (partition_task, "SLACK")], ids=["batch", "slack"]
 )
