@@ -36,9 +36,9 @@ PROGRESS_SECONDS: Final = 2.0
 RETRY_SECONDS: Final = 0.2
 """Pause before the group's coordinator is asked again while it moves or loads its data."""
 
-LOOKUP_BACKOFF_MS: Final = 10
-"""aiokafka's first request for a topic's offsets fails because it has not looked for the topic's leaders yet. With its
-default of 100 ms, the pause before the second is most of the time between assignment and first record."""
+LOOKUP_BACKOFF_MS: Final = 20
+"""aiokafka's first attempt to ask for a topic's offsets always fails: it has not looked for the leaders yet. With
+its default of 100 ms the pause before the second was most of the time between assignment and first record."""
 
 
 class OffsetsError(Exception):
