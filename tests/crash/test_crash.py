@@ -223,6 +223,23 @@ async def test_a_rebalance_that_begins_during_a_restore_does_not_stop_the_flow(
                 assert settled, f"ready, and nothing flows:\n{fleet.tails()}"
 
 
+def test_a_producer_that_starts_slowly_fences_no_worker_that_has_its_partition_by_now(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int
+) -> None:
+    """A rebalance begins while the first worker starts its producers: it must wait for them."""
+    env = settings(kafka.bootstrap_servers)
+    create_topics(kafka.bootstrap_servers, chaos.topics(env))
+    load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), 600, 60)
+    with Fleet(env, tmp_path) as fleet:
+        first = fleet.add(TEST_START_MS="5000")
+        assert wait_until(lambda: "starts slowly" in first.process.log(), 60), fleet.tails()
+        fleet.add()
+        load.start()
+        report = finish(kafka, fleet, load)
+        assert not fleet.unexpected(), fleet.tails()
+    assert not report.problems()
+
+
 def member(env: dict[str, str], listener: ConsumerRebalanceListener | None) -> AIOKafkaConsumer:
     """Return a member of the workers' group that scores nothing."""
     consumer = AIOKafkaConsumer(

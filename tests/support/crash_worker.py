@@ -7,6 +7,7 @@ Kafka producer below the publishers. Everything between them is the product's ow
 - TEST_EMBED_MS: sleep of each embedding, to imitate a model's load; TEST_REAL_MODEL=1: the configured model instead.
 - TEST_DECISIONS: directory for a file that has partition, offset and time of each decision.
 - TEST_RESTORE_MS: sleep after each restore, to imitate large caches.
+- TEST_START_MS: sleep before each start of a producer, to imitate a slow broker.
 - TEST_CRASH_AT=step:count:how: crash when `step` (see STEPS) is passed for the count-th time. `kill` is SIGKILL to
   itself; `raise` is an exception out of the product's call, as a failing broker gives; `freeze` is SIGSTOP, and what
   follows is up to whoever sends SIGCONT.
@@ -147,6 +148,9 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
     async def start(self) -> None:
         """Connect."""
         PLAN.passing("starting")
+        if delay_ms := os.environ.get("TEST_START_MS"):
+            sys.stderr.write("TEST a producer starts slowly\n")
+            await asyncio.sleep(float(delay_ms) / 1000)
         await super().start()
         PLAN.passing("started")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -50,6 +50,9 @@ class Assignment:
      2. read the committed offset;
      3. read the changelog to its end; entries below that offset form the cache;
      4. only then fetch the first record.
+
+    Step 1 must not come late: once the group has given the partition to another worker, it would fence that one. So a
+    rebalance waits for producers that are starting (`drain`).
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Assignment:
         self._config = config
         self._metrics = metrics
         self._callbacks = callbacks
+        self._fencing = asyncio.Lock()
 
     def next_offsets(self) -> dict[TopicPartition, int]:
         """Return the next offset to read of each partition."""
@@ -81,8 +85,16 @@ class Assignment:
     async def change(self, mine: Sequence[int], generation: int) -> int:
         """Take over the partitions of a new generation: close former tasks, open new ones; return their number.
 
-        The caller does step 4: it calls `confirm`, unless the group is rebalancing again, and then fetches.
+        The caller does step 4: it calls `confirm`, unless the group is rebalancing again, and then fetches. It must not
+        call this method while the group is rebalancing.
         """
+        async with self._fencing:
+            new, publishers = await self._take_over(mine, generation)
+        await self._open(new, publishers)
+        return len(new)
+
+    async def _take_over(self, mine: Sequence[int], generation: int) -> tuple[list[int], dict[int, Publisher]]:
+        """Close former tasks, and start the producers of new ones (step 1)."""
         kept = {
             partition
             for partition, task in self.tasks.items()
@@ -98,8 +110,13 @@ class Assignment:
             identity = None if self._pool is None else self._pool.identity
             self._layout = await prepare_layout(self._settings, self._client, identity)
         new = [partition for partition in mine if partition not in kept]
-        await self._open(new)
-        return len(new)
+        publishers = {partition: self._publishers.publisher(partition, self._layout) for partition in new}
+        try:
+            await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
+        except BaseException:
+            await _stop(publishers.values())
+            raise
+        return new, publishers
 
     def confirm(self, generation: int) -> None:
         """Record that all tasks took part in this generation; otherwise the next `change` restores them again."""
@@ -112,17 +129,17 @@ class Assignment:
             task.advance()
 
     async def drain(self) -> None:
-        """Wait until every task has committed the records it took."""
+        """Wait until no producer is starting, and every task has committed the records it took."""
+        async with self._fencing:
+            pass
         await asyncio.gather(*(task.drain() for task in self.tasks.values()))
 
     async def close(self) -> None:
         """Close every task."""
         await asyncio.gather(*(task.close() for task in self.tasks.values()))
 
-    async def _open(self, partitions: Sequence[int]) -> None:
-        publishers = {partition: self._publishers.publisher(partition, self._layout) for partition in partitions}
+    async def _open(self, partitions: Sequence[int], publishers: Mapping[int, Publisher]) -> None:
         try:
-            await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
             positions = await self._positions(partitions)  # 2
             restored = await self._restore(positions)  # 3
             states = {
@@ -130,7 +147,7 @@ class Assignment:
                 for partition in partitions
             }
         except BaseException:
-            await asyncio.gather(*(publisher.stop() for publisher in publishers.values()), return_exceptions=True)
+            await _stop(publishers.values())
             raise
         for partition in partitions:
             task = self._task(partition, states[partition], publishers[partition])
@@ -210,3 +227,7 @@ class Assignment:
             self._pool.identity.key(),
             self._settings.cache_ttl_ms,
         )
+
+
+async def _stop(publishers: Iterable[Publisher]) -> None:
+    await asyncio.gather(*(publisher.stop() for publisher in publishers), return_exceptions=True)

@@ -306,12 +306,13 @@ class KpConsumer(driver.Consumer):
         self._rebalance = self.app.rebalancing_count
         await super().on_partitions_assigned(assigned, generation_id)
 
-    def resume_flow(self) -> None:
-        """Let records flow, unless the next rebalance has started.
+    def revoked(self) -> bool:
+        """Whether the next rebalance has started: Faust may complete an assignment that it has already revoked."""
+        return bool(self._rebalance != self.app.rebalancing_count)
 
-        After a long restore, Faust may complete an assignment that the next rebalance has already revoked.
-        """
-        if self._rebalance == self.app.rebalancing_count:
+    def resume_flow(self) -> None:
+        """Let records flow, unless the next rebalance has started, during a long restore for example."""
+        if not self.revoked():
             super().resume_flow()
 
     async def wait_empty(self) -> None:

@@ -186,6 +186,8 @@ class Worker:
     async def _assign(self) -> None:
         started = time.perf_counter()
         await self._consumer.halt()
+        if self._consumer.revoked():
+            return  # the group is rebalancing again, and another worker may have these partitions already
         generation = self.app.consumer_generation_id
         topic = self._settings.source_topic
         mine = sorted(tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic)
