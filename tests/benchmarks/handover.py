@@ -1,6 +1,6 @@
 """h) Hand-over: how long partitions stand still when a worker is killed, stopped or restarted, or joins.
 
-All rows run without a model, under the load of steady.py: 320 records/s. A partition's stall is the longest wait of its
+All rows run without a model, under the load of steady.py: 200 records/s. A partition's stall is the longest wait of its
 records: from its sending until a reader of committed records has its output.
 """
 

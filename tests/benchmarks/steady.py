@@ -16,9 +16,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from tests.benchmarks.watch import BenchmarkError
 from tests.benchmarks.workload import Topics, traces
 
-SENDS: Final = 160
-"""Sends a second, to one partition after the other: each of 16 partitions gets records ten times a second, each of 64
-every 0.4 s. A stall is measured from the first record that waits, so it is up to so much longer."""
+SENDS: Final = 100
+"""Sends a second, to one partition after the other: each of 16 partitions gets records every 0.16 s, each of 64 every
+0.64 s. A stall is measured from the first record that waits, so it may be longer by that."""
 
 RECORDS: Final = 2
 """Records of one send."""
@@ -91,7 +91,11 @@ class Load:
     async def _send_and_read(self) -> None:
         async with (
             AIOKafkaConsumer(
-                bootstrap_servers=self._bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
+                bootstrap_servers=self._bootstrap,
+                isolation_level="read_committed",
+                auto_offset_reset="earliest",
+                fetch_min_bytes=1 << 20,  # wait and answer 40 times a second, not after each transaction
+                fetch_max_wait_ms=25,
             ) as consumer,
             AIOKafkaProducer(bootstrap_servers=self._bootstrap, acks="all") as producer,
         ):
