@@ -142,11 +142,11 @@ async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder(
 
 async def test_no_output_is_held_back_longer_than_the_partition_s_backlog_will_take() -> None:
     stage = TaskHarness(embed=False)
-    stage.waiting = 2  # 20 ms, not the interval
+    stage.waiting = 2  # 0.1 s, not the interval
     stage.take(0)
     await settle()
     assert stage.publisher.sizes() == []
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.4)
     assert stage.publisher.sizes() == [1]
     await stage.task.close()
 
