@@ -169,7 +169,8 @@ class PartitionTask:
         callbacks = self._callbacks
         waiting = callbacks.waiting(self.partition)
         if waiting and not callbacks.has_turn(self.partition):
-            return len(self._taken) * LINGER_SECONDS_EACH  # only what is in the embedder can still join the batch
+            # After the turn, what is still in the embedder joins the batch, and nothing else can.
+            return self._config.commit_interval_seconds if self._taken else 0.0
         return max(BUSY_LINGER_SECONDS, waiting * LINGER_SECONDS_EACH) if callbacks.busy() else 0.0
 
     async def drain(self) -> None:

@@ -120,6 +120,7 @@ async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedde
     stage.has_turn = False
     stage.task.flush()
     await settle()
+    await asyncio.sleep(0.1)
     assert stage.publisher.sizes() == []  # two records of the turn are still in the embedder
     stage.pool.finish(1)
     await settle()
