@@ -26,6 +26,7 @@ from tests.benchmarks import (
     handover,
     large_cache,
     machine,
+    partitions,
     plot,
     processes,
     restoring,
@@ -45,9 +46,10 @@ PARTS: Final = {
     "g": ("memory and start", footprint.run),
     "h": ("hand-over of partitions", handover.run),
     "i": ("a cache of 100,000 entries", large_cache.run),
+    "j": ("many partitions on one worker", partitions.run),
 }
 
-ORDER: Final = "bfheacgdi"
+ORDER: Final = "bfjheacgdi"
 """The parts that let the broker work hardest come first: its compiler is done when the others look at single traces."""
 
 

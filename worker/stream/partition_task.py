@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 MAX_TASK_BYTES: Final = 16 << 20
 """Most bytes of one partition's uncommitted records (SourceRecord.size); budget.py limits all partitions together."""
 
-LINGER_SECONDS_EACH: Final = 0.01
+LINGER_SECONDS_EACH: Final = 0.025
 """Behind a backlog of its own, a partition's batch lingers this long for each record that can still join it, and at
 most KP_COMMIT_INTERVAL_SECONDS."""
 
 BUSY_LINGER_SECONDS: Final = 0.1
-"""While records of other partitions wait, it lingers this long: 44 traces a second of 4 partitions then make 20
+"""While records of any partition wait, it lingers at least this long: 44 traces a second of 4 partitions then make 20
 transactions a second, not 44."""
 
 STOP_SECONDS: Final = 5.0
@@ -166,12 +166,12 @@ class PartitionTask:
 
     def _linger(self) -> float:
         """Return how long a batch waits for further records, s."""
-        waiting = self._callbacks.waiting(self.partition)
-        if not waiting:
-            return BUSY_LINGER_SECONDS if self._callbacks.busy() else 0.0
-        # After the partition's turn, only what is in the embedder can still join the batch.
-        expected = waiting if self._callbacks.has_turn(self.partition) else len(self._taken)
-        return expected * LINGER_SECONDS_EACH
+        callbacks = self._callbacks
+        waiting = callbacks.waiting(self.partition)
+        if waiting and not callbacks.has_turn(self.partition):
+            # After the turn, what is still in the embedder joins the batch, and nothing else can.
+            return self._config.commit_interval_seconds if self._taken else 0.0
+        return max(BUSY_LINGER_SECONDS, waiting * LINGER_SECONDS_EACH) if callbacks.busy() else 0.0
 
     async def drain(self) -> None:
         """Wait until every record taken is committed, or the task has failed.
