@@ -94,7 +94,7 @@ contribute-crash: $(READY) ## Kill contribute and restart a faulty registry whil
 group-test: $(READY) ## Scope group: 4 workers, 20 kills, joins, leaves, 2 broker restarts; each nearest trace judged (5 minutes)
 	$(BIN)/python -m pytest tests/group_chaos.py -s $(ARGS)
 
-bench: $(MODEL) ## Speed against peers, as ratios of one run (about 40 min; peers: pip install -e '.[bench]')
+bench: $(MODEL) ## Speed against peers, as ratios of one run (about 50 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 EXTRAS = --extra fast --extra broker --extra report --extra tracing --extra dev
