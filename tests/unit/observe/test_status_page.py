@@ -55,7 +55,8 @@ class Desk:
             ),
             self.metrics,
             Callbacks(
-                backlog=lambda: 0,
+                waiting=lambda _: 0,
+                has_turn=lambda _: True,
                 on_room=lambda: None,
                 on_failure=lambda _, error: self.failures.append(error),
                 on_committed=self.status.committed,
