@@ -19,7 +19,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the worker and every pe
 
 from rich.console import Console
 
-from tests.benchmarks import clients, embedding, footprint, large_cache, machine, plot, processes, restoring, scan
+from tests.benchmarks import (
+    clients,
+    embedding,
+    footprint,
+    large_cache,
+    machine,
+    partitions,
+    plot,
+    processes,
+    restoring,
+    scan,
+)
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.results import Results, show_goals, show_part
 from tests.benchmarks.watch import BenchmarkError
@@ -33,9 +44,10 @@ PARTS: Final = {
     "f": ("several worker processes without a model", processes.run),
     "g": ("memory and start", footprint.run),
     "h": ("a cache of 100,000 entries", large_cache.run),
+    "j": ("many partitions on one worker", partitions.run),
 }
 
-ORDER: Final = "bfeacgdh"
+ORDER: Final = "bfejacgdh"
 """The parts that let the broker work hardest come first: its compiler is done when the others look at single traces."""
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from rich.console import Console
 from tests.benchmarks.results import Results
 from tests.benchmarks.warm import warm
 from tests.benchmarks.watch import Outputs, Timeline, follow, read_outputs
-from tests.benchmarks.workload import PARTITIONS, Source, Topics, produce
+from tests.benchmarks.workload import Source, Topics, produce
 from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess
 from worker.broker.embedded_kafka import EmbeddedKafka
 
@@ -57,6 +57,7 @@ class Bench:
     traces: list[Path] = field(default_factory=list)
     _broker: EmbeddedKafka | None = None
     _count: int = field(default=0)
+    _worker_cores: set[int] = field(default_factory=set)
 
     @property
     def broker(self) -> EmbeddedKafka:
@@ -72,6 +73,23 @@ class Bench:
     def bootstrap(self) -> str:
         """The broker's address."""
         return self.broker.bootstrap_servers
+
+    @contextmanager
+    def broker_apart(self) -> Iterator[None]:
+        """Hold the broker on one core, and workers started meanwhile on the others: as if it ran on another machine."""
+        cores = sorted(os.sched_getaffinity(0))
+        self._worker_cores = set(cores[:-1])
+        self._hold_broker({cores[-1]})
+        try:
+            yield
+        finally:
+            self._worker_cores = set()
+            self._hold_broker(set(cores))
+
+    def _hold_broker(self, cores: set[int]) -> None:
+        for thread in Path(f"/proc/{self.broker.pid(0)}/task").iterdir():
+            with suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(int(thread.name), cores)
 
     def stop_broker(self) -> None:
         """Throw the broker and all its data away."""
@@ -118,6 +136,8 @@ class Bench:
             module=module,
             log_path=self.log_path("worker"),
         )
+        if self._worker_cores:  # before it has started a thread
+            os.sched_setaffinity(process.pid, self._worker_cores)
         with stopped(process):
             yield process
 
@@ -159,7 +179,7 @@ class Bench:
         timeline since then. A runtime makes its kernels for a text's length when it first meets that length: seconds,
         in a run of seconds.
         """
-        first = Source(source, PARTITIONS, warm_up, time.time_ns() // 1_000_000)
+        first = Source(source, topics.partitions, warm_up, time.time_ns() // 1_000_000)
         asyncio.run(produce(self.bootstrap, first))
         self.follow(topics, first, [process])
         when_warm()

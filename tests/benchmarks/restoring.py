@@ -1,6 +1,6 @@
 """e) Restore of 4 x 1000 and 64 x 1000 cache entries: the call itself, and a cold start until /readyz.
 
-And the restore of one large partition for part h (large_cache.py)."""
+And the restore of one large partition for large_cache.py."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def run(bench: Bench) -> None:
     for partitions in (4, 64) if bench.seconds >= 1 else (4,):
         source = asyncio.run(fill(bench.bootstrap, [b"{}"] * (partitions * ENTRIES), partitions))
         topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
-        asyncio.run(_prepare(bench.bootstrap, topics, source.name, partitions))
+        asyncio.run(prepare(bench.bootstrap, topics, source.name, partitions))
         prepared[partitions] = source.name, topics
     for _ in bench.each_round():
         for partitions, (source_name, topics) in prepared.items():
             seconds = asyncio.run(_restore(bench.bootstrap, topics, partitions))
-            started = _cold_start(bench, topics, source_name, partitions)
+            started = cold_start(bench, topics, source_name, partitions)
             row = f"{partitions} x {ENTRIES}"
             bench.results.add("e", row, restore_s=seconds, start_to_ready_s=started)
             bench.say(f"{row}: restore {seconds:.2f} s, start to ready {started:.2f} s")
@@ -42,7 +42,7 @@ def run(bench: Bench) -> None:
     bench.results.goal("e", f"restore of 4 x {ENTRIES}, s", values, 1.0, "max")
 
 
-async def _prepare(bootstrap: str, topics: Topics, source: str, partitions: int) -> None:
+async def prepare(bootstrap: str, topics: Topics, source: str, partitions: int) -> None:
     """Write the entries of `ENTRIES` committed traces a partition, and commit their offsets."""
     now = time.time_ns() // 1_000_000
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=5) as producer:
@@ -77,7 +77,7 @@ async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
     return seconds
 
 
-def _cold_start(bench: Bench, topics: Topics, source: str, partitions: int) -> float:
+def cold_start(bench: Bench, topics: Topics, source: str, partitions: int) -> float:
     with bench.worker(topics, source, {}, STAND_IN) as process:
         seconds = wait_until(lambda: process.returncode is not None or is_ready(process), 120, "ready")
         restored = process.metric("kp_restored_entries_total") if process.returncode is None else -1

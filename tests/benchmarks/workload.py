@@ -111,6 +111,7 @@ class Topics:
     group: str
     outputs: dict[str, str]
     changelog: str
+    partitions: int = PARTITIONS
 
     def settings(self, source: str) -> dict[str, str]:
         """Return them as the worker's settings."""
@@ -139,7 +140,10 @@ async def fresh_topics(bootstrap: str, partitions: int = PARTITIONS, *, stamped:
     """Create the topics of one run. `stamped`: the broker stamps outputs on arrival; otherwise the producer does."""
     group = unique("run")
     topics = Topics(
-        group, {kind: f"{group}.{kind}" for kind in (ACCEPTED, REJECTED, DEAD_LETTER)}, f"{group}-novelty-changelog"
+        group,
+        {kind: f"{group}.{kind}" for kind in (ACCEPTED, REJECTED, DEAD_LETTER)},
+        f"{group}-novelty-changelog",
+        partitions,
     )
     config = {"message.timestamp.type": "LogAppendTime"} if stamped else {}
     await create_topics_async(

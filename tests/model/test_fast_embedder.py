@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,19 @@ def test_same_bits_every_time_in_any_company_and_with_any_threads(exported: Path
     for embedder in (one, two):
         again = [embedder.embed(text).vector for text in reversed(TEXTS)]
         assert all(np.array_equal(a, b) for a, b in zip(first, reversed(again), strict=True))
+
+
+def test_same_bits_side_by_side(exported: Path, fp32: OpenVinoEmbedder) -> None:
+    embedder = OpenVinoEmbedder(exported, 256, 2, side_by_side=2)
+    assert embedder.side_by_side == 2
+    texts = [text for text in TEXTS for _ in range(8)]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(embedder.embed, texts))
+    assert all(np.array_equal(fp32.embed(text).vector, one.vector) for text, one in zip(texts, found, strict=True))
+
+
+def test_no_more_texts_side_by_side_than_threads(exported: Path) -> None:
+    assert OpenVinoEmbedder(exported, 256, 1, side_by_side=4).side_by_side == 1
 
 
 def test_identity_is_that_of_the_original_weights(

@@ -119,6 +119,7 @@ class TaskHarness:
         self.room = 0
         self.waiting = 0
         self.has_turn = True
+        self.others_wait = False
         self.failures: list[BaseException] = []
         self.given_back = 0
         self.committed: list[tuple[SourceRecord, OutputRecord, ScoredTrace | None]] = []
@@ -132,6 +133,7 @@ class TaskHarness:
             Callbacks(
                 waiting=lambda _: self.waiting,
                 has_turn=lambda _: self.has_turn,
+                busy=lambda: self.waiting > 0 or self.others_wait,
                 on_room=self._count_room,
                 on_failure=lambda _, error: self.failures.append(error),
                 on_committed=lambda *what: self.committed.append(what),

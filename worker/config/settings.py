@@ -180,12 +180,15 @@ class Settings(BaseSettings):
     max_windows: int = Field(
         2, ge=2, le=64, description="most windows per text; each costs as much as a truncated text"
     )
-    embed_threads: int = Field(0, ge=0, le=256, description="threads per embedding; 0: one for each core")
+    embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one for each core")
     embed_in_flight: int = Field(
         2,
         ge=1,
         le=64,
-        description=("most traces in the embedder at once: the current one, and the next shortly before that is done"),
+        description=(
+            "most traces in the embedder at once. Under load an exported model embeds as many side by side, each on a "
+            "share of KP_EMBED_THREADS; 1 saves the second compiled graph (100 MB)"
+        ),
     )
     embed_remembered: int = Field(
         1024, ge=0, le=1_000_000, description="number of recent embeddings kept, so that equal texts are embedded once"

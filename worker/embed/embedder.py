@@ -3,7 +3,7 @@
 Lives here: the protocol, finding a model and checking its weights, and whether a text or the model causes a failure.
 Must not live here: model runtimes (torch_embedder.py, openvino_embedder.py), threads (pool.py).
 
-One text at a time, never padded: on CPU that is at least as fast as batches, has the lowest latency, and makes an
+Each text alone, never padded: on CPU that is at least as fast as batches, has the lowest latency, and makes an
 embedding independent of the texts around it. So a restarted worker computes the same bits.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Embedding(NamedTuple):
 
 
 class Embedder(Protocol):
-    """The interface of an embedder. `embed` is called from one thread at a time."""
+    """The interface of an embedder. `embed` is called from one thread at a time, unless it is a ConcurrentEmbedder."""
 
     @property
     def identity(self) -> EmbedderIdentity:
@@ -52,6 +52,16 @@ class Embedder(Protocol):
 
     def embed(self, text: str) -> Embedding:
         """Embed one text. Any exception means that this text could not be embedded."""
+        ...
+
+
+@runtime_checkable
+class ConcurrentEmbedder(Embedder, Protocol):
+    """An embedder whose `embed` may be called from `side_by_side` threads at a time."""
+
+    @property
+    def side_by_side(self) -> int:
+        """How many texts it embeds at a time, at least 1."""
         ...
 
 

@@ -35,11 +35,16 @@ def new_scorer(
     return scorer
 
 
-def load_configured(settings: Settings) -> Embedder | None:
+def load_for_worker(settings: Settings) -> Embedder | None:
+    """Load the embedder of these settings for KP_EMBED_IN_FLIGHT texts at a time; see `load_embedder`."""
+    return load_configured(settings, settings.embed_in_flight)
+
+
+def load_configured(settings: Settings, side_by_side: int = 1) -> Embedder | None:
     """Load the embedder of these settings; see `load_embedder`."""
     return load_embedder(
         settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision,
-        settings.windows, settings.embed_text,
+        settings.windows, settings.embed_text, side_by_side,
     )  # fmt: skip
 
 
@@ -51,11 +56,13 @@ def load_embedder(
     precision: str,
     windows: int = 1,
     embed_text: str = "whole",
+    side_by_side: int = 1,
 ) -> Embedder | None:
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
     `auto` uses the exported model (`kp-worker export-model`) if there is one for KP_MODEL and the runtime is installed,
-    otherwise sentence-transformers. In fp32 both give the same scores to 1e-6.
+    otherwise sentence-transformers. In fp32 both give the same scores to 1e-6. `side_by_side`: how many texts the
+    exported model embeds at a time; sentence-transformers always embeds one after the other.
     """
     if kind == "none":
         return None
@@ -64,7 +71,7 @@ def load_embedder(
         if directory is None and kind == "openvino":
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:
-            return OpenVinoEmbedder(directory, max_tokens, threads, precision, windows, embed_text)
+            return OpenVinoEmbedder(directory, max_tokens, threads, precision, windows, embed_text, side_by_side)
         if model is None and find_spec("openvino") and not find_spec("sentence_transformers"):
             raise ModelError(f"{FETCH_FIRST}, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)")
     if precision != "fp32":

@@ -6,7 +6,6 @@ openvino, tokenizers and numpy. Must not live here: torch, transformers, Kafka, 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
+from worker.embed.cores import CoreShares, available_cores
 from worker.embed.embedder import Embedding, ModelError, finite
 from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
 from worker.embed.model_dir import Manifest, checked_path, read_manifest
@@ -50,11 +50,13 @@ INSTALL_HINT: Final = f"{install_extra('fast')}, or set KP_EMBEDDER=sentence-tra
 
 
 class OpenVinoEmbedder:
-    """An exported model on CPU. `embed` is called from one thread at a time.
+    """An exported model on CPU. `embed` may be called from `side_by_side` threads at a time.
 
-    `threads` 0: one for each core. A text of more than `max_tokens` is embedded as the mean of its first `windows`
-    windows; 1: it is truncated. `embed_text` (which part of a trace the caller embeds) is for the identity alone.
-    Raises ModelError if the directory, the precision or the CPU does not fit.
+    `threads` 0: one for each core. With `side_by_side` above 1 the graph is compiled twice: for one text with all
+    threads, and for that many texts that share the threads (cores.py). The vectors are the same, bit for bit. A text
+    of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is truncated. `embed_text`
+    (which part of a trace the caller embeds) is for the identity alone. Raises ModelError if the directory, the
+    precision or the CPU does not fit.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class OpenVinoEmbedder:
         precision: str = "fp32",
         windows: int = 1,
         embed_text: str = "whole",
+        side_by_side: int = 1,
     ) -> None:
         manifest = read_manifest(directory)
         _check_request(directory, manifest, max_tokens, precision)
@@ -76,24 +79,29 @@ class OpenVinoEmbedder:
             # tokenizer.json has its own padding and limit (128 and 128 in all-MiniLM-L6-v2): both are wrong here.
             self._tokenizer.no_padding()
             self._tokenizer.enable_truncation(max_tokens)
-            self._request = compile_graph(openvino, paths[0], threads, precision).create_infer_request()
+            threads = threads or available_cores()
+            self.side_by_side = max(1, min(side_by_side, threads))
+            self._alone, self._shared = _requests(openvino, paths[0], threads, precision, self.side_by_side)
         except Exception as error:
             raise ModelError(f"the exported model {directory} cannot be loaded: {error}") from error
         self.identity = EmbedderIdentity(
             manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision,
             long_texts(windows), embed_text,
         )  # fmt: skip
+        self._cores = CoreShares(len(self._shared))
         self._windows = windows
         self._wanted = max_tokens * windows
         # The longest text first: with buffers that grow from text to text the process uses 535 MB (1032 MB at 512
         # tokens), with buffers of full size from the start 330 MB (420 MB).
-        self.embed(_WORD * max_tokens)
+        longest = self._read(_WORD * max_tokens)[0].ids
+        for request in (self._alone, *self._shared):
+            _infer(request, longest)
 
     def embed(self, text: str) -> Embedding:
         """Embed one text, alone and unpadded. Raises ValueError if the model returns values that are not finite."""
         windows, left_over = read_beginning(text, self._wanted, self._read, _count)
-        vectors = [self._infer(window.ids) for window in windows[: self._windows]]
         truncated = left_over or len(windows) > self._windows
+        vectors = self._infer_all([window.ids for window in windows[: self._windows]])
         if len(vectors) == 1:
             return Embedding(vectors[0], truncated)
         tokens = [len(window.ids) - sum(window.special_tokens_mask) for window in windows[: self._windows]]
@@ -104,10 +112,20 @@ class OpenVinoEmbedder:
         encoding = self._tokenizer.encode(text)
         return [encoding, *encoding.overflowing]
 
-    def _infer(self, ids: list[int]) -> Vector:
-        self._request.infer([np.array([ids], dtype=np.int64)])
-        # A copy: the next text overwrites the runtime's output.
-        return finite(np.array(self._request.get_output_tensor(0).data[0], dtype=np.float32))
+    def _infer_all(self, windows: list[list[int]]) -> list[Vector]:
+        share = self._cores.take() if self._shared else None
+        try:
+            request = self._alone if share is None else self._shared[share]
+            return [_infer(request, ids) for ids in windows]
+        finally:
+            if self._shared:
+                self._cores.give_back(share)
+
+
+def _infer(request: Any, ids: list[int]) -> Vector:
+    request.infer([np.array([ids], dtype=np.int64)])
+    # A copy: the next text overwrites the runtime's output.
+    return finite(np.array(request.get_output_tensor(0).data[0], dtype=np.float32))
 
 
 def _count(windows: list[Any]) -> int:
@@ -127,15 +145,26 @@ def import_runtime() -> tuple[ModuleType, ModuleType]:
     return openvino, tokenizers
 
 
-def compile_graph(openvino: ModuleType, graph: Path, threads: int, precision: str) -> Any:
-    """Compile a graph file for this CPU (0.2 s). Compiled graphs are not portable, so none is stored."""
+def _requests(
+    openvino: ModuleType, graph: Path, threads: int, precision: str, side_by_side: int
+) -> tuple[Any, list[Any]]:
+    """Compile a graph file for this CPU (0.2 s): return what infers one text alone, and what infers several at once.
+
+    Compiled graphs are not portable, so none is stored.
+    """
     settings = {
         **PRECISIONS[precision],
-        "INFERENCE_NUM_THREADS": threads or os.cpu_count() or 1,
-        "NUM_STREAMS": 1,  # all threads work on one text: the same throughput as several sessions at half the latency
+        "INFERENCE_NUM_THREADS": threads,
         "ENABLE_CPU_PINNING": False,  # pinned threads of two workers on one host would share the same cores
     }
-    return openvino.Core().compile_model(str(graph), "CPU", settings)
+    core = openvino.Core()
+    model = core.read_model(str(graph))  # once: both compiled graphs share the file's pages
+
+    def compiled(streams: int) -> list[Any]:
+        found = core.compile_model(model, "CPU", {**settings, "NUM_STREAMS": streams})
+        return [found.create_infer_request() for _ in range(streams)]
+
+    return compiled(1)[0], compiled(side_by_side) if side_by_side > 1 else []
 
 
 def runs_here(precision: str) -> bool:

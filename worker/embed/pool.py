@@ -1,7 +1,7 @@
-"""The embedding pool: one thread for the model, and the admission to it.
+"""The embedding pool: the threads for the model, and the admission to it.
 
-Lives here: texts in flight and remembered texts, the admission of the next text, and the time of the current one. Must
-not live here: model runtimes, Kafka, traces, metrics.
+Lives here: texts in flight and remembered texts, the admission of the next text, and how long the current ones take.
+Must not live here: model runtimes and the cores that they use (cores.py), Kafka, traces, metrics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 from worker.core.identity import EmbedderIdentity
 from worker.core.views import unit_mean
-from worker.embed.embedder import Embedder, Embedding, embed_or_diagnose
+from worker.embed.embedder import ConcurrentEmbedder, Embedder, Embedding, embed_or_diagnose
 from worker.embed.pace import Pace
 
 LEAD_SHARE: Final = 0.35
@@ -29,11 +29,12 @@ submitted at a time (measured at full load)."""
 
 
 class EmbeddingPool:
-    """Embeds off the event loop, one text after the other, in the order of submission; equal texts once.
+    """Embeds off the event loop, in the order of submission; equal texts once.
 
-    One thread: the model itself uses all cores, which gives the throughput of several sessions at a fraction of their
-    latency. Fleets resend and retry, so the last `remembered` texts are found by their hash; the vector equals the
-    model's, bit for bit. `in_flight` is the most texts that are admitted and not embedded.
+    One thread for each text that the embedder takes at a time (ConcurrentEmbedder.side_by_side, otherwise 1). Fleets
+    resend and retry, so the last `remembered` texts are found by their hash; the vector equals the model's, bit for
+    bit. With one thread, `in_flight` is the most traces that are admitted and not embedded; with several, there is one
+    for each thread.
     """
 
     def __init__(
@@ -45,11 +46,12 @@ class EmbeddingPool:
     ) -> None:
         self._embedder = embedder
         self._remembered = remembered
-        self._most = in_flight
+        self._threads = embedder.side_by_side if isinstance(embedder, ConcurrentEmbedder) else 1
+        self._most = in_flight if self._threads == 1 else self._threads
         self._known: OrderedDict[bytes, Future[Embedding]] = OrderedDict()
         self._clock = clock
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="embed")
-        self._started: float | None = None
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="embed")
+        self._started: list[float] = []  # when the running embeddings began
         self._pace = Pace()
         self._lock = threading.Lock()
         self._expected = 0.0  # s, of all texts that are submitted and not done
@@ -66,13 +68,13 @@ class EmbeddingPool:
     async def admission(self) -> None:
         """Wait until the next text should be submitted. One task at a time may wait.
 
-        A trace's evaluation starts when it is taken off the queue. So the next one is taken when fewer than `in_flight`
-        are in flight and the embedder is nearly done: earlier, it would only wait inside.
+        A trace's evaluation starts when it is taken off the queue. So the next one is taken when a thread is free, or
+        when the only one is nearly done: earlier, it would only wait inside.
         """
         while self._in_flight >= self._most:
             self._freed.clear()
             await self._freed.wait()
-        pause = self.pause()
+        pause = self.pause() if self._threads == 1 else 0.0
         if pause > 0:
             self._freed.clear()
             with contextlib.suppress(TimeoutError):
@@ -118,18 +120,18 @@ class EmbeddingPool:
         self._known.clear()
 
     def busy_seconds(self) -> float:
-        """Return how long the current embedding has taken so far, s; 0.0 when the embedder is idle."""
-        started = self._started
-        return 0.0 if started is None else self._clock() - started
+        """Return how long the oldest running embedding has taken so far, s; 0.0 when the embedder is idle."""
+        with self._lock:
+            return self._clock() - min(self._started) if self._started else 0.0
 
     def pause(self) -> float:
-        """Return how long the next text may wait outside while the embedder still has work, s."""
+        """Return how long the next text may wait outside while the only thread still has work, s."""
         with self._lock:
             expected = self._expected
         return max(0.0, expected - self.busy_seconds() - LEAD_SHARE * expected - LEAD_SECONDS)
 
     def close(self) -> None:
-        """Drop queued texts and let the thread end."""
+        """Drop queued texts and let the threads end."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _release(self, _: asyncio.Future[Embedding]) -> None:
@@ -144,17 +146,20 @@ class EmbeddingPool:
         return future
 
     def _count(self, seconds: float) -> None:
-        with self._lock:  # futures are done in the embedder's thread
+        with self._lock:  # futures are done in the embedder's threads
             self._expected += seconds
 
     def _embed(self, text: str) -> Embedding:
-        self._started = started = self._clock()
+        started = self._clock()
+        with self._lock:
+            self._started.append(started)
         try:
             embedding = embed_or_diagnose(self._embedder, text)
             self._pace.learn(len(text), embedding.truncated, self._clock() - started)
             return embedding
         finally:
-            self._started = None
+            with self._lock:
+                self._started.remove(started)
 
 
 def mean_of_parts(parts: Sequence[Embedding]) -> Embedding:

@@ -6,7 +6,6 @@ torch is imported when an embedder is created.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
+from worker.embed.cores import available_cores
 from worker.embed.embedder import PROBE_TEXT, Embedding, ModelError, check_weights, find_model, finite, weights_sha256
 from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
 from worker.version import install_extra
@@ -57,7 +57,7 @@ class SentenceTransformersEmbedder:
             raise ModelError(f"sentence-transformers is not installed ({error}); {INSTALL_HINT}") from error
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        torch.set_num_threads(threads or os.cpu_count() or 1)
+        torch.set_num_threads(threads or available_cores())
         try:
             directory = Path(found) if Path(found).is_dir() else _download(found)
             digest = weights_sha256(directory)

@@ -1,11 +1,11 @@
 """The committer of one source partition: decided records become batches, one transaction at a time.
 
-Lives here: how long a batch lingers, how large it grows, and the counters of committed records. Must not live here:
+Lives here: when a batch is committed, how large it grows, and the counters of committed records. Must not live here:
 scoring and its order (partition_task.py), the contents of a batch (partition_state.py), transactions (publisher.py).
 
-Without a backlog, a partition commits each record at once. With a backlog of its own its records linger until its turn
-ends, because a transaction costs as much CPU as an embedding, whether it carries one record or hundreds. Scoring
-continues meanwhile.
+A transaction costs a third of an embedding's CPU, whether it carries one record or hundreds. So decided records linger
+while further ones wait (partition_task.py says for how long), and are committed at once otherwise. Scoring continues
+meanwhile.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ MAX_COMMIT_RECORDS: Final = 512
 MAX_COMMIT_BYTES: Final = 8 << 20
 """Most bytes of one transaction (SourceRecord.size and output values), so that large documents do not accumulate."""
 
-LINGER_SECONDS_EACH: Final = 0.01
-"""A batch lingers this long for each record that it expects, and at most KP_COMMIT_INTERVAL_SECONDS: no output waits
-longer than by the partition's own backlog."""
-
 
 class Committer:
     """Gathers the decided records of a partition, in offset order, and commits them.
 
-    `expected` returns how many records can still join the batch; the caller under whom it falls to 0 calls `flush`.
+    `linger` returns how long a batch waits for further records, s, counted from its first record and from the start of
+    the last transaction; the caller under whom it falls calls `flush`.
     `is_full` returns whether the partition must commit before it takes more. `refuse` returns the dead letter of a
     scored record that its topic refused. `on_commit` is called with each committed batch.
     """
@@ -49,7 +46,7 @@ class Committer:
         metrics: Metrics,
         interval_seconds: float,
         *,
-        expected: Callable[[], int],
+        linger: Callable[[], float],
         is_full: Callable[[], bool],
         refuse: Callable[[Decided, InvalidTrace], Decided],
         on_commit: Callable[[Sequence[Decided]], None],
@@ -59,7 +56,7 @@ class Committer:
         self._state = state
         self._metrics = metrics
         self._interval_seconds = interval_seconds
-        self._expected = expected
+        self._linger_seconds = linger
         self._is_full = is_full
         self._refuse = refuse
         self._on_commit = on_commit
@@ -109,9 +106,9 @@ class Committer:
             await self._commit(self._next_batch())
 
     async def _linger(self) -> None:
-        """Wait for more records while there is a backlog, until the batch is full or the interval is over."""
+        """Wait for more records while some wait, until the batch is full or the interval is over."""
         while self._lingers and not self._is_full() and not self.batch_is_full():
-            linger = min(self._interval_seconds, self._expected() * LINGER_SECONDS_EACH)
+            linger = min(self._interval_seconds, self._linger_seconds())
             left = max(self._began, self._first) + linger - time.perf_counter()
             if left <= 0:
                 return

@@ -21,7 +21,7 @@ from worker.config import ConfigError, Settings
 from worker.config.forget_keys import forget_keys
 from worker.core.identity import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError
-from worker.embed.load import load_configured
+from worker.embed.load import load_for_worker
 from worker.kafka.client import client_arguments
 from worker.kafka.errors import error_text
 from worker.observe import logs
@@ -41,7 +41,7 @@ LEAVE_SECONDS: Final = 5.0
 EmbedderLoader = Callable[[Settings], Embedder | None]
 
 
-def main(settings: Settings, load: EmbedderLoader = load_configured) -> NoReturn:
+def main(settings: Settings, load: EmbedderLoader = load_for_worker) -> NoReturn:
     """Configure logging, run the worker, and exit with its exit code."""
     logs.configure(settings.log_level, settings.log_format)
     code = asyncio.run(run(settings, load))
@@ -50,7 +50,7 @@ def main(settings: Settings, load: EmbedderLoader = load_configured) -> NoReturn
     os._exit(code)
 
 
-async def run(settings: Settings, load: EmbedderLoader = load_configured) -> int:
+async def run(settings: Settings, load: EmbedderLoader = load_for_worker) -> int:
     """Run a worker until SIGTERM, SIGINT or a failure; return the exit code."""
     asked_to_stop = asyncio.Event()
     loop = asyncio.get_running_loop()

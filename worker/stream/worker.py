@@ -70,15 +70,14 @@ class Worker:
         self._status = status
         self._room = asyncio.Event()
         self._assigned = False
-        self._pool = (
-            None if embedder is None else EmbeddingPool(embedder, settings.embed_remembered, settings.embed_in_flight)
-        )
+        self._pool = _new_pool(embedder, settings)
         budget = Budget(settings.memory_budget_bytes)
         self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
         self._publishers = Publishers(settings, client, self._commit_offset)
         callbacks = Callbacks(
             waiting=self._buffer.waiting,
             has_turn=self._buffer.has_turn,
+            busy=lambda: bool(self._buffer),
             on_room=self._room.set,
             on_failure=self._task_failed,
             on_committed=None if status is None else status.committed,
@@ -133,10 +132,7 @@ class Worker:
             await self._take_all()
 
     async def _take_all(self) -> None:
-        """Take records from the fetch buffer until none waits; turns.py says from which partition.
-
-        When a turn ends, the partition commits what it has taken.
-        """
+        """Take records until none waits; turns.py says from which partition. After its turn a partition commits."""
         tasks = self._assignment.tasks
         yields = time.perf_counter() + YIELD_SECONDS
         last: int | None = None
@@ -249,6 +245,12 @@ class Worker:
             await self._group.stop()
         if self._pool is not None:
             self._pool.close()
+
+
+def _new_pool(embedder: Embedder | None, settings: Settings) -> EmbeddingPool | None:
+    if embedder is None:
+        return None
+    return EmbeddingPool(embedder, settings.embed_remembered, settings.embed_in_flight)
 
 
 def task_config(

@@ -58,7 +58,13 @@ def new_task(
         pool,  # type: ignore[arg-type]
         TaskConfig(EvaluationConfig(DEFAULT_LIMITS), control=control),
         Metrics(CollectorRegistry()),
-        Callbacks(backlog=lambda: 0, on_room=lambda: None, on_failure=lambda _, error: failures.append(error)),
+        Callbacks(
+            waiting=lambda _: 0,
+            has_turn=lambda _: False,
+            busy=lambda: False,
+            on_room=lambda: None,
+            on_failure=lambda _, error: failures.append(error),
+        ),
     )
     return task, failures
 

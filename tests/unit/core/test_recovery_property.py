@@ -397,7 +397,13 @@ async def live_in_a_task(
         pool,  # type: ignore[arg-type]
         TaskConfig(EvaluationConfig(DEFAULT_LIMITS)),
         Metrics(CollectorRegistry()),
-        Callbacks(backlog=lambda: 0, on_room=lambda: None, on_failure=lambda _, error: failures.append(error)),
+        Callbacks(
+            waiting=lambda _: 0,
+            has_turn=lambda _: False,
+            busy=lambda: False,
+            on_room=lambda: None,
+            on_failure=lambda _, error: failures.append(error),
+        ),
     )
     worker.start()
     todo = [record for record in records if record.offset >= topics.offset]

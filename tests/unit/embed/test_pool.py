@@ -147,6 +147,41 @@ async def test_as_many_texts_are_admitted_as_may_be_in_flight(slow: Slow) -> Non
         await found
 
 
+class Concurrent(SlowEmbedder):
+    """An embedder that takes three texts at a time."""
+
+    side_by_side = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = threading.Barrier(3)
+
+    def embed(self, text: str) -> Embedding:
+        self.at_once.wait(10)
+        return super().embed(text)
+
+
+async def test_a_concurrent_embedder_gets_as_many_texts_at_a_time_as_it_takes() -> None:
+    embedder, clock = Concurrent(), HandClock()
+    pool = EmbeddingPool(embedder, in_flight=50, clock=clock)
+    embedded = []
+    for number in range(3):
+        await asyncio.wait_for(pool.admission(), 5)
+        embedded.append(pool.embed(f"text {number}"))
+        clock.now += 1
+    assert await asyncio.to_thread(embedder.entered.wait, 10)
+    assert 1 <= pool.busy_seconds() <= 3
+    fourth = asyncio.create_task(pool.admission())
+    await asyncio.sleep(0.02)
+    assert not fourth.done()
+    embedder.go_on.set()
+    await asyncio.wait_for(fourth, 5)
+    for number, found in enumerate(embedded):
+        assert isinstance(found, asyncio.Future)
+        assert (await found).vector.tolist() == TextEmbedder().embed(f"text {number}").vector.tolist()
+    pool.close()
+
+
 async def test_a_failed_text_frees_its_place_and_a_remembered_one_takes_none() -> None:
     pool = EmbeddingPool(TextEmbedder(), remembered=2, in_flight=1)
     found = pool.embed("poison")

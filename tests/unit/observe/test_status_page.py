@@ -56,7 +56,8 @@ class Desk:
             self.metrics,
             Callbacks(
                 waiting=lambda _: 0,
-                has_turn=lambda _: True,
+                has_turn=lambda _: False,
+                busy=lambda: False,
                 on_room=lambda: None,
                 on_failure=lambda _, error: self.failures.append(error),
                 on_committed=self.status.committed,

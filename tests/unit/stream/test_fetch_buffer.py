@@ -1,14 +1,16 @@
-"""The queues before the lanes: taken in turn, bounded, and dropped when the partition goes."""
+"""The queues before the partition tasks: taken in turn, bounded, and dropped when the partition goes."""
 
 import asyncio
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
+
+import pytest
 
 from tests.support.builders import make_record
 from worker.core.records import SourceRecord
 from worker.kafka.budget import Share
 from worker.stream.fetch_buffer import LOW_WATER_BYTES, LOW_WATER_RECORDS, FetchBuffer
-from worker.stream.turns import TURN_SECONDS
+from worker.stream.turns import LONGEST_TURN_SECONDS, TURN_RECORDS, TURN_SECONDS
 
 
 class Clock:
@@ -63,24 +65,45 @@ async def test_a_partition_keeps_its_turn_and_its_order() -> None:
     assert buffer.next(everything) is None
 
 
+def turns(buffer: FetchBuffer, clock: Clock, count: int, seconds_each: float) -> list[int]:
+    """Take so many records, one after the other; return their partitions."""
+    partitions = []
+    for _ in range(count):
+        record = buffer.next(everything)
+        assert record is not None
+        partitions.append(record.partition)
+        clock.now += seconds_each
+    return partitions
+
+
+def lengths(partitions: list[int]) -> list[tuple[int, int]]:
+    """Return (partition, records) of each turn."""
+    return [(partition, len(list(group))) for partition, group in groupby(partitions)]
+
+
 async def test_a_turn_ends_with_its_time_while_others_wait() -> None:
     clock = Clock()
     waits: list[float] = []
-    buffer = intake_of(clock, waits.append, p0=5, p1=5, p2=0)
-    taken = []
-    for _ in range(10):
-        taken.append(buffer.next(everything))
-        clock.now += TURN_SECONDS / 2
-    assert [record and record.partition for record in taken] == [0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
-    assert max(waits) == TURN_SECONDS
-    buffer.add(2, records(2, 50))
-    assert all(buffer.next(everything) for _ in range(50))  # alone, it keeps its turn
+    buffer = intake_of(clock, waits.append, p0=50, p1=50, p2=0)
+    each = TURN_SECONDS / 25
+    assert lengths(turns(buffer, clock, 100, each)) == [(0, 25), (1, 25), (0, 25), (1, 25)]
+    assert max(waits) == pytest.approx(TURN_SECONDS)
+    buffer.add(2, records(2, 100))
+    assert lengths(turns(buffer, clock, 100, each)) == [(2, 100)]  # alone, it keeps its turn
+
+
+async def test_a_slow_embedder_lengthens_a_turn_within_a_limit() -> None:
+    clock = Clock()
+    buffer = intake_of(clock, p0=50, p1=50)
+    assert lengths(turns(buffer, clock, 20, TURN_SECONDS / 2))[:2] == [(0, TURN_RECORDS), (1, TURN_RECORDS)]
+    buffer = intake_of(clock, p0=50, p1=50)
+    assert lengths(turns(buffer, clock, 10, LONGEST_TURN_SECONDS / 2))[:2] == [(0, 2), (1, 2)]
 
 
 async def test_a_partition_that_comes_late_has_the_next_turn_and_cannot_starve_the_others() -> None:
     clock = Clock()
     buffer = intake_of(clock, p0=100, p1=100, p2=0, p3=0)
-    turns = []
+    taken = []
     for number in range(40):
         if number >= 3:  # two partitions with a few records at a time, again and again
             for late in (2, 3):
@@ -88,12 +111,12 @@ async def test_a_partition_that_comes_late_has_the_next_turn_and_cannot_starve_t
                     buffer.add(late, records(late, 1, first=number))
         record = buffer.next(everything)
         assert record is not None
-        turns.append(record.partition)
-        clock.now += TURN_SECONDS
-    assert turns[:5] == [0, 1, 0, 2, 1]
+        taken.append(record.partition)
+        clock.now += LONGEST_TURN_SECONDS
+    assert taken[:5] == [0, 1, 0, 2, 1]
     for partition in range(4):
-        gaps = [after - before for before, after in pairwise([i for i, turn in enumerate(turns) if turn == partition])]
-        assert max(gaps) <= 4, (partition, turns)
+        gaps = [after - before for before, after in pairwise([i for i, turn in enumerate(taken) if turn == partition])]
+        assert max(gaps) <= 4, (partition, taken)
 
 
 async def test_a_refused_partition_is_passed_over_and_keeps_its_records() -> None:

@@ -120,6 +120,7 @@ async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedde
     stage.has_turn = False
     stage.task.flush()
     await settle()
+    await asyncio.sleep(0.1)
     assert stage.publisher.sizes() == []  # two records of the turn are still in the embedder
     stage.pool.finish(1)
     await settle()
@@ -142,11 +143,40 @@ async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder(
 
 async def test_no_output_is_held_back_longer_than_the_partition_s_backlog_will_take() -> None:
     stage = TaskHarness(embed=False)
-    stage.waiting = 2  # 20 ms, not the interval
+    stage.waiting = 2  # 0.1 s, not the interval
     stage.take(0)
     await settle()
     assert stage.publisher.sizes() == []
+    await asyncio.sleep(0.4)
+    assert stage.publisher.sizes() == [1]
+    await stage.task.close()
+
+
+async def test_behind_the_backlog_of_others_an_output_is_held_back_for_a_short_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_task, "BUSY_LINGER_SECONDS", 0.05)
+    stage = TaskHarness(embed=False)
+    stage.others_wait = True
+    stage.take(0)
+    await settle()
+    stage.take(1)
+    await settle()
+    assert stage.publisher.sizes() == []
     await asyncio.sleep(0.2)
+    assert stage.publisher.sizes() == [2]
+    await stage.task.close()
+
+
+async def test_an_output_is_committed_when_the_backlog_of_others_ends() -> None:
+    stage = TaskHarness(embed=False)
+    stage.others_wait = True
+    stage.take(0)
+    await settle()
+    assert stage.publisher.sizes() == []
+    stage.others_wait = False
+    stage.task.flush()
+    await settle()
     assert stage.publisher.sizes() == [1]
     await stage.task.close()
 

@@ -1,0 +1,144 @@
+"""j) Many partitions on one worker: throughput with the model, the wait of a partition for its turn, what one costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from tests.benchmarks import latency
+from tests.benchmarks.bench import PRODUCT, STAND_IN, Bench
+from tests.benchmarks.clients import MODEL_SETTINGS, is_ready
+from tests.benchmarks.embedding import traces_a_commit
+from tests.benchmarks.restoring import ENTRIES, prepare
+from tests.benchmarks.watch import BenchmarkError, cpu_seconds, memory_mib, wait_until
+from tests.benchmarks.workload import Topics, check_count, documents, fill, fresh_topics
+
+FEW: Final = 4
+MANY: Final = 64
+MOST: Final = 256
+
+EACH: Final = 16
+"""Fewest traces of one partition in a backlog."""
+
+WARM_UP: Final = 128
+"""Traces before the clock starts: two of each partition."""
+
+IDLE_SECONDS: Final = 5.0
+
+
+def run(bench: Bench) -> None:
+    """Part j."""
+    count = max(MANY * EACH, round(bench.seconds * 100))
+    values = documents(count + WARM_UP, broken_every=0)
+    random.Random(1).shuffle(values)
+    prepared = {partitions: _prepared(bench, partitions) for partitions in (FEW, MANY, MOST)}
+    for number in bench.each_round():
+        for partitions in (FEW, MANY) if number % 2 == 0 else (MANY, FEW):
+            _backlog(bench, partitions, values)
+        for partitions, (source, topics) in prepared.items():
+            _footprint(bench, partitions, source, topics)
+    _goals(bench)
+
+
+def _prepared(bench: Bench, partitions: int) -> tuple[str, Topics]:
+    """Make a source whose partitions are committed, with full caches."""
+    source = asyncio.run(fill(bench.bootstrap, [b"{}"] * (partitions * ENTRIES), partitions))
+    topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
+    asyncio.run(prepare(bench.bootstrap, topics, source.name, partitions))
+    return source.name, topics
+
+
+def _backlog(bench: Bench, partitions: int, values: list[bytes]) -> None:
+    """Work off a backlog of all partitions, with the model."""
+    source = asyncio.run(fill(bench.bootstrap, [], partitions)).name
+    topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
+    counted = values[WARM_UP:]
+    before: dict[str, float] = {}
+    with bench.worker(topics, source, MODEL_SETTINGS, PRODUCT) as process:
+        process.wait_ready(120)
+        began, timeline = bench.follow_warm(
+            topics, source, process, values[:WARM_UP], counted, lambda: before.update(process.metrics())
+        )
+        after = process.metrics()
+    found = bench.outputs(topics, partitions, began)
+    row = f"backlog of {partitions} partitions"
+    check_count(row, found, len(counted))
+    (cpu0, broker0), (cpu1, broker1) = timeline.cpu_at(found.first), timeline.cpu_at(timeline[-1].at)
+    rate = (len(counted) - 1) / (timeline[-1].at - found.first)
+    bench.results.add(
+        "j",
+        row,
+        traces_s=rate,
+        traces_a_commit=traces_a_commit(before, after),
+        worker_CPU_ms_a_trace=(cpu1 - cpu0) / len(counted) * 1e3,
+        broker_CPU_ms_a_trace=(broker1 - broker0) / len(counted) * 1e3,
+        wait_for_a_turn_p50_s=latency.quantile(before, after, "kp_turn_wait_seconds", 0.5) / 1e3,
+        wait_for_a_turn_p99_s=latency.quantile(before, after, "kp_turn_wait_seconds", 0.99) / 1e3,
+    )
+    bench.say(f"{row}: {rate:.1f}/s")
+
+
+def _footprint(bench: Bench, partitions: int, source: str, topics: Topics) -> None:
+    """Start a worker that restores full caches; then it idles."""
+    with bench.worker(topics, source, {}, STAND_IN) as process:
+        started = wait_until(lambda: process.returncode is not None or is_ready(process), 300, "ready")
+        if process.returncode is not None:
+            raise BenchmarkError(f"{partitions} partitions: the worker ended:\n{process.log()[-2000:]}")
+        restored = process.metric("kp_restored_entries_total")
+        if restored != partitions * ENTRIES:
+            raise BenchmarkError(f"restored {restored} of {partitions * ENTRIES} entries")
+        restoring = process.metric("kp_restore_duration_seconds_sum")
+        cpu, broker, at = cpu_seconds(process.pid), cpu_seconds(bench.broker.pid(0)), time.monotonic()
+        time.sleep(IDLE_SECONDS)
+        took = time.monotonic() - at
+        bench.results.add(
+            "j",
+            f"{partitions} partitions with full caches, idle",
+            start_to_ready_s=started,
+            restore_s=restoring,
+            RSS_MiB=memory_mib(process.pid)[0],
+            threads=len(os.listdir(f"/proc/{process.pid}/task")),
+            connections=_connections(process.pid),
+            worker_CPU_percent=(cpu_seconds(process.pid) - cpu) / took * 100,
+            broker_CPU_percent=(cpu_seconds(bench.broker.pid(0)) - broker) / took * 100,
+        )
+    bench.say(f"{partitions} partitions: ready in {started:.1f} s")
+
+
+def _connections(pid: int) -> int:
+    """Return how many TCP connections a process has."""
+    mine = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        target = os.readlink(descriptor)
+        if target.startswith("socket:["):
+            mine.add(target[len("socket:[") : -1])
+    established = "01"
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    return sum(row[3] == established and row[9] in mine for row in rows)
+
+
+def _goals(bench: Bench) -> None:
+    r = bench.results
+    rows = f"backlog of {MANY} partitions", f"backlog of {FEW} partitions"
+    r.goal("j", f"{MANY} partitions / {FEW}, traces/s", r.ratio("j", "traces_s", *rows), 0.95, "min")
+    few, most = (r.values["j"][f"{n} partitions with full caches, idle"] for n in (FEW, MOST))
+    costs = [
+        f"{(fmean(most[name]) - fmean(few[name])) / (MOST - FEW):.3g} {unit}"
+        for name, unit in (
+            ("start_to_ready_s", "s of the start"),
+            ("RSS_MiB", "MiB"),
+            ("connections", "connections"),
+            ("worker_CPU_percent", "% of a core"),
+            ("broker_CPU_percent", "% of a core of the broker"),
+        )
+    ]
+    r.note("j", f"a partition with a full cache costs an idle worker {', '.join(costs)}")

@@ -1,0 +1,72 @@
+"""Which cores embed a text."""
+
+import os
+
+from worker.embed.cores import MEMORY_SECONDS, CoreShares, available_cores
+
+
+class HandClock:
+    """A clock that only the test moves, s."""
+
+    def __init__(self) -> None:
+        self.now = 7.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def embed(cores: CoreShares, clock: HandClock, seconds: float, pause: float) -> int | None:
+    """Embed one text alone, then rest; return which share it had."""
+    share = cores.take()
+    clock.now += seconds
+    cores.give_back(share)
+    clock.now += pause
+    return share
+
+
+def test_texts_that_come_one_by_one_get_all_cores() -> None:
+    clock = HandClock()
+    cores = CoreShares(2, clock)
+    assert [embed(cores, clock, 0.02, 0.08) for _ in range(100)] == [None] * 100
+
+
+def test_texts_beside_another_get_a_share_each() -> None:
+    cores = CoreShares(3, HandClock())
+    first, second, third = cores.take(), cores.take(), cores.take()
+    assert first is None
+    assert {second, third} < {0, 1, 2}
+    cores.give_back(second)
+    assert cores.take() == second
+
+
+def test_under_load_a_text_alone_gets_a_share_until_it_is_quiet_again() -> None:
+    clock = HandClock()
+    cores = CoreShares(2, clock)
+    shares = [embed(cores, clock, 0.03, 0.02) for _ in range(200)]  # 60 % of the time
+    assert shares[0] is None
+    assert None not in shares[100:]
+    clock.now += 3 * MEMORY_SECONDS
+    assert cores.take() is None
+
+
+def test_no_share_is_held_twice_and_none_is_lost() -> None:
+    clock = HandClock()
+    cores = CoreShares(2, clock)
+    held: list[int | None] = []
+    for step in range(1000):
+        if len(held) < 2 and step % 3 != 2:
+            held.append(cores.take())
+            assert len(set(held)) == len(held)
+        elif held:
+            cores.give_back(held.pop(0))
+        clock.now += 0.01
+
+
+def test_the_cores_of_this_process_count_not_those_of_the_machine() -> None:
+    allowed = os.sched_getaffinity(0)
+    assert available_cores() == len(allowed)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert available_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
