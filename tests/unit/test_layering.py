@@ -99,6 +99,7 @@ OF_OTHERS = {
     # (module, attribute): underscores that are not aiokafka's
     ("*", "_asdict"),  # named tuples
     ("*", "_make"),
+    ("*", "_replace"),
     ("cli", "_exit"),  # os
     ("commands.doctor", "_exit"),
     ("stream.faust_consumer", "_stopped"),  # Faust's fetcher

@@ -34,11 +34,12 @@ from worker.core.trace import ReasoningTrace, created_at_ms
 class ScoredTrace:
     """The decision on one trace and everything that explains it.
 
-    `sequence` and `vector` (unit length) entered the cache; None if there was no vector.
-    `stream_time_ms` is the partition's stream time after this trace.
+    `domain` is the trace's task domain, which decides the profile. `sequence` and `vector` (unit length) entered the
+    cache; None if there was no vector. `stream_time_ms` is the partition's stream time after this trace.
     """
 
     trace_id: str
+    domain: str
     score: float
     accepted: bool
     threshold: float
@@ -152,6 +153,7 @@ class PartitionScorer:
             threshold = self._threshold
         return ScoredTrace(
             trace_id=trace.id,
+            domain=trace.metadata.task_domain,
             score=result.score,
             accepted=result.score >= threshold,
             threshold=threshold,

@@ -11,7 +11,7 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from worker.core.records import RECORD_OVERHEAD, Fault, memory_size
+from worker.core.records import RECORD_OVERHEAD, Fault, SourceRecord, memory_size
 from worker.kafka.aiokafka_private import FetchResult, PartitionRecords, read_fetches_with
 from worker.kafka.batch import FetchedBatch
 from worker.kafka.batches import Batches
@@ -34,6 +34,7 @@ class PartitionReader(PartitionRecords):
         self.batches = records
         self._expected = self._end = 0
         self._complete = False
+        self._source_records = records.reading.source_records
         records.belong_to(self)
 
     def recovers(self, error: Exception) -> bool:
@@ -54,7 +55,7 @@ class PartitionReader(PartitionRecords):
             self.next_fetch_offset = self._expected
         return missed
 
-    def consumer_record(self, tp: TopicPartition, record: Any) -> ConsumerRecord:
+    def consumer_record(self, tp: TopicPartition, record: Any) -> ConsumerRecord | SourceRecord:
         """Return the consumer's record for a parsed one. Raises ValueError, UnreadableError."""
         offset = record.offset
         if offset != self._expected and (self._complete or not self._expected < offset < self._end):
@@ -67,6 +68,12 @@ class PartitionReader(PartitionRecords):
         if self.deserializes:
             return super().consumer_record(tp, record)
         key, value, headers = record.key, record.value, record.headers
+        if self._source_records:
+            size = memory_size(key, value, headers)
+            fault = fault if isinstance(fault, Fault) else None
+            return SourceRecord(
+                tp.topic, tp.partition, offset, record.timestamp, key, value, tuple(headers), size, fault
+            )
         return ConsumerRecord(
             tp.topic,
             tp.partition,
@@ -121,25 +128,23 @@ class PartitionFetch(FetchResult):
             self.drop()
         return wanted
 
-    def getone(self) -> ConsumerRecord | None:
+    def getone(self) -> ConsumerRecord | SourceRecord | None:
         """Return the next record; None at the end."""
         found = self.getall(1)
         return found[0] if found else None
 
-    def getall(self, max_records: int | None = None) -> list[ConsumerRecord]:
+    def getall(self, max_records: int | None = None) -> list[ConsumerRecord | SourceRecord]:
         """Return the next records, up to the number or about the bytes allowed. Raises NoRoom."""
         reading, records = self._reading, self.records
         if records is None or not self.check_assignment(self.tp):
             return []
         if reading.budget is not None:
             reading.budget.records.room(self.tp)
-        found: list[ConsumerRecord] = []
+        found: list[ConsumerRecord | SourceRecord] = []
         size = 0
         for record in records:
             found.append(record)
-            size += record.serialized_value_size + record.serialized_key_size + RECORD_OVERHEAD
-            if record.headers:
-                size += memory_size(None, None, record.headers)
+            size += record.size if reading.source_records else _size(record)
             if size >= reading.fetch_bytes or (max_records is not None and len(found) >= max_records):
                 self.update_position()
                 if records.batches.make_room():
@@ -155,3 +160,9 @@ class PartitionFetch(FetchResult):
         elif not found:
             raise NoRoom(no_room.share, no_room.key)
         return found
+
+
+def _size(record: ConsumerRecord) -> int:
+    """Return about how many bytes of memory a record uses."""
+    size = RECORD_OVERHEAD + int(record.serialized_value_size) + int(record.serialized_key_size)
+    return size + memory_size(None, None, record.headers) if record.headers else size

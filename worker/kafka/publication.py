@@ -150,16 +150,21 @@ class Publication:
         if self.batch.entries:
             rows: list[Row] = [(key, value, None, []) for key, value in self.batch.entries]
             by_target[self._changelog.name, self._partition] = Shipment(self._changelog, self._partition, rows)
+        by_kind: dict[str, Shipment] = {}
         for position, whole in enumerate(self._outputs):
             output = self._fitted(position, whole)
-            topic = self._topics[output.kind]
-            number = self._partition % topic.partitions
-            shipment = by_target.get((topic.name, number))
+            shipment = by_kind.get(output.kind)
             if shipment is None:
-                shipment = by_target[topic.name, number] = Shipment(topic, number)
+                shipment = by_kind[output.kind] = self._shipment(output.kind, by_target)
             shipment.rows.append((output.key, output.value, output.timestamp_ms, output.headers))
             shipment.positions.append(position)
         return list(by_target.values())
+
+    def _shipment(self, kind: str, by_target: dict[tuple[str, int], Shipment]) -> Shipment:
+        """Return the shipment of a kind of output; two kinds may have one topic."""
+        topic = self._topics[kind]
+        number = self._partition % topic.partitions
+        return by_target.setdefault((topic.name, number), Shipment(topic, number))
 
     def replace(self, shipment: Shipment, culprits: Mapping[int, TopicRefusedError]) -> None:
         """Replace the refused rows by dead letters. Raises RefusedForGoodError."""

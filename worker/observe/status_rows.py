@@ -45,7 +45,11 @@ _text: Final = msgspec.json.Decoder(str)
 
 
 class TraceRow(NamedTuple):
-    """A committed trace; `objective` is None unless texts may be shown. `number` counts the worker's traces."""
+    """A committed trace; `objective` is None unless texts may be shown. `number` counts the worker's traces.
+
+    Ids are as the record has them, cut to CACHED_ID_LENGTH: they are made safe when the row is shown, because most rows
+    never are.
+    """
 
     number: int
     committed_ms: int
@@ -70,6 +74,8 @@ class TraceRow(NamedTuple):
         """Return the row with the steps that lead to its score; components, weights and parts in the score's order."""
         steps = arithmetic(self.components, self.weights, self.overrides)
         return self._asdict() | {
+            "id": _shown(self.id, CACHED_ID_LENGTH),
+            "nearest": None if self.nearest is None else _shown(self.nearest, CACHED_ID_LENGTH),
             "components": [getattr(self.components, name) for name in FORMULAS],
             "weights": [getattr(self.weights, name) for name in FORMULAS],
             "parts": list(steps.parts.values()),
@@ -109,6 +115,7 @@ class LastRows:
         self._dead_letters: deque[DeadLetterRow] = deque(maxlen=KEPT_DEAD_LETTERS)
         self._domains: OrderedDict[str, _Domain] = OrderedDict()
         profiles = tuple(settings.scoring_profiles())
+        self._domain_name = functools.lru_cache(2 * KEPT_DOMAINS)(lambda domain: _shown(domain, DOMAIN_LENGTH))
         self._near = functools.lru_cache(2 * KEPT_DOMAINS)(lambda domain: near_miss(domain, profiles))
 
     def committed(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace | None) -> None:
@@ -155,14 +162,13 @@ class LastRows:
     def _trace(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> TraceRow:
         self._number += 1
         nearest = scored.nearest
-        # Of a redacted document, what was removed is shown nowhere.
-        domain, objective = _texts(record.value if output.redactions is None else output.value)
+        domain, objective = self._texts_of(record, output, scored)
         return TraceRow(
             self._number,
             now_ms(),
             record.partition,
             record.offset,
-            _shown(scored.trace_id, CACHED_ID_LENGTH),
+            scored.trace_id[:CACHED_ID_LENGTH],
             output.kind,
             scored.score,
             scored.threshold,
@@ -171,12 +177,23 @@ class LastRows:
             scored.components,
             scored.weights,
             scored.overrides,
-            None if nearest is None else _shown(nearest.trace_id, CACHED_ID_LENGTH),
+            None if nearest is None else nearest.trace_id[:CACHED_ID_LENGTH],
             None if nearest is None else nearest.similarity,
             None if nearest is None else nearest.partition,
             None if nearest is None else nearest.offset,
-            objective if self._texts else None,
+            objective,
         )
+
+    def _texts_of(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> tuple[str, str | None]:
+        """Return the start of the trace's domain, and of its objective if texts may be shown.
+
+        What a redacted document no longer contains is shown nowhere. A document is only parsed again where it must be:
+        every committed trace comes here.
+        """
+        if output.redactions is None and not self._texts:
+            return self._domain_name(scored.domain[:DOMAIN_LENGTH]), None
+        domain, objective = _texts(record.value if output.redactions is None else output.value)
+        return domain, objective if self._texts else None
 
     def _dead_letter(self, record: SourceRecord, output: OutputRecord) -> DeadLetterRow:
         said = dict(output.headers)

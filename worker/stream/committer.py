@@ -61,7 +61,6 @@ class Committer:
         self._refuse = refuse
         self._on_commit = on_commit
         self._decided: deque[Decided] = deque()
-        self._publishing = 0
         self._oldest: SourceRecord | None = None  # of the batch that is being published
         self._began = 0.0  # start of the last transaction, s of the performance counter
         self._first = 0.0  # when the first decided record was added
@@ -69,22 +68,18 @@ class Committer:
         self._flush = asyncio.Event()
         self._lingers = True
 
-    def __len__(self) -> int:
-        """Return the number of records that are decided and not committed."""
-        return len(self._decided) + self._publishing
-
     def oldest(self) -> SourceRecord | None:
         """Return the first record that is decided and not committed."""
-        if self._publishing:
-            return self._oldest
-        return self._decided[0].record if self._decided else None
+        if self._oldest is None and self._decided:
+            return self._decided[0].record
+        return self._oldest
 
     def add(self, decided: Decided) -> None:
         """Add the partition's next record."""
         if not self._decided:
             self._first = time.perf_counter()
+            self._work.set()
         self._decided.append(decided)
-        self._work.set()
 
     def batch_is_full(self) -> bool:
         """Whether the next transaction has its most records."""
@@ -134,13 +129,11 @@ class Committer:
         return batch
 
     async def _commit(self, batch: list[Decided]) -> None:
-        self._publishing = len(batch)
         self._oldest = batch[0].record
         self._began = time.perf_counter()
         refused = await self._publisher.publish(self._state.batch(batch))
         for position, error in refused.items():
             batch[position] = self._refuse(batch[position], error)
-        self._publishing = 0
         self._oldest = None
         self.committed = batch[-1].record.offset + 1
         self._count(batch, time.perf_counter() - self._began)
@@ -154,22 +147,26 @@ class Committer:
         now = time.time()
         redactions: Counter[str] = Counter()
         decisions: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
-        for decided in batch:
-            timestamp_ms, result = decided.record.timestamp_ms, decided.result
+        ages: list[float] = []
+        scores: list[float] = []
+        for record, output, result, _, _, forgotten in batch:
+            timestamp_ms = record.timestamp_ms
             if timestamp_ms is not None and timestamp_ms >= 0:
-                metrics.end_to_end.observe(max(0.0, now - timestamp_ms / 1000))
-            if decided.forgotten is not None:
+                ages.append(max(0.0, now - timestamp_ms / 1000))
+            if forgotten is not None:
                 metrics.control_records.labels("honoured").inc()
-                metrics.forgotten_entries.inc(len(decided.forgotten.removed))
+                metrics.forgotten_entries.inc(len(forgotten.removed))
             if isinstance(result, InvalidTrace):
                 metrics.dead_letters.labels(str(result.reason)).inc()
                 if result.reason is Reason.BAD_CONTROL:
                     metrics.control_records.labels("refused").inc()
             elif result is not None:
-                decisions[decided.output.kind, result.profile] += 1
-                metrics.score.observe(result.score)
-                if decided.output.redactions:
-                    redactions.update(decided.output.redactions)
+                decisions[output.kind, result.profile] += 1
+                scores.append(result.score)
+                if output.redactions:
+                    redactions.update(output.redactions)
+        metrics.end_to_end.observe_all(ages)
+        metrics.score.observe_all(scores)
         for labels, count in decisions.items():
             metrics.traces.labels(*labels).inc(count)
         for kind, count in redactions.items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from worker.core.changelog import text_hash
@@ -74,6 +73,9 @@ class Evaluator:
         self._model = "" if identity is None else identity.key()
         self._latency_budget_seconds = latency_budget_seconds
         self._metrics = metrics
+        self._parsing, self._embedding, self._comparing, self._scoring = (
+            metrics.stages[stage] for stage in ("parse", "embed", "novelty", "score")
+        )
         self._tracing = tracing
         self._control = control
         self._evaluation = Evaluation(state.scorer, identity, config)
@@ -87,7 +89,7 @@ class Evaluator:
         except InvalidTrace as error:
             taken.parsed = error.with_traceback(None)  # it leads to this frame: a cycle that would keep the record
         taken.submitted = time.perf_counter()
-        self._metrics.stages["parse"].observe(taken.submitted - taken.started)
+        self._parsing.observe(taken.submitted - taken.started)
         if self._pool is not None and isinstance(taken.parsed, ReasoningTrace):
             taken.embedding = self._embed(taken, taken.parsed, self._pool)
         return taken
@@ -131,7 +133,7 @@ class Evaluator:
                 place = f"{record.topic}/{record.partition}/{record.offset}"
                 raise RuntimeError(f"this is a bug: record {place} was not embedded")
             return None
-        self._metrics.stages["embed"].observe(time.perf_counter() - taken.submitted)
+        self._embedding.observe(time.perf_counter() - taken.submitted)
         self._tracing.embedded(taken.span)
         if embedding.truncated:
             self._metrics.truncated.inc()
@@ -147,14 +149,15 @@ class Evaluator:
         return embedding_failed(failure)
 
     def _scored(self, taken: Taken, trace: ReasoningTrace, vector: Vector | None) -> Decided:
-        record, evaluation, stages = taken.record, self._evaluation, self._metrics.stages
+        record, evaluation = taken.record, self._evaluation
         begun = time.perf_counter()
         comparison = evaluation.compare(record, trace, vector)
         compared = time.perf_counter()
         scored = evaluation.decide(record, trace, comparison)
-        stages["novelty"].observe(compared - begun)
-        stages["score"].observe(time.perf_counter() - compared)
-        self._evaluated(taken)
+        done = time.perf_counter()
+        self._comparing.observe(compared - begun)
+        self._scoring.observe(done - compared)
+        self._evaluated(taken, done)
         output = self._tracing.scored(taken.span, trace, scored, evaluation.document(record, scored))
         entry = self._state.entry(record, trace, scored, taken.text_hash, self._model)
         return Decided(record, output, scored, entry, taken.span)
@@ -170,7 +173,7 @@ class Evaluator:
         forgotten = state.forget(request, record.offset)
         if self._pool is not None:
             self._pool.drop_remembered()
-        self._evaluated(taken)
+        self._evaluated(taken, time.perf_counter())
         self._tracing.forgotten(taken.span)
         about = _about(record, None)
         log.info("request %s: %d entries are forgotten", request.request_id, len(forgotten.removed), extra=about)
@@ -178,13 +181,13 @@ class Evaluator:
         return Decided(record, output, None, None, taken.span, forgotten)
 
     def _refused(self, taken: Taken, error: InvalidTrace, trace: ReasoningTrace | None = None) -> Decided:
-        self._evaluated(taken)
+        self._evaluated(taken, time.perf_counter())
         return self._dead_letter(taken.record, error, None, taken.span, trace)
 
     def refused_by_topic(self, decided: Decided, error: InvalidTrace) -> Decided:
         """Return the dead letter of a scored trace or a receipt that its topic refused; its rows stay."""
         letter = self._dead_letter(decided.record, error, decided.entry, decided.span)
-        return letter if decided.forgotten is None else replace(letter, forgotten=decided.forgotten)
+        return letter if decided.forgotten is None else letter._replace(forgotten=decided.forgotten)
 
     def _dead_letter(
         self,
@@ -200,8 +203,8 @@ class Evaluator:
         self._tracing.refused(span, error.reason)
         return Decided(record, dead_letter(record, error), error, entry, span)
 
-    def _evaluated(self, taken: Taken) -> None:
-        seconds = time.perf_counter() - taken.started
+    def _evaluated(self, taken: Taken, now: float) -> None:
+        seconds = now - taken.started
         self._metrics.evaluation.observe(seconds)
         if seconds > self._latency_budget_seconds:
             self._metrics.over_budget.inc()

@@ -38,7 +38,7 @@ from faust.types.tuples import TP, ConsumerMessage
 from mode import CrashingSupervisor, Service
 
 from worker.config import Settings
-from worker.core.records import Fault, SourceRecord, memory_size
+from worker.core.records import SourceRecord
 from worker.kafka.aiokafka_private import group_assignment, raise_group_error, rejoin_group
 from worker.kafka.budget import Budget, Lease, NoRoom
 from worker.kafka.reading import Reading, read_as
@@ -113,7 +113,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
         settings = self.hooks.settings
         session_ms = round(settings.session_timeout_seconds * 1000)
-        self.reading = Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget)
+        self.reading = Reading(settings.max_batch_bytes, True, FETCH_BYTES, self.hooks.budget, source_records=True)
         read_as(self.reading)
         return AIOKafkaConsumer(
             **self.hooks.client,
@@ -140,21 +140,7 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile
                 self.read_to[tp] = await consumer.position(tp)
             return
-        portion.records = [
-            SourceRecord(
-                record.topic,
-                record.partition,
-                record.offset,
-                record.timestamp,
-                record.key,
-                record.value,
-                record.headers,
-                memory_size(record.key, record.value, record.headers),
-                record.checksum if isinstance(record.checksum, Fault) else None,
-            )
-            for records in fetched.values()
-            for record in records
-        ]
+        portion.records = fetched[tp]
         portion.lease = Lease(self.hooks.budget.records, sum([record.size for record in portion.records]))
 
     async def seek_all(self, positions: Mapping[TopicPartition, int]) -> None:

@@ -30,14 +30,16 @@ class _Queue:
     def __init__(self) -> None:
         self.records: deque[SourceRecord] = deque()
         self.bytes = 0
+        self.full = False
         self.room = asyncio.Event()
         self.room.set()
 
     def update(self) -> None:
-        if len(self.records) < LOW_WATER_RECORDS and self.bytes < LOW_WATER_BYTES:
-            self.room.set()
-        else:
+        self.full = len(self.records) >= LOW_WATER_RECORDS or self.bytes >= LOW_WATER_BYTES
+        if self.full:
             self.room.clear()
+        else:
+            self.room.set()
 
 
 class FetchBuffer:
@@ -99,7 +101,7 @@ class FetchBuffer:
             return
         if not queue.records:
             self._turns.join(partition, self._clock())
-        size = sum(record.size for record in records)
+        size = sum([record.size for record in records])
         queue.records.extend(records)
         queue.bytes += size
         self._share.take(size)
@@ -116,7 +118,8 @@ class FetchBuffer:
         queue = self._queues[partition]
         record = queue.records.popleft()
         queue.bytes -= record.size
-        queue.update()
+        if queue.full:  # otherwise there is room already
+            queue.update()
         if not queue.records:
             self._turns.leave()
         return record

@@ -7,8 +7,7 @@ order of records (partition_task.py), when to commit (committer.py), Kafka clien
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from worker.core.changelog import Entry, Housekeeping, encode, slot_key
 from worker.core.control import ForgetRequest
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(NamedTuple):
     """A record that waits for its commit: its output, its score or error, and its row for the changelog.
 
-    `forgotten`: what a control record removed. Its result is then None, or why a dead letter replaces the receipt.
+    A tuple, because one is created for every message. `forgotten`: what a control record removed. Its result is then
+    None, or why a dead letter replaces the receipt.
     """
 
     record: SourceRecord

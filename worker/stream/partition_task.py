@@ -118,7 +118,7 @@ class PartitionTask:
         )
         self._taken_to = state.next_offset - 1
         self._taken: deque[Taken] = deque()
-        self._bytes = 0  # of the records past the committed offset
+        self._records = self._bytes = 0  # past the committed offset
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -130,7 +130,7 @@ class PartitionTask:
 
     def __len__(self) -> int:
         """Return the number of records past the committed offset."""
-        return len(self._taken) + len(self._committer)
+        return self._records
 
     @property
     def committed(self) -> int:
@@ -143,7 +143,7 @@ class PartitionTask:
 
     def has_room(self) -> bool:
         """Whether another record may be taken. The bound is the changelog's slack: see changelog.py."""
-        return len(self) < SLACK and self._bytes < MAX_TASK_BYTES and not self.failed
+        return self._records < SLACK and self._bytes < MAX_TASK_BYTES and not self.failed
 
     def take(self, record: SourceRecord) -> None:
         """Admit the partition's next record."""
@@ -151,8 +151,10 @@ class PartitionTask:
             self._callbacks.give_back(record.size)
             return  # fetched twice around a rebalance
         self._taken_to = record.offset
+        if not self._records:
+            self._idle.clear()
+        self._records += 1
         self._bytes += record.size
-        self._idle.clear()
         taken = self._evaluator.take(record)
         self._taken.append(taken)
         if isinstance(taken.embedding, asyncio.Future):
@@ -194,7 +196,7 @@ class PartitionTask:
             self._committing.cancel()
             await asyncio.gather(self._committing, return_exceptions=True)
         self._callbacks.give_back(self._bytes)
-        self._bytes = 0
+        self._records = self._bytes = 0
         try:
             await asyncio.wait_for(self._publisher.stop(), STOP_SECONDS)
         except Exception as error:  # the partition is lost anyway; its next owner fences this producer
@@ -211,11 +213,8 @@ class PartitionTask:
         log.info("partition %d: %d records are not decided, and will be read again", self.partition, len(self._taken))
         self._abandon_embeddings()
         self._taken_to = self._taken[0].record.offset - 1
+        self._release(len(self._taken), size)
         self._taken.clear()
-        self._bytes -= size
-        self._callbacks.give_back(size)
-        if not self:
-            self._idle.set()
 
     def advance(self) -> None:
         """Decide all embedded records, in offset order, if traces may be decided now."""
@@ -253,12 +252,15 @@ class PartitionTask:
                     scored = None if isinstance(decided.result, InvalidTrace) else decided.result
                     on_committed(decided.record, decided.output, scored)
         self._tracing.end(decided.span for decided in batch)
-        size = sum(decided.record.size for decided in batch)
+        self._release(len(batch), sum([decided.record.size for decided in batch]))
+        self._callbacks.on_room()
+
+    def _release(self, records: int, size: int) -> None:
+        self._records -= records
         self._bytes -= size
         self._callbacks.give_back(size)
-        if not self:
+        if not self._records:
             self._idle.set()
-        self._callbacks.on_room()
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed:

@@ -17,7 +17,7 @@ from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import ConsumerRecord
 
 from tests.support.raw_batches import CODECS, RawRecord, batch_of, blank_bomb, encode_batch, varint
-from worker.core.records import Fault
+from worker.core.records import Fault, SourceRecord, memory_size
 from worker.core.trace import Reason
 from worker.kafka import aiokafka_private
 from worker.kafka.batches import Batches
@@ -197,6 +197,27 @@ async def test_a_portion_is_bounded_in_bytes_and_the_rest_comes_after_it() -> No
         found += portion
     assert found == theirs(data)
     assert max(sizes) < 120_000
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_the_worker_gets_its_own_records_with_the_same_contents_and_bounds(codec: str) -> None:
+    headers = [(b"a", b"1" * 900), (b"b", None)]
+    data = at(0, encode_batch([*records(200, 500), RawRecord(None), RawRecord(b"")], codec))
+    data += at(202, encode_batch(records(40, 500, headers=headers), codec))
+    data += at(242, encode_batch(records(3, headers=[(b"\xff", b"1")]), codec))
+    result = await result_of(data, 0, Reading(tolerant=True, fetch_bytes=40_000, source_records=True))
+    portions: list[list[SourceRecord]] = []
+    while result.has_more():
+        portions.append(result.getall(512))
+    assert [record for portion in portions for record in portion] == [
+        SourceRecord(
+            r.topic, r.partition, r.offset, r.timestamp, r.key, r.value, r.headers,
+            memory_size(r.key, r.value, r.headers), r.checksum,
+        )
+        for r in await read(data)
+    ]  # fmt: skip
+    assert portions[-1][-1].fault is not None
+    assert 40_000 < max(sum(r.size for r in portion) for portion in portions) < 45_000
 
 
 async def test_batches_wait_for_room_take_turns_and_all_come() -> None:

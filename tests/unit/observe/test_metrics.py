@@ -1,12 +1,14 @@
 """What the worker says of itself: series from the start, lag in records and in seconds."""
 
+import random
+
 import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.partition import TaskHarness, record, settle
 from worker.core.trace import Reason
 from worker.kafka.budget import Share
-from worker.observe.metrics import Metrics, lag_seconds
+from worker.observe.metrics import Histogram, Metrics, lag_seconds
 from worker.stream.fetch_buffer import FetchBuffer
 
 
@@ -93,3 +95,19 @@ def test_the_oldest_record_of_the_buffer() -> None:
     assert first is not None
     assert first.offset == 5
     assert buffer.oldest(1) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_values_counted_together_give_the_bits_of_values_counted_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    bounds = sorted(chance.sample(range(1, 100), chance.randint(1, 10)))
+    registries = CollectorRegistry(), CollectorRegistry()
+    one_by_one, together = (Histogram("kp_x", "X.", bounds, registry) for registry in registries)
+    for _ in range(chance.randint(1, 5)):
+        values = [chance.choice([*bounds, 0.0, chance.uniform(0, 120)]) for _ in range(chance.randint(0, 200))]
+        for value in values:
+            one_by_one.observe(value)
+        together.observe_all(values)
+    first, second = ([sample for family in r.collect() for sample in family.samples] for r in registries)
+    assert first == second
+    assert len(first) == len(bounds) + 3  # the bucket beyond all, the count and the sum
