@@ -169,11 +169,14 @@ class PartitionTask:
     def _linger(self) -> float:
         """Return how long a batch waits for further records, s."""
         callbacks = self._callbacks
+        if not callbacks.busy():
+            return 0.0
         waiting = callbacks.waiting(self.partition)
-        if waiting and not callbacks.has_turn(self.partition):
-            # After the turn, what is still in the embedder joins the batch, and nothing else can.
-            return self._config.commit_interval_seconds if self._taken else 0.0
-        return max(BUSY_LINGER_SECONDS, waiting * LINGER_SECONDS_EACH) if callbacks.busy() else 0.0
+        if waiting and callbacks.has_turn(self.partition):
+            return max(BUSY_LINGER_SECONDS, waiting * LINGER_SECONDS_EACH)
+        if self._taken:  # they leave the embedder soon
+            return self._config.commit_interval_seconds
+        return 0.0 if waiting else BUSY_LINGER_SECONDS  # after its turn, nothing else can join the batch
 
     async def drain(self) -> None:
         """Wait until every record taken is committed, or the task has failed.

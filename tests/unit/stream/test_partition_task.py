@@ -131,6 +131,24 @@ async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedde
     await stage.task.close()
 
 
+async def test_the_last_batch_of_a_backlog_waits_for_the_embedder_while_others_wait() -> None:
+    stage = TaskHarness()
+    stage.waiting = 10**6
+    stage.take(0, 1, 2)
+    stage.pool.finish(0)
+    await settle()
+    stage.waiting, stage.has_turn, stage.others_wait = 0, False, True
+    await asyncio.sleep(0.15)  # longer than the linger behind the backlog of others
+    stage.task.flush()
+    await settle()
+    assert stage.publisher.sizes() == []
+    stage.pool.finish(1)
+    stage.pool.finish(2)
+    await settle()
+    assert stage.publisher.sizes() == [3]
+    await stage.task.close()
+
+
 async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder() -> None:
     stage = TaskHarness()
     stage.take(0, 1)
