@@ -47,7 +47,7 @@ class Fetched(Protocol):
 class Reading:
     """How one consumer reads; used in the consumer's thread only. `budget` None: no bound on all partitions together.
 
-    `source_records`: it gets SourceRecord, which saves the worker a ConsumerRecord for each message (2 us of 60).
+    `source_records`: it gets SourceRecord, which saves the worker a ConsumerRecord for each message.
     `attempts`: how often a damaged batch was fetched, by partition and offset.
     """
 

@@ -111,7 +111,7 @@ class _Process:
             return 0
         self._worker = preparing.result()
         # What the start has made (90,000 objects) lives to the end. A full collection that looks through it stops the
-        # process for 55 ms, and the records in flight cause one every few seconds.
+        # process for 55 ms.
         gc.collect()
         gc.freeze()
         return await _serve(self._worker, self._settings, stop)
