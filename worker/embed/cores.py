@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-QUIET_SHARE: Final = 0.4
+QUIET_SHARE: Final = 0.5
 """Share of the time with a text in the embedder below which a lone text gets all cores. At 20 % of the full rate it is
-about 0.25, at half of it about 0.6."""
+0.25 to 0.4, at half of it about 0.65."""
 
 MEMORY_SECONDS: Final = 2.0
 """Time constant of that share's running mean."""
