@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-QUIET_SHARE: Final = 0.5
-"""Share of the time with a text in the embedder below which a lone text gets all cores. At 20 % of the full rate it is
-0.25 to 0.4, at half of it about 0.65."""
+QUIET_USE: Final = 0.35
+"""Use of the cores by the embedder below which a lone text gets all of them. At 20 % of the full rate it is about 0.2,
+at half of it 0.5."""
 
-MEMORY_SECONDS: Final = 2.0
-"""Time constant of that share's running mean."""
+MEMORY_SECONDS: Final = 4.0
+"""Time constant of that running mean."""
 
 
 def available_cores() -> int:
@@ -35,32 +35,35 @@ class CoreShares:
     """Gives each text all cores, or a free share of them. At most `shares` texts may hold some at a time."""
 
     def __init__(self, shares: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shares = shares
         self._free = list(range(shares))
         self._clock = clock
         self._lock = threading.Lock()
-        self._texts = 0
-        self._busy_share = 0.0
+        self._all_taken = False
+        self._use = 0.0
         self._changed = clock()
 
     def take(self) -> int | None:
         """Return a share's number, or None for all cores: for a text that comes alone while little is to do."""
         with self._lock:
-            alone = self._texts == 0
-            if alone:
-                self._note(0.0)
-            self._texts += 1
-            return None if alone and self._busy_share < QUIET_SHARE else self._free.pop()
+            self._note_use()
+            if self._use < QUIET_USE and not self._all_taken and len(self._free) == self._shares:
+                self._all_taken = True
+                return None
+            return self._free.pop()
 
     def give_back(self, share: int | None) -> None:
         """Note that a text is done."""
         with self._lock:
-            self._texts -= 1
-            if share is not None:
+            self._note_use()
+            if share is None:
+                self._all_taken = False
+            else:
                 self._free.append(share)
-            if not self._texts:
-                self._note(1.0)
 
-    def _note(self, busy: float) -> None:
+    def _note_use(self) -> None:
+        """Move the running mean towards what was in use since the last change: 0 to 1."""
         now = self._clock()
-        self._busy_share = busy + (self._busy_share - busy) * math.exp((self._changed - now) / MEMORY_SECONDS)
+        used = 1.0 if self._all_taken else 1 - len(self._free) / self._shares
+        self._use = used + (self._use - used) * math.exp((self._changed - now) / MEMORY_SECONDS)
         self._changed = now
