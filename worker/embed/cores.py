@@ -20,7 +20,7 @@ QUIET_USE: Final = 0.35
 """Use of the cores by the embedder below which a lone text gets all of them. At 20 % of the full rate it is about 0.2,
 at half of it 0.5."""
 
-MEMORY_SECONDS: Final = 4.0
+MEMORY_SECONDS: Final = 2.0
 """Time constant of that running mean."""
 
 
