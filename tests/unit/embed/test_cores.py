@@ -37,9 +37,9 @@ def test_a_lone_text_s_share_counts_as_what_it_is() -> None:
     clock.now += 10 * MEMORY_SECONDS
     for share in busy:
         cores.give_back(share)
-    shares = [embed(cores, clock, 0.05, 0.05) for _ in range(400)]  # half of the time, on half of the cores: 0.25
+    shares = [embed(cores, clock, 0.06, 0.04) for _ in range(400)]  # 60 % of the time, on half of the cores: 0.3
     assert shares[0] is not None
-    assert shares[-1] is None
+    assert None in shares[-20:]
 
 
 def test_texts_beside_another_get_a_share_each() -> None:
