@@ -95,7 +95,7 @@ async def test_a_turn_ends_with_its_time_while_others_wait() -> None:
 async def test_a_slow_embedder_lengthens_a_turn_within_a_limit() -> None:
     clock = Clock()
     buffer = intake_of(clock, p0=50, p1=50)
-    assert lengths(turns(buffer, clock, 20, TURN_SECONDS / 2))[:2] == [(0, TURN_RECORDS), (1, TURN_RECORDS)]
+    assert lengths(turns(buffer, clock, 40, TURN_SECONDS / 4))[:2] == [(0, TURN_RECORDS), (1, TURN_RECORDS)]
     buffer = intake_of(clock, p0=50, p1=50)
     assert lengths(turns(buffer, clock, 10, LONGEST_TURN_SECONDS / 2))[:2] == [(0, 2), (1, 2)]
 
