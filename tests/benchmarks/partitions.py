@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -15,8 +17,8 @@ from tests.benchmarks.bench import PRODUCT, STAND_IN, Bench
 from tests.benchmarks.clients import MODEL_SETTINGS, is_ready
 from tests.benchmarks.embedding import traces_a_commit
 from tests.benchmarks.restoring import ENTRIES, prepare
-from tests.benchmarks.watch import BenchmarkError, cpu_seconds, memory_mib, wait_until
-from tests.benchmarks.workload import Topics, check_count, documents, fill, fresh_topics
+from tests.benchmarks.watch import BenchmarkError, cpu_seconds, memory_mib, read_outputs, wait_until
+from tests.benchmarks.workload import Source, Topics, check_count, documents, fill, fresh_topics, produce
 
 FEW: Final = 4
 MANY: Final = 64
@@ -31,7 +33,7 @@ WARM_UP: Final = 128
 IDLE_SECONDS: Final = 5.0
 
 FOOTPRINT_ROUNDS: Final = 3
-"""Rounds in which the cost of partitions is measured; it hardly varies."""
+"""Most rounds in which the cost of partitions is measured; it hardly varies."""
 
 
 def run(bench: Bench) -> None:
@@ -39,13 +41,67 @@ def run(bench: Bench) -> None:
     count = max(MANY * EACH, round(bench.seconds * 100))
     values = documents(count + WARM_UP, broken_every=0)
     random.Random(1).shuffle(values)
+    with ExitStack() as stack:
+        held = {partitions: _Held(bench, partitions, stack) for partitions in (FEW, MANY)}
+        for worker in held.values():
+            worker.work_off(values[:WARM_UP])
+        for number in bench.each_round():
+            for partitions in (FEW, MANY) if number % 2 == 0 else (MANY, FEW):
+                bench.results.add("j", _row(partitions), **held[partitions].work_off(values[WARM_UP:]))
     prepared = {partitions: _prepared(bench, partitions) for partitions in (FEW, MANY, MOST)}
-    for number in bench.each_round():
-        for partitions in (FEW, MANY) if number % 2 == 0 else (MANY, FEW):
-            _backlog(bench, partitions, values)
-        for partitions, (source, topics) in prepared.items() if number < FOOTPRINT_ROUNDS else ():
+    for _ in range(min(bench.rounds, FOOTPRINT_ROUNDS)):
+        for partitions, (source, topics) in prepared.items():
             _footprint(bench, partitions, source, topics)
     _goals(bench)
+
+
+def _row(partitions: int) -> str:
+    return f"backlog of {partitions} partitions"
+
+
+class _Held:
+    """A worker with its topics, which is frozen (SIGSTOP) while the other one works.
+
+    It lives through all rounds: to create and delete some hundred partitions costs the broker seconds.
+    """
+
+    def __init__(self, bench: Bench, partitions: int, stack: ExitStack) -> None:
+        self._bench = bench
+        self._partitions = partitions
+        self._source = asyncio.run(fill(bench.bootstrap, [], partitions)).name
+        self._topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
+        settings = {**MODEL_SETTINGS, "KP_SESSION_TIMEOUT_SECONDS": "600"}
+        self._process = stack.enter_context(bench.worker(self._topics, self._source, settings, PRODUCT))
+        stack.callback(self._process.cont)  # a frozen one does not stop
+        self._process.wait_ready(120)
+        self._values: list[bytes] = []
+        self._process.stop()
+
+    def work_off(self, values: list[bytes]) -> dict[str, float]:
+        """Work off a backlog of all partitions, with the model; return what it took."""
+        bench, partitions, count = self._bench, self._partitions, len(values)
+        new = Source(self._source, partitions, values, time.time_ns() // 1_000_000)
+        self._values += values
+        began = time.time()
+        asyncio.run(produce(bench.bootstrap, new))
+        self._process.cont()
+        before = self._process.metrics()
+        timeline = bench.follow(self._topics, replace(new, values=self._values), [self._process])
+        after = self._process.metrics()
+        self._process.stop()
+        found = asyncio.run(read_outputs(bench.bootstrap, self._topics.outputs, partitions, began))
+        check_count(_row(partitions), found, count)
+        (cpu0, broker0), (cpu1, broker1) = timeline.cpu_at(found.first), timeline.cpu_at(timeline[-1].at)
+        rate = (count - 1) / (timeline[-1].at - found.first)
+        bench.say(f"{_row(partitions)}: {rate:.1f}/s")
+        return {
+            "traces_s": rate,
+            "traces_a_commit": traces_a_commit(before, after),
+            "worker_CPU_ms_a_trace": (cpu1 - cpu0) / count * 1e3,
+            "broker_CPU_ms_a_trace": (broker1 - broker0) / count * 1e3,
+            "wait_for_a_turn_p50_s": latency.quantile(before, after, "kp_turn_wait_seconds", 0.5) / 1e3,
+            "wait_for_a_turn_p99_s": latency.quantile(before, after, "kp_turn_wait_seconds", 0.99) / 1e3,
+        }
 
 
 def _prepared(bench: Bench, partitions: int) -> tuple[str, Topics]:
@@ -54,36 +110,6 @@ def _prepared(bench: Bench, partitions: int) -> tuple[str, Topics]:
     topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
     asyncio.run(prepare(bench.bootstrap, topics, source.name, partitions))
     return source.name, topics
-
-
-def _backlog(bench: Bench, partitions: int, values: list[bytes]) -> None:
-    """Work off a backlog of all partitions, with the model."""
-    source = asyncio.run(fill(bench.bootstrap, [], partitions)).name
-    topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
-    counted = values[WARM_UP:]
-    before: dict[str, float] = {}
-    with bench.worker(topics, source, MODEL_SETTINGS, PRODUCT) as process:
-        process.wait_ready(120)
-        began, timeline = bench.follow_warm(
-            topics, source, process, values[:WARM_UP], counted, lambda: before.update(process.metrics())
-        )
-        after = process.metrics()
-    found = bench.outputs(topics, partitions, began)
-    row = f"backlog of {partitions} partitions"
-    check_count(row, found, len(counted))
-    (cpu0, broker0), (cpu1, broker1) = timeline.cpu_at(found.first), timeline.cpu_at(timeline[-1].at)
-    rate = (len(counted) - 1) / (timeline[-1].at - found.first)
-    bench.results.add(
-        "j",
-        row,
-        traces_s=rate,
-        traces_a_commit=traces_a_commit(before, after),
-        worker_CPU_ms_a_trace=(cpu1 - cpu0) / len(counted) * 1e3,
-        broker_CPU_ms_a_trace=(broker1 - broker0) / len(counted) * 1e3,
-        wait_for_a_turn_p50_s=latency.quantile(before, after, "kp_turn_wait_seconds", 0.5) / 1e3,
-        wait_for_a_turn_p99_s=latency.quantile(before, after, "kp_turn_wait_seconds", 0.99) / 1e3,
-    )
-    bench.say(f"{row}: {rate:.1f}/s")
 
 
 def _footprint(bench: Bench, partitions: int, source: str, topics: Topics) -> None:
@@ -131,7 +157,7 @@ def _connections(pid: int) -> int:
 
 def _goals(bench: Bench) -> None:
     r = bench.results
-    rows = f"backlog of {MANY} partitions", f"backlog of {FEW} partitions"
+    rows = _row(MANY), _row(FEW)
     r.goal("j", f"{MANY} partitions / {FEW}, traces/s", r.ratio("j", "traces_s", *rows), 0.95, "min")
     few, most = (r.values["j"][f"{n} partitions with full caches, idle"] for n in (FEW, MOST))
     costs = [

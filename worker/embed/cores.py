@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 QUIET_USE: Final = 0.35
-"""Use of the cores by the embedder below which a lone text gets all of them. At 20 % of the full rate it is about 0.2,
+"""Use of the cores by the embedder below which a text gets all of them. At 20 % of the full rate it is about 0.2,
 at half of it 0.5."""
 
 MEMORY_SECONDS: Final = 2.0
@@ -38,28 +38,36 @@ class CoreShares:
         self._shares = shares
         self._free = list(range(shares))
         self._clock = clock
-        self._lock = threading.Lock()
+        self._done = threading.Condition()
         self._all_taken = False
         self._use = 0.0
         self._changed = clock()
 
     def take(self) -> int | None:
-        """Return a share's number, or None for all cores: for a text that comes alone while little is to do."""
-        with self._lock:
+        """Return a share's number, or None for all cores.
+
+        While little is to do, each text gets all cores, and waits for one that has them: two texts of different widths
+        would slow each other down.
+        """
+        with self._done:
             self._note_use()
-            if self._use < QUIET_USE and not self._all_taken and len(self._free) == self._shares:
+            while self._all_taken and self._use < QUIET_USE:
+                self._done.wait()
+                self._note_use()
+            if self._use < QUIET_USE and len(self._free) == self._shares:
                 self._all_taken = True
                 return None
             return self._free.pop()
 
     def give_back(self, share: int | None) -> None:
         """Note that a text is done."""
-        with self._lock:
+        with self._done:
             self._note_use()
             if share is None:
                 self._all_taken = False
             else:
                 self._free.append(share)
+            self._done.notify_all()
 
     def _note_use(self) -> None:
         """Move the running mean towards what was in use since the last change: 0 to 1."""

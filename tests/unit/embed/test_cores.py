@@ -1,6 +1,9 @@
 """Which cores embed a text."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from worker.embed.cores import MEMORY_SECONDS, CoreShares, available_cores
 
@@ -24,6 +27,15 @@ def embed(cores: CoreShares, clock: HandClock, seconds: float, pause: float) -> 
     return share
 
 
+def busy_cores(shares: int, clock: HandClock) -> CoreShares:
+    """Return cores that have been in use for long."""
+    cores = CoreShares(shares, clock)
+    share = cores.take()
+    clock.now += 10 * MEMORY_SECONDS
+    cores.give_back(share)
+    return cores
+
+
 def test_texts_that_come_one_by_one_get_all_cores() -> None:
     clock = HandClock()
     cores = CoreShares(2, clock)
@@ -32,23 +44,29 @@ def test_texts_that_come_one_by_one_get_all_cores() -> None:
 
 def test_a_lone_text_s_share_counts_as_what_it_is() -> None:
     clock = HandClock()
-    cores = CoreShares(2, clock)
-    busy = [cores.take(), cores.take()]
-    clock.now += 10 * MEMORY_SECONDS
-    for share in busy:
-        cores.give_back(share)
+    cores = busy_cores(2, clock)
     shares = [embed(cores, clock, 0.06, 0.04) for _ in range(400)]  # 60 % of the time, on half of the cores: 0.3
     assert shares[0] is not None
     assert None in shares[-20:]
 
 
-def test_texts_beside_another_get_a_share_each() -> None:
-    cores = CoreShares(3, HandClock())
-    first, second, third = cores.take(), cores.take(), cores.take()
-    assert first is None
-    assert {second, third} < {0, 1, 2}
-    cores.give_back(second)
-    assert cores.take() == second
+def test_under_load_texts_get_a_share_each() -> None:
+    cores = busy_cores(3, HandClock())
+    shares = [cores.take() for _ in range(3)]
+    assert sorted(share for share in shares if share is not None) == [0, 1, 2]
+    cores.give_back(shares[1])
+    assert cores.take() == shares[1]
+
+
+def test_while_it_is_quiet_a_text_waits_for_one_that_has_all_cores() -> None:
+    cores = CoreShares(2, HandClock())
+    assert cores.take() is None
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(cores.take)
+        with pytest.raises(TimeoutError):
+            second.result(0.05)
+        cores.give_back(None)
+        assert second.result(10) is None
 
 
 def test_under_load_a_text_alone_gets_a_share_until_it_is_quiet_again() -> None:
@@ -63,7 +81,7 @@ def test_under_load_a_text_alone_gets_a_share_until_it_is_quiet_again() -> None:
 
 def test_no_share_is_held_twice_and_none_is_lost() -> None:
     clock = HandClock()
-    cores = CoreShares(2, clock)
+    cores = busy_cores(2, clock)
     held: list[int | None] = []
     for step in range(1000):
         if len(held) < 2 and step % 3 != 2:
