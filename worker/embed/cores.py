@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-QUIET_USE: Final = 0.35
-"""Use of the cores by the embedder below which a text gets all of them. At 20 % of the full rate it is about 0.2,
-at half of it 0.5."""
+QUIET_USE: Final = 0.5
+"""Use of the cores by the embedder below which a text gets all of them. At 20 % of the full rate it is about 0.3,
+at half of it 0.5 to 0.7."""
 
 MEMORY_SECONDS: Final = 2.0
 """Time constant of that running mean."""

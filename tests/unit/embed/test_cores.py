@@ -45,7 +45,7 @@ def test_texts_that_come_one_by_one_get_all_cores() -> None:
 def test_a_lone_text_s_share_counts_as_what_it_is() -> None:
     clock = HandClock()
     cores = busy_cores(2, clock)
-    shares = [embed(cores, clock, 0.06, 0.04) for _ in range(400)]  # 60 % of the time, on half of the cores: 0.3
+    shares = [embed(cores, clock, 0.08, 0.02) for _ in range(400)]  # 80 % of the time, on half of the cores: 0.4
     assert shares[0] is not None
     assert None in shares[-20:]
 
@@ -72,7 +72,7 @@ def test_while_it_is_quiet_a_text_waits_for_one_that_has_all_cores() -> None:
 def test_under_load_a_text_alone_gets_a_share_until_it_is_quiet_again() -> None:
     clock = HandClock()
     cores = CoreShares(2, clock)
-    shares = [embed(cores, clock, 0.04, 0.01) for _ in range(500)]  # 80 % of the time
+    shares = [embed(cores, clock, 0.049, 0.0) for _ in range(500)]  # all of the time, on half of the cores
     assert shares[0] is None
     assert None not in shares[250:]
     clock.now += 3 * MEMORY_SECONDS
