@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import re
 import statistics
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from tests.benchmarks import machine
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.steady import PATIENCE_SECONDS, Load
 from tests.benchmarks.watch import BenchmarkError, wait_until
@@ -40,7 +40,7 @@ QUIX: Final = f"quix-streams: {ROLLED}"
 
 def run(bench: Bench) -> None:
     """Part h."""
-    quix = importlib.util.find_spec("quixstreams") is not None
+    quix = machine.installed("quixstreams")
     for _ in bench.each_round():
         for session in SESSIONS:
             kill(bench, session)

@@ -13,11 +13,11 @@ from statistics import fmean
 from typing import Final
 
 from tests.benchmarks import latency
-from tests.benchmarks.bench import PRODUCT, STAND_IN, Bench
-from tests.benchmarks.clients import MODEL_SETTINGS, is_ready
+from tests.benchmarks.bench import PRODUCT, Bench
+from tests.benchmarks.clients import MODEL_SETTINGS
 from tests.benchmarks.embedding import traces_a_commit
-from tests.benchmarks.restoring import ENTRIES, prepare
-from tests.benchmarks.watch import BenchmarkError, cpu_seconds, memory_mib, read_outputs, wait_until
+from tests.benchmarks.restoring import restored_worker, with_full_caches
+from tests.benchmarks.watch import cpu_seconds, memory_mib, read_outputs
 from tests.benchmarks.workload import Source, Topics, check_count, documents, fill, fresh_topics, produce
 
 FEW: Final = 4
@@ -48,7 +48,7 @@ def run(bench: Bench) -> None:
         for number in bench.each_round():
             for partitions in (FEW, MANY) if number % 2 == 0 else (MANY, FEW):
                 bench.results.add("j", _row(partitions), **held[partitions].work_off(values[WARM_UP:]))
-    prepared = {partitions: _prepared(bench, partitions) for partitions in (FEW, MANY, MOST)}
+    prepared = {partitions: with_full_caches(bench, partitions) for partitions in (FEW, MANY, MOST)}
     for _ in range(min(bench.rounds, FOOTPRINT_ROUNDS)):
         for partitions, (source, topics) in prepared.items():
             _footprint(bench, partitions, source, topics)
@@ -104,23 +104,9 @@ class _Held:
         }
 
 
-def _prepared(bench: Bench, partitions: int) -> tuple[str, Topics]:
-    """Make a source whose partitions are committed, with full caches."""
-    source = asyncio.run(fill(bench.bootstrap, [b"{}"] * (partitions * ENTRIES), partitions))
-    topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
-    asyncio.run(prepare(bench.bootstrap, topics, source.name, partitions))
-    return source.name, topics
-
-
 def _footprint(bench: Bench, partitions: int, source: str, topics: Topics) -> None:
     """Start a worker that restores full caches; then it idles."""
-    with bench.worker(topics, source, {}, STAND_IN) as process:
-        started = wait_until(lambda: process.returncode is not None or is_ready(process), 300, "ready")
-        if process.returncode is not None:
-            raise BenchmarkError(f"{partitions} partitions: the worker ended:\n{process.log()[-2000:]}")
-        restored = process.metric("kp_restored_entries_total")
-        if restored != partitions * ENTRIES:
-            raise BenchmarkError(f"restored {restored} of {partitions * ENTRIES} entries")
+    with restored_worker(bench, topics, source, partitions) as (process, started):
         restoring = process.metric("kp_restore_duration_seconds_sum")
         cpu, broker, at = cpu_seconds(process.pid), cpu_seconds(bench.broker.pid(0)), time.monotonic()
         time.sleep(IDLE_SECONDS)

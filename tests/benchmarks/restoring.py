@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -16,6 +18,7 @@ from tests.benchmarks.clients import is_ready
 from tests.benchmarks.job import DIMENSIONS, TABLE, table_vector
 from tests.benchmarks.watch import BenchmarkError, wait_until
 from tests.benchmarks.workload import Topics, fill, fresh_topics
+from tests.support.kafka_fixtures import WorkerProcess
 from worker.core.changelog import encode, slot_key
 from worker.core.scorer import PartitionScorer
 from worker.kafka.restore import Position, restore
@@ -27,14 +30,12 @@ def run(bench: Bench) -> None:
     """Part e."""
     prepared = {}
     for partitions in (4, 64) if bench.seconds >= 1 else (4,):
-        source = asyncio.run(fill(bench.bootstrap, [b"{}"] * (partitions * ENTRIES), partitions))
-        topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
-        asyncio.run(prepare(bench.bootstrap, topics, source.name, partitions))
-        prepared[partitions] = source.name, topics
+        prepared[partitions] = with_full_caches(bench, partitions)
     for _ in bench.each_round():
         for partitions, (source_name, topics) in prepared.items():
             seconds = asyncio.run(_restore(bench.bootstrap, topics, partitions))
-            started = cold_start(bench, topics, source_name, partitions)
+            with restored_worker(bench, topics, source_name, partitions) as (_, started):
+                pass
             row = f"{partitions} x {ENTRIES}"
             bench.results.add("e", row, restore_s=seconds, start_to_ready_s=started)
             bench.say(f"{row}: restore {seconds:.2f} s, start to ready {started:.2f} s")
@@ -42,7 +43,15 @@ def run(bench: Bench) -> None:
     bench.results.goal("e", f"restore of 4 x {ENTRIES}, s", values, 1.0, "max")
 
 
-async def prepare(bootstrap: str, topics: Topics, source: str, partitions: int) -> None:
+def with_full_caches(bench: Bench, partitions: int) -> tuple[str, Topics]:
+    """Return a source with committed offsets, and topics whose changelog has full caches."""
+    source = asyncio.run(fill(bench.bootstrap, [b"{}"] * (partitions * ENTRIES), partitions))
+    topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
+    asyncio.run(_prepare(bench.bootstrap, topics, source.name, partitions))
+    return source.name, topics
+
+
+async def _prepare(bootstrap: str, topics: Topics, source: str, partitions: int) -> None:
     """Write the entries of `ENTRIES` committed traces a partition, and commit their offsets."""
     now = time.time_ns() // 1_000_000
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=5) as producer:
@@ -77,13 +86,17 @@ async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
     return seconds
 
 
-def cold_start(bench: Bench, topics: Topics, source: str, partitions: int) -> float:
+@contextmanager
+def restored_worker(
+    bench: Bench, topics: Topics, source: str, partitions: int
+) -> Iterator[tuple[WorkerProcess, float]]:
+    """Start a worker that restores full caches; yield it when it is ready, and how long that took (s)."""
     with bench.worker(topics, source, {}, STAND_IN) as process:
-        seconds = wait_until(lambda: process.returncode is not None or is_ready(process), 120, "ready")
+        seconds = wait_until(lambda: process.returncode is not None or is_ready(process), 300, "ready")
         restored = process.metric("kp_restored_entries_total") if process.returncode is None else -1
-    if restored != partitions * ENTRIES:
-        raise BenchmarkError(f"restored {restored} of {partitions * ENTRIES} entries:\n{process.log()[-2000:]}")
-    return seconds
+        if restored != partitions * ENTRIES:
+            raise BenchmarkError(f"restored {restored} of {partitions * ENTRIES} entries:\n{process.log()[-2000:]}")
+        yield process, seconds
 
 
 class Large:

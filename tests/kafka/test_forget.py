@@ -76,8 +76,8 @@ def test_an_agent_and_a_trace_are_forgotten_in_every_partition(kafka: EmbeddedKa
         (1, "forgotten", 3, 3),
     ]
     assert entries(stage) == ["kp:trace:0", "kp:trace:3", "kp:trace:6"]
-    assert worker.metric("kp_forgotten_entries_total") == 5
-    assert worker.metric("kp_control_records_total", result="honoured") == 2
+    worker.wait_metric("kp_forgotten_entries_total", 5)
+    worker.wait_metric("kp_control_records_total", 2, result="honoured")
     assert json.loads(worker.get("/status.json")[1])["traces"] == []
     receipts = consume_all(stage.bootstrap, stage.env["KP_FORGOTTEN_TOPIC"])
     for receipt in receipts:
@@ -110,7 +110,7 @@ def test_without_the_setting_or_with_another_key_it_is_a_dead_letter(kafka: Embe
     other = forget(stage, "--agent", "ada", "--wait", KP_FORGET_KEY="another key, it has as many bytes")
     assert other.exit_code == 1
     assert {it["reason"] for it in rows(other)} == {"bad_control"}
-    assert worker.metric("kp_control_records_total", result="refused") == 2
+    worker.wait_metric("kp_control_records_total", 2, result="refused")
     worker.kill()
 
     off = {name: value for name, value in stage.env.items() if not name.startswith("KP_FORG")}

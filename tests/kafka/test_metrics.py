@@ -49,7 +49,7 @@ def test_an_idle_topic_has_no_lag_whatever_ends_it(kafka: EmbeddedKafka, workers
         names = ("kp_consumer_lag", "kp_consumer_lag_seconds")
         return [found.get(f'{name}{{partition="{partition}"}}') for name in names for partition in range(3)]
 
-    wait_for(lambda: worker.metric("kp_records_consumed_total") == 2, worker)
+    worker.wait_metric("kp_records_consumed_total", 2)
     wait_for(lambda: lags() == [0.0] * 6, worker)
     assert worker.metric("kp_committed_offset", partition="0") == 1  # and the marker lies at 1
     assert worker.metric("kp_committed_offset", partition="1") == 0

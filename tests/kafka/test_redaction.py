@@ -50,6 +50,7 @@ def test_a_worker_redacts_its_outputs_and_shows_the_original_nowhere(kafka: Embe
     sent = [trace(n) for n in range(3)]
     stage.produce([(b"key", value, [("own", b"header")], 0) for value in sent])
     stage.wait_committed(3)
+    worker.wait_metric("kp_records_consumed_total", 3)
     status = worker.get("/status.json")[1]
     assert len(json.loads(status)["traces"]) == 3
     metrics = worker.get("/metrics")[1]

@@ -314,6 +314,16 @@ class WorkerProcess(LoggedProcess):
         samples = (sample for family in families for sample in family.samples if sample.name == name)
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
+    def wait_metric(self, name: str, value: float, **labels: str) -> None:
+        """Return when the metric has that value: a reader sees a commit a moment before the worker counts it.
+
+        Raises AssertionError with the log after PATIENCE_S.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := self.metric(name, **labels)) != value:
+            assert time.monotonic() < deadline, f"{name}{labels} is {found}, not {value}:\n{self.log()}"
+            time.sleep(0.05)
+
     def wait(self, timeout: float = PATIENCE_S) -> int:
         """Return the exit status when it has ended. Raises AssertionError with the log if it is late (seconds)."""
         try:

@@ -93,6 +93,17 @@ def source_offset(output: Any) -> int:
     return int(json.loads(output.value)["scoring"]["source"]["offset"])
 
 
+def idle_callbacks(failures: list[BaseException]) -> Callbacks:
+    """Return the callbacks of a worker in which no record waits; failures go to the list."""
+    return Callbacks(
+        waiting=lambda _: 0,
+        has_turn=lambda _: False,
+        busy=lambda: False,
+        on_room=lambda: None,
+        on_failure=lambda _, error: failures.append(error),
+    )
+
+
 class TaskHarness:
     """A partition task and everything around it."""
 

@@ -21,7 +21,7 @@ QUIET_USE: Final = 0.5
 at half of it 0.5 to 0.7."""
 
 MEMORY_SECONDS: Final = 2.0
-"""Time constant of that running mean."""
+"""Time constant of the running mean of that use."""
 
 
 def available_cores() -> int:

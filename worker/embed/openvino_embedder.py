@@ -88,13 +88,13 @@ class OpenVinoEmbedder:
             manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision,
             long_texts(windows), embed_text,
         )  # fmt: skip
-        self._cores = CoreShares(len(self._shared))
+        self._cores = CoreShares(self.side_by_side)
         self._windows = windows
         self._wanted = max_tokens * windows
         # The longest text first: with buffers that grow from text to text the process uses 535 MB (1032 MB at 512
         # tokens), with buffers of full size from the start 330 MB (420 MB).
         longest = self._read(_WORD * max_tokens)[0].ids
-        for request in (self._alone, *self._shared):
+        for request in {self._alone, *self._shared}:
             _infer(request, longest)
 
     def embed(self, text: str) -> Embedding:
@@ -113,13 +113,12 @@ class OpenVinoEmbedder:
         return [encoding, *encoding.overflowing]
 
     def _infer_all(self, windows: list[list[int]]) -> list[Vector]:
-        share = self._cores.take() if self._shared else None
+        share = self._cores.take()
         try:
             request = self._alone if share is None else self._shared[share]
             return [_infer(request, ids) for ids in windows]
         finally:
-            if self._shared:
-                self._cores.give_back(share)
+            self._cores.give_back(share)
 
 
 def _infer(request: Any, ids: list[int]) -> Vector:
@@ -148,7 +147,7 @@ def import_runtime() -> tuple[ModuleType, ModuleType]:
 def _requests(
     openvino: ModuleType, graph: Path, threads: int, precision: str, side_by_side: int
 ) -> tuple[Any, list[Any]]:
-    """Compile a graph file for this CPU (0.2 s): return what infers one text alone, and what infers several at once.
+    """Compile a graph file for this CPU (0.2 s): return what infers a text with all threads, and what with each share.
 
     Compiled graphs are not portable, so none is stored.
     """
@@ -164,7 +163,8 @@ def _requests(
         found = core.compile_model(model, "CPU", {**settings, "NUM_STREAMS": streams})
         return [found.create_infer_request() for _ in range(streams)]
 
-    return compiled(1)[0], compiled(side_by_side) if side_by_side > 1 else []
+    alone = compiled(1)
+    return alone[0], compiled(side_by_side) if side_by_side > 1 else alone
 
 
 def runs_here(precision: str) -> bool:

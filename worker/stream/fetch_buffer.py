@@ -1,7 +1,7 @@
 """The fetch buffer: fetched records that wait to be taken.
 
-Lives here: the queues between fetching and scoring, and their bounds. Must not live here: Kafka
-clients, scoring, whose turn it is (turns.py).
+Lives here: the queues between fetching and scoring, and their bounds. Must not live here: Kafka clients, scoring, whose
+turn it is (turns.py).
 
 The bounds limit memory: a partition is fetched again only when its queue is below them, so that a topic full of large
 documents uses a few MiB per partition. A share of the memory budget limits all partitions together; a record counts

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.builders import TextEmbedder
 from tests.support.forgetting import KEY, ForgetOracle, asked, honoured, with_requests
+from tests.support.partition import idle_callbacks
 from tests.support.simulated_log import (
     DIMENSIONS,
     IDENTITY,
@@ -37,7 +38,7 @@ from worker.core.trace import DEFAULT_LIMITS
 from worker.observe.metrics import Metrics
 from worker.stream import partition_task
 from worker.stream.partition_state import PartitionState
-from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
+from worker.stream.partition_task import PartitionTask, TaskConfig
 
 
 def new_task(
@@ -58,13 +59,7 @@ def new_task(
         pool,  # type: ignore[arg-type]
         TaskConfig(EvaluationConfig(DEFAULT_LIMITS), control=control),
         Metrics(CollectorRegistry()),
-        Callbacks(
-            waiting=lambda _: 0,
-            has_turn=lambda _: False,
-            busy=lambda: False,
-            on_room=lambda: None,
-            on_failure=lambda _, error: failures.append(error),
-        ),
+        idle_callbacks(failures),
     )
     return task, failures
 

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.builders import T0, TextEmbedder, make_record, random_trace_bytes, text_vector
+from tests.support.partition import idle_callbacks
 from tests.support.simulated_log import (
     DIMENSIONS,
     IDENTITY,
@@ -38,7 +39,7 @@ from worker.kafka.publication import Batch
 from worker.observe.metrics import Metrics
 from worker.stream import partition_task
 from worker.stream.partition_state import PartitionState
-from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
+from worker.stream.partition_task import PartitionTask, TaskConfig
 
 # -- the core alone
 
@@ -397,13 +398,7 @@ async def live_in_a_task(
         pool,  # type: ignore[arg-type]
         TaskConfig(EvaluationConfig(DEFAULT_LIMITS)),
         Metrics(CollectorRegistry()),
-        Callbacks(
-            waiting=lambda _: 0,
-            has_turn=lambda _: False,
-            busy=lambda: False,
-            on_room=lambda: None,
-            on_failure=lambda _, error: failures.append(error),
-        ),
+        idle_callbacks(failures),
     )
     worker.start()
     todo = [record for record in records if record.offset >= topics.offset]

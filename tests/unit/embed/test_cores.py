@@ -5,17 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.clock import HandClock
 from worker.embed.cores import MEMORY_SECONDS, CoreShares, available_cores
-
-
-class HandClock:
-    """A clock that only the test moves, s."""
-
-    def __init__(self) -> None:
-        self.now = 7.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def embed(cores: CoreShares, clock: HandClock, seconds: float, pause: float) -> int | None:
@@ -37,13 +28,13 @@ def busy_cores(shares: int, clock: HandClock) -> CoreShares:
 
 
 def test_texts_that_come_one_by_one_get_all_cores() -> None:
-    clock = HandClock()
+    clock = HandClock(7.0)
     cores = CoreShares(2, clock)
     assert [embed(cores, clock, 0.02, 0.08) for _ in range(100)] == [None] * 100
 
 
 def test_a_lone_text_s_share_counts_as_what_it_is() -> None:
-    clock = HandClock()
+    clock = HandClock(7.0)
     cores = busy_cores(2, clock)
     shares = [embed(cores, clock, 0.08, 0.02) for _ in range(400)]  # 80 % of the time, on half of the cores: 0.4
     assert shares[0] is not None
@@ -51,7 +42,7 @@ def test_a_lone_text_s_share_counts_as_what_it_is() -> None:
 
 
 def test_under_load_texts_get_a_share_each() -> None:
-    cores = busy_cores(3, HandClock())
+    cores = busy_cores(3, HandClock(7.0))
     shares = [cores.take() for _ in range(3)]
     assert sorted(share for share in shares if share is not None) == [0, 1, 2]
     cores.give_back(shares[1])
@@ -59,7 +50,7 @@ def test_under_load_texts_get_a_share_each() -> None:
 
 
 def test_while_it_is_quiet_a_text_waits_for_one_that_has_all_cores() -> None:
-    cores = CoreShares(2, HandClock())
+    cores = CoreShares(2, HandClock(7.0))
     assert cores.take() is None
     with ThreadPoolExecutor(1) as thread:
         second = thread.submit(cores.take)
@@ -70,7 +61,7 @@ def test_while_it_is_quiet_a_text_waits_for_one_that_has_all_cores() -> None:
 
 
 def test_under_load_a_text_alone_gets_a_share_until_it_is_quiet_again() -> None:
-    clock = HandClock()
+    clock = HandClock(7.0)
     cores = CoreShares(2, clock)
     shares = [embed(cores, clock, 0.049, 0.0) for _ in range(500)]  # all of the time, on half of the cores
     assert shares[0] is None
@@ -80,7 +71,7 @@ def test_under_load_a_text_alone_gets_a_share_until_it_is_quiet_again() -> None:
 
 
 def test_no_share_is_held_twice_and_none_is_lost() -> None:
-    clock = HandClock()
+    clock = HandClock(7.0)
     cores = busy_cores(2, clock)
     held: list[int | None] = []
     for step in range(1000):

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 from tests.support.builders import TextEmbedder
+from tests.support.clock import HandClock
 from worker.core.views import unit_mean
 from worker.embed.embedder import Embedding
 from worker.embed.pool import LEAD_SECONDS, LEAD_SHARE, EmbeddingPool
@@ -29,19 +30,9 @@ class SlowEmbedder(TextEmbedder):
         return super().embed(text)
 
 
-class HandClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def slow() -> Iterator[tuple[SlowEmbedder, EmbeddingPool, HandClock]]:
-    embedder, clock = SlowEmbedder(), HandClock()
+    embedder, clock = SlowEmbedder(), HandClock(50.0)
     pool = EmbeddingPool(embedder, clock=clock)
     yield embedder, pool, clock
     embedder.go_on.set()
@@ -80,7 +71,7 @@ def test_busy_seconds_tells_how_long_the_running_embedding_takes(slow: Slow) -> 
 
 
 def test_busy_seconds_ends_with_a_failure_too() -> None:
-    pool = EmbeddingPool(TextEmbedder(), clock=HandClock())
+    pool = EmbeddingPool(TextEmbedder(), clock=HandClock(50.0))
     assert pool.submit("poison").exception(10) is not None
     assert pool.submit("good").exception(10) is None
     pool.close()
@@ -162,7 +153,7 @@ class Concurrent(SlowEmbedder):
 
 
 async def test_a_concurrent_embedder_gets_as_many_texts_at_a_time_as_it_takes() -> None:
-    embedder, clock = Concurrent(), HandClock()
+    embedder, clock = Concurrent(), HandClock(50.0)
     pool = EmbeddingPool(embedder, in_flight=50, clock=clock)
     embedded = []
     for number in range(3):

@@ -7,17 +7,8 @@ import unicodedata
 
 import pytest
 
+from tests.support.clock import HandClock
 from worker.observe.logs import BURST, NOISY, WINDOW_SECONDS, JsonFormatter, RateLimit, TextFormatter, configure
-
-
-class HandClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def event(message: str, *args: object, name: str = "aiokafka.conn", level: int = logging.WARNING) -> logging.LogRecord:
@@ -27,7 +18,7 @@ def event(message: str, *args: object, name: str = "aiokafka.conn", level: int =
 
 
 def test_a_burst_passes_and_the_rest_is_counted_and_told_when_the_window_closes() -> None:
-    clock = HandClock()
+    clock = HandClock(100.0)
     limit = RateLimit(clock)
     passed = [limit.filter(event("node %s is away", n)) for n in range(1000)]
     assert passed == [True] * BURST + [False] * (1000 - BURST)
@@ -47,7 +38,7 @@ def test_a_burst_passes_and_the_rest_is_counted_and_told_when_the_window_closes(
 
 
 def test_a_quiet_window_is_not_told() -> None:
-    clock = HandClock()
+    clock = HandClock(100.0)
     limit = RateLimit(clock)
     for _ in range(BURST):
         assert limit.filter(event("away"))
@@ -58,7 +49,7 @@ def test_a_quiet_window_is_not_told() -> None:
 
 
 def test_messages_are_told_apart_by_logger_and_template() -> None:
-    limit = RateLimit(HandClock())
+    limit = RateLimit(HandClock(100.0))
     for _ in range(BURST):
         limit.filter(event("away"))
     assert not limit.filter(event("away"))
@@ -74,7 +65,7 @@ def own(reason: str = "", offset: int | None = None, level: int = logging.INFO) 
 
 
 def test_the_worker_s_own_messages_are_held_back_only_where_each_record_can_cause_one() -> None:
-    limit = RateLimit(HandClock())
+    limit = RateLimit(HandClock(100.0))
     assert all(limit.filter(own()) for _ in range(1000))
     assert sum(limit.filter(own("not_json", n)) for n in range(1000)) == BURST
     assert sum(limit.filter(own("invalid_value", n)) for n in range(1000)) == BURST  # a rare reason is not hidden
@@ -82,7 +73,7 @@ def test_the_worker_s_own_messages_are_held_back_only_where_each_record_can_caus
 
 
 def test_held_back_dead_letters_are_told() -> None:
-    clock = HandClock()
+    clock = HandClock(100.0)
     limit = RateLimit(clock)
     for number in range(100):
         limit.filter(own("not_json", number))
@@ -99,7 +90,7 @@ def test_held_back_dead_letters_are_told() -> None:
 
 
 def test_many_templates_do_not_fill_the_memory() -> None:
-    limit = RateLimit(HandClock())
+    limit = RateLimit(HandClock(100.0))
     for number in range(5000):
         limit.filter(event(f"message {number}"))
     assert len(limit._windows) <= 1001

@@ -1,6 +1,7 @@
 """The status page without a browser: its numbers, what it keeps to itself, its headers (browser_status.py: with)."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -11,7 +12,7 @@ import aiohttp
 from prometheus_client import CollectorRegistry
 
 from tests.support.builders import NEVER_ACCEPTED, make_record, trace_bytes
-from tests.support.partition import ManualPublisher, settle
+from tests.support.partition import ManualPublisher, idle_callbacks, settle
 from worker import PartitionScorer
 from worker.commands.explain_steps import explain_trace
 from worker.commands.explain_view import explanation_json
@@ -30,7 +31,7 @@ from worker.observe.status_rows import (
     TEXT_LENGTH,
 )
 from worker.stream.partition_state import PartitionState
-from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
+from worker.stream.partition_task import PartitionTask, TaskConfig
 
 HTML = PAGE.read_text("utf-8")
 
@@ -54,14 +55,7 @@ class Desk:
                 EvaluationConfig(DEFAULT_LIMITS, redact=self.settings.redact), self.settings.latency_budget_seconds
             ),
             self.metrics,
-            Callbacks(
-                waiting=lambda _: 0,
-                has_turn=lambda _: False,
-                busy=lambda: False,
-                on_room=lambda: None,
-                on_failure=lambda _, error: self.failures.append(error),
-                on_committed=self.status.committed,
-            ),
+            dataclasses.replace(idle_callbacks(self.failures), on_committed=self.status.committed),
         )
         self.task.start()
 

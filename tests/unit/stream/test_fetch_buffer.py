@@ -7,20 +7,11 @@ from itertools import groupby, pairwise
 import pytest
 
 from tests.support.builders import make_record
+from tests.support.clock import HandClock
 from worker.core.records import SourceRecord
 from worker.kafka.budget import Share
 from worker.stream.fetch_buffer import LOW_WATER_BYTES, LOW_WATER_RECORDS, FetchBuffer
 from worker.stream.turns import LONGEST_TURN_SECONDS, TURN_RECORDS, TURN_SECONDS
-
-
-class Clock:
-    """A clock that only the test moves, s."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def records(partition: int, count: int, size: int = 1, first: int = 0) -> list[SourceRecord]:
@@ -65,7 +56,7 @@ async def test_a_partition_keeps_its_turn_and_its_order() -> None:
     assert buffer.next(everything) is None
 
 
-def turns(buffer: FetchBuffer, clock: Clock, count: int, seconds_each: float) -> list[int]:
+def turns(buffer: FetchBuffer, clock: HandClock, count: int, seconds_each: float) -> list[int]:
     """Take so many records, one after the other; return their partitions."""
     partitions = []
     for _ in range(count):
@@ -82,7 +73,7 @@ def lengths(partitions: list[int]) -> list[tuple[int, int]]:
 
 
 async def test_a_turn_ends_with_its_time_while_others_wait() -> None:
-    clock = Clock()
+    clock = HandClock()
     waits: list[float] = []
     buffer = intake_of(clock, waits.append, p0=50, p1=50, p2=0)
     each = TURN_SECONDS / 25
@@ -93,7 +84,7 @@ async def test_a_turn_ends_with_its_time_while_others_wait() -> None:
 
 
 async def test_a_slow_embedder_lengthens_a_turn_within_a_limit() -> None:
-    clock = Clock()
+    clock = HandClock()
     buffer = intake_of(clock, p0=50, p1=50)
     assert lengths(turns(buffer, clock, 40, TURN_SECONDS / 4))[:2] == [(0, TURN_RECORDS), (1, TURN_RECORDS)]
     buffer = intake_of(clock, p0=50, p1=50)
@@ -101,7 +92,7 @@ async def test_a_slow_embedder_lengthens_a_turn_within_a_limit() -> None:
 
 
 async def test_a_partition_that_comes_late_has_the_next_turn_and_cannot_starve_the_others() -> None:
-    clock = Clock()
+    clock = HandClock()
     buffer = intake_of(clock, p0=100, p1=100, p2=0, p3=0)
     taken = []
     for number in range(40):

@@ -83,6 +83,16 @@ async def test_without_a_backlog_the_task_publishes_each_trace_at_once() -> None
     await stage.task.close()
 
 
+async def behind_a_backlog() -> TaskHarness:
+    """Return a task whose turn it is: of three records taken the first is embedded, and many wait."""
+    stage = TaskHarness()
+    stage.waiting = 10**6
+    stage.take(0, 1, 2)
+    stage.pool.finish(0)
+    await settle()
+    return stage
+
+
 async def test_behind_a_backlog_a_batch_lingers_until_the_last_one_is_taken() -> None:
     stage = TaskHarness(embed=False)
     stage.take(0)
@@ -112,11 +122,7 @@ async def test_a_linger_ends_with_its_time() -> None:
 
 
 async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedder() -> None:
-    stage = TaskHarness()
-    stage.waiting = 10**6
-    stage.take(0, 1, 2)
-    stage.pool.finish(0)
-    await settle()
+    stage = await behind_a_backlog()
     stage.has_turn = False
     stage.task.flush()
     await settle()
@@ -132,11 +138,7 @@ async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedde
 
 
 async def test_the_last_batch_of_a_backlog_waits_for_the_embedder_while_others_wait() -> None:
-    stage = TaskHarness()
-    stage.waiting = 10**6
-    stage.take(0, 1, 2)
-    stage.pool.finish(0)
-    await settle()
+    stage = await behind_a_backlog()
     stage.waiting, stage.has_turn, stage.others_wait = 0, False, True
     await asyncio.sleep(0.15)  # longer than the linger behind the backlog of others
     stage.task.flush()
@@ -220,11 +222,7 @@ async def test_a_linger_ends_with_a_full_batch_or_partition(
 
 
 async def test_a_drain_does_not_wait_for_more_and_batches_linger_again_after_it() -> None:
-    stage = TaskHarness()
-    stage.waiting = 10**6
-    stage.take(0, 1, 2)
-    stage.pool.finish(0)
-    await settle()
+    stage = await behind_a_backlog()
     stage.pool.finish(1)
     await settle()
     assert stage.publisher.sizes() == []
