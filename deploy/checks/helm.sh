@@ -1,14 +1,11 @@
 #!/bin/sh
 # Checks the Helm chart without a cluster: lint, render, schemas of Kubernetes and of the CRDs, values that must be refused.
-# Needs Python (PYTHON, default python3, with the worker's requirements) and its uv, helm 3 or Go, and Go for the CRDs.
-# What is missing is fetched once into .cache/deploy-checks.
+# Needs Python (PYTHON, default python3, with the worker's requirements) and its uv, and what chart_tools.sh needs.
+# What is missing is fetched once, into .cache/deploy-checks and the user's cache directory.
 set -eu
 cd "$(dirname "$0")/../.."
 
-HELM_VERSION=v3.22.0
 VALIDATE_VERSION=1.37.0
-KEDA=github.com/kedacore/keda/v2@v2.21.0
-PROMETHEUS_OPERATOR=github.com/prometheus-operator/prometheus-operator@v0.85.0
 KUBERNETES=1.27,1.30,1.33,1.36  # the chart's kubeVersion says from which on
 
 chart=deploy/helm/kp-worker
@@ -23,22 +20,11 @@ die() {
     exit 1
 }
 
-need_go() {
-    command -v go >/dev/null || die "$1 needs Go (https://go.dev/doc/install); or install $2"
-}
-
 # -- tools
 
-if command -v helm >/dev/null; then
-    helm=helm
-else
-    helm=$cache/helm
-    if ! [ -x "$helm" ]; then
-        need_go "building helm" "helm 3 (https://helm.sh/docs/intro/install)"
-        echo "building helm $HELM_VERSION (once, some minutes)"
-        GOBIN=$cache go install "helm.sh/helm/v3/cmd/helm@$HELM_VERSION"
-    fi
-fi
+tools=$(PYTHON=$python deploy/checks/chart_tools.sh)
+helm=$(echo "$tools" | sed -n 1p)
+crds=$(echo "$tools" | sed -n 2p)
 
 validate=$cache/validate-$VALIDATE_VERSION
 if ! [ -e "$validate/.ready" ]; then
@@ -46,25 +32,6 @@ if ! [ -e "$validate/.ready" ]; then
     "$python" -m uv venv --quiet --clear --python "$python" "$validate"
     "$python" -m uv pip install --quiet --python "$validate/bin/python" "kubernetes-validate==$VALIDATE_VERSION"
     touch "$validate/.ready"
-fi
-
-crds=$cache/crds-$(echo "$KEDA $PROMETHEUS_OPERATOR" | cksum | cut -d' ' -f1)
-if ! [ -d "$crds" ]; then
-    need_go "fetching the CRDs" "nothing else: there is no other source here"
-    mkdir "$work/crds"
-    for source in "$KEDA config/crd/bases keda.sh_scaledobjects keda.sh_triggerauthentications" \
-        "$PROMETHEUS_OPERATOR example/prometheus-operator-crd monitoring.coreos.com_podmonitors monitoring.coreos.com_prometheusrules"; do
-        # shellcheck disable=SC2086 # words on purpose
-        set -- $source
-        module=$1 folder=$2
-        shift 2
-        directory=$(cd "$work" && go mod download -json "$module" | "$python" -c 'import json, sys; print(json.load(sys.stdin)["Dir"])') ||
-            die "could not fetch $module"
-        for name in "$@"; do
-            cp "$directory/$folder/$name.yaml" "$work/crds/"
-        done
-    done
-    mv "$work/crds" "$crds"
 fi
 
 # -- the package: what an installation gets, the linked rules and dashboard included

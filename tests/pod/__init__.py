@@ -1,0 +1,1 @@
+"""The chart's pods in a Docker engine: `make pod-check`."""
