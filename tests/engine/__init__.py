@@ -1,0 +1,1 @@
+"""A Docker engine, its plugins and the base images for the checks that run containers."""
