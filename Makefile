@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check snippet-check dist image image-test fuzz fuzz-redaction soak group-test bench lock clean
+.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test fuzz fuzz-redaction soak group-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,6 +64,12 @@ deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engin
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/prometheus.sh
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/helm.sh
 	deploy/checks/asyncapi.sh
+
+cluster-check: $(READY) ## The chart on a real Kubernetes API server with etcd, both built with Go (ARGS=--keep-running to look around)
+	$(BIN)/python -m tests.cluster $(ARGS)
+
+pod-check: $(READY) ## The chart's pods in Docker: their limits, mounts, probes and grace period, under load on real Kafka
+	$(BIN)/python -m tests.pod $(ARGS)
 
 snippet-check: $(READY) ## Run the TypeScript and confluent-kafka examples of docs/ (needs node and npm)
 	$(BIN)/python -m pytest tests/check_snippets.py $(ARGS)

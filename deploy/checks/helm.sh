@@ -41,6 +41,7 @@ set -- "$work"/kp-worker-*.tgz
 package=$1
 tar -xmzf "$package" -C "$work"
 cmp "$work/kp-worker/files/rules.yaml" deploy/prometheus/rules.yaml
+cmp "$work/kp-worker/files/config.schema.json" schemas/config.schema.json
 cmp "$work/kp-worker/files/dashboard.json" deploy/grafana/dashboards/kp-worker.json
 
 # -- lint and render every configuration
@@ -108,7 +109,22 @@ refused "value must be one of" --set kind=DaemonSet
 refused "at '/replicas'" --set replicas=two
 refused "value must be one of" --set kafka.securityProtocol=TLS
 refused "value must be one of" --set kafka.sasl.mechanism=SCRAM
-refused "invalid propertyName 'THRESHOLD'" --set config.THRESHOLD=0.8
+refused "config.THRESHOLD is no setting" --set config.THRESHOLD=0.8
+refused "config.KP_TRESHOLD is no setting" --set config.KP_TRESHOLD=0.8
+refused "k:99999 has no port between 1 and 65535" --set kafka.bootstrapServers=k:9092\\,k:99999
+refused "contribute.registryUrl: r:0 has no port" --set contribute.enabled=true --set contribute.registryUrl=https://r:0
+refused "at '/resources/limits/memory': '1GB'" --set resources.limits.memory=1GB
+refused "'mem' not allowed" --set resources.limits.mem=1Gi
+refused "at '/image/repository'" --set image.repository=registry.example.com/KP
+refused "'persistentVolumeClam' not allowed" --set 'extraVolumes[0].name=m' --set 'extraVolumes[0].persistentVolumeClam.claimName=m'
+refused "minProperties: got 1, want 2" --set 'extraVolumes[0].name=m'
+refused "missing property 'mountPath'" --set 'extraVolumeMounts[0].name=m'
+refused "'secretKeyReff' not allowed" --set 'extraEnv[0].name=A' --set 'extraEnv[0].valueFrom.secretKeyReff.name=s'
+refused "'nodeAfinity' not allowed" --set affinity.nodeAfinity.a=b
+refused "'efect' not allowed" --set 'tolerations[0].efect=NoSchedule'
+refused "'runAsUsers' not allowed" --set podSecurityContext.runAsUsers=1
+refused "'readOnlyRoot' not allowed" --set securityContext.readOnlyRoot=true
+refused "'namespaceSelecter' not allowed" --set 'networkPolicy.kafkaTo[0].namespaceSelecter.a=b'
 refused "use kafka.sasl.existingSecret" --set config.KP_SASL_PASSWORD=secret
 refused "it is 9108 in every pod" --set config.KP_HTTP_PORT=8080
 refused "configFile: http_port is set by the chart" --set 'configFile=http_port = 8080'

@@ -57,7 +57,8 @@ class Lifecycle:
             self._matches(f"{old} -> {new}")
             self._rollback(revision)
             self._matches(f"{old} <- {new}")
-            self._check(f"{old} <- {new}: the manifest of before", documents(self._admin.manifest(RELEASE)), before)
+            same = documents(self._admin.manifest(RELEASE)) == before
+            self._check(f"{old} <- {new}: the manifest of before", same, True)
             self._helm("upgrade", "--reset-values", *configurations[new])
             revision += 3
         self.uninstall("after all upgrades")

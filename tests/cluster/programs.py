@@ -53,7 +53,7 @@ def programs() -> Programs:
     """Return the programs; the first call on a machine builds them, in minutes. Raises ProgramError."""
     version = _version()
     built = _kubernetes(version)
-    helm, crds = _chart_tools()
+    helm, crds = chart_tools()
     kube_apiserver, kubectl, etcd = (built / name for name in TOOLS)
     return Programs(version, kube_apiserver, kubectl, etcd, helm, crds)
 
@@ -104,7 +104,7 @@ def _go(*arguments: str, mode: str = "readonly", directory: Path = MODULE) -> st
     return done.stdout
 
 
-def _chart_tools() -> tuple[Path, Path]:
+def chart_tools() -> tuple[Path, Path]:
     """Return helm, and the directory of the CRDs."""
     done = subprocess.run(
         [CHART_TOOLS], env={**os.environ, "PYTHON": sys.executable}, text=True, stdout=subprocess.PIPE, check=False

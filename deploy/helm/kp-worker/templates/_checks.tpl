@@ -1,8 +1,25 @@
+{{/* (list NAME ADDRESS): the port of an address, if it names one, is 1 to 65535. */}}
+{{- define "kp-worker.checkPort" -}}
+{{- $port := regexFind ":[0-9]+$" (last .) | trimPrefix ":" -}}
+{{- if and $port (or (lt (int $port) 1) (gt (int $port) 65535)) -}}
+{{- fail (printf "%s: %s has no port between 1 and 65535" (first .) (last .)) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What a JSON schema cannot say clearly: settings that do not fit together. Each message says what to do. */}}
 {{- define "kp-worker.checks" -}}
 {{- $kafka := .Values.kafka -}}
 {{- if not $kafka.bootstrapServers -}}
 {{- fail "kafka.bootstrapServers is missing: --set kafka.bootstrapServers=kafka-1:9092" -}}
+{{- end -}}
+{{- range (splitList "," $kafka.bootstrapServers) -}}
+{{- include "kp-worker.checkPort" (list "kafka.bootstrapServers" .) -}}
+{{- end -}}
+{{- $known := append (keys (.Files.Get "files/config.schema.json" | required "files/config.schema.json of the chart is missing" | fromJson).properties) "config" -}}
+{{- range $name := keys .Values.config -}}
+{{- if not (and (hasPrefix "KP_" $name) (eq $name (upper $name)) (has ($name | trimPrefix "KP_" | lower) $known)) -}}
+{{- fail (printf "config.%s is no setting of kp-worker %s: docs/settings.md lists them" $name $.Chart.AppVersion) -}}
+{{- end -}}
 {{- end -}}
 {{- range $name, $values := dict
   "KP_BOOTSTRAP_SERVERS" "kafka.bootstrapServers"
@@ -71,6 +88,9 @@
 {{- with .Values.contribute -}}
 {{- if and .enabled (not .registryUrl) -}}
 {{- fail "contribute.enabled needs contribute.registryUrl: --set contribute.registryUrl=https://registry.example.org" -}}
+{{- end -}}
+{{- if .enabled -}}
+{{- include "kp-worker.checkPort" (list "contribute.registryUrl" (get (urlParse .registryUrl) "host")) -}}
 {{- end -}}
 {{- if and .enabled (not .key.existingSecret) -}}
 {{- fail "contribute.enabled needs contribute.key.existingSecret: the name of a Secret with the registry's key" -}}

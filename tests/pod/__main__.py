@@ -1,0 +1,261 @@
+"""`python -m tests.pod`: the chart's pods in a Docker engine, with their own spec, on a real broker.
+
+spec.py and kubelet.py do what the kubelet does: user, limits, read-only root, volumes, variables, probes at their
+intervals, restarts and the grace period. Under load a pod is replaced, deleted and hung; each record must be taken
+exactly once. Exit code 1 when anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml  # type: ignore[import-untyped]
+
+from tests.cluster.checks import Checks
+from tests.cluster.pods import template_pods
+from tests.cluster.programs import ProgramError, chart_tools
+from tests.engine.docker import DockerEngine, docker_engine
+from tests.engine.errors import EngineError
+from tests.engine.product import IMAGE, build_image
+from tests.pod.broker import PodBroker, pod_broker
+from tests.pod.kubelet import End, Pod
+from tests.pod.spec import Object, run_options
+from tests.support.chaos import Load, traces, wait_until
+from tests.support.kafka_fixtures import committed, consume_all, create_topics
+from tests.support.oracle import origin
+from worker.broker.kafka_jars import BrokerError
+
+CHART: Final = Path(__file__).parents[2] / "deploy" / "helm" / "kp-worker"
+VALUES: Final = Path(__file__).with_name("values.yaml")
+GROUP: Final = "pod-check"
+PARTITIONS: Final = 4
+RATE: Final = 20.0
+PATIENCE_S: Final = 240.0
+OUTPUTS: Final = ("accepted", "rejected", "dead-letter")
+LOOK: Final = """
+import json, os, pathlib
+status = dict(line.split(":", 1) for line in pathlib.Path("/proc/1/status").read_text().splitlines())
+def writable(path):
+    try:
+        pathlib.Path(path, "probe").write_text("x")
+        pathlib.Path(path, "probe").unlink()
+        return True
+    except OSError:
+        return False
+places = ["/", "/opt/kp-worker", "/etc/kp-worker/sasl", "/etc/kp-worker/ca", "/etc/kp-worker/config", "/tmp"]
+limit = [pathlib.Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
+print(json.dumps({
+    "user": [int(number) for number in status["Uid"].split() + status["Gid"].split()],
+    "capabilities": int(status["CapEff"], 16) | int(status["CapBnd"], 16),
+    "no new privileges": status["NoNewPrivs"].strip(),
+    "system calls filtered": status["Seccomp"].strip(),
+    "writable": [place for place in places if writable(place)],
+    "secret": oct(os.stat("/etc/kp-worker/sasl/password").st_mode & 0o777),
+    "API server's token": os.path.exists("/var/run/secrets/kubernetes.io"),
+    "password in a variable": any("marker-password" in value for value in os.environ.values()),
+    "memory": next(int(path.read_text()) for path in limit if path.exists()),
+}))
+"""
+
+
+class PodCheck:
+    """Starts the chart's pods in an engine, and looks at them."""
+
+    def __init__(
+        self, engine: DockerEngine, network: str, broker: PodBroker, helm: Path, directory: Path, check: Checks
+    ) -> None:
+        self._engine = engine
+        self._network = network
+        self._broker = broker
+        self._helm = helm
+        self._directory = directory
+        self._check = check
+
+    def pods(self, *values: str) -> dict[str, Object]:
+        """Render the chart; return owner -> pod, and remember its ConfigMaps."""
+        command: list[str | Path] = [
+            self._helm,
+            "template",
+            "kp-worker",
+            CHART,
+            "--namespace",
+            "scoring",
+            "--values",
+            VALUES,
+        ]
+        command += ["--set", f"kafka.bootstrapServers={self._broker.inside}", *values]
+        done = subprocess.run(command, text=True, capture_output=True, check=False)
+        if done.returncode:
+            raise ProgramError(f"helm template: {done.stderr}")
+        documents = [item for item in yaml.safe_load_all(done.stdout) if item]
+        self._sources = {
+            **self._broker.secrets,
+            **{
+                ("ConfigMap", item["metadata"]["name"]): {k: v.encode() for k, v in item["data"].items()}
+                for item in documents
+                if item["kind"] == "ConfigMap"
+            },
+        }
+        return template_pods({f"{item['kind']}/{item['metadata']['name']}": item for item in documents})
+
+    def start(self, pod: Object, name: str) -> Pod:
+        """Run a pod under a name."""
+        pod = copy.deepcopy(pod)
+        pod["metadata"]["name"] = name
+        options = run_options(pod, IMAGE, self._network, self._directory / name, self._sources)
+        (container,) = pod["spec"]["containers"]
+        self._check(f"{name}: the image of the chart is the one that was built", container["image"], IMAGE)
+        return Pod(name, container, pod["spec"]["terminationGracePeriodSeconds"], options, self._docker)
+
+    def wait(self, pod: Pod, *, ready: bool = True) -> None:
+        """Wait until a pod is ready."""
+        good = wait_until(lambda: pod.ready == ready, PATIENCE_S)
+        self._check(f"{pod.name}: ready is {ready}", good, True)
+        if not good:
+            print(pod.log()[-3000:])
+
+    def ended(self, pod: Pod, end: End) -> None:
+        """Look at how a pod ended that was deleted."""
+        self._check(f"{pod.name}: exit code after SIGTERM", end.code, 0)
+        self._check(f"{pod.name}: ended within its grace period of {pod.grace} s", end.seconds < pod.grace, True)
+        self._check(f"{pod.name}: out of memory", end.out_of_memory, False)
+
+    def inside(self, pod: Pod) -> None:
+        """Look at a running pod from inside."""
+        found: dict[str, Any] = json.loads(pod.inside("python", "-c", LOOK))
+        expected = {
+            "user": [10001] * 8,
+            "capabilities": 0,
+            "no new privileges": "1",
+            "system calls filtered": "2",
+            "writable": ["/tmp"],
+            "secret": "0o440",
+            "API server's token": False,
+            "password in a variable": False,
+            "memory": 2**30,
+        }
+        for what, value in expected.items():
+            self._check(f"{pod.name}: {what}", found[what], value)
+
+    def _docker(self, *arguments: str) -> str:
+        return self._engine.docker(*arguments).stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.pod", description=__doc__)
+    parser.add_argument("--no-build", action="store_true", help="the image is in the engine already")
+    options = parser.parse_args()
+    check = Checks()
+    began = time.monotonic()
+    try:
+        helm, _ = chart_tools()
+        with docker_engine() as engine, tempfile.TemporaryDirectory(prefix="kp-pod-") as directory:
+            print(engine.name)
+            if not options.no_build or not engine.has(IMAGE):
+                build_image(engine)
+            network = f"kp-pod-{int(time.time())}"
+            engine.docker("network", "create", network)
+            try:
+                gateway = engine.docker("network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", network)
+                with pod_broker(gateway.stdout.strip(), Path(directory)) as broker:
+                    run(PodCheck(engine, network, broker, helm, Path(directory), check), broker, check)
+            finally:
+                left = engine.attempt("ps", "--all", "--quiet", "--filter", f"network={network}").stdout.split()
+                if left:
+                    engine.attempt("rm", "--force", "--volumes", *left)
+                engine.attempt("network", "rm", network)
+    except (EngineError, ProgramError, BrokerError, AssertionError) as error:
+        print(f"FAIL  {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(f"{check.made} checks in {time.monotonic() - began:.0f} s, {check.failed} failed")
+    return 1 if check.failed else 0
+
+
+def run(pods: PodCheck, broker: PodBroker, check: Checks) -> None:
+    """Make all checks."""
+    rendered = pods.pods()
+    worker, contribute = rendered["Deployment/kp-worker"], rendered["Deployment/kp-worker-contribute"]
+    create_topics(broker.loopback, {"traces": PARTITIONS})
+    load = Load(broker.loopback, "traces", traces(seed=1, partitions=PARTITIONS), 100, RATE, open_end=True)
+    load.start()
+    first = pods.start(worker, "worker-a")
+    pods.wait(first)
+    pods.inside(first)
+    replaced_under_load(pods, worker, first)
+    wait_for_registry(pods, contribute)
+    hung_under_load(pods, worker, check)
+    ends = load.finish(PATIENCE_S)
+    last = pods.start(worker, "worker-d")
+    done = wait_until(lambda: committed(broker.loopback, GROUP, "traces") == dict(ends), PATIENCE_S)
+    check("every record is committed", done, True)
+    pods.ended(last, last.delete())
+    exactly_once(broker, load.sent, check)
+    mistyped_setting(pods, check)
+
+
+def replaced_under_load(pods: PodCheck, worker: Object, first: Pod) -> None:
+    """An update of a Deployment: one pod more, then one less; then all are deleted."""
+    second = pods.start(worker, "worker-b")
+    pods.wait(second)
+    pods.ended(first, first.delete())
+    time.sleep(5)  # of load, which the second one takes over
+    pods.ended(second, second.delete())
+
+
+def wait_for_registry(pods: PodCheck, contribute: Object) -> None:
+    """No registry answers: `contribute` is alive and not ready, and ends in order."""
+    pod = pods.start(contribute, "contribute-a")
+    started = wait_until(lambda: pod.liveness.successes >= 2, PATIENCE_S)
+    pods._check("contribute-a: started and alive without a registry", started, True)
+    pods._check("contribute-a: ready without a registry", pod.ready, False)
+    pods._check("contribute-a: restarts", pod.restarts, 0)
+    pods.ended(pod, pod.delete())
+
+
+def hung_under_load(pods: PodCheck, worker: Object, check: Checks) -> None:
+    """A worker that hangs is killed by its liveness probe, and comes back."""
+    pod = pods.start(worker, "worker-c")
+    pods.wait(pod)
+    pods._docker("kill", "--signal", "STOP", pod.name)
+    check("worker-c: restarted after it hung", wait_until(lambda: pod.restarts == 1, PATIENCE_S), True)
+    check("worker-c: exit code of the hung one", pod.ends[0].code, 137)
+    pods.wait(pod)
+    pods.ended(pod, pod.delete())
+
+
+def exactly_once(broker: PodBroker, sent: int, check: Checks) -> None:
+    """Each record of the source has one output, in one of the three topics."""
+    places: Counter[Sequence[int]] = Counter()
+    for kind in OUTPUTS:
+        places.update(origin(kind, record) for record in consume_all(broker.loopback, f"traces.{kind}"))
+    source = {(record.partition, record.offset) for record in consume_all(broker.loopback, "traces")}
+    check("records of the source", len(source), sent)
+    check("lost", len(source - places.keys()), 0)
+    check("published twice", sum(count > 1 for count in places.values()), 0)
+    check("outputs", sum(places.values()), sent)
+
+
+def mistyped_setting(pods: PodCheck, check: Checks) -> None:
+    """A setting that no schema of the chart knows: the worker names it, and the kubelet would start it again."""
+    rendered = pods.pods("--set", "config.KP_TRESHOLD=0.8")
+    pod = pods.start(rendered["Deployment/kp-worker"], "worker-e")
+    check("worker-e: ended", wait_until(lambda: pod.restarts >= 1, PATIENCE_S), True)
+    pod.delete()
+    check("worker-e: exit code", pod.ends[0].code, 2)
+    check("worker-e: its log names the setting", "KP_TRESHOLD" in pod.ends[0].log, True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
