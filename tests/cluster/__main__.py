@@ -30,6 +30,7 @@ from worker.broker.kafka_jars import BrokerError
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "deploy" / "helm" / "kp-worker"
 ROLE: Final = ROOT / "deploy" / "helm" / "installer-role.yaml"
+LATER: Final = "99.0.0"
 LEAST: Final = ("--set", "kafka.bootstrapServers=kafka:9092")
 
 NAMESPACES: Final[list[Object]] = [
@@ -82,11 +83,11 @@ def run(server: ApiServer, check: Checks) -> None:
     installer = Client(server, server.kubeconfig(INSTALLER))
     found = json.loads(admin.kubectl("version", "--output=json"))
     check("version of the API server", found["serverVersion"]["gitVersion"], server.programs.version)
-    package = prepare(server, admin)
+    package, later = prepare(server, admin)
     without_crds(installer, package, check)
     install_crds(admin, server.programs.crds)
     configurations = {"default values": LEAST, **ci_files()}
-    lifecycle = Lifecycle(installer, admin, package, check)
+    lifecycle = Lifecycle(installer, admin, package, later, check)
     for title, values in configurations.items():
         pods = lifecycle.install(title, values)
         admit(admin, title, pods, check)
@@ -106,14 +107,16 @@ def ci_files() -> dict[str, Sequence[str]]:
     return {path.stem: ("--values", str(path)) for path in sorted((CHART / "ci").glob("*.yaml"))}
 
 
-def prepare(server: ApiServer, admin: Client) -> Path:
-    """Make namespace, accounts and rights, and package the chart; return the package."""
+def prepare(server: ApiServer, admin: Client) -> tuple[Path, Path]:
+    """Make namespace, accounts and rights, and package the chart; return it and a later version of it."""
     for document in NAMESPACES + SURROUNDINGS:
         admin.create(document)
     admin.kubectl("apply", f"--filename={ROLE}")
     admin.kubectl("create", "rolebinding", "installer", "--role=kp-worker-installer", f"--user={INSTALLER}")
-    admin.helm("package", str(CHART), "--destination", str(server.directory))
-    return next(server.directory.glob("kp-worker-*.tgz"))
+    for directory, version in (("packages", ()), ("later", ("--version", LATER))):
+        admin.helm("package", str(CHART), "--destination", str(server.directory / directory), *version)
+    package, later = (next((server.directory / name).glob("*.tgz")) for name in ("packages", "later"))
+    return package, later
 
 
 def install_crds(admin: Client, directory: Path) -> None:

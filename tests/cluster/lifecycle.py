@@ -17,12 +17,13 @@ Check = Callable[[str, object, object], None]
 
 
 class Lifecycle:
-    """Installs, upgrades, rolls back and uninstalls; `check` is told what was found and what was expected."""
+    """Installs, upgrades (also to a later version of the chart), rolls back and uninstalls."""
 
-    def __init__(self, installer: Client, admin: Client, package: Path, check: Check) -> None:
+    def __init__(self, installer: Client, admin: Client, package: Path, later: Path, check: Check) -> None:
         self._installer = installer
         self._admin = admin
         self._package = str(package)
+        self._later = str(later)
         self._check = check
 
     def install(self, title: str, values: Sequence[str]) -> dict[str, Object]:
@@ -33,11 +34,12 @@ class Lifecycle:
         return template_pods(self._live())
 
     def change(self, title: str, values: Sequence[str]) -> None:
-        """Upgrade the installed release without a change and with one, and roll it back."""
+        """Upgrade the installed release without a change, then with a setting and the next chart; roll it back."""
         first, pods = versions(self._live()), template_pods(self._live())
         self._helm("upgrade", *values)
         self._check(f"{title}: the same upgrade changes no object", versions(self._live()) == first, True)
-        self._helm("upgrade", *values, *CHANGE)
+        later = self._installer.helm("upgrade", RELEASE, self._later, *values, *CHANGE)
+        self._check_silent("helm upgrade", later)
         self._matches(f"{title}: upgrade")
         changed = template_pods(self._live())
         rolled = [owner for owner in pods if changed[owner]["spec"] != pods[owner]["spec"]]
