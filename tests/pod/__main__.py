@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import yaml  # type: ignore[import-untyped]
 
@@ -29,7 +29,7 @@ from tests.engine.errors import EngineError
 from tests.engine.product import IMAGE, build_image
 from tests.pod.broker import PodBroker, pod_broker
 from tests.pod.kubelet import End, Pod
-from tests.pod.spec import Object, run_options
+from tests.pod.spec import Object, container_name, run_options
 from tests.support.chaos import Load, traces, wait_until
 from tests.support.kafka_fixtures import committed, consume_all, create_topics
 from tests.support.oracle import origin
@@ -80,9 +80,18 @@ class PodCheck:
         self._helm = helm
         self._directory = directory
         self._check = check
+        self._started: list[Pod] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pod in self._started:
+            pod.leave()
 
     def pods(self, *values: str) -> dict[str, Object]:
         """Render the chart; return owner -> pod, and remember its ConfigMaps."""
+        # --kube-version: a helm that Go has built claims an old one.
         command: list[str | Path] = [
             self._helm,
             "template",
@@ -90,10 +99,10 @@ class PodCheck:
             CHART,
             "--namespace",
             "scoring",
-            "--values",
-            VALUES,
+            "--kube-version",
+            "1.31",
         ]
-        command += ["--set", f"kafka.bootstrapServers={self._broker.inside}", *values]
+        command += ["--values", VALUES, "--set", f"kafka.bootstrapServers={self._broker.inside}", *values]
         done = subprocess.run(command, text=True, capture_output=True, check=False)
         if done.returncode:
             raise ProgramError(f"helm template: {done.stderr}")
@@ -115,7 +124,10 @@ class PodCheck:
         options = run_options(pod, IMAGE, self._network, self._directory / name, self._sources)
         (container,) = pod["spec"]["containers"]
         self._check(f"{name}: the image of the chart is the one that was built", container["image"], IMAGE)
-        return Pod(name, container, pod["spec"]["terminationGracePeriodSeconds"], options, self._docker)
+        identity = container_name(self._network, pod)
+        grace = pod["spec"]["terminationGracePeriodSeconds"]
+        self._started.append(Pod(name, identity, container, grace, options, self._docker))
+        return self._started[-1]
 
     def wait(self, pod: Pod, *, ready: bool = True) -> None:
         """Wait until a pod is ready."""
@@ -167,8 +179,11 @@ def main() -> int:
             engine.docker("network", "create", network)
             try:
                 gateway = engine.docker("network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", network)
-                with pod_broker(gateway.stdout.strip(), Path(directory)) as broker:
-                    run(PodCheck(engine, network, broker, helm, Path(directory), check), broker, check)
+                with (
+                    pod_broker(gateway.stdout.strip(), Path(directory)) as broker,
+                    PodCheck(engine, network, broker, helm, Path(directory), check) as pods,
+                ):
+                    run(pods, broker, check)
             finally:
                 left = engine.attempt("ps", "--all", "--quiet", "--filter", f"network={network}").stdout.split()
                 if left:
@@ -228,7 +243,7 @@ def hung_under_load(pods: PodCheck, worker: Object, check: Checks) -> None:
     """A worker that hangs is killed by its liveness probe, and comes back."""
     pod = pods.start(worker, "worker-c")
     pods.wait(pod)
-    pods._docker("kill", "--signal", "STOP", pod.name)
+    pods._docker("kill", "--signal", "STOP", pod.identity)
     check("worker-c: restarted after it hung", wait_until(lambda: pod.restarts == 1, PATIENCE_S), True)
     check("worker-c: exit code of the hung one", pod.ends[0].code, 137)
     pods.wait(pod)

@@ -82,6 +82,7 @@ class Pod:
     """A running pod. `delete` ends it; `events` says what happened, with the seconds since its start."""
 
     name: str
+    identity: str
     container: dict[str, Any]
     grace: int
     options: Sequence[str]
@@ -105,17 +106,21 @@ class Pod:
 
     def delete(self) -> End:
         """End the pod as `kubectl delete pod` does."""
+        self.leave()
+        return self._end()
+
+    def leave(self) -> None:
+        """Stop to watch the container, which then is never restarted."""
         self._deleted.set()
         self._thread.join()
-        return self._end()
 
     def inside(self, *command: str) -> str:
         """Run a command in the container, as its user."""
-        return self.docker("exec", self.name, *command)
+        return self.docker("exec", self.identity, *command)
 
     def log(self) -> str:
         """Return what the container has printed."""
-        return self.docker("logs", self.name)
+        return self.docker("logs", self.identity)
 
     def _start(self) -> None:
         self.started = self.ready = False
@@ -124,12 +129,12 @@ class Pod:
         )
         self.docker("run", *self.options)
         networks = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-        self.address = self.docker("inspect", "--format", networks, self.name).strip()
+        self.address = self.docker("inspect", "--format", networks, self.identity).strip()
         self._say("started")
 
     def _watch(self) -> None:
         while not self._deleted.wait(TICK_S):
-            if self.docker("inspect", "--format", "{{.State.Running}}", self.name).strip() != "true":
+            if self.docker("inspect", "--format", "{{.State.Running}}", self.identity).strip() != "true":
                 self._restart("the container ended by itself")
             elif not self.started:
                 if self._due(self.startup):
@@ -165,11 +170,11 @@ class Pod:
 
     def _end(self) -> End:
         began = time.monotonic()
-        self.docker("stop", "--time", str(self.grace), self.name)
+        self.docker("stop", "--time", str(self.grace), self.identity)
         seconds = time.monotonic() - began
-        state = self.docker("inspect", "--format", "{{.State.ExitCode}} {{.State.OOMKilled}}", self.name).split()
+        state = self.docker("inspect", "--format", "{{.State.ExitCode}} {{.State.OOMKilled}}", self.identity).split()
         end = End(int(state[0]), seconds, state[1] == "true", self.log())
-        self.docker("rm", "--force", "--volumes", self.name)
+        self.docker("rm", "--force", "--volumes", self.identity)
         self._say(f"exit code {end.code} after {seconds:.1f} s")
         return end
 

@@ -43,9 +43,8 @@ def run_options(pod: Object, image: str, network: str, directory: Path, sources:
     """
     spec = pod["spec"]
     (container,) = spec["containers"]
-    name = pod["metadata"]["name"]
     return [
-        "--detach", "--name", name, "--hostname", name, "--network", network,
+        "--detach", "--name", container_name(network, pod), "--hostname", pod["metadata"]["name"], "--network", network,
         "--no-healthcheck",  # the kubelet knows its own probes alone
         *_security(spec["securityContext"], container["securityContext"]),
         *_resources(container["resources"]),
@@ -53,6 +52,11 @@ def run_options(pod: Object, image: str, network: str, directory: Path, sources:
         *_mounts(spec, container, directory, sources),
         image, *container["args"],
     ]  # fmt: skip
+
+
+def container_name(network: str, pod: Object) -> str:
+    """Return the name that no other run in the engine uses."""
+    return f"{network}-{pod['metadata']['name']}"
 
 
 def environment(pod: Object, sources: Sources) -> dict[str, str]:
