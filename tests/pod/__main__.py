@@ -126,7 +126,7 @@ class PodCheck:
         self._check(f"{name}: the image of the chart is the one that was built", container["image"], IMAGE)
         identity = container_name(self._network, pod)
         grace = pod["spec"]["terminationGracePeriodSeconds"]
-        self._started.append(Pod(name, identity, container, grace, options, self._docker))
+        self._started.append(Pod(name, identity, container, grace, options, self.docker))
         return self._started[-1]
 
     def wait(self, pod: Pod, *, ready: bool = True) -> None:
@@ -159,7 +159,8 @@ class PodCheck:
         for what, value in expected.items():
             self._check(f"{pod.name}: {what}", found[what], value)
 
-    def _docker(self, *arguments: str) -> str:
+    def docker(self, *arguments: str) -> str:
+        """Return the output of a docker command."""
         return self._engine.docker(*arguments).stdout
 
 
@@ -209,7 +210,7 @@ def run(pods: PodCheck, broker: PodBroker, check: Checks) -> None:
     pods.wait(first)
     pods.inside(first)
     replaced_under_load(pods, worker, first)
-    wait_for_registry(pods, contribute)
+    wait_for_registry(pods, contribute, check)
     hung_under_load(pods, worker, check)
     ends = load.finish(PATIENCE_S)
     last = pods.start(worker, "worker-d")
@@ -217,7 +218,7 @@ def run(pods: PodCheck, broker: PodBroker, check: Checks) -> None:
     check("every record is committed", done, True)
     pods.ended(last, last.delete())
     exactly_once(broker, load.sent, check)
-    mistyped_setting(pods, check)
+    wrong_value(pods, check)
 
 
 def replaced_under_load(pods: PodCheck, worker: Object, first: Pod) -> None:
@@ -229,13 +230,13 @@ def replaced_under_load(pods: PodCheck, worker: Object, first: Pod) -> None:
     pods.ended(second, second.delete())
 
 
-def wait_for_registry(pods: PodCheck, contribute: Object) -> None:
+def wait_for_registry(pods: PodCheck, contribute: Object, check: Checks) -> None:
     """No registry answers: `contribute` is alive and not ready, and ends in order."""
     pod = pods.start(contribute, "contribute-a")
     started = wait_until(lambda: pod.liveness.successes >= 2, PATIENCE_S)
-    pods._check("contribute-a: started and alive without a registry", started, True)
-    pods._check("contribute-a: ready without a registry", pod.ready, False)
-    pods._check("contribute-a: restarts", pod.restarts, 0)
+    check("contribute-a: started and alive without a registry", started, True)
+    check("contribute-a: ready without a registry", pod.ready, False)
+    check("contribute-a: restarts", pod.restarts, 0)
     pods.ended(pod, pod.delete())
 
 
@@ -243,7 +244,7 @@ def hung_under_load(pods: PodCheck, worker: Object, check: Checks) -> None:
     """A worker that hangs is killed by its liveness probe, and comes back."""
     pod = pods.start(worker, "worker-c")
     pods.wait(pod)
-    pods._docker("kill", "--signal", "STOP", pod.identity)
+    pods.docker("kill", "--signal", "STOP", pod.identity)
     check("worker-c: restarted after it hung", wait_until(lambda: pod.restarts == 1, PATIENCE_S), True)
     check("worker-c: exit code of the hung one", pod.ends[0].code, 137)
     pods.wait(pod)
@@ -262,14 +263,14 @@ def exactly_once(broker: PodBroker, sent: int, check: Checks) -> None:
     check("outputs", sum(places.values()), sent)
 
 
-def mistyped_setting(pods: PodCheck, check: Checks) -> None:
-    """A setting that no schema of the chart knows: the worker names it, and the kubelet would start it again."""
-    rendered = pods.pods("--set", "config.KP_TRESHOLD=0.8")
+def wrong_value(pods: PodCheck, check: Checks) -> None:
+    """A value that the chart does not know to be wrong: the worker names it, and is started again."""
+    rendered = pods.pods("--set", "config.KP_THRESHOLD=high")
     pod = pods.start(rendered["Deployment/kp-worker"], "worker-e")
     check("worker-e: ended", wait_until(lambda: pod.restarts >= 1, PATIENCE_S), True)
     pod.delete()
-    check("worker-e: exit code", pod.ends[0].code, 2)
-    check("worker-e: its log names the setting", "KP_TRESHOLD" in pod.ends[0].log, True)
+    check("worker-e: exit code of a wrong value", pod.ends[0].code, 2)
+    check("worker-e: its log names the setting", "KP_THRESHOLD" in pod.ends[0].log, True)
 
 
 if __name__ == "__main__":
