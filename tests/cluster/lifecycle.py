@@ -73,6 +73,8 @@ class Lifecycle:
         self._admin.kubectl("scale", "deployment", RELEASE, "--replicas=7")
         self._helm("upgrade", "--reset-values", *with_keda, *CHANGE)
         self._check("replicas after an upgrade while KEDA has 7", self._replicas(), 7)
+        self._rollback(2)
+        self._check("replicas after a rollback to the revision of 5", self._replicas(), 5)
         self._helm("upgrade", "--reset-values", *without, "--set", "replicas=3")
         self._check("replicas after KEDA was switched off", self._replicas(), 3)
         self.uninstall("KEDA on and off")

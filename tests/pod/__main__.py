@@ -30,7 +30,7 @@ from tests.engine.product import IMAGE, build_image
 from tests.pod.broker import PodBroker, pod_broker
 from tests.pod.kubelet import End, Pod
 from tests.pod.spec import Object, container_name, run_options
-from tests.support.chaos import Load, traces, wait_until
+from tests.support.chaos import Load, quiet_clients, traces, wait_until
 from tests.support.kafka_fixtures import committed, consume_all, create_topics
 from tests.support.oracle import origin
 from worker.broker.kafka_jars import BrokerError
@@ -169,6 +169,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.pod", description=__doc__)
     parser.add_argument("--no-build", action="store_true", help="the image is in the engine already")
     options = parser.parse_args()
+    quiet_clients()
     check = Checks()
     began = time.monotonic()
     try:
