@@ -1,8 +1,8 @@
 """A pod's spec as the options of `docker run`: what the kubelet asks of a container runtime.
 
 Volumes become what the kubelet makes of them: a Secret or ConfigMap is a read-only directory whose files are links into
-a `..data` that is exchanged as a whole, with the pod's fsGroup; an emptyDir is a tmpfs of its
-size, which a restart of the container empties.
+a `..data` that is exchanged as a whole, with the pod's fsGroup; an emptyDir is a tmpfs of its size,
+which a restart of the container empties.
 """
 
 from __future__ import annotations
