@@ -38,9 +38,12 @@ for name in ("memory/memory.max_usage_in_bytes", "memory.peak"):
 
 
 @contextlib.contextmanager
-def load(check: Checks, seed: int) -> Iterator[None]:
-    """Publish from this machine while the block runs, then wait until the group has committed all of it."""
-    sender = Load(BOOTSTRAP, SETTINGS["KP_SOURCE_TOPIC"], traces(seed, PARTITIONS), 100, RATE, open_end=True)
+def load(check: Checks, seed: int, total: int = 0, rate: float = RATE) -> Iterator[None]:
+    """Publish from this machine while the block runs, then wait until the group has committed all of it.
+
+    total: at least as many records; rate: records a second.
+    """
+    sender = Load(BOOTSTRAP, SETTINGS["KP_SOURCE_TOPIC"], traces(seed, PARTITIONS), total, rate, open_end=True)
     sender.start()
     try:
         yield
@@ -115,9 +118,8 @@ def check_memory(check: Checks, project: Project, override: Path) -> None:
     override.write_text(json.dumps({"services": {"worker": {"mem_limit": "1g"}}}))  # JSON is YAML
     project.compose("up", "--detach", "worker", override=override)
     project.wait_healthy()
-    with load(check, 2):
-        for _ in range(3):
-            progress()
+    with load(check, 2, total=1500, rate=500.0):  # more than it can take: it always has work
+        progress()
     container = project.container("worker")
     check("memory limit in bytes", container["HostConfig"]["Memory"], 1 << 30)
     check("killed for memory, restarts", (container["State"]["OOMKilled"], container["RestartCount"]), (False, 0))
