@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test fuzz fuzz-redaction soak group-test bench lock clean
+.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak group-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -85,6 +85,15 @@ image: ## Build the container image kp-worker:VERSION with Docker (TORCH_BACKEND
 
 image-test: $(READY) ## Build the image with Docker, or buildah as root, and score traces in it on the embedded broker
 	$(BIN)/python -m tests.image $(ARGS)
+
+compose-test: $(READY) ## Run docker-compose.yml as it is: traces, alerts, restarts, kills, three workers (Docker, or as root an engine of its own)
+	$(BIN)/python -m tests.compose $(ARGS)
+
+sbom: $(READY) ## Build the image, and write what is in it into dist/ (CycloneDX)
+	$(BIN)/python -m tests.image.sbom --uv $(BIN)/uv $(ARGS)
+
+audit: $(READY) ## Ask the package index for yanked and vulnerable releases of the locks
+	$(BIN)/python deploy/checks/audit.py --uv $(BIN)/uv
 
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}

@@ -25,7 +25,7 @@ import pytest
 
 from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, unique
-from tests.support.monitoring import RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
+from tests.support.monitoring import GRAFANA, RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
 from tests.support.registry import RegistryProcess
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.broker.ports import free_ports
@@ -33,8 +33,6 @@ from worker.commands.demo_process import DemoProcess
 
 LOAD_SECONDS = 20.0
 """Enough scrapes for every rate; the first seconds belong to the start of the worker."""
-
-GRAFANA = {"$__rate_interval": "10s", "$__range": "1m", "$instance": ".*", "$contribute": ".*", "$group": ".*"}
 
 SLOW_MACHINE = {"KpLatencyBudgetBurnFast", "KpLatencyBudgetBurnSlow"}
 """May fire here as well: the check shares its cores with Kafka and Prometheus."""

@@ -67,6 +67,11 @@ class DockerEngine:
         return True
 
 
+def answers() -> bool:
+    """Return whether there is a docker command, and an engine that answers it."""
+    return shutil.which("docker") is not None and attempt(["docker", "info"]).returncode == 0
+
+
 @contextlib.contextmanager
 def docker_engine(plugins: Sequence[str] = ("buildx",)) -> Iterator[DockerEngine]:
     """Yield the engine that answers, or else one of our own until the block ends, also by Ctrl-C or SIGTERM.
@@ -74,13 +79,13 @@ def docker_engine(plugins: Sequence[str] = ("buildx",)) -> Iterator[DockerEngine
     plugins: those of docker's that must work, "buildx" or "compose"; missing ones are built from the Go module proxy.
     Raises EngineError that says what to install.
     """
-    answers = shutil.which("docker") is not None and attempt(["docker", "info"]).returncode == 0
+    own = not answers()
     with _terminated(), contextlib.ExitStack() as stack:
         env = dict(os.environ)
-        if not answers:
+        if own:
             env["DOCKER_HOST"] = stack.enter_context(own_engine())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kp-docker-")))
-        yield DockerEngine({**env, **configure(plugins, directory)}, own=not answers)
+        yield DockerEngine({**env, **configure(plugins, directory)}, own)
 
 
 @contextlib.contextmanager

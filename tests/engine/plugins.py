@@ -15,8 +15,9 @@ from tests.engine.errors import EngineError, attempt
 from worker.broker.kafka_jars import default_cache
 
 VERSIONS: Final = {
-    "buildx": "github.com/docker/buildx/cmd/buildx@v0.29.1",
-    "compose": "github.com/docker/compose/v2/cmd@v2.40.3",
+    # plugin: package@version, and the variable in which it says its own version: compose asks buildx for it
+    "buildx": ("github.com/docker/buildx/cmd/buildx@v0.29.1", "github.com/docker/buildx/version.Version"),
+    "compose": ("github.com/docker/compose/v2/cmd@v2.40.3", "github.com/docker/compose/v2/internal.Version"),
 }
 
 
@@ -36,17 +37,20 @@ def configure(names: Sequence[str], directory: Path) -> dict[str, str]:
     return {"DOCKER_CONFIG": str(directory)}
 
 
-def go_build(package: str, target: Path) -> None:
+def go_build(package: str, target: Path, *options: str) -> None:
     """Build PACKAGE@VERSION from the Go module proxy into a file. Raises EngineError without Go or the modules."""
     if shutil.which("go") is None:
         raise EngineError(f"{target.name} is missing, and so is Go to build it: install either (on Debian: golang)")
     print(f"building {package} from the Go module proxy, once: some minutes", flush=True)
-    path, _, _version = package.partition("@")
+    path = package.partition("@")[0]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kp-go-") as directory:
         Path(directory, "go.mod").write_text("module built\n")
         fresh = target.with_name(f".{target.name}.{os.getpid()}")
-        for command in (["go", "get", "-tool", package], ["go", "build", "-trimpath", "-o", str(fresh), path]):
+        for command in (
+            ["go", "get", "-tool", package],
+            ["go", "build", *options, "-o", str(fresh), path],
+        ):
             done = subprocess.run(["nice", *command], cwd=directory, check=False, capture_output=True, text=True)
             if done.returncode != 0:
                 raise EngineError(f"`{' '.join(command)}` failed: {done.stderr[-2000:]}")
@@ -54,8 +58,9 @@ def go_build(package: str, target: Path) -> None:
 
 
 def _built(name: str) -> Path:
-    package = VERSIONS[name]
-    target = default_cache() / "docker-plugins" / package.rpartition("@")[2] / f"docker-{name}"
+    package, variable = VERSIONS[name]
+    version = package.rpartition("@")[2]
+    target = default_cache() / "docker-plugins" / version / f"docker-{name}"
     if not target.exists():
-        go_build(package, target)
+        go_build(package, target, f"-ldflags=-s -w -X {variable}={version}")
     return target

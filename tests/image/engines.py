@@ -6,22 +6,22 @@ environment and command that the image names: read-only, a tmpfs on /tmp, no pri
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCKERFILE = "deploy/Dockerfile"
-BASE = "python:3.12-slim"
-STAND_IN = "localhost/kp-worker-base:python-3.12"
+from tests.engine.base import PYTHON_CONFIG, PYTHON_NAME, python_base
+from tests.engine.docker import DockerEngine, answers, docker_engine
+from tests.engine.errors import EngineError, attempt, call
+from tests.engine.own import missing
+from tests.engine.product import ROOT, build_image
 
-
-class EngineError(Exception):
-    """No engine, or it cannot do what is asked; the message says what to install."""
+STAND_IN: Final = "localhost/kp-worker-base:python-3.12"
 
 
 class Engine(Protocol):
@@ -48,46 +48,52 @@ class Engine(Protocol):
         """Remove the container."""
 
 
-def find_engine() -> Engine:
-    """Return Docker where its engine answers, else buildah. Raises EngineError that says what to install."""
-    if shutil.which("docker") and _run(["docker", "info"], check=False).returncode == 0:
-        return Docker()
-    if shutil.which("buildah") and os.geteuid() == 0:
-        return Buildah()
-    raise EngineError(
-        "no container engine: this test needs Docker with its engine running, or, as root, buildah (on Debian: apt-get "
-        "install buildah, and debootstrap where no container registry can be reached)"
-    )
+@contextlib.contextmanager
+def image_engine(program: str | None = None) -> Iterator[Engine]:
+    """Yield Docker (the engine that answers, or one of our own), else buildah; `program` names one of the two.
+
+    Raises EngineError that says what to install.
+    """
+    if program != "buildah" and (answers() or not missing()):
+        with docker_engine() as engine:
+            yield Docker(engine)
+    elif program != "docker" and shutil.which("buildah") and os.geteuid() == 0:
+        yield Buildah()
+    else:
+        raise EngineError(
+            f"no container engine: this test needs {program or 'Docker'} (as root, an engine is started where none "
+            "answers; on Debian: apt-get install docker.io debootstrap), or, as root, buildah (apt-get install buildah "
+            "debootstrap)"
+        )
 
 
 class Docker:
     """A Docker engine. The container uses the host's network, where the embedded broker listens on loopback."""
 
-    name = "docker"
-
-    def __init__(self) -> None:
+    def __init__(self, engine: DockerEngine) -> None:
+        self.name = engine.name
+        self._engine = engine
         self._container = f"kp-worker-image-test-{os.getpid()}"
 
     def build(self, tag: str, arguments: Mapping[str, str]) -> str:
-        _build(["docker", "build"], tag, arguments)
-        return arguments.get("BASE", BASE)
+        return build_image(self._engine, tag, arguments)
 
     def config(self, tag: str) -> dict[str, Any]:
-        return json.loads(_run(["docker", "image", "inspect", "--format", "{{json .Config}}", tag]).stdout)  # type: ignore[no-any-return]
+        return json.loads(self._engine.docker("image", "inspect", "--format", "{{json .Config}}", tag).stdout)  # type: ignore[no-any-return]
 
     def size(self, tag: str) -> str:
-        return _run(["docker", "images", "--format", "{{.Size}}", tag]).stdout.strip()
+        return self._engine.docker("images", "--format", "{{.Size}}", tag).stdout.strip()
 
     def run(self, tag: str, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
         limits = ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         command = ["docker", "run", "--rm", "--name", self._container, "--network", "host", *limits]
-        return _start([*command, *_options("--env", env), tag], log)
+        return _start([*command, *_options("--env", env), tag], log, self._engine.env)
 
     def execute(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        return _run(["docker", "exec", *_options("--env", env), self._container, *command], check=False)
+        return self._engine.attempt("exec", *_options("--env", env), self._container, *command)
 
     def close(self) -> None:
-        _run(["docker", "rm", "--force", self._container], check=False)
+        self._engine.attempt("rm", "--force", self._container)
 
 
 class Buildah:
@@ -111,36 +117,42 @@ class Buildah:
 
     def build(self, tag: str, arguments: Mapping[str, str]) -> str:
         base = arguments.get("BASE") or self._base()
-        command = ["buildah", "bud", "--isolation", "chroot", "--layers", "--format", "docker"]
-        _build(command, tag, {**arguments, "BASE": base})
+        options = _options("--build-arg", {**arguments, "BASE": base})
+        command = ["buildah", "bud", "--isolation", "chroot", "--layers", "--format", "docker", *options]
+        command += ["--file", "deploy/Dockerfile", "--tag", tag, "."]
+        if (code := subprocess.run(command, check=False, cwd=ROOT).returncode) != 0:
+            raise EngineError(f"`{' '.join(command)}` failed with exit code {code}")
         return base
 
     def _base(self) -> str:
-        for name in (STAND_IN, BASE):
-            if _run(["buildah", "images", "--quiet", name], check=False).returncode == 0:
+        """Return an image that is here, one that can be pulled, or the stand-in: the tarball that Docker takes too."""
+        for name in (STAND_IN, PYTHON_NAME):
+            if attempt(["buildah", "images", "--quiet", name]).returncode == 0:
                 return name
-        if _run(["buildah", "pull", BASE], check=False).returncode == 0:
-            return BASE
-        if shutil.which("debootstrap") is None:
-            raise EngineError(
-                "python:3.12-slim cannot be pulled, and without debootstrap no stand-in can be made: apt-get install "
-                "debootstrap, or name a base image that is here with --build-arg BASE=..."
-            )
-        print(f"python:3.12-slim cannot be pulled: making {STAND_IN} from this machine's Debian and Python 3.12")
-        subprocess.run([Path(__file__).with_name("stand_in_base.sh"), STAND_IN, _python_312()], check=True)
+        if attempt(["buildah", "pull", PYTHON_NAME]).returncode == 0:
+            return PYTHON_NAME
+        tarball = python_base()
+        container = call(["buildah", "from", "scratch"]).stdout.strip()
+        try:
+            call(["buildah", "add", container, tarball, "/"])
+            (command,) = PYTHON_CONFIG["CMD"]
+            call(["buildah", "config", "--cmd", command, *_options("--env", PYTHON_CONFIG["ENV"]), container])
+            call(["buildah", "commit", "--quiet", "--format", "docker", container, STAND_IN])
+        finally:
+            attempt(["buildah", "rm", container])
         return STAND_IN
 
     def config(self, tag: str) -> dict[str, Any]:
-        described = json.loads(_run(["buildah", "inspect", "--type", "image", tag]).stdout)
+        described = json.loads(call(["buildah", "inspect", "--type", "image", tag]).stdout)
         return described["Docker"]["config"]  # type: ignore[no-any-return]
 
     def size(self, tag: str) -> str:
-        return _run(["buildah", "images", "--format", "{{.Size}}", tag]).stdout.strip()
+        return call(["buildah", "images", "--format", "{{.Size}}", tag]).stdout.strip()
 
     def run(self, tag: str, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
         config = self.config(tag)
-        self._container = _run(["buildah", "from", "--pull-never", tag]).stdout.strip()
-        root = _run(["buildah", "mount", self._container]).stdout.strip()
+        self._container = call(["buildah", "from", "--pull-never", tag]).stdout.strip()
+        root = call(["buildah", "mount", self._container]).stdout.strip()
         self._env = {**dict(item.split("=", 1) for item in config["Env"]), **env}
         self._user = config["User"]
         inside = ["chroot", f"--userspec={self._user}", "--groups=", root, "setpriv", "--no-new-privs"]
@@ -155,35 +167,16 @@ class Buildah:
         user, group = self._user.split(":")
         enter = ["nsenter", f"--target={self._process.pid}", "--mount", "--root", "--wd"]
         enter += [f"--setuid={user}", f"--setgid={group}"]
-        return _run([*enter, "env", "-i", *_options("", {**self._env, **env}), *command], check=False)
+        return attempt([*enter, "env", "-i", *_options("", {**self._env, **env}), *command])
 
     def close(self) -> None:
         if self._container:
-            _run(["buildah", "rm", self._container], check=False)
+            attempt(["buildah", "rm", self._container])
 
 
-def _python_312() -> str:
-    """Return a Python 3.12 of this machine, also one of pyenv's that is not the chosen one."""
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    candidates = [*sorted(pyenv.glob("versions/3.12.*/bin/python3.12")), shutil.which("python3.12")]
-    for candidate in filter(None, candidates):
-        if _run([str(candidate), "--version"], check=False).returncode == 0:
-            return str(candidate)
-    raise EngineError("the stand-in for python:3.12-slim needs a Python 3.12 on this machine, and there is none")
-
-
-def _build(command: Sequence[str], tag: str, arguments: Mapping[str, str]) -> None:
-    options = [*_options("--build-arg", arguments), "--file", DOCKERFILE, "--tag", tag]
-    subprocess.run([*command, *options, "."], check=True, cwd=ROOT)
-
-
-def _options(name: str, values: Mapping[str, str]) -> list[str]:
-    pairs = [f"{key}={value}" for key, value in values.items()]
-    return [part for pair in pairs for part in (name, pair)] if name else pairs
-
-
-def _run(command: Sequence[str], check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, check=check, text=True, capture_output=True)
+def _options(name: str, values: Mapping[str, str] | Sequence[str]) -> list[str]:
+    pairs = [f"{key}={value}" for key, value in values.items()] if isinstance(values, Mapping) else values
+    return [part for pair in pairs for part in (name, pair)] if name else list(pairs)
 
 
 def _start(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

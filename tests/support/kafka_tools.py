@@ -19,16 +19,21 @@ CLASSES: Final = {
 }
 
 
-def write_scripts(directory: Path) -> None:
-    """Write the scripts into a directory, to be put on the PATH. Raises BrokerError if the jar cannot be fetched."""
-    runtime = install(default_cache())
+def tools_jar() -> Path:
+    """Return the checked jar of Kafka's tools. Raises BrokerError if it cannot be fetched."""
     jars = default_cache() / "kafka-tools"
     jars.mkdir(parents=True, exist_ok=True)
     jar = jars / TOOLS_JAR.name
     if not jar.exists():
         fetch(TOOLS_JAR, jars)
     check(TOOLS_JAR, jar)
-    path = f"{runtime.class_path}{os.pathsep}{jar}"
+    return jar
+
+
+def write_scripts(directory: Path) -> None:
+    """Write the scripts into a directory, to be put on the PATH. Raises BrokerError if the jar cannot be fetched."""
+    runtime = install(default_cache())
+    path = f"{runtime.class_path}{os.pathsep}{tools_jar()}"
     for name, class_name in CLASSES.items():
         script = directory / name
         java = f'"{runtime.java}" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "{path}"'

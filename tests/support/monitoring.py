@@ -23,6 +23,9 @@ SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), 
 
 BY_PROMETHEUS = {"up", "ALERTS"}
 
+GRAFANA = {"$__rate_interval": "10s", "$__range": "1m", "$instance": ".*", "$contribute": ".*", "$group": ".*"}
+"""What stands for the variables of the dashboard in a query that is asked without Grafana."""
+
 
 class Query(NamedTuple):
     """A query and where it stands."""
