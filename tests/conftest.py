@@ -76,6 +76,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kafka")
         if folder in ("crash", "model"):
             item.add_marker(folder)
+        for mark in item.iter_markers("since_kafka"):
+            version, reason = mark.args
+            item.add_marker(pytest.mark.skipif(not kafka_versions.since(version), reason=f"Kafka {version}: {reason}"))
     items.sort(key=lambda item: TIERS.index(tier(item.path) or TIERS[-1]))
 
 

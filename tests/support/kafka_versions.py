@@ -19,6 +19,8 @@ from worker.broker.kafka_jars import KAFKA_VERSION, BrokerError, Jre, Runtime, d
 LOCKS = Path(__file__).parents[1] / "data" / "kafka"
 JAVA = LOCKS / "java.txt"
 
+_used = [KAFKA_VERSION]
+
 log = logging.getLogger(__name__)
 
 
@@ -37,8 +39,14 @@ def chosen(wanted: str) -> str:
 
 def use(version: str) -> None:
     """Let every EmbeddedKafka of this process run this release."""
+    _used.append(version)
     if version != KAFKA_VERSION:
         EmbeddedKafka.default_runtime = staticmethod(lambda: runtime(version))
+
+
+def since(version: str) -> bool:
+    """Whether the release in use is this one or a later one, such as 3.6."""
+    return _numbers(_used[-1]) >= _numbers(version)
 
 
 def runtime(version: str) -> Runtime:
