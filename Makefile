@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check snippet-check dist image image-test fuzz fuzz-redaction soak group-test bench lock clean
+.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check snippet-check dist image image-test fuzz fuzz-redaction soak group-test upgrade-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -93,6 +93,9 @@ contribute-crash: $(READY) ## Kill contribute and restart a faulty registry whil
 	$(BIN)/python -m tests.contribute_crash $(ARGS)
 group-test: $(READY) ## Scope group: 4 workers, 20 kills, joins, leaves, 2 broker restarts; each nearest trace judged (5 minutes)
 	$(BIN)/python -m pytest tests/group_chaos.py -s $(ARGS)
+
+upgrade-test: $(READY) ## Rolling upgrade from the first release to this worker under load, and back (ARGS="--seconds 60 --kafka 3.9"; needs the whole git history)
+	$(BIN)/python -m tests.upgrade $(ARGS)
 
 bench: $(MODEL) ## Speed against peers, as ratios of one run (about 50 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)

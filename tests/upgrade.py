@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -44,6 +45,8 @@ class Run:
     ends: Mapping[int, int] = field(default_factory=dict)
     skipped: float = 0.0
     """Changelog entries that today's workers did not take."""
+    returned: float = 0.0
+    """The same of the old workers, on the way back."""
 
 
 def roll(bootstrap: str, env: Mapping[str, str], old: Fleet, new: Fleet, load: Load, seconds: float) -> Run:
@@ -62,8 +65,9 @@ def roll(bootstrap: str, env: Mapping[str, str], old: Fleet, new: Fleet, load: L
     time.sleep(seconds)
     run.skipped = sum(slot.process.metric("kp_changelog_entries_skipped_total") for slot in news)
     run.back = committed(bootstrap, env["KP_GROUP_ID"], env["KP_SOURCE_TOPIC"])
+    again = []
     for worker in news:
-        _join(old)
+        again.append(_join(old))
         new.remove(worker)
         _say("a worker of today is replaced by an old one")
         time.sleep(seconds / 4)
@@ -71,6 +75,7 @@ def roll(bootstrap: str, env: Mapping[str, str], old: Fleet, new: Fleet, load: L
     run.ends = load.finish(PATIENCE_S)
     if not wait_settled(bootstrap, env, run.ends, PATIENCE_S):
         raise AssertionError(f"the group did not come to the end:\n{old.tails()}")
+    run.returned = sum(slot.process.metric("kp_changelog_entries_skipped_total") for slot in again)
     codes = old.stop_all()
     if set(codes) != {0} or old.unexpected() or new.unexpected():
         raise AssertionError(f"exits {codes}, {old.unexpected()}, {new.unexpected()}\n{old.tails()}\n{new.tails()}")
@@ -94,8 +99,8 @@ def judge(bootstrap: str, env: Mapping[str, str], run: Run) -> list[str]:
     before = oracle.compare({place: v for place, v in verdicts.items() if _before(place, run.back)}, early)
     print("up to the way back:", before)
     differing = whole.damaged - before.damaged
-    print(f"of {whole.source - before.source} records after that, {differing} have another score, the worst by")
-    print(f"{whole.worst:.3f}; today's workers skipped {run.skipped:.0f} changelog entries of the old ones")
+    print(f"after that: {whole.source - before.source} records, {differing} with another score")
+    print(f"changelog entries skipped: {run.skipped:.0f} on the way there, {run.returned:.0f} on the way back")
     found = before.problems()
     counts = ("missing", "duplicates", "differing_copies", "out_of_order", "foreign")
     found += [f"after it: {name}={getattr(whole, name)}" for name in counts if getattr(whole, name)]
@@ -139,6 +144,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--kafka", default=KAFKA_VERSION, help="the Kafka to run on (default: %(default)s)")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through the `with` blocks, which end all processes
     chaos.quiet_clients()
     kafka_versions.use(kafka_versions.chosen(given.kafka))
     print(f"repeat with --seed {given.seed}")
@@ -165,4 +171,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
