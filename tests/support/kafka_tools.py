@@ -27,10 +27,10 @@ def write_scripts(directory: Path) -> None:
     jar = jars / TOOLS_JAR.name
     if not jar.exists():
         fetch(TOOLS_JAR, jars)
-    check(TOOLS_JAR, jar)
+    check(TOOLS_JAR, jar, jars)
     path = f"{runtime.class_path}{os.pathsep}{jar}"
     for name, class_name in CLASSES.items():
         script = directory / name
-        java = f'"{runtime.java}" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "{path}"'
+        java = f'"{runtime.jre.java}" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "{path}"'
         script.write_text(f'#!/bin/sh\nexec {java} {class_name} "$@"\n')
         script.chmod(0o755)
