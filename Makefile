@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak group-test bench lock clean
+.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak group-test upgrade-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,8 +42,8 @@ $(MODEL): requirements-model.lock | $(READY)
 demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around, --registry for the way to a registry)
 	$(BIN)/kp-worker demo $(ARGS)
 
-test: $(MODEL) ## All tests, on real Kafka and the real model (19 minutes on two cores, side by side; ARGS=-n0: one after the other)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(MODEL) ## All tests, on real Kafka and the real model (19 minutes on two cores, side by side; ARGS=-n0: one after the other; KAFKA=3.9.1: on that release)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(KAFKA),--kafka=$(KAFKA)) $(ARGS)
 
 test-fast: $(READY) ## The tests that need neither Kafka nor the model (80 s of CPU, side by side)
 	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit tests/docs $(ARGS)
@@ -108,6 +108,9 @@ contribute-crash: $(READY) ## Kill contribute and restart a faulty registry whil
 	$(BIN)/python -m tests.contribute_crash $(ARGS)
 group-test: $(READY) ## Scope group: 4 workers, 20 kills, joins, leaves, 2 broker restarts; each nearest trace judged (5 minutes)
 	$(BIN)/python -m pytest tests/group_chaos.py -s $(ARGS)
+
+upgrade-test: $(READY) ## Rolling upgrade from the first release to this worker under load, and back (ARGS="--seconds 60 --kafka 3.9"; needs the whole git history)
+	$(BIN)/python -m tests.upgrade $(ARGS)
 
 bench: $(MODEL) ## Speed against peers, as ratios of one run (about 50 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.benchmarks $(ARGS)

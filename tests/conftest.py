@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.support import kafka_versions
 from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
+from worker.broker.kafka_jars import KAFKA_VERSION
 
 __all__ = ["cluster", "hashing", "kafka", "workers"]
 
@@ -23,9 +25,17 @@ ON_KAFKA = {"cluster", "hashing", "kafka", "workers"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="repeat the random tests with the seed that a failure printed")
+    parser.addoption(
+        "--kafka", default=KAFKA_VERSION, help=f"the Kafka to run on: {', '.join(kafka_versions.versions())}"
+    )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        config.option.kafka = kafka_versions.chosen(config.option.kafka)
+    except ValueError as error:
+        raise pytest.UsageError(f"--kafka: {error}") from None
+    kafka_versions.use(config.option.kafka)
     # A job in the background of a shell has SIGINT ignored, and so would the commands whose Ctrl-C is tested.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,6 +60,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"Apache Kafka {config.option.kafka}"
+
+
 def tier(path: Path) -> str:
     """Return the folder below tests/ that says what a test needs; "" for the runs of their own make targets."""
     return next((parent.name for parent in path.parents if parent.name in TIERS and parent.parent.name == "tests"), "")
@@ -62,6 +76,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kafka")
         if folder in ("crash", "model"):
             item.add_marker(folder)
+        for mark in item.iter_markers("since_kafka"):
+            version, reason = mark.args
+            item.add_marker(pytest.mark.skipif(not kafka_versions.since(version), reason=f"Kafka {version}: {reason}"))
     items.sort(key=lambda item: TIERS.index(tier(item.path) or TIERS[-1]))
 
 

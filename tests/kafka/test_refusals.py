@@ -25,7 +25,10 @@ from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher
 from worker.kafka.refusals import DoubtfulRefusalError, TopicRefusedError, survive_refusals
 from worker.kafka.refused_records import settle_doubt
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms"),
+]
 
 CONFIG = {"message.timestamp.after.max.ms": "60000"}
 LATER = 1_200_000

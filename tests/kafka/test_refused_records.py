@@ -25,7 +25,10 @@ from tests.support.refused_records import (
 from tests.support.stage import Stage, Workers, origin
 from worker.broker.embedded_kafka import EmbeddedKafka
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms"),
+]
 STRICT = {"max.message.bytes": "65536", "message.timestamp.after.max.ms": "60000", "cleanup.policy": "compact"}
 """Settings that refuse a null key, a timestamp in the future, and a batch of more than 64 KiB."""
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.kafka_fixtures import WorkerProcess, committed, consume_all, create_topics, produce, unique
+from tests.support.kafka_versions import since
 from tests.support.secure_kafka import (
     CASE_USERS,
     KEY_PASSWORD,
@@ -157,7 +158,8 @@ def test_each_login_creates_topics_and_scores_exactly_once(secure: SecureKafka, 
     worker.terminate()
     assert worker.wait() == 0, worker.log()
     assert origins(secure, name) == sorted(places)
-    assert "WARNING worker" not in worker.log(), "the documented ACLs are enough for silence"
+    if since("3.6"):  # an older Kafka lacks a setting, and the worker says so
+        assert "WARNING worker" not in worker.log(), "the documented ACLs are enough for silence"
 
 
 # -- refusals

@@ -13,6 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.errors import InvalidTimestampError
 
 from tests.support.kafka_fixtures import create_topics, produce
+from tests.support.kafka_versions import since
 from tests.support.stage import Stage, untouched
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.config import load
@@ -20,7 +21,7 @@ from worker.kafka.client import client_arguments
 from worker.kafka.connections import connected_admin
 from worker.kafka.topic_plan import CHANGELOG_CONFIG, TopicPlan, plan
 from worker.kafka.topic_problems import CODECS, codec_problems, problems
-from worker.kafka.topic_state import AFTER, BEFORE, Observed, TopicState, look
+from worker.kafka.topic_state import AFTER, BEFORE, DIFFERENCE, NO_LIMIT, Observed, TopicState, look
 from worker.kafka.topics import create_missing, prepare_topics
 
 
@@ -29,6 +30,7 @@ def planned(stage: Stage) -> list[TopicPlan]:
     return plan(stage.settings(), Observed({}, [], {}, {}))
 
 
+@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="3")
     for _ in range(2):
@@ -44,6 +46,7 @@ def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka)
     assert (rows[5]["topic"], rows[5]["partitions"], rows[5]["commands"]) == (f"{stage.name}-redriven", 1, [])
 
 
+@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_the_topic_of_redrive_is_listed_and_a_worker_starts_without_it(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="1")
     create_topics(kafka.bootstrap_servers, {wanted.name: (1, wanted.configs) for wanted in planned(stage)})
@@ -56,6 +59,7 @@ def test_the_topic_of_redrive_is_listed_and_a_worker_starts_without_it(kafka: Em
     assert f"--alter --topic {stage.name}-redriven --add-config cleanup.policy=compact" in stage.topics("--text").output
 
 
+@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_the_commands_to_run_by_hand_say_what_the_worker_would_create(kafka: EmbeddedKafka) -> None:
     """Reads the commands as kafka-topics.sh does, creates by them, and finds nothing left to do."""
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="2")
@@ -143,6 +147,7 @@ def problems_of(stage: Stage) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_what_the_outputs_will_refuse_is_told_beforehand(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka)
     source, accepted, rejected, letters, changelog = stage.settings().topics.values()
@@ -187,7 +192,7 @@ def test_an_entry_with_a_long_id_needs_a_little_more(kafka: EmbeddedKafka) -> No
     *_, changelog = stage.settings().topics.values()
     create_topics(kafka.bootstrap_servers, {changelog: (1, {"cleanup.policy": "compact", "max.message.bytes": "3000"})})
     assert stage.topics("--create").exit_code == 0
-    (warned,) = problems_of(stage)["warn"]
+    (warned,) = [words for words in problems_of(stage)["warn"] if words.startswith(f"topic {changelog} ")]
     assert "less than a cache entry with a long trace id" in warned
 
 
@@ -225,6 +230,7 @@ def test_what_producers_may_send_is_a_check_of_its_own(monkeypatch: pytest.Monke
     assert codec_problems() == []
 
 
+@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_created_topics_bound_how_far_ahead_a_record_may_be_dated(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka, KP_CREATE_TOPICS="true")
     settings = stage.settings()
@@ -238,13 +244,14 @@ def test_created_topics_bound_how_far_ahead_a_record_may_be_dated(kafka: Embedde
 
     ahead = asyncio.run(scenario())
     assert ahead.pop(stage.name) == "60000"
-    assert set(ahead.values()) == {"3600000"}
+    assert set(ahead.values()) == {"3600000" if since("4.0") else str(NO_LIMIT)}
     now = round(time.time() * 1000)
     with pytest.raises(InvalidTimestampError):
         produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 0, now + 120_000)])
     produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 0, now + 20_000)])
 
 
+@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_outputs_are_created_for_a_source_that_takes_more(kafka: EmbeddedKafka) -> None:
     stage = untouched(kafka)
     create_topics(kafka.bootstrap_servers, {stage.name: (1, {AFTER: str(2**63 - 1)})})
@@ -284,6 +291,17 @@ def test_when_the_source_lets_one_record_expire_too_much(settings: dict[str, Any
         found = Observed({source: TopicState(1, 1, 0)}, [], configs, {})
         told = [problem for problem in problems(chosen, found) if AFTER in problem.message]
         assert [problem.level for problem in told] == ["warn"] * expected
+
+
+def test_a_broker_before_3_6_is_asked_for_nothing_that_it_does_not_know() -> None:
+    chosen = load()
+    shown = {DIFFERENCE: str(NO_LIMIT), "message.timestamp.type": "CreateTime"}
+    names = list(chosen.topics.values())
+    found = Observed({name: TopicState(1, 1, 0) for name in names}, [], dict.fromkeys(names, shown), {})
+    assert not [topic for topic in plan(chosen, found) if AFTER in topic.configs]
+    (told,) = [problem for problem in problems(chosen, found) if "one such record" in problem.message]
+    assert f"dated any time ahead ({DIFFERENCE})" in told.message
+    assert AFTER not in told.remedy
 
 
 def test_no_broker_is_exit_code_2(kafka: EmbeddedKafka) -> None:

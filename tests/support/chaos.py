@@ -28,7 +28,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from tests.support.forgetting import KEY, control_record
-from tests.support.kafka_fixtures import Record, WorkerProcess, committed, unique
+from tests.support.kafka_fixtures import Record, Tree, WorkerProcess, committed, unique
 from worker.broker.embedded_kafka import EmbeddedKafka
 
 LINES: Final = (Path(__file__).parents[1] / "data" / "traces.jsonl").read_bytes().splitlines()
@@ -253,11 +253,18 @@ class Slot:
 class Fleet:
     """Workers under a supervisor that restarts whatever exits, as systemd or Kubernetes would."""
 
-    def __init__(self, env: Mapping[str, str], logs: Path, module: str = "tests.support.crash_worker") -> None:
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        logs: Path,
+        module: str = "tests.support.crash_worker",
+        tree: Tree | None = None,
+    ) -> None:
         self.env = dict(env)
         self.exits: list[Exit] = []
         self.logs = logs
         self.module = module
+        self.tree = tree
         self._slots: dict[int, Slot] = {}
         self._count = 0
         self._lock = threading.RLock()
@@ -327,7 +334,8 @@ class Fleet:
         return "\n".join(f"--- {name}\n" + "\n".join(text[-lines:]) for name, text in texts)
 
     def _start(self, number: int, extra: Mapping[str, str]) -> WorkerProcess:
-        return WorkerProcess({**self.env, **extra}, log_path=self.logs / f"worker-{number}.log", module=self.module)
+        log = self.logs / f"worker-{number}.log"
+        return WorkerProcess({**self.env, **extra}, log_path=log, module=self.module, tree=self.tree)
 
     def _supervise(self) -> None:
         while not self._closing.wait(0.1):

@@ -204,19 +204,29 @@ def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
     return asyncio.run(committed_async(bootstrap, group, topic))
 
 
+class Tree(NamedTuple):
+    """A checkout with its interpreter; None stands for this one."""
+
+    root: Path
+    python: Path
+
+
 class LoggedProcess:
     """Run `python -m module` with this environment, its output in a file. close() kills it, by its own pid only."""
 
-    def __init__(self, module: str, args: Sequence[str], env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, module: str, args: Sequence[str], env: Mapping[str, str], log_path: Path, tree: Tree | None = None
+    ) -> None:
         self.log_path = log_path
+        root, python = tree or (ROOT, sys.executable)
         with log_path.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *args],
+                [python, "-m", module, *args],
                 env={**env, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=ROOT,
+                cwd=root,
             )
 
     @property
@@ -257,6 +267,7 @@ class WorkerProcess(LoggedProcess):
         *,
         log_path: Path | None = None,
         module: str = "worker",
+        tree: Tree | None = None,
     ) -> None:
         if log_path is None:
             handle, name = tempfile.mkstemp(prefix="kp-worker-", suffix=".log")
@@ -264,7 +275,7 @@ class WorkerProcess(LoggedProcess):
             log_path = Path(name)
         self.http_port = int(env.get("KP_HTTP_PORT") or free_ports(1)[0])
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
-        super().__init__(module, args, {**inherited, **env, "KP_HTTP_PORT": str(self.http_port)}, log_path)
+        super().__init__(module, args, {**inherited, **env, "KP_HTTP_PORT": str(self.http_port)}, log_path, tree)
 
     def __enter__(self) -> Self:
         return self

@@ -26,7 +26,7 @@ def tools_jar() -> Path:
     jar = jars / TOOLS_JAR.name
     if not jar.exists():
         fetch(TOOLS_JAR, jars)
-    check(TOOLS_JAR, jar)
+    check(TOOLS_JAR, jar, jars)
     return jar
 
 
@@ -36,6 +36,6 @@ def write_scripts(directory: Path) -> None:
     path = f"{runtime.class_path}{os.pathsep}{tools_jar()}"
     for name, class_name in CLASSES.items():
         script = directory / name
-        java = f'"{runtime.java}" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "{path}"'
+        java = f'"{runtime.jre.java}" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "{path}"'
         script.write_text(f'#!/bin/sh\nexec {java} {class_name} "$@"\n')
         script.chmod(0o755)

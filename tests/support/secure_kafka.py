@@ -185,7 +185,7 @@ def _add_scram_user(broker: EmbeddedKafka) -> None:
     started = []
     for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
         command = [
-            str(runtime.java), "-XX:TieredStopAtLevel=1", "-cp", runtime.class_path, "kafka.admin.ConfigCommand",
+            str(runtime.jre.java), "-XX:TieredStopAtLevel=1", "-cp", runtime.class_path, "kafka.admin.ConfigCommand",
             "--bootstrap-server", broker.bootstrap_servers, "--alter", "--entity-type", "users", "--entity-name", USER,
             "--add-config", f"{mechanism}=[iterations=4096,password={PASSWORD}]",
         ]  # fmt: skip

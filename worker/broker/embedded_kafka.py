@@ -17,9 +17,9 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from worker.broker.kafka_config import server_properties
 from worker.broker.kafka_jars import KAFKA_VERSION, BrokerError, Runtime, default_cache, install
@@ -41,8 +41,12 @@ class EmbeddedKafka:
     None: a temporary directory until stop(). `port` fixes the client port of a single node. `listeners` adds
     client listeners (name -> security protocol, e.g. {"SECURE": "SASL_SSL"}) on free ports beside PLAINTEXT;
     `config`, which overrides server.properties on all nodes, sets their keys and users. `jvm_flags` follow the
-    default ones. `runtime` None: the JRE and jars of the user's cache directory, installed on first use.
+    default ones. `runtime` None: what `default_runtime` returns, the JRE and jars of the user's cache directory,
+    installed on first use.
     """
+
+    default_runtime: ClassVar[Callable[[], Runtime]]
+    """The tests set another one, to run on another release of Kafka."""
 
     def __init__(
         self,
@@ -83,7 +87,7 @@ class EmbeddedKafka:
             raise BrokerError("already started")
         if self._port is not None and not is_free(self._port):
             raise BrokerError(f"port {self._port} is in use")
-        self._runtime = self._runtime or _runtime_with_class_cache(default_cache())
+        self._runtime = self._runtime or EmbeddedKafka.default_runtime()
         own_place = self._port is not None or self._data_dir is not None
         for attempt in range(1, START_ATTEMPTS + 1):
             try:
@@ -207,14 +211,16 @@ class EmbeddedKafka:
                 time.sleep(0.05)
 
 
-def _runtime_with_class_cache(cache: Path) -> Runtime:
-    """Return JRE and jars, with the JVM's class cache (66 MB, made on first use)."""
-    runtime = install(cache)
+def with_class_cache(runtime: Runtime) -> Runtime:
+    """Return the runtime when it has the JVM's class cache (66 MB, made on first use)."""
     with (runtime.aot_cache.parent / ".lock").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         if not runtime.aot_cache.exists():
             _make_class_cache(runtime)
     return runtime
+
+
+EmbeddedKafka.default_runtime = staticmethod(lambda: with_class_cache(install(default_cache())))
 
 
 def _make_class_cache(runtime: Runtime) -> None:
@@ -226,7 +232,7 @@ def _make_class_cache(runtime: Runtime) -> None:
     part = runtime.aot_cache.with_suffix(".part")
     part.unlink(missing_ok=True)
     try:
-        with EmbeddedKafka(jvm_flags=[f"-XX:AOTCacheOutput={part}"], runtime=runtime) as recorder:
+        with EmbeddedKafka(jvm_flags=[f"-XX:{runtime.class_cache_options[0]}={part}"], runtime=runtime) as recorder:
             recorder.stop_node(0, timeout_s=120)
     except BrokerError as error:
         log.warning("no class cache, broker starts stay slower: %s", error)

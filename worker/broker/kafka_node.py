@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from worker.broker.kafka_config import LOG4J2, java_properties
-from worker.broker.kafka_jars import BrokerError, Runtime
+from worker.broker.kafka_jars import JAVA_25, BrokerError, Runtime
 
 STOP_TIMEOUT_S = 30.0  # 0.2 s on an idle machine; then SIGKILL, which costs a log recovery at the next start
 LOG_TAIL_LINES = 20
@@ -46,11 +46,15 @@ _JVM_FLAGS = [
     "-XX:TieredStopAtLevel=1",
     "-Xms48m",  # 155 MB resident; without it the JVM starts with 1/64 of the machine and takes 325 MB
     "-XX:-UsePerfData",
-    "--sun-misc-unsafe-memory-access=allow",  # no warning of Kafka's use of Unsafe
-    "-XX:+IgnoreUnrecognizedVMOptions",  # the next two are diagnostic: another JRE may not know them
+    "-XX:+IgnoreUnrecognizedVMOptions",  # the next ones are diagnostic: another JRE may not know them
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-AOTAdapterCaching",  # with stubs in the class cache Java 25 warns of wrong links
     "-XX:-AOTStubCaching",
+]
+
+# An older JVM refuses to start with these.
+_JAVA_25_FLAGS = [
+    "--sun-misc-unsafe-memory-access=allow",  # no warning of Kafka's use of Unsafe
     "-Xlog:aot*=off",
 ]
 
@@ -161,11 +165,13 @@ class KafkaNode:
         """Start one of Kafka's programs on the node's server.properties, with its output in the node's log."""
         aot = self._runtime.aot_cache
         flags = [*_JVM_FLAGS, f"-Xmx{self._heap_mb}m", *jvm_flags]
+        if self._runtime.jre.version >= JAVA_25:
+            flags += _JAVA_25_FLAGS
         if aot.exists() and aot.stat().st_size:
-            flags.append(f"-XX:AOTCache={aot}")
+            flags.append(f"-XX:{self._runtime.class_cache_options[1]}={aot}")
         flags.append(f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}")
         flags.append(f"-Djava.io.tmpdir={self._directory / 'tmp'}")
-        java = [str(self._runtime.java), *flags, "-cp", self._runtime.class_path, main, *arguments]
+        java = [str(self._runtime.jre.java), *flags, "-cp", self._runtime.class_path, main, *arguments]
         # A reduced environment: no JAVA_TOOL_OPTIONS that change the JVM, and no secrets.
         environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
         with self.log.open("ab") as output:

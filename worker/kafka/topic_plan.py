@@ -63,8 +63,10 @@ def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Topi
     outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, largest)), **times}
     # A dead letter contains the source's record: no record of the source may be too large for it.
     dead_letters = {"max.message.bytes": str(found.max_bytes(settings.source_topic) + DEAD_LETTER_OVERHEAD), **times}
+    bounded = found.has_after and not found.stamps(settings.source_topic)
+    source_configs = {AFTER: str(SOURCE_AFTER_MS)} if bounded else {}
     configs: dict[str, Mapping[str, str]] = {
-        settings.source_topic: {} if found.stamps(settings.source_topic) else {AFTER: str(SOURCE_AFTER_MS)},
+        settings.source_topic: source_configs,
         settings.accepted_topic: outputs,
         settings.rejected_topic: outputs,
         settings.dead_letter_topic: dead_letters,

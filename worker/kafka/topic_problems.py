@@ -15,7 +15,7 @@ from aiokafka import codec
 
 from worker.config import Settings
 from worker.kafka.topic_plan import DEAD_LETTER_OVERHEAD, OUTPUT_OVERHEAD, SOURCE_AFTER_MS, limit_text
-from worker.kafka.topic_state import AFTER, BEFORE, DEFAULT_MAX_BYTES, Observed
+from worker.kafka.topic_state import AFTER, BEFORE, DEFAULT_MAX_BYTES, DIFFERENCE, Observed
 
 HARMLESS_SHARE: Final = 0.1
 """The share of KP_CACHE_TTL_SECONDS that one record may expire without a warning."""
@@ -219,19 +219,24 @@ def _refused_timestamps(source: str, output: str, found: Observed) -> list[Probl
 def _stream_time_problems(settings: Settings, found: Observed) -> list[Problem]:
     """Warn if one record, dated as far ahead as the source accepts, would expire much of a cache."""
     source, ttl = settings.source_topic, settings.cache_ttl_ms
-    ahead, step = found.milliseconds(source, AFTER), settings.stream_time_max_step_ms
+    limit = AFTER if found.has_after else DIFFERENCE
+    ahead, step = found.milliseconds(source, limit), settings.stream_time_max_step_ms
     if ttl is None or settings.embedder == "none" or ahead is None or found.stamps(source):
         return []
     harmless = max(SOURCE_AFTER_MS, int(ttl * HARMLESS_SHARE))
     if min(ahead, math.inf if step is None else step) <= harmless:
         return []
     effect = "empties a partition's cache" if ahead >= ttl else "expires much of a partition's cache"
+    step_setting = "KP_STREAM_TIME_MAX_STEP_SECONDS (docs/security.md)"
+    remedy = f"set {AFTER}={SOURCE_AFTER_MS} on {source}, or {step_setting}"
+    if not found.has_after:
+        remedy = f"set {step_setting}; Kafka before 3.6 cannot limit the future alone"
     return [
         Problem(
             "warn",
             f"topic {source} accepts records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} "
-            f"ahead ({AFTER}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
-            f"set {AFTER}={SOURCE_AFTER_MS} on {source}, or KP_STREAM_TIME_MAX_STEP_SECONDS (docs/security.md)",
+            f"ahead ({limit}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
+            remedy,
         )
     ]
 

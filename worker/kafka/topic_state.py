@@ -21,6 +21,9 @@ DEFAULT_MAX_BYTES: Final = 1_048_588
 """Kafka's default max.message.bytes, assumed if the worker may not read a topic's settings."""
 
 AFTER: Final = "message.timestamp.after.max.ms"
+"""Kafka 3.6 and later. Before, DIFFERENCE limits how far records may be dated ahead and back alike."""
+
+DIFFERENCE: Final = "message.timestamp.difference.max.ms"
 BEFORE: Final = "message.timestamp.before.max.ms"
 
 NO_LIMIT: Final = 2**63 - 1
@@ -55,6 +58,11 @@ class Observed:
     def config(self, topic: str, name: str, default: str) -> str:
         """Return a topic's setting; `default` if it is not known."""
         return self.configs.get(topic, {}).get(name, default)
+
+    @property
+    def has_after(self) -> bool:
+        """Whether the broker has the setting AFTER, as far as the topics show it."""
+        return not any(DIFFERENCE in shown and AFTER not in shown for shown in self.configs.values())
 
     def max_bytes(self, topic: str) -> int:
         """Return the largest record that a topic accepts; Kafka's default if that is not known."""

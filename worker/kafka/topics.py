@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.errors import (
+    InvalidConfigurationError,
     InvalidPartitionsError,
     KafkaError,
     TopicAlreadyExistsError,
@@ -27,7 +28,7 @@ from worker.kafka.connections import CONNECT_SECONDS, connected_admin
 from worker.kafka.publication import OutputTopic
 from worker.kafka.topic_plan import TopicPlan, plan
 from worker.kafka.topic_problems import codec_problems, largest_trace, problems
-from worker.kafka.topic_state import MissingTopicsError, Observed, look
+from worker.kafka.topic_state import AFTER, MissingTopicsError, Observed, look
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,12 @@ async def create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPl
     except TopicAlreadyExistsError:
         return  # another worker was faster
     for error in response.topic_errors:
-        code, message = error[1], error[2] if len(error) > 2 else ""
+        code, message = error[1], (error[2] if len(error) > 2 else "") or ""
+        if for_code(code) is InvalidConfigurationError and AFTER in wanted.configs and AFTER in message:
+            log.warning("topic %s is created without %s, which Kafka has since version 3.6", wanted.name, AFTER)
+            configs = {name: value for name, value in wanted.configs.items() if name != AFTER}
+            await create(admin, settings, replace(wanted, configs=configs))
+            return
         if code and for_code(code) is not TopicAlreadyExistsError:
             advice = " (grant the ACL Create on it)" if for_code(code) is TopicAuthorizationFailedError else ""
             raise ConfigError(f"topic {wanted.name} could not be created: {for_code(code).__name__}: {message}{advice}")

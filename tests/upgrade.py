@@ -1,0 +1,177 @@
+"""A rolling upgrade from the first release to today's worker under load, and back: `make upgrade-test`.
+
+Two workers of the release hold a group under load. One by one they are replaced by workers of this checkout, and later
+the other way round. The oracle of the crash tests judges every record: up to the way back everything must be as an
+undisturbed run gives it; after it nothing may be lost, repeated or out of order, and the scores that differ are
+counted.
+
+Lives here: the run, and how many scores differ. Must not live here: the old release (support/old_release.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.support import chaos, kafka_versions, oracle
+from tests.support.chaos import Fleet, Load, Slot, settings, traces, wait_settled, wait_until
+from tests.support.crash_worker import hash_vector
+from tests.support.kafka_fixtures import committed, consume_all, create_topics
+from tests.support.old_release import FIRST_RELEASE, OldReleaseError, old_release
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.broker.kafka_jars import KAFKA_VERSION
+
+PARTITIONS: Final = 4
+WORKERS: Final = 2
+PATIENCE_S: Final = 300.0
+
+
+@dataclass
+class Run:
+    """What happened: where the way back began, and what came out."""
+
+    back: Mapping[int, int] = field(default_factory=dict)
+    """By partition the first offset that was not committed when the way back began."""
+    ends: Mapping[int, int] = field(default_factory=dict)
+    skipped: float = 0.0
+    """Changelog entries that today's workers did not take."""
+    returned: float = 0.0
+    """The same of the old workers, on the way back."""
+
+
+def roll(bootstrap: str, env: Mapping[str, str], old: Fleet, new: Fleet, load: Load, seconds: float) -> Run:
+    """Replace the workers one by one, and back, with `seconds` of load before, between and after."""
+    run = Run()
+    _say("old workers")
+    load.start()
+    olds = [_join(old) for _ in range(WORKERS)]
+    time.sleep(seconds)
+    news = []
+    for worker in olds:
+        news.append(_join(new))
+        old.remove(worker)
+        _say("an old worker is replaced by one of today")
+        time.sleep(seconds / 4)
+    time.sleep(seconds)
+    run.skipped = sum(slot.process.metric("kp_changelog_entries_skipped_total") for slot in news)
+    run.back = committed(bootstrap, env["KP_GROUP_ID"], env["KP_SOURCE_TOPIC"])
+    again = []
+    for worker in news:
+        again.append(_join(old))
+        new.remove(worker)
+        _say("a worker of today is replaced by an old one")
+        time.sleep(seconds / 4)
+    time.sleep(seconds)
+    run.ends = load.finish(PATIENCE_S)
+    if not wait_settled(bootstrap, env, run.ends, PATIENCE_S):
+        raise AssertionError(f"the group did not come to the end:\n{old.tails()}")
+    run.returned = sum(slot.process.metric("kp_changelog_entries_skipped_total") for slot in again)
+    codes = old.stop_all()
+    if set(codes) != {0} or old.unexpected() or new.unexpected():
+        raise AssertionError(f"exits {codes}, {old.unexpected()}, {new.unexpected()}\n{old.tails()}\n{new.tails()}")
+    return run
+
+
+def judge(bootstrap: str, env: Mapping[str, str], run: Run) -> list[str]:
+    """Print what came out by release; return what is wrong."""
+    verdicts = oracle.judge(
+        consume_all(bootstrap, env["KP_SOURCE_TOPIC"]), hash_vector, chaos.CAPACITY, chaos.TTL_SECONDS * 1000
+    )
+    names = {"accepted": "KP_ACCEPTED_TOPIC", "rejected": "KP_REJECTED_TOPIC", "dead-letter": "KP_DEAD_LETTER_TOPIC"}
+    outputs = {kind: consume_all(bootstrap, env[name]) for kind, name in names.items()}
+    print("decisions and dead letters by worker version:", dict(Counter(map(_version, _all(outputs)))))
+    whole = oracle.compare(verdicts, outputs)
+    print("all:", whole)
+    early = {
+        kind: [record for record in records if _before(oracle.origin(kind, record), run.back)]
+        for kind, records in outputs.items()
+    }
+    before = oracle.compare({place: v for place, v in verdicts.items() if _before(place, run.back)}, early)
+    print("up to the way back:", before)
+    differing = whole.damaged - before.damaged
+    print(f"after that: {whole.source - before.source} records, {differing} with another score")
+    print(f"changelog entries skipped: {run.skipped:.0f} on the way there, {run.returned:.0f} on the way back")
+    found = before.problems()
+    counts = ("missing", "duplicates", "differing_copies", "out_of_order", "foreign")
+    found += [f"after it: {name}={getattr(whole, name)}" for name in counts if getattr(whole, name)]
+    found += ["today's workers did not take all entries of the old ones"] if run.skipped else []
+    found += ["the load did not end where the outputs do"] if whole.source != sum(run.ends.values()) else []
+    return found
+
+
+def _all(outputs: Mapping[str, Sequence[Any]]) -> list[Any]:
+    return [record for records in outputs.values() for record in records]
+
+
+def _version(record: Any) -> str:
+    headers = dict(record.headers)
+    if "kp-worker-version" in headers:
+        return str(headers["kp-worker-version"].decode())
+    return str(json.loads(record.value)["scoring"]["worker_version"])
+
+
+def _before(place: oracle.Place, offsets: Mapping[int, int]) -> bool:
+    return place[1] < offsets.get(place[0], 0)
+
+
+def _join(fleet: Fleet) -> Slot:
+    slot = fleet.add()
+    if not wait_until(lambda: chaos.ready(slot), PATIENCE_S):
+        raise AssertionError(f"a worker was not ready in {PATIENCE_S} s:\n{fleet.tails(40)}")
+    return slot
+
+
+def _say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def main() -> int:
+    """Run once; exit 1 where something is lost, twice, out of order or scored otherwise before the way back."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--old", default=FIRST_RELEASE, help="commit of the old release (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20, help="of load in each stage (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=60, help="traces a second (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--kafka", default=KAFKA_VERSION, help="the Kafka to run on (default: %(default)s)")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through the `with` blocks, which end all processes
+    chaos.quiet_clients()
+    kafka_versions.use(kafka_versions.chosen(given.kafka))
+    print(f"repeat with --seed {given.seed}")
+    try:
+        tree = old_release(given.old)
+    except OldReleaseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="kp-upgrade-") as temporary, EmbeddedKafka() as kafka:
+        bootstrap = kafka.bootstrap_servers
+        env = settings(bootstrap, TEST_EMBED_MS="5")
+        create_topics(bootstrap, chaos.topics(env, PARTITIONS))
+        logs = Path(temporary) / "old", Path(temporary) / "new"
+        for directory in logs:
+            directory.mkdir()
+        load = Load(bootstrap, env["KP_SOURCE_TOPIC"], traces(given.seed, PARTITIONS), 500, given.rate, open_end=True)
+        with Fleet(env, logs[0], "tests.crash_worker", tree) as old, Fleet(env, logs[1]) as new:
+            run = roll(bootstrap, env, old, new, load, given.seconds)
+        problems = judge(bootstrap, env, run)
+        for name, directory in zip(("old", "today's"), logs, strict=True):
+            print(f"warnings and errors of {name} workers:", chaos.log_report(directory))
+    print("\n".join(problems) or "nothing lost, nothing twice, order kept, scores as without the upgrade")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
