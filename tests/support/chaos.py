@@ -181,6 +181,7 @@ class Load(threading.Thread):
         if not open_end:
             self.enough.set()
         self.sent = 0
+        self.acknowledged = 0
         self.ends: Counter[int] = Counter()
         """By partition the offset after the last record. Complete when the thread has ended."""
         self.failure: BaseException | None = None
@@ -203,6 +204,7 @@ class Load(threading.Thread):
     def _acknowledged(self, future: asyncio.Future[Any]) -> None:
         if not future.cancelled() and future.exception() is None:
             metadata = future.result()
+            self.acknowledged += 1
             self.ends[metadata.partition] = max(self.ends[metadata.partition], metadata.offset + 1)
         else:
             self.failure = self.failure or future.exception()
