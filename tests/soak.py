@@ -75,7 +75,9 @@ MODEL: Final = Pace(4.0, hostile=0.2, pause=(5.0, 25.0))
 def environment(kafka: EmbeddedKafka, state: State) -> dict[str, str]:
     """Return the workers' settings."""
     o = state.options
-    extra = {"TEST_REAL_MODEL": "1"} if o["model"] else {} if o["steady"] else {"TEST_EMBED_MS": "10"}
+    extra = {} if o["steady"] else {"TEST_EMBED_MS": "10"}
+    if o["model"]:  # the default session timeout: the model takes the cores that heartbeats need
+        extra = {"TEST_REAL_MODEL": "1", "KP_SESSION_TIMEOUT_SECONDS": "15"}
     if o["steady"]:  # the default cache, so that a restore has some size
         extra |= {"KP_CACHE_MAX_ELEMENTS": "1000", "KP_CACHE_TTL_SECONDS": "none"}
     if o["hostile"]:

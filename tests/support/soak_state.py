@@ -73,7 +73,8 @@ class State:
 
     def save(self) -> None:
         """Write state.json in one step."""
-        kept = {name: value for name, value in asdict(self).items() if name != "directory"}
+        kept = {name: value for name, value in vars(self).items() if name not in ("directory", "figures")}
+        kept["figures"] = [asdict(figure) for figure in self.figures]
         part = self.directory / "state.json.part"
         part.write_text(json.dumps(kept, indent=1))
         part.replace(self.directory / "state.json")
