@@ -1,0 +1,36 @@
+"""Kafka's own `kafka-*.sh` for the pages' commands: Kafka's classes, started as its scripts do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from worker.broker.kafka_jars import Jar, check, default_cache, fetch, install
+
+TOOLS_JAR: Final = Jar(
+    "org.apache.kafka:kafka-tools:4.1.2", "cb7aedcd2e418b86079c4b35257c8e37800eea84723c78c8b90f535bd589888e"
+)
+"""The broker needs no tools, so this jar (0.6 MB) is not in its list."""
+
+CLASSES: Final = {
+    "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
+    "kafka-consumer-groups.sh": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+}
+
+
+def write_scripts(directory: Path) -> None:
+    """Write the scripts into a directory, to be put on the PATH. Raises BrokerError if the jar cannot be fetched."""
+    runtime = install(default_cache())
+    jars = default_cache() / "kafka-tools"
+    jars.mkdir(parents=True, exist_ok=True)
+    jar = jars / TOOLS_JAR.name
+    if not jar.exists():
+        fetch(TOOLS_JAR, jars)
+    check(TOOLS_JAR, jar)
+    path = f"{runtime.class_path}{os.pathsep}{jar}"
+    for name, class_name in CLASSES.items():
+        script = directory / name
+        java = f'"{runtime.java}" -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "{path}"'
+        script.write_text(f'#!/bin/sh\nexec {java} {class_name} "$@"\n')
+        script.chmod(0o755)
