@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import time
-from collections import Counter
 from pathlib import Path
+from typing import Final
 
 from tests.disasters.group_tool import GroupTool
 from tests.disasters.scene import Scene, Verdict, scene
 from tests.support import oracle
 from tests.support.crash_worker import hash_vector
-from tests.support.kafka_fixtures import committed, consume_all
+from tests.support.kafka_fixtures import committed
 from worker.broker.embedded_kafka import EmbeddedKafka
 
+PAGE: Final = Path(__file__).parents[2] / "docs" / "operations.md"
 
-def newest(s: Scene) -> dict[int, int]:
-    """Return by source partition the offset after the last output, over the three topics."""
-    found: Counter[int] = Counter()
-    for kind in ("accepted", "rejected", "dead-letter"):
-        for record in consume_all(s.bootstrap, s.env[f"KP_{kind.replace('-', '_').upper()}_TOPIC"]):
-            partition, offset = oracle.origin(kind, record)
-            found[partition] = max(found[partition], offset + 1)
-    return dict(sorted(found.items()))
+
+def from_outputs(s: Scene, directory: Path) -> dict[int, int]:
+    """Run the page's block in the directory: offsets.csv. Return by source partition the offset that it holds."""
+    block = re.search(r"```console\n(kp-worker tail .*?)```", PAGE.read_text(), re.DOTALL)
+    assert block, "docs/operations.md has no command that reads the offsets from the outputs"
+    command = block[1].replace('f"traces,', f'f"{s.source},')
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=directory, env={**os.environ, **s.env, "PATH": path},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = (line.split(",") for line in (directory / "offsets.csv").read_text().splitlines())
+    return {int(partition): int(offset) for _, partition, offset in rows}
 
 
 def delete(s: Scene, tool: GroupTool) -> dict[int, int]:
@@ -34,12 +45,11 @@ def delete(s: Scene, tool: GroupTool) -> dict[int, int]:
     return before
 
 
-def restore(s: Scene, tool: GroupTool, file: Path, before: dict[int, int]) -> None:
+def restore(s: Scene, tool: GroupTool, directory: Path, before: dict[int, int]) -> None:
     """Restore the offsets as the page says."""
-    offsets = newest(s)
+    offsets = from_outputs(s, directory)
     s.verdict.expect(offsets == before, f"the outputs name the offsets that were committed: {offsets}")
-    file.write_text("".join(f"{s.source},{partition},{offset}\n" for partition, offset in offsets.items()))
-    tool.run("--reset-offsets", "--from-file", str(file), "--execute")
+    tool.run("--reset-offsets", "--from-file", str(directory / "offsets.csv"), "--execute")
     s.say("the offsets are restored from the outputs")
 
 
@@ -56,7 +66,7 @@ def run(work: Path, seed: int) -> Verdict:
             s.begin_load()  # producers go on
             began = time.monotonic()
             before = delete(s, tool)
-            restore(s, tool, work / "offsets.csv", before)
+            restore(s, tool, work, before)
             s.verdict.seen.append(f"reading the outputs and Kafka's tool took {time.monotonic() - began:.0f} s")
             slot = s.fleet.add()
             s.alive_again("with restored offsets")
