@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.disasters.scene import MissingError, Scene, Verdict, scene
+from tests.support import chaos
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.broker.kafka_jars import default_cache
 
@@ -57,6 +58,7 @@ def jump(s: Scene, clock: Path, seconds: str) -> None:
     s.verdict.expect(not exits, f"clock {seconds} s: exits {exits}")
     s.verdict.expect(s.eye.longest_stall < 15, f"clock {seconds} s: {s.eye.longest_stall:.1f} s without a commit")
     s.verdict.seen.append(f"clock {seconds} s: greatest kp_consumer_lag_seconds {s.eye.most_lag_seconds:.0f}")
+    s.wait(lambda: all(map(chaos.ready, s.fleet.running())), "the workers are ready")
     for slot in s.fleet.running():
         least = min((v for name, v in slot.process.metrics().items() if name.startswith("kp_")), default=0.0)
         s.verdict.expect(least >= 0, f"worker {slot.number}: least of its metrics {least}")
@@ -70,7 +72,7 @@ def run(work: Path, seed: int) -> Verdict:
     faked = {
         "LD_PRELOAD": str(library()),
         "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as a step of the system's clock does not move it, either
         "PATH": os.environ["PATH"],
     }
