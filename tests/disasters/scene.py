@@ -150,7 +150,7 @@ class Scene:
 
     def begin(self, workers: int = 2) -> None:
         """Create the topics, start workers and load, and return when all are at work."""
-        create_topics(self.bootstrap, chaos.topics(self.env, PARTITIONS))
+        create_topics(self.bootstrap, {self.source: PARTITIONS})
         for _ in range(workers):
             self.fleet.add()
         self.eye.start()
