@@ -26,7 +26,7 @@ from tests.support.kafka_fixtures import create_topics
 
 PARTITIONS: Final = 4
 RATE: Final = 15.0
-PATIENCE_S: Final = 240.0
+PATIENCE_S: Final = 600.0
 
 
 class MissingError(Exception):
