@@ -78,7 +78,7 @@ def run(work: Path, seed: int) -> Verdict:
     }
     with EmbeddedKafka() as kafka:
         name = "the workers' clocks jump by hours"
-        with scene(kafka.bootstrap_servers, work / "logs", name, seed=seed, env=faked) as s:
+        with scene(kafka.bootstrap_servers, work / "logs", name, seed=seed, rate=5, env=faked) as s:
             s.begin()
             for seconds in JUMPS:
                 jump(s, clock, seconds)

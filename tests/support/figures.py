@@ -99,9 +99,9 @@ async def open_transactions(bootstrap: str, group: str, longer_than_ms: int = -1
 
 
 def changelog_bytes(data: Path, topic: str) -> int:
-    """Return the bytes of a topic's segments in a broker's data directory (the copies that cleaning leaves, too)."""
+    """Return the bytes of a topic's segments in a broker's data directory, without those about to be deleted."""
     total = 0
-    for segment in data.glob(f"{topic}-*/*.log*"):
+    for segment in data.glob(f"{topic}-*/*.log"):
         with contextlib.suppress(FileNotFoundError):
             total += segment.stat().st_size
     return total
