@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -13,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.disasters.partition import coordinator
 from tests.disasters.scene import MissingError, Scene, Verdict, scene
+from tests.support.figures import OVERDUE_MS, open_transactions
 from worker.broker.embedded_kafka import EmbeddedKafka
 
 SIZE_MIB = 64
@@ -111,5 +114,23 @@ def run_of_three(work: Path, seed: int) -> Verdict:
             enlarge(disk)
             kafka.start_node(1)
             s.say(f"the disk is larger ({free_kib(disk)} KiB free), the broker is back")
+            end_hanging_transactions(s, kafka)
+            s.alive_again("after the repair")
             time.sleep(10)
-            return s.finish()
+            return s.finish(exits=(1,))
+
+
+def end_hanging_transactions(s: Scene, kafka: EmbeddedKafka) -> None:
+    """Restart the coordinator of each transaction that stays open, as the page says.
+
+    A broker whose disk is full answers a commit marker with an unknown error, and Kafka 4.1's coordinator then gives
+    the transaction up without ending it: it stays PrepareCommit until its coordinator starts again.
+    """
+    time.sleep(OVERDUE_MS / 1000)
+    hanging = asyncio.run(open_transactions(s.bootstrap, s.group, OVERDUE_MS))
+    s.say(f"transactions that stay open: {hanging or 'none'}")
+    s.verdict.seen.append(f"transactions that stayed open until their coordinator was restarted: {hanging or 'none'}")
+    for node in sorted({coordinator(s.bootstrap, name, 1) for name in hanging}):
+        kafka.stop_node(node)
+        kafka.start_node(node)
+        s.say(f"broker {node}, their coordinator, was restarted")
