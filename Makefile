@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak group-test upgrade-test bench lock clean
+.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak disasters group-test upgrade-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -101,8 +101,11 @@ fuzz: $(READY) ## A million mutated documents through the parser
 fuzz-redaction: $(READY) ## 200,000 texts through the redaction and a slow reading of its rules, and its speed on hostile texts
 	$(BIN)/python -m tests.fuzz_redaction --texts 200000 --seed $${SEED:-1}
 
-soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS=--hostile mixes hostile records in, --forget control records)
+soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS: --hostile, --forget, --model, --steady; --state=DIR goes on after an interruption)
 	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30} $(ARGS)
+
+disasters: $(READY) ## A full disk, a partitioned broker, a lost cluster, deleted offsets, jumping clocks (root on Linux; ARGS=disk for one)
+	$(BIN)/python -m tests.disasters $(ARGS)
 
 contribute-crash: $(READY) ## Kill contribute and restart a faulty registry while 10,000 traces are posted, with and without an idempotency store (ARGS=--traces=1000)
 	$(BIN)/python -m tests.contribute_crash $(ARGS)

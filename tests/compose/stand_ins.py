@@ -98,7 +98,7 @@ def _kafka(context: Path) -> str:
     (context / "libs").mkdir()
     for jar in [*map(Path, runtime.class_path.split(os.pathsep)), tools_jar()]:
         shutil.copy2(jar, context / "libs")
-    shutil.copytree(runtime.java.parents[1], context / "jre", symlinks=True)
+    shutil.copytree(runtime.jre.java.parents[1], context / "jre", symlinks=True)
     for name, (heap, program) in KAFKA_PROGRAMS.items():
         _script(context / "bin" / name, KAFKA_CLASS.format(heap=heap, name=program))
     _script(context / "docker" / "run", KAFKA_RUN)

@@ -162,7 +162,8 @@ def _broken(rng: random.Random, document: dict[str, Any]) -> bytes | None:
 class Load(threading.Thread):
     """Produces at least `total` records at `rate` a second, whatever happens to the broker, each of them once.
 
-    It ends after `total` records, or where `open_end` is set, once `enough` is set, too.
+    It ends after `total` records, or where `open_end` is set, once `enough` is set, too. It bears a broker's outage of
+    `timeout_s`.
     """
 
     def __init__(
@@ -174,13 +175,16 @@ class Load(threading.Thread):
         rate: float,
         *,
         open_end: bool = False,
+        timeout_s: int = 180,
     ) -> None:
         super().__init__(name="load", daemon=True)
+        self._timeout_ms = timeout_s * 1000
         self._arguments = bootstrap, topic, records, total, rate
         self.enough = threading.Event()
         if not open_end:
             self.enough.set()
         self.sent = 0
+        self.acknowledged = 0
         self.ends: Counter[int] = Counter()
         """By partition the offset after the last record. Complete when the thread has ended."""
         self.failure: BaseException | None = None
@@ -203,13 +207,14 @@ class Load(threading.Thread):
     def _acknowledged(self, future: asyncio.Future[Any]) -> None:
         if not future.cancelled() and future.exception() is None:
             metadata = future.result()
+            self.acknowledged += 1
             self.ends[metadata.partition] = max(self.ends[metadata.partition], metadata.offset + 1)
         else:
             self.failure = self.failure or future.exception()
 
     async def _produce(self, bootstrap: str, topic: str, records: Iterator[Record], total: int, rate: float) -> None:
         async with AIOKafkaProducer(
-            bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, request_timeout_ms=180_000
+            bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, request_timeout_ms=self._timeout_ms
         ) as producer:
             began = time.monotonic()
             while self.sent < total or not self.enough.is_set():

@@ -150,7 +150,7 @@ def _topic_problems(settings: Settings, name: str, topic: TopicState, found: Obs
         values = {key: found.config(name, key, "") for key in CHANGELOG_CONFIG if key != "cleanup.policy"}
         other = [f"{key}={value} (not {wanted[key]})" for key, value in values.items() if value != wanted[key]]
         if other:
-            yield warn(check, f"is not compacted as intended: {', '.join(other)}", "kp-worker topics has the command")
+            yield warn(check, f"is not set as intended: {', '.join(other)}", "kp-worker topics has the command")
 
 
 def _permissions(settings: Settings, found: Observed, described: Mapping[str, TopicDescription]) -> Iterator[Finding]:

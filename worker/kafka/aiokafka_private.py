@@ -8,12 +8,13 @@ that changes one fails there by name. Must not live here: decisions of ours (the
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition, conn
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator, collect_hosts, create_conn
+from aiokafka.conn import AIOKafkaConnection, AIOKafkaProtocol, OAuthAuthenticator, collect_hosts, create_conn
 from aiokafka.consumer import fetcher
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import SaslAuthenticationFailed, for_code
@@ -98,6 +99,49 @@ def check_oauth_answers() -> None:
     public API does not accept an authenticator.
     """
     AIOKafkaConnection.authenticator_oauth = _authenticator_oauth
+
+
+class _NoticingProtocol(AIOKafkaProtocol):  # type: ignore[misc]  # aiokafka is untyped
+    seconds = 0
+
+    def connection_made(self, transport: Any) -> None:
+        """Let the system end the connection when the broker's machine acknowledges nothing for `seconds`."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        third = max(1, self.seconds // 3)
+        wanted = {"TCP_KEEPIDLE": third, "TCP_KEEPALIVE": third, "TCP_KEEPINTVL": third, "TCP_KEEPCNT": 2}
+        wanted["TCP_USER_TIMEOUT"] = (
+            self.seconds * 1000
+        )  # of what was sent; keepalive probes are for silence without it
+        for name, value in wanted.items():
+            if hasattr(socket, name):  # Linux and macOS differ
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def notice_lost_brokers(seconds: int) -> None:
+    """Let every connection of this process fail when its broker is unreachable for so long; may be called again.
+
+    A broker whose network is cut, or whose machine loses power, closes no connection: a request would wait for the
+    client's request timeout, which must be long, since a busy broker may take as long. The operating system knows the
+    difference: it gets no acknowledgements. Connecting and the first requests of a connection get the same time.
+    Replaces `conn.AIOKafkaProtocol` and `AIOKafkaConnection.connect`; the public API does not give the socket away.
+    """
+    _NoticingProtocol.seconds = seconds
+    conn.AIOKafkaProtocol = _NoticingProtocol
+    AIOKafkaConnection.connect = _connect_in_time
+
+
+_connect: Final = AIOKafkaConnection.connect
+
+
+async def _connect_in_time(connection: AIOKafkaConnection) -> Any:
+    patience = connection._request_timeout
+    connection._request_timeout = min(patience, _NoticingProtocol.seconds)
+    try:
+        return await _connect(connection)
+    finally:
+        connection._request_timeout = patience
 
 
 # -- the consumer group

@@ -16,10 +16,15 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaError
 
 from worker.config import PREFIX, ConfigError, Settings
-from worker.kafka.aiokafka_private import check_oauth_answers
+from worker.kafka.aiokafka_private import check_oauth_answers, notice_lost_brokers
 from worker.kafka.fetch_results import install_reader
 
 log = logging.getLogger(__name__)
+
+LOST_SECONDS: Final = 10
+"""How long a broker may be unreachable before its connections end, as if it had closed them. Java's clients give a
+connection as long to be made (socket.connection.setup.timeout.ms). Longer than a switch or a route takes to fail over;
+shorter than KP_SESSION_TIMEOUT_SECONDS and KP_TRANSACTION_TIMEOUT_SECONDS, so that time is left to go on elsewhere."""
 
 SENT_IN_THE_CLEAR: Final = {
     "PLAIN": "the password",
@@ -33,10 +38,11 @@ def client_arguments(settings: Settings) -> dict[str, Any]:
     """Return the aiokafka arguments that all clients share. Raises ConfigError for a file that cannot be used.
 
     They contain secrets: never log them. From this call on, every consumer of the process reads by fetch_results.py,
-    and every connection checks the broker's answer to a token.
+    and every connection checks the broker's answer to a token, and notices that its broker is lost.
     """
     install_reader(settings.max_batch_bytes)
     check_oauth_answers()
+    notice_lost_brokers(LOST_SECONDS)
     arguments: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.group_id,

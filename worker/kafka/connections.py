@@ -68,7 +68,7 @@ async def connected_admin(
     """Start an admin client, close it at the end. Raises UnreachableError.
 
     `patience_seconds`: how long to try again, so that a worker that is restarted while the brokers are away waits for
-    them. A client would log each failure, and wait 40 s for a broker that is silent: so single connections ask first.
+    them. A client would log each failure, and wait for one that is silent: so single connections ask first.
     """
     loop = asyncio.get_running_loop()
     until, told = loop.time() + patience_seconds, False

@@ -27,6 +27,9 @@ from worker.kafka.refused_records import LimitOf, replace_refused, unknown_limit
 
 log = logging.getLogger(__name__)
 
+START_PATIENCE_SECONDS: Final = 30.0
+"""How long a producer may wait for its transactional id before the log says so."""
+
 MAX_ROUNDS: Final = 24
 """Most attempts to publish one batch. Each has another dead letter or a lower limit than the one before. One cause
 needs four at most; a limit that the broker does not report is halved each time."""
@@ -94,8 +97,21 @@ class ExactlyOncePublisher:
         self._producer = transactional_producer(self.client, transactional_id, self.timeout_seconds)
 
     async def start(self) -> None:
-        """Connect and fence the former owner."""
-        await self._producer.start()
+        """Connect and fence the former owner; its open transaction ends first, and aiokafka waits for that silently."""
+        explanation = asyncio.get_running_loop().call_later(START_PATIENCE_SECONDS, self._explain_wait)
+        try:
+            await self._producer.start()
+        finally:
+            explanation.cancel()
+
+    def _explain_wait(self) -> None:
+        transactional_id = f"{self.group}-{self.source.partition}"
+        log.warning(
+            "partition %d: waiting for the transactional id %s for %.0f s: its last transaction does not end, or its "
+            "coordinator does not answer. kafka-transactions.sh describe --transactional-id %s shows both; if its "
+            "state stays PrepareCommit or PrepareAbort, restart the coordinator's broker",
+            self.source.partition, transactional_id, START_PATIENCE_SECONDS, transactional_id,
+        )  # fmt: skip
 
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         """Publish one transaction; after a refusal, another one instead."""

@@ -57,7 +57,10 @@ NOT_APPENDED: Final = (
 ADVICE: Final[Mapping[int, str]] = {
     10: "raise its max.message.bytes",
     18: "raise its segment.bytes",
-    32: "let its message.timestamp.before.max.ms and message.timestamp.after.max.ms allow what the source topic allows",
+    32: (
+        "let its message.timestamp.before.max.ms and message.timestamp.after.max.ms allow what the source topic "
+        "allows; for the changelog, correct the clock of this machine, or set message.timestamp.type=LogAppendTime"
+    ),
     76: "set its compression.type to producer",
     87: "a compacted topic accepts no record without a key: remove compact from its cleanup.policy",
 }

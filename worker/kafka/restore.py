@@ -97,8 +97,9 @@ async def read_positions(
     if moved:
         log.warning(
             "%s was recreated (topic id %s) after group %s committed partitions %s: these start at the oldest record "
-            "with empty caches",
-            topic, now, group, moved,
+            "with empty caches. If a mirror copied the offsets from another cluster, stop all workers, and commit them "
+            "anew: kafka-consumer-groups --group %s --topic %s --reset-offsets --to-current --execute",
+            topic, now, group, moved, group, topic,
         )  # fmt: skip
     return positions
 

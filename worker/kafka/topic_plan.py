@@ -39,6 +39,8 @@ CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
     "delete.retention.ms": "60000",
     # Entries must never age out while they are the latest of their slot.
     "retention.ms": "-1",
+    # The broker's time: a worker whose clock is an hour ahead could not commit (message.timestamp.after.max.ms).
+    "message.timestamp.type": "LogAppendTime",
 }
 
 

@@ -6,7 +6,10 @@ that no other module touches any. Read aiokafka's source anew before the pin of 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import socket
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +22,7 @@ from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator, collect_hosts,
 from aiokafka.consumer import fetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator, NoGroupCoordinator
 from aiokafka.coordinator.protocol import ConsumerProtocol
-from aiokafka.errors import SaslAuthenticationFailed
+from aiokafka.errors import KafkaConnectionError, SaslAuthenticationFailed
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator, MessageBatch
 from aiokafka.producer.sender import Sender, SendProduceReqHandler
 from aiokafka.producer.transaction_manager import TransactionManager
@@ -31,7 +34,7 @@ from aiokafka.protocol.produce import ProduceRequest
 from worker.config import load
 from worker.kafka import aiokafka_private as private
 from worker.kafka.aiokafka_private_producer import _ProduceRequest, put_back_sequence
-from worker.kafka.client import client_arguments
+from worker.kafka.client import LOST_SECONDS, client_arguments
 from worker.kafka.fetch_results import install_reader
 from worker.kafka.metadata import DescribeTopicsRequest
 
@@ -115,6 +118,36 @@ async def test_authenticator_oauth() -> None:
     assert await authenticator.step(b"") is None
     with pytest.raises(SaslAuthenticationFailed, match="the token is refused: no"):
         await authenticator.step(b"no")
+
+
+async def test_a_connection_notices_that_its_broker_is_lost() -> None:
+    client_arguments(load())
+    client_arguments(load())  # it may be replaced again
+    assert "protocol = AIOKafkaProtocol(self._closed_fut" in inspect.getsource(private._connect)
+    assert "timeout(self._request_timeout)" in inspect.getsource(private._connect)
+    assert "wait_for(fut, self._request_timeout)" in inspect.getsource(AIOKafkaConnection.send)
+    asked: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
+
+    async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        asked.set_result(writer)
+
+    async with await asyncio.start_server(silence, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        connection = AIOKafkaConnection("127.0.0.1", port, request_timeout_ms=60_000)
+        connecting = asyncio.create_task(connection.connect())
+        broker = await asked
+        opened = connection._writer.get_extra_info("socket")
+        assert connection._request_timeout == LOST_SECONDS, "the first requests get no longer than connecting"
+        assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        if sys.platform == "linux":
+            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == LOST_SECONDS * 1000
+            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == LOST_SECONDS // 3
+        broker.close()
+        await broker.wait_closed()
+        with pytest.raises(KafkaConnectionError):
+            await connecting
+    assert connection._request_timeout == 60
 
 
 def test_aiokafka_ignores_the_answer_to_a_token() -> None:

@@ -14,6 +14,7 @@ from worker.core.passes import Pass
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
 from worker.kafka import producer as producer_module
+from worker.kafka import publisher as publisher_module
 from worker.kafka.producer import PublishError, send_all
 from worker.kafka.publication import Batch, OutputTopic, Publication
 from worker.kafka.publisher import (
@@ -158,6 +159,22 @@ async def test_the_producer_is_idempotent_and_transactional_by_group_and_partiti
     assert arguments["transactional_id"] == "group-5"
     assert (arguments["acks"], arguments["enable_idempotence"]) == ("all", True)
     assert arguments["transaction_timeout_ms"] == 200
+
+
+async def test_a_start_that_waits_for_an_earlier_transaction_says_so(
+    exactly_once: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher, producer = exactly_once
+    monkeypatch.setattr(publisher_module, "START_PATIENCE_SECONDS", 0.01)
+    free = asyncio.Event()
+    monkeypatch.setattr(producer, "start", free.wait)
+    starting = asyncio.create_task(publisher.start())
+    await asyncio.sleep(0.05)  # the loop calls what is due earlier first
+    assert not starting.done()
+    free.set()
+    await starting
+    assert "partition 5: waiting for the transactional id group-5" in caplog.text
+    assert len(caplog.records) == 1
 
 
 async def test_one_transaction_holds_outputs_entries_and_offset(exactly_once: Pair) -> None:

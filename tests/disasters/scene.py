@@ -1,0 +1,243 @@
+"""What all disasters share: workers under load, a timeline of what they do, and a verdict at the end.
+
+Belongs here: the scene, the eye on the workers, the verdict. Does not belong here: what goes wrong (the module of each
+disaster), what is right on the topics (tests/support/oracle.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from tests.support import chaos, oracle
+from tests.support.chaos import Fleet, Load, settings, traces, wait_settled, wait_until
+from tests.support.crash_worker import hash_vector
+from tests.support.kafka_fixtures import create_topics
+
+PARTITIONS: Final = 4
+RATE: Final = 15.0
+PATIENCE_S: Final = 600.0
+
+
+class MissingError(Exception):
+    """Something that a disaster needs is not on this machine: the message says how to install it."""
+
+
+class Timeline:
+    """Lines with the second at which something happened, printed as they come."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> float:
+        """Add a line; return the second."""
+        now = time.monotonic() - self._began
+        self.lines.append(f"{now:6.1f} s  {text}")
+        print(self.lines[-1], flush=True)
+        return now
+
+
+@dataclass
+class Verdict:
+    """The end of a disaster: what was seen, and what is wrong (nothing: all right)."""
+
+    name: str
+    seen: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def expect(self, right: bool, text: str) -> None:
+        """Note a claim of the page, as seen or as wrong."""
+        (self.seen if right else self.wrong).append(text)
+
+    def __str__(self) -> str:
+        rows = [f"  {text}" for text in self.seen] + [f"  WRONG: {text}" for text in self.wrong]
+        return "\n".join([f"{self.name}: {'WRONG' if self.wrong else 'all right'}", *rows])
+
+
+class Eye(threading.Thread):
+    """Looks at the workers a few times a second: readiness, health and progress, each change on the timeline."""
+
+    def __init__(self, fleet: Fleet, timeline: Timeline) -> None:
+        super().__init__(name="eye", daemon=True)
+        self.longest_stall = 0.0
+        self.unhealthy = 0
+        """How often /healthz said no."""
+        self.most_lag_seconds = 0.0
+        self.loaded = False
+        """Whether there is something to commit."""
+        self._fleet, self._timeline = fleet, timeline
+        self._states: dict[int, str] = {}
+        self._committed: dict[int, float] = {}
+        """By process, what it has committed."""
+        self._moved_at = time.monotonic()
+        self._exits = 0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Look."""
+        while not self._over.wait(0.25):
+            self._look()
+
+    def reset(self) -> None:
+        """Forget the stalls until now."""
+        self.longest_stall, self._moved_at = 0.0, time.monotonic()
+
+    def finish(self) -> None:
+        """Stop looking."""
+        self._over.set()
+        if self.is_alive():
+            self.join()
+
+    def _look(self) -> None:
+        for event in self._fleet.exits[self._exits :]:
+            self._exits += 1
+            self._timeline.say(f"worker {event.slot} ended with {event.code} after {event.lived:.0f} s")
+        moved = False
+        for slot in self._fleet.running():
+            state = "away"
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                healthy, ready = slot.process.get("/healthz")[0] == 200, slot.process.get("/readyz")[0] == 200
+                self.unhealthy += not healthy
+                state = "ready" if ready else "not ready"
+                state += "" if healthy else ", not healthy"
+                metrics = slot.process.metrics()
+                done = sum(
+                    v for name, v in metrics.items() if name.startswith(("kp_traces_total", "kp_dead_letters_t"))
+                )
+                moved |= done > self._committed.get(slot.process.pid, 0.0)
+                self._committed[slot.process.pid] = done
+                lags = (v for name, v in metrics.items() if name.startswith("kp_consumer_lag_seconds"))
+                self.most_lag_seconds = max(self.most_lag_seconds, *lags, 0.0)
+            if self._states.get(slot.number) != state:
+                self._states[slot.number] = state
+                self._timeline.say(f"worker {slot.number} is {state}")
+        now = time.monotonic()
+        if moved or not self.loaded:
+            self._moved_at = now
+        self.longest_stall = max(self.longest_stall, now - self._moved_at)
+
+
+class Scene:
+    """Workers of one group with topics of their own, under load."""
+
+    def __init__(
+        self, bootstrap: str, logs: Path, name: str, *, seed: int, rate: float, env: Mapping[str, str]
+    ) -> None:
+        self.timeline = Timeline()
+        self.say = self.timeline.say
+        self.verdict = Verdict(name)
+        self.bootstrap = bootstrap
+        self.env = settings(bootstrap, **{"KP_CACHE_MAX_ELEMENTS": "200", **env})
+        self.group, self.source = self.env["KP_GROUP_ID"], self.env["KP_SOURCE_TOPIC"]
+        logs.mkdir(parents=True, exist_ok=True)
+        self.fleet = Fleet(self.env, logs)
+        self.eye = Eye(self.fleet, self.timeline)
+        self.ends: Counter[int] = Counter()
+        """By partition the offset after the last trace that was sent; complete after `end_load`."""
+        self.load: Load | None = None
+        self._seed, self._rate = seed, rate
+
+    def begin(self, workers: int = 2) -> None:
+        """Create the topics, start workers and load, and return when all are at work."""
+        create_topics(self.bootstrap, {self.source: PARTITIONS})
+        for _ in range(workers):
+            self.fleet.add()
+        self.eye.start()
+        self.wait(lambda: all(map(chaos.ready, self.fleet.running())), "the workers are ready")
+        self.begin_load()
+        time.sleep(5)
+        self.eye.reset()
+
+    def begin_load(self) -> None:
+        """Produce from now on; each call produces traces of its own."""
+        records = (record._replace(timestamp_ms=None) for record in traces(self._seed, PARTITIONS))  # dated as sent
+        self.load = Load(self.bootstrap, self.source, records, 0, self._rate, open_end=True, timeout_s=600)
+        self._seed += 1
+        self.load.start()
+        self.eye.loaded = True
+
+    def end_load(self) -> None:
+        """End the load, and wait until all is committed."""
+        self.eye.loaded = False
+        if self.load is not None:
+            self.ends |= self.load.finish(PATIENCE_S)
+            self.load = None
+        settled = wait_settled(self.bootstrap, self.env, self.ends, PATIENCE_S)
+        self.say(f"{sum(self.ends.values())} traces were sent" + ("" if settled else ", NOT all are committed"))
+        self.verdict.expect(settled, "everything was committed in time")
+
+    def stop_workers(self) -> None:
+        """Ask all workers to stop."""
+        codes = self.fleet.stop_all()
+        self.verdict.expect(codes == [0] * len(codes), f"workers stopped with {codes}")
+
+    def wait(self, condition: Callable[[], bool], text: str, timeout: float = PATIENCE_S) -> float:
+        """Wait, and note when it came true; return the second. Raises AssertionError when it is late (seconds)."""
+        if not wait_until(condition, timeout):
+            raise AssertionError(f"not in {timeout:.0f} s: {text}\n{self.fleet.tails()}")
+        return self.say(text)
+
+    def alive_again(self, what: str) -> float:
+        """Wait until all workers are ready and something is committed after that; return the second."""
+        self.wait(lambda: all(map(chaos.ready, self.fleet.running())), f"{what}: all workers are ready")
+        return self.say(f"{what}: longest time without a commit {self.eye.longest_stall:.1f} s")
+
+    def said(self, pattern: str) -> list[str]:
+        """Return the log lines of all workers that match."""
+        lines = [line for path in sorted(self.fleet.logs.glob("*.log")) for line in path.read_text().splitlines()]
+        return [line for line in lines if re.search(pattern, line)]
+
+    def finish(self, *, exits: Sequence[int] = ()) -> Verdict:
+        """End the load, wait until all is committed, stop the workers, and judge all topics.
+
+        `exits`: codes with which workers may have ended unasked.
+        """
+        self.end_load()
+        self.stop_workers()
+        self.eye.finish()
+        v = self.verdict
+        report = oracle.check(self.bootstrap, self.env, hash_vector)
+        v.expect(not report.problems(), f"judged by the oracle: {report} {'; '.join(report.problems())}")
+        sent = sum(self.ends.values())
+        v.expect(report.source == sent, f"{report.source} traces on the topic, {sent} sent")
+        unasked = Counter(event.code for event in self.fleet.unexpected())
+        v.expect(set(unasked) <= set(exits), f"exits that nobody asked for, by code: {dict(unasked)}")
+        v.expect(self.eye.unhealthy == 0, f"/healthz said no {self.eye.unhealthy} times")
+        v.seen.append(f"longest time without a commit: {self.eye.longest_stall:.1f} s")
+        v.seen.append(f"greatest kp_consumer_lag_seconds: {self.eye.most_lag_seconds:.1f}")
+        v.seen.append("the workers' logs: " + chaos.log_report(self.fleet.logs).replace("\n", "\n    "))
+        return v
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        self.eye.finish()
+        self.fleet.__exit__(None, None, None)
+
+
+@contextmanager
+def scene(
+    bootstrap: str,
+    logs: Path,
+    name: str,
+    *,
+    seed: int,
+    rate: float = RATE,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Scene]:
+    """Yield a scene; its processes end with the block. `env`: further variables of the workers."""
+    found = Scene(bootstrap, logs, name, seed=seed, rate=rate, env=env)
+    try:
+        yield found
+    finally:
+        found.close()
