@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import sys
 import tempfile
 import time
@@ -42,6 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.compose", description=__doc__)
     parser.add_argument("--keep-running", action="store_true", help="wait at the end, until Ctrl-C, and look around")
     options = parser.parse_args()
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # Kafka goes away here, as it should
     check = Checks()
     try:
         if taken := [port for port in PORTS if not is_free(port)]:
