@@ -123,9 +123,10 @@ class Eye(threading.Thread):
                 self._states[slot.number] = state
                 self._timeline.say(f"worker {slot.number} is {state}")
         now = time.monotonic()
+        if self.loaded:
+            self.longest_stall = max(self.longest_stall, now - self._moved_at)
         if moved or not self.loaded:
             self._moved_at = now
-        self.longest_stall = max(self.longest_stall, now - self._moved_at)
 
 
 class Scene:
