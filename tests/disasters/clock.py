@@ -60,7 +60,7 @@ def jump(s: Scene, clock: Path, seconds: str) -> None:
     s.verdict.seen.append(f"clock {seconds} s: greatest kp_consumer_lag_seconds {s.eye.most_lag_seconds:.0f}")
     s.wait(lambda: all(map(chaos.ready, s.fleet.running())), "the workers are ready")
     for slot in s.fleet.running():
-        least = min((v for name, v in slot.process.metrics().items() if name.startswith("kp_")), default=0.0)
+        least = min((v for name, v in s.metrics(slot).items() if name.startswith("kp_")), default=0.0)
         s.verdict.expect(least >= 0, f"worker {slot.number}: least of its metrics {least}")
 
 

@@ -70,7 +70,7 @@ def run(work: Path, seed: int) -> Verdict:
             s.verdict.seen.append(f"reading the outputs and Kafka's tool took {time.monotonic() - began:.0f} s")
             slot = s.fleet.add()
             s.alive_again("with restored offsets")
-            restored = slot.process.metric("kp_restored_entries_total")
+            restored = s.metrics(slot)["kp_restored_entries_total"]
             s.verdict.expect(restored > 0, f"the caches were restored: {restored:.0f} entries")
             time.sleep(5)
             verdict = s.finish()
@@ -84,7 +84,7 @@ def without_restoring(s: Scene, tool: GroupTool) -> None:
     slot = s.fleet.add()
     s.alive_again("without offsets")
     s.end_load()
-    restored = slot.process.metric("kp_restored_entries_total")
+    restored = s.metrics(slot)["kp_restored_entries_total"]
     s.stop_workers()
     report = oracle.check(s.bootstrap, s.env, hash_vector)
     s.verdict.expect(restored == 0, f"without offsets the caches start empty: {restored:.0f} entries restored")

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tests.support import chaos, oracle
-from tests.support.chaos import Fleet, Load, settings, traces, wait_settled, wait_until
+from tests.support.chaos import Fleet, Load, Slot, settings, traces, wait_settled, wait_until
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import create_topics
 
@@ -123,9 +123,10 @@ class Eye(threading.Thread):
                 self._states[slot.number] = state
                 self._timeline.say(f"worker {slot.number} is {state}")
         now = time.monotonic()
+        if self.loaded:
+            self.longest_stall = max(self.longest_stall, now - self._moved_at)
         if moved or not self.loaded:
             self._moved_at = now
-        self.longest_stall = max(self.longest_stall, now - self._moved_at)
 
 
 class Scene:
@@ -192,6 +193,19 @@ class Scene:
         """Wait until all workers are ready and something is committed after that; return the second."""
         self.wait(lambda: all(map(chaos.ready, self.fleet.running())), f"{what}: all workers are ready")
         return self.say(f"{what}: longest time without a commit {self.eye.longest_stall:.1f} s")
+
+    def metrics(self, slot: Slot) -> dict[str, float]:
+        """Return a worker's metrics, however busy the machine is. Raises AssertionError when it never answers."""
+        found: dict[str, float] = {}
+
+        def answered() -> bool:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                found.update(slot.process.metrics())
+            return bool(found)
+
+        if not wait_until(answered, PATIENCE_S):
+            raise AssertionError(f"worker {slot.number} does not answer\n{self.fleet.tails()}")
+        return found
 
     def said(self, pattern: str) -> list[str]:
         """Return the log lines of all workers that match."""
