@@ -26,7 +26,7 @@ SETTINGS: Final = {
     "KP_DEAD_LETTER_TOPIC": "traces.dead-letter",
 }
 PARTITIONS: Final = 4
-RATE: Final = 15.0
+RATE: Final = 10.0
 """Records a second: two cores have Kafka, Prometheus and three workers to run as well."""
 PEAK: Final = """
 import pathlib
@@ -118,7 +118,7 @@ def check_memory(check: Checks, project: Project, override: Path) -> None:
     override.write_text(json.dumps({"services": {"worker": {"mem_limit": "1g"}}}))  # JSON is YAML
     project.compose("up", "--detach", "worker", override=override)
     project.wait_healthy()
-    with load(check, 2, total=1500, rate=500.0):  # more than it can take: it always has work
+    with load(check, 2, total=1000, rate=500.0):  # more than it can take: it always has work
         progress()
     container = project.container("worker")
     check("memory limit in bytes", container["HostConfig"]["Memory"], 1 << 30)
