@@ -82,8 +82,10 @@ def _recover(home: Path) -> None:
     if state_file.exists():
         state: dict[str, Any] = json.loads(state_file.read_text())
         run = Path(state["run"])
+        _empty(_host(run))
+        _end(run / "dockerd.pid", run, signal.SIGTERM)
         for name in ("dockerd.pid", "containerd/containerd.pid"):
-            _end(run / name, run)
+            _end(run / name, run, signal.SIGKILL)
         remove(Network(**state["network"]))
         _clean(home, run)
         shutil.rmtree(run, ignore_errors=True)
@@ -119,27 +121,34 @@ def _wait(process: subprocess.Popen[bytes], run: Path) -> None:
 
 def _stop(process: subprocess.Popen[bytes], run: Path) -> None:
     """End all containers, then dockerd, which ends its containerd."""
-    host = _host(run)
-    containers = attempt(["docker", "--host", host, "ps", "--all", "--quiet"]).stdout.split()
-    if containers:
-        attempt(["docker", "--host", host, "rm", "--force", "--volumes", *containers])
-    attempt(["docker", "--host", host, "network", "prune", "--force"])
-    attempt(["docker", "--host", host, "volume", "prune", "--force"])
+    _empty(_host(run))
     process.terminate()
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        _end(run / "containerd/containerd.pid", run)
+        _end(run / "containerd/containerd.pid", run, signal.SIGKILL)
 
 
-def _end(pid_file: Path, run: Path) -> None:
-    """Kill the process of a file if it still is the one that works in this directory."""
+def _empty(host: str) -> None:
+    """Remove all containers, networks and volumes of an engine that answers."""
+    containers = attempt(["docker", "--host", host, "ps", "--all", "--quiet"]).stdout.split()
+    if containers:
+        attempt(["docker", "--host", host, "rm", "--force", "--volumes", *containers])
+    attempt(["docker", "--host", host, "network", "prune", "--force"])
+    attempt(["docker", "--host", host, "volume", "prune", "--force"])
+
+
+def _end(pid_file: Path, run: Path, number: signal.Signals) -> None:
+    """Signal the process of a file if it still is the one that works in this directory, and wait for its end."""
     with contextlib.suppress(OSError, ValueError):
         pid = int(pid_file.read_text())
+        deadline = time.monotonic() + STOP_S
         if str(run).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
+            while str(run).encode() in Path(f"/proc/{pid}/cmdline").read_bytes() and time.monotonic() < deadline:
+                time.sleep(0.1)
 
 
 def _clean(home: Path, run: Path) -> None:
@@ -148,7 +157,8 @@ def _clean(home: Path, run: Path) -> None:
     for point in sorted(points, key=len, reverse=True):
         if any(Path(point).is_relative_to(directory) for directory in (home, run)):
             attempt(["umount", "--lazy", point])
-    for group in Path("/sys/fs/cgroup").glob("*/docker"):
+    groups = Path("/sys/fs/cgroup")
+    for group in (*groups.glob("*/docker/buildkit"), *groups.glob("*/docker")):
         with contextlib.suppress(OSError):  # of another engine, with containers in it
             group.rmdir()
     (home / STATE).unlink(missing_ok=True)
