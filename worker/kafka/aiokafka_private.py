@@ -110,10 +110,11 @@ class _NoticingProtocol(AIOKafkaProtocol):  # type: ignore[misc]  # aiokafka is 
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         third = max(1, self.seconds // 3)
-        wanted = {"TCP_KEEPIDLE": third, "TCP_KEEPALIVE": third, "TCP_KEEPINTVL": third, "TCP_KEEPCNT": 2}
-        wanted["TCP_USER_TIMEOUT"] = (
-            self.seconds * 1000
-        )  # of what was sent; keepalive probes are for silence without it
+        # The user timeout is for what was sent and not acknowledged; keepalive probes are for silence without it.
+        wanted = {
+            "TCP_USER_TIMEOUT": self.seconds * 1000,
+            "TCP_KEEPIDLE": third, "TCP_KEEPALIVE": third, "TCP_KEEPINTVL": third, "TCP_KEEPCNT": 2,
+        }  # fmt: skip
         for name, value in wanted.items():
             if hasattr(socket, name):  # Linux and macOS differ
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
