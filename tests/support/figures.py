@@ -67,7 +67,7 @@ class ListTransactionsStruct(RequestStruct):  # type: ignore[misc]
     )
 
 
-class ListTransactionsRequest(Request[ListTransactionsStruct]):  # type: ignore[misc,type-arg]
+class ListTransactionsRequest(Request[ListTransactionsStruct]):  # type: ignore[misc]
     """Ask one broker for the transactions that its coordinators hold open."""
 
     API_KEY = 66
