@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import kafka_versions
 from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
+from worker.broker import ports
 from worker.broker.kafka_jars import KAFKA_VERSION
 
 __all__ = ["cluster", "hashing", "kafka", "workers"]
@@ -36,6 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(f"--kafka: {error}") from None
     kafka_versions.use(config.option.kafka)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # side by side, none takes a port that another one is about to listen on
+        mine, of = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        ports.PORT_RANGE = ports.PORT_RANGE[mine::of]
     # A job in the background of a shell has SIGINT ignored, and so would the commands whose Ctrl-C is tested.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -302,7 +302,7 @@ class WorkerProcess(LoggedProcess):
             return False
 
         deadline = time.monotonic() + timeout
-        while not ready():
+        while not ready() or self.returncode is not None:  # another process may answer on its port
             if self.returncode is not None:
                 raise AssertionError(f"the worker ended with {self.returncode} before it was ready:\n{self.log()}")
             if time.monotonic() > deadline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections import deque
 
 from worker.broker.kafka_jars import BrokerError
 
@@ -12,14 +13,18 @@ HOST = "127.0.0.1"
 # port before the process listens, or while a node is down.
 PORT_RANGE = range(20_000, 32_000)
 
+_given: deque[int] = deque(maxlen=500)
+"""The ports that were returned last: who asked for them may not listen yet."""
+
 
 def free_ports(count: int) -> list[int]:
-    """Return that many free ports, chosen at random. Raises BrokerError."""
+    """Return that many free ports, chosen at random; none that was among the last 500 returned. Raises BrokerError."""
     found: list[int] = []
     for port in random.SystemRandom().sample(PORT_RANGE, len(PORT_RANGE)):
         if len(found) == count:
+            _given.extend(found)
             return found
-        if is_free(port):
+        if port not in _given and is_free(port):
             found.append(port)
     raise BrokerError(f"no {count} free ports in {PORT_RANGE}")
 
