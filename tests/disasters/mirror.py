@@ -24,6 +24,7 @@ from tests.support import chaos
 from tests.support.chaos import Fleet, wait_settled, wait_until
 from tests.support.kafka_fixtures import committed, consume_all
 from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.broker.kafka_config import LOG4J2
 from worker.broker.kafka_jars import KAFKA_VERSION, default_cache, extra, install
 
 MIRROR: Final = f"org.apache.kafka:connect-mirror:{KAFKA_VERSION}+org.apache.kafka:connect-runtime:{KAFKA_VERSION}"
@@ -61,7 +62,7 @@ def mirror_maker(settings: str, work: Path) -> Iterator[subprocess.Popen[bytes]]
     (work / "mirror.properties").write_text(settings)
     (work / "log4j2.properties").write_text(LOG4J2)
     jars = os.pathsep.join(f"{environment}/{folder}/*" for folder in ("jars", "modules"))
-    java = [str(install(default_cache()).java), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    java = [str(install(default_cache()).jre.java), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
     java += [f"-Dlog4j2.configurationFile={work / 'log4j2.properties'}", "-cp", jars]
     with (work / "mirror.log").open("ab") as log:
         process = subprocess.Popen(
@@ -73,16 +74,6 @@ def mirror_maker(settings: str, work: Path) -> Iterator[subprocess.Popen[bytes]]
     finally:
         process.kill()
         process.wait()
-
-
-LOG4J2: Final = """\
-rootLogger.level = warn
-rootLogger.appenderRef.out.ref = out
-appender.out.type = Console
-appender.out.name = out
-appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = %d %p %c{1} - %m%n
-"""
 
 
 def count(bootstrap: str, topic: str, isolation: str = "read_committed") -> int:
