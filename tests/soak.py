@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
@@ -31,6 +30,7 @@ from tests.support.crash_worker import hash_vector
 from tests.support.figures import Figure, Source, Watch, at_marks, growth, open_transactions
 from tests.support.forgetting import KEY
 from tests.support.kafka_fixtures import consume_all, create_topics, unique
+from tests.support.processes import interrupt_on_signals
 from tests.support.soak_state import State
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.embed.load import load_embedder
@@ -373,15 +373,10 @@ def options() -> argparse.Namespace:
     return found
 
 
-def _interrupted(number: int, _: object) -> NoReturn:
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
-
 def main() -> int:
     """Run from the command line."""
     found = options()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupted)
+    interrupt_on_signals()
     chaos.quiet_clients()
     same = {k: v for k, v in vars(found).items() if k not in ("report", "state", "minutes")}
     with tempfile.TemporaryDirectory(prefix="kp-soak-") as temporary:

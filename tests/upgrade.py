@@ -56,22 +56,10 @@ def roll(bootstrap: str, env: Mapping[str, str], old: Fleet, new: Fleet, load: L
     load.start()
     olds = [_join(old) for _ in range(WORKERS)]
     time.sleep(seconds)
-    news = []
-    for worker in olds:
-        news.append(_join(new))
-        old.remove(worker)
-        _say("an old worker is replaced by one of today")
-        time.sleep(seconds / 4)
-    time.sleep(seconds)
+    news = _replace(olds, old, new, "an old worker is replaced by one of today", seconds)
     run.skipped = sum(slot.process.metric("kp_changelog_entries_skipped_total") for slot in news)
     run.back = committed(bootstrap, env["KP_GROUP_ID"], env["KP_SOURCE_TOPIC"])
-    again = []
-    for worker in news:
-        again.append(_join(old))
-        new.remove(worker)
-        _say("a worker of today is replaced by an old one")
-        time.sleep(seconds / 4)
-    time.sleep(seconds)
+    again = _replace(news, new, old, "a worker of today is replaced by an old one", seconds)
     run.ends = load.finish(PATIENCE_S)
     if not wait_settled(bootstrap, env, run.ends, PATIENCE_S):
         raise AssertionError(f"the group did not come to the end:\n{old.tails()}")
@@ -80,6 +68,18 @@ def roll(bootstrap: str, env: Mapping[str, str], old: Fleet, new: Fleet, load: L
     if set(codes) != {0} or old.unexpected() or new.unexpected():
         raise AssertionError(f"exits {codes}, {old.unexpected()}, {new.unexpected()}\n{old.tails()}\n{new.tails()}")
     return run
+
+
+def _replace(workers: Sequence[Slot], leaving: Fleet, joining: Fleet, said: str, seconds: float) -> list[Slot]:
+    """Replace workers one by one by those of the other release; return the new ones, after `seconds` of load."""
+    found = []
+    for worker in workers:
+        found.append(_join(joining))
+        leaving.remove(worker)
+        _say(said)
+        time.sleep(seconds / 4)
+    time.sleep(seconds)
+    return found
 
 
 def judge(bootstrap: str, env: Mapping[str, str], run: Run) -> list[str]:

@@ -23,6 +23,7 @@ import trustme
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from tests.cluster.programs import Programs
+from tests.support.processes import end_process
 from worker.broker.ports import HOST, free_ports
 
 START_S: Final = 120.0
@@ -68,12 +69,7 @@ class ApiServer:
 
     def __exit__(self, *_: object) -> None:
         for _name, process in reversed(self._processes):
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end_process(process, STOP_S)
         self._processes.clear()
         self._temporary.cleanup()
 

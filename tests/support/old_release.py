@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from tests.support.distribution import UV
 from tests.support.kafka_fixtures import ROOT, Tree
 from worker.broker.kafka_jars import default_cache
 
@@ -62,6 +63,6 @@ def _commit(revision: str) -> str:
 
 
 def _uv(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "uv", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([*UV, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise OldReleaseError(f"the old release's environment cannot be made: uv {arguments[0]}: {done.stderr.strip()}")

@@ -151,7 +151,7 @@ async def create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPl
     except TopicAlreadyExistsError:
         return  # another worker was faster
     for error in response.topic_errors:
-        code, message = error[1], (error[2] if len(error) > 2 else "") or ""
+        code, message = error[1], error[2] or "" if len(error) > 2 else ""
         if for_code(code) is InvalidConfigurationError and AFTER in wanted.configs and AFTER in message:
             log.warning("topic %s is created without %s, which Kafka has since version 3.6", wanted.name, AFTER)
             configs = {name: value for name, value in wanted.configs.items() if name != AFTER}
