@@ -62,20 +62,6 @@ HOMES = (
     | {"huggingface_hub": {"commands.fetch_model", "embed"}}
 )
 
-MOST_FUNCTION_LINES, MOST_CLASS_LINES = 40, 200
-TABLES = {
-    # plain tables may be longer: one row a setting, one row a metric
-    "config.settings": {"Settings"},
-    "observe.metrics": {"Metrics", "__init__"},
-    "observe.contribute_metrics": {"__init__"},
-}
-
-SAME_NAMES = {
-    # public functions that several modules have under one name, and why that is no collision
-    "main",  # a program's start
-    "load",  # what its module is named for
-}
-
 PRIVATE = {"kafka.aiokafka_private", "kafka.aiokafka_private_producer"}
 """The only modules that touch private names of aiokafka; tests/unit/kafka/test_aiokafka_private.py guards each name."""
 
@@ -230,49 +216,6 @@ def test_the_core_reads_no_clock_and_no_file(module: str) -> None:
 def test_the_command_line_imports_the_demo_and_the_broker_when_asked_for() -> None:
     at_once = [node for node in MODULES["cli"].body if isinstance(node, ast.Import | ast.ImportFrom)]
     assert not {name for node in at_once for name in imports(node) if ".demo" in name or "worker.broker" in name}
-
-
-def definitions(*kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """Yield all functions or classes with their modules."""
-    for module in sorted(MODULES):
-        yield from ((module, node) for node in ast.walk(MODULES[module]) if isinstance(node, kinds))
-
-
-def too_long(most: int, *kinds: type[ast.AST]) -> list[str]:
-    found = []
-    for module, node in definitions(*kinds):
-        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        lines = (node.end_lineno or 0) - node.lineno + 1
-        if lines > most and node.name not in TABLES.get(module, set()):
-            found.append(f"{module}.{node.name} has {lines} lines")
-    return found
-
-
-def test_no_function_is_too_long() -> None:
-    """From `def` to the last line; decorators, so the options of a command, do not count."""
-    assert not too_long(MOST_FUNCTION_LINES, ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def test_no_class_is_too_long() -> None:
-    assert not too_long(MOST_CLASS_LINES, ast.ClassDef)
-
-
-def test_no_two_classes_have_the_same_name() -> None:
-    homes: dict[str, list[str]] = {}
-    for module, node in definitions(ast.ClassDef):
-        assert isinstance(node, ast.ClassDef)
-        homes.setdefault(node.name, []).append(module)
-    assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
-
-
-def test_no_two_public_functions_have_the_same_name() -> None:
-    """Those of cli.py do not count: they have the names of the commands."""
-    homes: dict[str, list[str]] = {}
-    for module, node in definitions(ast.FunctionDef, ast.AsyncFunctionDef):
-        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if module != "cli" and node in MODULES[module].body and not node.name.startswith("_"):
-            homes.setdefault(node.name, []).append(module)
-    assert not {name: modules for name, modules in homes.items() if len(modules) > 1 and name not in SAME_NAMES}
 
 
 def test_settings_are_read_from_the_environment_in_one_place() -> None:
