@@ -8,7 +8,6 @@ from typing import Any
 from tests.support.crash_worker import SteppedProducer
 from worker import cli
 from worker.commands import redrive
-from worker.kafka import producer
 
 RECORDS = 7
 """Letters in one transaction, so that there are many to be killed in."""
@@ -16,9 +15,8 @@ RECORDS = 7
 
 def main() -> None:
     """Run the command line with the doubles at their seams."""
-    producers: Any = producer
-    producers.AIOKafkaProducer = SteppedProducer
     module: Any = redrive
+    module.Producer = SteppedProducer
     module.MAX_RECORDS = RECORDS
     cli.main()
 

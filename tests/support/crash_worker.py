@@ -21,25 +21,27 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 
-import aiokafka
 import msgspec
 import numpy as np
 
-import worker.kafka.producer
 import worker.kafka.refused_records
 import worker.stream.assignment
 import worker.stream.process
+import worker.stream.publishers
 from worker import config
 from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
 from worker.embed.embedder import Embedder, Embedding
 from worker.embed.load import load_configured
+from worker.kafka.producer import Producer
+from worker.kafka.producer_requests import Offsets
+from worker.kafka.publication import Refused, Shipment
 from worker.stream.evaluator import Evaluator, Taken
 from worker.stream.faust_consumer import KpConsumer
 from worker.stream.partition_state import Decided
@@ -142,8 +144,8 @@ class HashEmbedder:
         return Embedding(hash_vector(text), False)
 
 
-class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
-    """aiokafka's producer; the steps of a publication pass through here."""
+class SteppedProducer(Producer):
+    """The product's producer; the steps of a publication pass through here."""
 
     async def start(self) -> None:
         """Connect."""
@@ -154,35 +156,39 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
         await super().start()
         PLAN.passing("started")
 
-    async def begin_transaction(self) -> None:
+    async def begin(self) -> None:
         """Begin."""
         PLAN.passing("before_begin")
-        await super().begin_transaction()
+        await super().begin()
         PLAN.passing("after_begin")
 
-    async def send_batch(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """Send the records of one topic; when it is the planned one, wait for its acknowledgement first."""
-        future: asyncio.Future[Any] = await super().send_batch(*args, **kwargs)
+    async def send(self, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[Refused]]]:
+        """Send the records of all topics; when it is planned, crash between the first topic's and the others'."""
+        refused: list[tuple[Shipment, list[Refused]]] = []
         if PLAN.is_next("mid_sends"):
-            await future
+            refused += await super().send(shipments[:1])
             PLAN.crash()
-        return future
+            shipments = shipments[1:]
+        refused += await super().send(shipments)
+        if _SEARCHES:  # of this partition or another: all the same for a crash
+            PLAN.passing("searching")
+        return refused
 
-    async def send_offsets_to_transaction(self, *args: Any) -> None:
+    async def send_offsets(self, group: str, offsets: Offsets) -> None:
         """Send the offset."""
         PLAN.passing("after_sends")
-        await super().send_offsets_to_transaction(*args)
+        await super().send_offsets(group, offsets)
         PLAN.passing("after_offsets")
 
-    async def abort_transaction(self) -> None:
+    async def abort(self) -> None:
         """Abort."""
-        await super().abort_transaction()
+        await super().abort()
         PLAN.passing("aborted")
 
-    async def commit_transaction(self) -> None:
+    async def commit(self) -> None:
         """Commit."""
         if PLAN.is_next("committing"):
-            commit = asyncio.create_task(super().commit_transaction())
+            commit = asyncio.create_task(super().commit())
             await asyncio.sleep(0.002)
             try:
                 PLAN.crash()
@@ -191,19 +197,18 @@ class SteppedProducer(aiokafka.AIOKafkaProducer):  # type: ignore[misc]
                 raise
             await commit
         else:
-            await super().commit_transaction()
+            await super().commit()
         PLAN.passing("after_commit")
 
 
 def install() -> None:
     """Put the doubles at their seams."""
     assignment: Any = worker.stream.assignment
-    producer: Any = worker.kafka.producer
+    publishers: Any = worker.stream.publishers
     refused_records: Any = worker.kafka.refused_records
-    producer.AIOKafkaProducer = SteppedProducer
+    publishers.Producer = SteppedProducer
     assignment.restore = _slowly(assignment.restore)
     refused_records.find_culprits = _stepped(refused_records.find_culprits)
-    refused_records.send_rows = _searching(refused_records.send_rows)
     if os.environ.get("TEST_DECISIONS"):
         Evaluator.decide = _noted(Evaluator.decide)  # type: ignore[method-assign]
     commit_offset = KpConsumer.commit_offset
@@ -243,16 +248,6 @@ def _stepped(find_culprits: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
         return found
 
     return stepped
-
-
-def _searching(send_rows: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def searching(*args: Any) -> Any:
-        result = await send_rows(*args)
-        if _SEARCHES:  # of this partition or another: all the same for a crash
-            PLAN.passing("searching")
-        return result
-
-    return searching
 
 
 def _slowly(restore: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -28,8 +28,8 @@ from worker.config.forget_keys import forget_keys
 from worker.core.control import ForgetRequest, control_headers, encode_request, read_receipt
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.terminal import clean, clean_json
+from worker.kafka.connections import idempotent_producer
 from worker.kafka.dead_letters import read_dead_letter
-from worker.kafka.producer import idempotent_producer
 from worker.kafka.restore import topic_offsets
 
 POLL_MS: Final = 500

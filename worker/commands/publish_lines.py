@@ -22,13 +22,19 @@ from worker.commands.json_lines import is_pretty_printed
 from worker.commands.session import Session, SessionError
 from worker.core.redaction import redact_json
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
-from worker.kafka.producer import producer_arguments, while_sending
+from worker.kafka.connections import idempotent_producer, while_sending
 
 IN_FLIGHT: Final = 1000
 """Traces that may be on their way to the broker at once: bounds memory, and still fills batches."""
 
 LINGER_MS: Final = 5
 """How long a batch waits for more records. Without it the first of many traces would each be sent alone."""
+
+MAX_BATCH_BYTES: Final = 262_144
+"""Bytes of one batch; aiokafka's 16 KiB would be one large trace."""
+
+MAX_REQUEST_BYTES: Final = 64 << 20
+"""Limit of the client alone; the broker enforces that of the topic (max.message.bytes)."""
 
 CHUNK_BYTES: Final = 1 << 16
 
@@ -114,9 +120,14 @@ async def publish_lines(
     what is wrong. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
     """
     (target,) = await session.existing(topic)
-    timeout_ms = round(session.settings.transaction_timeout_seconds * 1000)
-    arguments = producer_arguments(session.client) | {"linger_ms": LINGER_MS, "request_timeout_ms": timeout_ms}
-    async with session.connected(AIOKafkaProducer(**arguments)) as producer:
+    unconnected = idempotent_producer(
+        session.client,
+        session.settings.transaction_timeout_seconds,
+        linger_ms=LINGER_MS,
+        max_batch_size=MAX_BATCH_BYTES,
+        max_request_size=MAX_REQUEST_BYTES,
+    )
+    async with session.connected(unconnected) as producer:
         check = _LineCheck(producer, session.settings.limits if validate else None, target.max_bytes)
         sender = _Sender(producer, topic, rate, counts)
         await while_sending(producer, _send_lines(source, key, redact, check, sender, counts, on_line, on_refused))

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from aiokafka import AIOKafkaProducer
-
 from worker.commands.console import errors_for_the_user, say
 from worker.commands.redrive_counts import RedriveCounts, RedriveProgress
 from worker.commands.redrive_marks import find_marks_topic, marks_topic
@@ -36,7 +34,7 @@ from worker.commands.redrive_view import print_counts, watching
 from worker.commands.session import Session, SessionError, Topic, run_session
 from worker.config import ConfigError, Settings
 from worker.kafka.dead_letters import as_json
-from worker.kafka.producer import transactional_producer
+from worker.kafka.producer import Producer
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 8 << 20
@@ -140,11 +138,9 @@ class Redrive:
             if batch:
                 await transactions.commit(batch)
 
-    def _producer(self) -> AIOKafkaProducer:
+    def _producer(self) -> Producer:
         settings = self.session.settings
-        return transactional_producer(
-            self.session.client, f"{settings.group_id}-redrive", settings.transaction_timeout_seconds
-        )
+        return Producer(self.session.client, f"{settings.group_id}-redrive", settings.transaction_timeout_seconds)
 
     async def _topics(self, *, create: bool) -> tuple[Topic, Topic | None]:
         """Return the source topic, and the topic of the marks (None: missing). Raises ConfigError."""

@@ -6,14 +6,11 @@ letters, how many at once (redrive.py).
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import InvalidProducerEpoch, ProducerFenced
 
 from worker.commands.redrive_counts import RedriveProgress, RefusedError
@@ -23,9 +20,9 @@ from worker.commands.session import Session, SessionError, Topic
 from worker.core.records import exact_size
 from worker.kafka.dead_letters import REDRIVE_COUNT, REDRIVEN_FROM, DeadLetter
 from worker.kafka.describe import current_limit
-from worker.kafka.errors import chain
-from worker.kafka.producer import PublishError, abort_soon, send_all, while_sending
-from worker.kafka.publication import OutputTopic, Row, Shipment
+from worker.kafka.producer import AbortableError, Producer, PublishError
+from worker.kafka.publication import OutputTopic, Refused, Row, Shipment
+from worker.kafka.publisher import MAX_ROUNDS
 from worker.kafka.refusals import TopicRefusedError
 from worker.kafka.refused_records import search
 
@@ -60,7 +57,7 @@ class RedriveTransactions:
     """Commits redriven records with their marks; `source` and `marks` are the topics of both."""
 
     session: Session
-    producer: AIOKafkaProducer
+    producer: Producer
     source: Topic
     marks: Topic
     progress: RedriveProgress
@@ -68,58 +65,56 @@ class RedriveTransactions:
     async def commit(self, batch: Sequence[RedrivenRecord]) -> None:
         """Send records and marks in one transaction; records that the source topic refuses are reported and skipped."""
         left = batch
-        while left:
-            refused = await self._try(left)
+        for _ in range(MAX_ROUNDS):
+            refused = await self._try(left) if left else None
             if refused is None:
                 break
             for position, why in refused.items():
                 with self.progress.refusing(left[position].letter):
                     raise RefusedError(f"topic {self.source.name} refuses it: {why.name} ({why.words}); {why.advice}")
             left = [record for position, record in enumerate(left) if position not in refused]
+        else:
+            raise PublishError(f"still refused after {MAX_ROUNDS} attempts")
         for record in left:
             self.progress.counts.count_done(record.letter)
         self.progress.on_progress()
 
     async def _try(self, batch: Sequence[RedrivenRecord]) -> dict[int, TopicRefusedError] | None:
-        """Run one transaction as `_transact` does; abort it after an error. Raises SessionError for a newer run."""
-        settings, producer = self.session.settings, self.producer
-        try:
-            async with asyncio.timeout(settings.transaction_timeout_seconds):
-                return await while_sending(producer, self._transact(batch))
-        except Exception as error:
-            with contextlib.suppress(Exception):  # the next run's start aborts too
-                await abort_soon(producer)
-            if any(isinstance(cause, ProducerFenced | InvalidProducerEpoch) for cause in chain(error)):
-                raise SessionError(
-                    f"another redrive of group {settings.group_id} has taken over; this one stops"
-                ) from error
-            raise
-
-    async def _transact(self, batch: Sequence[RedrivenRecord]) -> dict[int, TopicRefusedError] | None:
         """Run one transaction; None: it was committed, otherwise the positions of the records that are refused.
 
-        No position at all: the topic's limit was lowered, and sending again finds which are too large.
+        No position at all: sending again finds out more, for example which records a lowered limit refuses. Raises
+        SessionError for a newer run.
         """
-        mark_rows: list[Row] = [(mark_of(record.letter), record.letter.place.encode(), None, []) for record in batch]
         source, marks = (
             OutputTopic(topic.name, topic.partitions, topic.max_bytes) for topic in (self.source, self.marks)
         )
+        mark_rows: list[Row] = [(mark_of(record.letter), record.letter.place.encode(), None, []) for record in batch]
         by_partition: dict[int, Shipment] = {}
         for position, record in enumerate(batch):
             shipment = by_partition.setdefault(record.partition, Shipment(source, record.partition))
             shipment.rows.append(record.row)
             shipment.positions.append(position)
-        await self.producer.begin_transaction()  # 3a
-        refused = await send_all(self.producer, [Shipment(marks, 0, mark_rows), *by_partition.values()])  # 3b
-        if not refused:
-            await self.producer.commit_transaction()  # 3c
-            return None
         found: dict[int, TopicRefusedError] = {}
-        limit_of = partial(current_limit, self.session.client)
-        for shipment, culprits in await search(self.producer, refused, limit_of, aborting=True):
+        try:
+            async with self.producer.transaction():  # 3a, 3c
+                refused = await self.producer.send([Shipment(marks, 0, mark_rows), *by_partition.values()])  # 3b
+                if refused:
+                    found = await self._culprits(refused)
+                    raise AbortableError("records are refused")
+        except AbortableError:
+            return found
+        except (ProducerFenced, InvalidProducerEpoch) as error:
+            group = self.session.settings.group_id
+            raise SessionError(f"another redrive of group {group} has taken over; this one stops") from error
+        return None
+
+    async def _culprits(self, refused: Sequence[tuple[Shipment, list[Refused]]]) -> dict[int, TopicRefusedError]:
+        """Return the records that are refused alone, by position."""
+        found: dict[int, TopicRefusedError] = {}
+        for shipment, culprits in await search(self.producer, refused, partial(current_limit, self.session.client)):
             for number, error in culprits.items():
                 if not shipment.positions:
-                    raise PublishError(f"topic {marks.name} refuses a marker: {error.name}; {error.advice}") from error
+                    topic = shipment.topic.name
+                    raise PublishError(f"topic {topic} refuses a marker: {error.name}; {error.advice}") from error
                 found[shipment.positions[number]] = error
-        await self.producer.abort_transaction()
         return found

@@ -148,7 +148,12 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             tp=tp,
             consumer=self._consumer,
             publisher=ReceiptPublisher(
-                self._client, group, tp, self._topics.outputs, settings.transaction_timeout_seconds
+                self._client,
+                group,
+                tp,
+                self._topics.outputs,
+                settings.transaction_timeout_seconds,
+                owns=lambda: tp in self._consumer.assignment(),
             ),
             delivery=Delivery(self._gateway, self._metrics, self._late, group),
             gateway=self._gateway,

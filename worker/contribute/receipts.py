@@ -10,7 +10,6 @@ posted meanwhile, and their receipts share the next transaction. After a crash a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +19,7 @@ from aiokafka.structs import OffsetAndMetadata
 from worker.contribute.outputs import REFUSED
 from worker.core.fitting import fit_dead_letter
 from worker.core.records import OutputRecord
-from worker.kafka.producer import PublishError, abort_soon, send_all, transactional_producer, while_sending
+from worker.kafka.producer import Producer, PublishError
 from worker.kafka.publication import OutputTopic, Shipment
 
 MAX_DUE: Final = 50
@@ -37,12 +36,12 @@ class ReceiptPublisher:
         source: TopicPartition,
         topics: Mapping[str, OutputTopic],
         timeout_seconds: float,
+        owns: Callable[[], bool],
     ) -> None:
         self._group = group
         self._source = source
         self._topics = topics
-        self._timeout = timeout_seconds
-        self._producer = transactional_producer(client, f"{group}-{source.partition}", timeout_seconds)
+        self._producer = Producer(client, f"{group}-{source.partition}", timeout_seconds, owns=owns)
 
     async def start(self) -> None:
         """Connect; this fences the partition's former owner and aborts its open transaction."""
@@ -50,24 +49,12 @@ class ReceiptPublisher:
 
     async def commit(self, outputs: Sequence[OutputRecord], next_offset: int, metadata: str) -> None:
         """Write records and the offset. After any error it is unknown whether that was committed."""
-        shipments = self._shipments(outputs)
-        try:
-            async with asyncio.timeout(self._timeout):
-                await while_sending(self._producer, self._transact(shipments, next_offset, metadata))
-        except Exception:
-            with contextlib.suppress(Exception):  # the next owner's start aborts it, too
-                await abort_soon(self._producer)
-            raise
-
-    async def _transact(self, shipments: list[Shipment], next_offset: int, metadata: str) -> None:
-        await self._producer.begin_transaction()
-        for shipment, refused in await send_all(self._producer, shipments):
-            error = refused[0].error
-            raise PublishError(f"topic {shipment.topic.name} refuses a record: {error.name}; {error.advice}") from error
-        await self._producer.send_offsets_to_transaction(
-            {self._source: OffsetAndMetadata(next_offset, metadata)}, self._group
-        )
-        await self._producer.commit_transaction()
+        async with self._producer.transaction():
+            for shipment, refused in await self._producer.send(self._shipments(outputs)):
+                error = refused[0].error
+                where = f"topic {shipment.topic.name}"
+                raise PublishError(f"{where} refuses a record: {error.name}; {error.advice}") from error
+            await self._producer.send_offsets(self._group, {self._source: OffsetAndMetadata(next_offset, metadata)})
 
     def _shipments(self, outputs: Sequence[OutputRecord]) -> list[Shipment]:
         by_kind: dict[str, Shipment] = {}

@@ -1,26 +1,36 @@
-"""The private names of aiokafka that we use, except the producer's (aiokafka_private_producer.py).
+"""The private names of aiokafka that we use.
 
-Lives here: one function or class for each use of a name that begins with an underscore or is in a module that aiokafka
-does not document, with that name and why the public API does not suffice. No other module touches them
+One function or class for each use of a name that begins with an underscore or is in a module that aiokafka does not
+document, with that name and why the public API does not suffice. No other module touches them
 (tests/unit/test_layering.py). tests/unit/kafka/test_aiokafka_private.py has a guard for each: a version of aiokafka
-that changes one fails there by name. Must not live here: decisions of ours (they come as arguments or in subclasses).
+that changes one fails there by name. Decisions of ours come as arguments or in subclasses.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, TypeVar
 
-from aiokafka import AIOKafkaConsumer, TopicPartition, conn
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, conn
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection, AIOKafkaProtocol, OAuthAuthenticator, collect_hosts, create_conn
 from aiokafka.consumer import fetcher
 from aiokafka.coordinator.protocol import ConsumerProtocol
-from aiokafka.errors import SaslAuthenticationFailed, for_code
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    IncompatibleBrokerVersion,
+    KafkaError,
+    NodeNotReadyError,
+    SaslAuthenticationFailed,
+    TransactionalIdAuthorizationFailed,
+    for_code,
+)
 from aiokafka.protocol.admin import DescribeGroupsRequest
 from aiokafka.protocol.api import Request, RequestStruct
-from aiokafka.record.default_records import DefaultRecordBatch
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.legacy_records import LegacyRecordBatch
 from aiokafka.structs import ConsumerRecord
 
@@ -143,6 +153,132 @@ async def _connect_in_time(connection: AIOKafkaConnection) -> Any:
         return await _connect(connection)
     finally:
         connection._request_timeout = patience
+
+
+# -- producers
+
+
+def sender_task(producer: AIOKafkaProducer) -> asyncio.Task[None]:
+    """Return the task that sends (`AIOKafkaProducer._sender`, `Sender.sender_task`).
+
+    It ends with the first fatal error. The public API does not report that, and acknowledgements then never arrive.
+    """
+    task: asyncio.Task[None] = producer._sender.sender_task
+    return task
+
+
+class UnsentError(Exception):
+    """A request was not sent: no broker can be asked at present."""
+
+
+class UnansweredError(Exception):
+    """A request was sent, and no answer came: it may still reach the broker."""
+
+
+class UnsupportedError(Exception):
+    """The broker knows a request in none of the versions that we can send."""
+
+
+class Brokers:
+    """The connections of one producer to the brokers, one to each (`AIOKafkaClient`).
+
+    aiokafka's producer has two to each, and no public way to send requests of ours.
+    """
+
+    def __init__(self, client: Mapping[str, Any], timeout_ms: int) -> None:
+        self._arguments = {**client, "request_timeout_ms": timeout_ms}
+        self._client: Any = None
+
+    async def start(self) -> None:
+        """Connect. Raises KafkaError."""
+        self._client = AIOKafkaClient(**self._arguments)
+        await self._client.bootstrap()
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        if self._client is not None:
+            await self._client.close()
+
+    async def send(self, node: int, request: Any) -> Any:
+        """Send a request to a broker. Raises UnsentError, UnansweredError, UnsupportedError."""
+        if not await self._client.ready(node):
+            raise UnsentError(f"broker {node} cannot be reached")
+        try:
+            return await self._client.send(node, request)
+        except (IncompatibleBrokerVersion, NotImplementedError) as error:
+            raise UnsupportedError(str(error)) from error
+        except NodeNotReadyError as error:
+            raise UnsentError(f"broker {node} cannot be reached") from error
+        except KafkaError as error:
+            raise UnansweredError(f"broker {node} did not answer: {error!r}") from error
+
+    async def any_node(self) -> int:
+        """Return a broker. Raises UnsentError."""
+        node = self._client.get_random_node()
+        if node is None:
+            raise UnsentError("no broker is known")
+        return int(node)
+
+    async def coordinator(self, kind: int, key: str) -> int:
+        """Return the coordinator of a group (0) or a transactional id (1). Raises UnsentError; errors of permission."""
+        await self.any_node()
+        try:
+            return int(await self._client.coordinator_lookup(kind, key))
+        except (GroupAuthorizationFailedError, TransactionalIdAuthorizationFailed) as error:
+            raise type(error)(key) from error
+        except KafkaError as error:
+            raise UnsentError(f"its coordinator is not known: {error!r}") from error
+
+    async def leader(self, partition: TopicPartition) -> int | None:
+        """Return the broker that leads a partition; None: there is none."""
+        cluster = self._client.cluster
+        if cluster.leader_for_partition(partition) is None:
+            await self._client.add_topic(partition.topic)  # asks for it, now and at each refresh
+        node = cluster.leader_for_partition(partition)
+        return None if node is None or node < 0 else int(node)
+
+    async def refresh(self) -> None:
+        """Ask for leaders and brokers again."""
+        await self._client.force_metadata_update()
+
+
+class BatchBuilder:
+    """One batch of records, as it is sent (`DefaultRecordBatchBuilder`).
+
+    The public `create_batch` belongs to aiokafka's producer, which gives it its own sequence numbers.
+    """
+
+    def __init__(self, max_bytes: int, *, transactional: bool) -> None:
+        self._builder = DefaultRecordBatchBuilder(
+            magic=2,
+            compression_type=DefaultRecordBatch.CODEC_NONE,
+            is_transactional=transactional,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+            batch_size=max_bytes,
+        )
+        self._records = 0
+        self._data: bytes | None = None
+
+    def append(
+        self, timestamp_ms: int | None, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
+    ) -> bool:
+        """Append a record (time None: now); return False if it does not fit, and is not the first."""
+        done = self._builder.append(self._records, timestamp_ms, key=key, value=value, headers=headers) is not None
+        self._records += done
+        return done
+
+    def size(self) -> int:
+        """Return the bytes of the batch."""
+        return int(self._builder.size()) if self._data is None else len(self._data)
+
+    def build(self, producer: tuple[int, int], sequence: int) -> bytes:
+        """Return the batch with its first sequence number; the same bytes for each try."""
+        if self._data is None:
+            self._builder.set_producer_state(*producer, sequence)
+            self._data = bytes(self._builder.build())
+        return self._data
 
 
 # -- the consumer group

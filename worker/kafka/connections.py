@@ -1,14 +1,10 @@
-"""Opening clients: an admin client, a consumer or a producer.
-
-Lives here: how the worker and its commands start and stop a client. Must not live here: the arguments of clients
-(client.py), why one cannot start (reaching.py).
-"""
+"""Opening clients: an admin client, a consumer or a producer."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Final, TypeVar
 
@@ -17,12 +13,15 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from worker.config import Settings
+from worker.kafka.aiokafka_private import sender_task
+from worker.kafka.producer import Producer, PublishError
 from worker.kafka.reaching import reach_any, unreachable
 from worker.kafka.reading import tolerant as reading_tolerantly
 
 log = logging.getLogger(__name__)
 
-Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer)
+Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer, Producer)
+Result = TypeVar("Result")
 
 CONNECT_SECONDS: Final = 30.0
 """How long the worker tries to reach a broker at start, once a second, before it exits."""
@@ -59,6 +58,30 @@ def committed_reader(client: Mapping[str, Any], *topics: str, **more: Any) -> AI
         auto_offset_reset="earliest",  # without it a reader of a compacted topic reads nothing, silently
         isolation_level="read_committed",
     )
+
+
+def idempotent_producer(client: Mapping[str, Any], timeout_seconds: float, **more: Any) -> AIOKafkaProducer:
+    """Return aiokafka's producer, not started: for commands that send records one by one."""
+    return AIOKafkaProducer(
+        **client, **more, acks="all", enable_idempotence=True, request_timeout_ms=round(timeout_seconds * 1000)
+    )
+
+
+async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, Result]) -> Result:
+    """Await work that needs aiokafka's sender task, or raise the error that ended that task.
+
+    Acknowledgements would then be awaited forever.
+    """
+    task = asyncio.ensure_future(work)
+    sender = sender_task(producer)
+    try:
+        await asyncio.wait({task, sender}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            cause = None if sender.cancelled() else sender.exception()
+            raise PublishError(f"the producer ended: {cause!r}") from cause
+        return task.result()
+    finally:
+        task.cancel()
 
 
 @asynccontextmanager

@@ -1,33 +1,10 @@
-"""Permanent refusals of a topic, and a producer that continues after a refusal.
-
-Lives here: which of Kafka's responses are about the records themselves, and the error for them. Must not live
-here: how aiokafka handles a response (aiokafka_private_producer.py), what is published instead (publication.py),
-transactions (publisher.py).
-
-aiokafka adds a batch's records to the partition's sequence number when it takes the batch off its queue, and does not
-subtract them when the broker refuses the batch, which the broker does not count. The next batch to that partition would
-fail with OutOfOrderSequenceNumber. So the number is reduced again where the response is handled. A partition has one
-batch in flight at a time, and the next one is taken off the queue after that: the number is then the refused batch's.
-If the response to an earlier attempt was lost, this assumes that the broker did not append the batch then; see
-`doubtful`.
-"""
+"""Permanent refusals of a topic: which of Kafka's error codes are about the records themselves, and their error."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
-
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import (
-    LeaderNotAvailableError,
-    NodeNotReadyError,
-    NotEnoughReplicasError,
-    NotLeaderForPartitionError,
-    UnknownTopicOrPartitionError,
-)
-
-from worker.kafka.aiokafka_private_producer import Refusals, continue_after_refusals
 
 REFUSALS: Final[Mapping[int, str]] = {
     2: "CORRUPT_MESSAGE",
@@ -44,15 +21,6 @@ broker finds all of them before it appends anything."""
 
 TOO_LARGE: Final = frozenset({10, 18})
 INVALID_TIMESTAMP: Final = 32
-
-NOT_APPENDED: Final = (
-    LeaderNotAvailableError,
-    NodeNotReadyError,
-    NotEnoughReplicasError,
-    NotLeaderForPartitionError,
-    UnknownTopicOrPartitionError,
-)
-"""After these errors a batch is sent again, and the broker is known not to have appended it the first time."""
 
 ADVICE: Final[Mapping[int, str]] = {
     10: "raise its max.message.bytes",
@@ -71,8 +39,7 @@ class TopicRefusedError(Exception):
     """A batch that its topic permanently refuses; nothing of it was appended, and the producer can continue.
 
     `words` is the broker's message; `records` its messages about single records, by their positions in the batch
-    (empty: it names none). `doubtful`: an earlier attempt may have been appended, because a limit or the clock may have
-    changed in between.
+    (empty: it names none).
     """
 
     topic: str
@@ -80,7 +47,6 @@ class TopicRefusedError(Exception):
     code: int
     words: str
     records: Mapping[int, str] = field(default_factory=dict)
-    doubtful: bool = False
 
     @property
     def name(self) -> str:
@@ -101,13 +67,8 @@ class TopicRefusedError(Exception):
 
 
 class DoubtfulRefusalError(Exception):
-    """A batch was refused when it was sent again, and it is unknown whether an earlier attempt was appended.
+    """A batch was refused when it was sent again, and it is unknown whether an earlier try was appended.
 
-    This producer's sequence number is then unknown, too. A new producer (a restart) starts with a new one.
+    A limit or the clock may have changed in between. The producer's sequence number is then unknown, too; a restart
+    begins with a new producer.
     """
-
-
-def survive_refusals(producer: AIOKafkaProducer) -> AIOKafkaProducer:
-    """Let permanently refused batches fail with TopicRefusedError, and let the producer continue after them."""
-    continue_after_refusals(producer, Refusals(REFUSALS, NOT_APPENDED, TopicRefusedError))
-    return producer

@@ -73,7 +73,7 @@ class Worker:
         self._pool = _new_pool(embedder, settings)
         budget = Budget(settings.memory_budget_bytes)
         self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
-        self._publishers = Publishers(settings, client, self._commit_offset)
+        publishers = Publishers(settings, client, self._commit_offset, self._owns)
         callbacks = Callbacks(
             waiting=self._buffer.waiting,
             has_turn=self._buffer.has_turn,
@@ -86,9 +86,7 @@ class Worker:
         )
         self._group = group_scope(settings, client, layout, embedder, metrics)
         config = task_config(settings, layout, tracing, self._group)
-        self._assignment = Assignment(
-            settings, client, layout, self._publishers, self._pool, config, metrics, callbacks
-        )
+        self._assignment = Assignment(settings, client, layout, publishers, self._pool, config, metrics, callbacks)
         self._gauges = Gauges(metrics, settings.source_topic, self._buffer, self._pool)
         hooks = Hooks(settings, client, self._buffer, budget, self._drain, self._assignment.next_offsets, self._fail)
         self.app = self._create_app(hooks)
@@ -104,6 +102,11 @@ class Worker:
     @property
     def _consumer(self) -> KpConsumer:
         return cast("KpConsumer", self.app.consumer)
+
+    def _owns(self, partition: int) -> bool:
+        """Whether this member has a partition, as far as it knows: its group has not given it away meanwhile."""
+        task = self._assignment.tasks.get(partition)
+        return task is not None and task.generation == self.app.consumer_generation_id
 
     async def _commit_offset(self, source: TopicPartition, offset: int, metadata: str) -> None:
         await self._consumer.commit_offset(source, offset, metadata)
@@ -218,7 +221,6 @@ class Worker:
 
     async def start(self) -> None:
         """Join the group; return when the first assignment is restored."""
-        await self._publishers.start()
         if self._group is not None:
             await self._group.start(self._assignment.advance, self._fail)
         self.app.finalize()
@@ -242,7 +244,6 @@ class Worker:
             await self._assignment.close()
         await self.app.stop()
         await self._assignment.close()
-        await self._publishers.stop()
         if self._group is not None:
             await self._group.stop()
         if self._pool is not None:

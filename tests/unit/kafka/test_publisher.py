@@ -1,22 +1,23 @@
-"""Publishing: the order of steps, what follows a failure, and records that fit. The producer is the test's."""
+"""Publishing: the order of steps, what follows a failure, and records that fit. The brokers are a model."""
 
 import asyncio
 import contextlib
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
-from aiokafka.structs import OffsetAndMetadata
+from aiokafka.errors import TopicAuthorizationFailedError
 
+from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Network, Odds
 from worker.core.passes import Pass
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
 from worker.kafka import producer as producer_module
 from worker.kafka import publisher as publisher_module
-from worker.kafka.producer import PublishError, send_all
-from worker.kafka.publication import Batch, OutputTopic, Publication
+from worker.kafka.aiokafka_private import UnansweredError
+from worker.kafka.producer import Producer, PublishError
+from worker.kafka.publication import Batch, OutputTopic
 from worker.kafka.publisher import (
     AtLeastOncePublisher,
     ExactlyOncePublisher,
@@ -46,103 +47,77 @@ BATCH = Batch(
 )
 METADATA = "kp2:1234:topic-id-of-22-letters:3:17"
 
+SENT = {
+    "cache-5": [(b"0", b"e0", []), (b"1", b"e1", [])],
+    "traces.accepted-1": [(b"k", b"v", [("h", b"1")])],  # 5 % 4
+    "traces.dead-letter-0": [(b"k", b"v", [("h", b"1")])],
+    "traces.rejected-5": [(b"k", b"v", [("h", b"1")])],
+}
 
-class FakeBatch(list[Any]):
-    """A producer's batch that takes two records."""
-
-    def append(self, *, timestamp: Any, key: Any, value: Any, headers: Any) -> Any:  # type: ignore[override]
-        if len(self) == 2:
-            return None
-        super().append((value, key, timestamp, list(headers)))
-        return object()
-
-    def close(self) -> None:
-        pass
-
-    def size(self) -> int:
-        return 61
+TOPIC_AUTHORIZATION_FAILED = 29
 
 
-class FakeProducer:
-    """Writes down the calls; an acknowledgement comes when `acknowledge` is called, at once by default."""
+class Cluster(ModelCluster):
+    """The model, with requests that fail (`errors`: code, or an exception, by name), or wait while `gate` is closed."""
 
-    def __init__(self, **arguments: Any) -> None:
-        self.arguments = arguments
-        self.calls: list[Any] = []
-        self.waiting: list[asyncio.Future[None]] = []
-        self.at_once = True
-        self.errors: dict[str, Exception] = {}
-        # What the publisher looks at: the task that sends, which ends when the producer is fenced; the error that
-        # aiokafka keeps for the end of the transaction; the client's look-up of the coordinator.
-        self._sender = SimpleNamespace(sender_task=asyncio.get_running_loop().create_future())
-        self.transaction_end = asyncio.get_running_loop().create_future()
-        self._txn_manager = SimpleNamespace(wait_for_transaction_end=lambda: self.transaction_end)
-        self.client = SimpleNamespace(coordinator_lookup=self._look_up)
+    def __init__(self, transactions: int = 2) -> None:
+        self.broker = BrokerModel(transactions=transactions)
+        super().__init__(Network(self.broker, Odds(), seed=1))
+        self.errors: dict[str, int | Exception] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked: list[str] = []
+        self.stopped = False
 
-    async def _look_up(self, kind: int, key: str) -> int:
-        self._fail("look-up")
-        return 3
-
-    def _fail(self, step: str) -> None:
-        if step in self.errors:
-            raise self.errors[step]
-
-    def create_batch(self) -> FakeBatch:
-        return FakeBatch()
-
-    async def send_batch(self, batch: FakeBatch, topic: str, *, partition: int) -> asyncio.Future[None]:
-        self.calls.append(("send", topic, partition, *batch))
-        self._fail("send")
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if topic in self.errors:
-            future.set_exception(self.errors[topic])
-        elif self.at_once:
-            future.set_result(None)
-        self.waiting.append(future)
-        return future
-
-    async def start(self) -> None:
-        self.calls.append("start")
+    async def send(self, node: int, request: Any) -> Any:
+        frame = request.prepare(self.broker.versions())
+        name = type(frame).__name__.split("Request")[0]
+        if name == "EndTxn":
+            name += "(commit)" if frame.get_item(frame.SCHEMA.names[-1]) else "(abort)"
+        self.asked.append(name)
+        if name not in ("InitProducerId", "ApiVersions"):
+            await self.gate.wait()
+        error = self.errors.get(name)
+        if isinstance(error, Exception):
+            raise error
+        answer = await super().send(node, request)
+        if error is None:
+            return answer
+        if name == "Produce":
+            answer.topics = [
+                (topic, [(number, error, *rest) for number, _, *rest in rows]) for topic, rows in answer.topics
+            ]
+        elif name == "TxnOffsetCommit":
+            answer.errors = [(topic, [(number, error) for number, _ in rows]) for topic, rows in answer.errors]
+        else:
+            answer.error_code = error
+        return answer
 
     async def stop(self) -> None:
-        self.calls.append("stop")
+        self.stopped = True
 
-    async def begin_transaction(self) -> None:
-        self.calls.append("begin")
-
-    async def commit_transaction(self) -> None:
-        self._fail("commit")
-        self.calls.append("commit")
-
-    async def abort_transaction(self) -> None:
-        self._fail("abort")
-        self.calls.append("abort")
-
-    async def send_offsets_to_transaction(self, offsets: Any, group: str) -> None:
-        self._fail("offsets")
-        self.calls.append(("offsets", offsets, group))
-
-    def steps(self) -> list[str]:
-        return [call if isinstance(call, str) else call[0] for call in self.calls]
+    def visible(self) -> dict[str, list[Any]]:
+        """Return what a reader of committed records gets: key, value, headers, by topic and partition."""
+        self.broker.complete()
+        return {
+            f"{tp.topic}-{tp.partition}": records for tp, log in self.broker.logs.items() if (records := log.visible())
+        }
 
 
-SENDS = [
-    ("send", "cache", 5, (b"e0", b"0", None, []), (b"e1", b"1", None, [])),
-    ("send", "traces.accepted", 1, (b"v", b"k", 77, [("h", b"1")])),  # 5 % 4
-    ("send", "traces.dead-letter", 0, (b"v", b"k", 77, [("h", b"1")])),
-    ("send", "traces.rejected", 5, (b"v", b"k", 77, [("h", b"1")])),
-]
-OFFSET = {SOURCE: OffsetAndMetadata(42, METADATA)}
+def producer_of(cluster: Cluster, timeout: float = 1.0, name: str | None = "group-5") -> Producer:
+    return Producer({}, name, timeout, cluster=cluster)
 
 
-@pytest.fixture
-async def exactly_once(monkeypatch: pytest.MonkeyPatch) -> tuple[ExactlyOncePublisher, Any]:
-    monkeypatch.setattr(producer_module, "AIOKafkaProducer", FakeProducer)
-    publisher = ExactlyOncePublisher({"bootstrap_servers": "b:1"}, "group", SOURCE, TOPICS, CACHE, 0.2)
-    return publisher, publisher._producer
+Pair = tuple[ExactlyOncePublisher, Cluster]
 
 
-Pair = tuple[ExactlyOncePublisher, Any]
+@pytest.fixture(params=[0, 2], ids=["V1", "V2"])
+async def exactly_once(request: pytest.FixtureRequest) -> Pair:
+    cluster = Cluster(request.param)
+    publisher = ExactlyOncePublisher(producer_of(cluster), "group", SOURCE, TOPICS, CACHE)
+    await publisher.start()
+    cluster.asked.clear()
+    return publisher, cluster
 
 
 async def settle() -> None:
@@ -153,21 +128,13 @@ async def settle() -> None:
 # -- exactly once
 
 
-async def test_the_producer_is_idempotent_and_transactional_by_group_and_partition(exactly_once: Pair) -> None:
-    arguments = exactly_once[1].arguments
-    assert arguments["bootstrap_servers"] == "b:1"
-    assert arguments["transactional_id"] == "group-5"
-    assert (arguments["acks"], arguments["enable_idempotence"]) == ("all", True)
-    assert arguments["transaction_timeout_ms"] == 200
-
-
 async def test_a_start_that_waits_for_an_earlier_transaction_says_so(
     exactly_once: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publisher, producer = exactly_once
+    publisher, cluster = exactly_once
     monkeypatch.setattr(publisher_module, "START_PATIENCE_SECONDS", 0.01)
     free = asyncio.Event()
-    monkeypatch.setattr(producer, "start", free.wait)
+    monkeypatch.setattr(cluster, "start", free.wait)
     starting = asyncio.create_task(publisher.start())
     await asyncio.sleep(0.05)  # the loop calls what is due earlier first
     assert not starting.done()
@@ -178,150 +145,208 @@ async def test_a_start_that_waits_for_an_earlier_transaction_says_so(
 
 
 async def test_one_transaction_holds_outputs_entries_and_offset(exactly_once: Pair) -> None:
-    publisher, producer = exactly_once
-    await publisher.start()
+    publisher, cluster = exactly_once
     await publisher.publish(BATCH)
+    v1 = ["AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn(commit)"]
+    v2 = ["Produce", "TxnOffsetCommit", "EndTxn(commit)"]
+    assert cluster.asked == (v2 if cluster.broker.transactions else v1)
+    assert cluster.visible() == SENT
+    assert cluster.broker.offsets == {("group", SOURCE): 42}
+    assert cluster.broker.metadata == {("group", SOURCE): METADATA}
     await publisher.stop()
-    assert producer.calls == ["start", "begin", *SENDS, ("offsets", OFFSET, "group"), "commit", "stop"]
+    assert cluster.stopped
 
 
 async def test_the_offset_waits_for_every_acknowledgement(exactly_once: Pair) -> None:
-    publisher, producer = exactly_once
-    producer.at_once = False
+    publisher, cluster = exactly_once
+    cluster.gate.clear()
     publishing = asyncio.create_task(publisher.publish(BATCH))
     await settle()
-    for future in producer.waiting[:-1]:
-        future.set_result(None)
-    await settle()
-    assert producer.steps() == ["begin", *["send"] * 4]
-    producer.waiting[-1].set_result(None)
+    assert len(cluster.asked) == 1
+    assert cluster.visible() == {}
+    cluster.gate.set()
     await publishing
-    assert producer.steps()[-2:] == ["offsets", "commit"]
+    assert cluster.visible() == SENT
 
 
-@pytest.mark.parametrize("step", ["send", "offsets", "commit", "cache", "traces.dead-letter"])
-async def test_a_failure_at_any_step_aborts_and_is_raised(exactly_once: Pair, step: str) -> None:
-    publisher, producer = exactly_once
-    producer.errors[step] = OSError("broker says no")
-    with pytest.raises((OSError, PublishError), match="broker says no") as caught:
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ("Produce", "topic cache, partition 5: "),
+        ("TxnOffsetCommit", "TxnOffsetCommit: "),
+    ],
+)
+async def test_a_failure_before_the_end_aborts_and_is_raised(exactly_once: Pair, step: str, said: str) -> None:
+    publisher, cluster = exactly_once
+    cluster.errors[step] = TOPIC_AUTHORIZATION_FAILED
+    with pytest.raises(PublishError, match="TopicAuthorizationFailedError") as caught:
         await publisher.publish(BATCH)
-    assert producer.steps()[-1] == "abort"
-    assert "commit" not in producer.steps()
-    if "." in step or step == "cache":
-        assert str(caught.value).startswith(f"topic {step}, partition {'5' if step == 'cache' else '0'}: ")
-        assert caught.value.__cause__ is producer.errors[step]
+    assert str(caught.value).startswith(said)
+    assert isinstance(caught.value.__cause__, TopicAuthorizationFailedError)
+    assert cluster.asked[-1] == "EndTxn(abort)"
+    assert cluster.visible() == {}
+    assert cluster.broker.offsets == {}
+
+
+async def test_an_end_that_may_be_committed_is_not_aborted(exactly_once: Pair) -> None:
+    publisher, cluster = exactly_once
+    cluster.errors["EndTxn(commit)"] = 35  # UNSUPPORTED_VERSION, or anything else that nobody expects
+    with pytest.raises(PublishError, match=r"EndTxn\(commit\): "):
+        await publisher.publish(BATCH)
+    assert "EndTxn(abort)" not in cluster.asked
 
 
 async def test_an_abort_that_fails_hides_nothing(exactly_once: Pair) -> None:
-    publisher, producer = exactly_once
-    producer.errors = {"commit": OSError("first"), "abort": OSError("second")}
-    with pytest.raises(OSError, match="first"):
+    publisher, cluster = exactly_once
+    cluster.errors = {"Produce": TOPIC_AUTHORIZATION_FAILED, "EndTxn(abort)": 35}
+    with pytest.raises(PublishError, match="topic cache, partition 5: TopicAuthorizationFailedError"):
         await publisher.publish(BATCH)
 
 
-async def test_the_error_of_the_transaction_is_told_and_not_what_followed_from_it(exactly_once: Pair) -> None:
-    publisher, producer = exactly_once
-    producer.errors["traces.accepted"] = OSError("the transaction failed")
-    producer.transaction_end.set_exception(PermissionError("no ACL"))
-    with pytest.raises(PublishError, match="no ACL") as caught:
+async def test_a_broker_that_does_not_answer_is_given_up_after_the_timeout(
+    exactly_once: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "ABORT_SECONDS", 0.05)
+    publisher, cluster = exactly_once
+    publisher.producer._timeout_ms = 200
+    cluster.gate.clear()
+    with pytest.raises(PublishError, match=r"no end after 0\.2 s, waiting for ") as caught:
         await publisher.publish(BATCH)
-    assert isinstance(caught.value.__cause__, PermissionError)
-    assert producer.steps()[-1] == "abort"
+    assert isinstance(caught.value.__cause__, TimeoutError), "errors.remedy looks for it"
+    assert not [name for name in cluster.asked if "commit" in name]
 
 
-async def test_a_connection_that_closes_under_the_look_up_of_the_coordinator_is_tried_again(exactly_once: Pair) -> None:
-    """aiokafka tries again after NodeNotReadyError alone."""
-    look_up = exactly_once[1].client.coordinator_lookup
-    assert await look_up(1, "group-5") == 3
-    exactly_once[1].errors["look-up"] = KafkaConnectionError("closed")
-    with pytest.raises(NodeNotReadyError, match="closed"):
-        await look_up(1, "group-5")
-
-
-async def test_a_fenced_producer_ends_the_publish_at_once(exactly_once: Pair) -> None:
-    publisher, producer = exactly_once
-    producer.at_once = False
+async def test_a_request_without_an_answer_is_sent_again(exactly_once: Pair) -> None:
+    publisher, cluster = exactly_once
+    cluster.errors["Produce"] = UnansweredError("the connection was closed")
     publishing = asyncio.create_task(publisher.publish(BATCH))
-    await settle()
-    producer._sender.sender_task.set_exception(OSError("fenced"))
-    with pytest.raises(PublishError, match="fenced"):
-        await asyncio.wait_for(publishing, 1)
-
-
-async def test_a_broker_that_does_not_answer_is_given_up_after_the_timeout(exactly_once: Pair) -> None:
-    publisher, producer = exactly_once
-    producer.at_once = False
-    with pytest.raises(TimeoutError):
-        await publisher.publish(BATCH)
-    await settle()
-    assert producer.steps() == ["begin", *["send"] * 4, "abort"]
+    await asyncio.sleep(0.05)
+    assert cluster.asked.count("Produce") > 1
+    cluster.errors.clear()
+    await publishing
+    assert cluster.visible() == SENT
+    assert cluster.asked[-1] == ("EndTxn(commit)" if cluster.broker.transactions else "InitProducerId")
 
 
 async def test_a_publish_that_is_cancelled_commits_nothing(exactly_once: Pair) -> None:
-    publisher, producer = exactly_once
-    producer.at_once = False
+    publisher, cluster = exactly_once
+    cluster.gate.clear()
     publishing = asyncio.create_task(publisher.publish(BATCH))
     await settle()
     publishing.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await publishing
-    for future in producer.waiting:
-        if not future.done():
-            future.set_result(None)
+    cluster.gate.set()
     await settle()
-    assert "commit" not in producer.steps()
+    assert "EndTxn(commit)" not in cluster.asked
 
 
 # -- at least once
 
 
 async def test_at_least_once_commits_the_offset_after_every_acknowledgement() -> None:
-    producer: Any = FakeProducer()
-    producer.at_once = False
+    cluster = Cluster()
+    cluster.gate.clear()
     commits: list[Any] = []
 
     async def commit(*arguments: Any) -> None:
+        assert cluster.visible() == SENT
         commits.append(arguments)
 
-    publisher = AtLeastOncePublisher(producer, SOURCE, TOPICS, CACHE, commit, 30.0)
+    publisher = AtLeastOncePublisher(producer_of(cluster, name=None), SOURCE, TOPICS, CACHE, commit, 30.0)
     await publisher.start()
     publishing = asyncio.create_task(publisher.publish(BATCH))
     await settle()
-    assert producer.calls == SENDS
-    for future in producer.waiting[1:]:
-        future.set_result(None)
-    await settle()
+    assert cluster.asked == ["InitProducerId", "Produce"]
     assert commits == []
-    producer.waiting[0].set_result(None)
+    cluster.gate.set()
     await publishing
     assert commits == [(SOURCE, 42, METADATA)]
     await publisher.stop()
-    assert producer.calls == SENDS  # the producer is shared: neither started nor stopped here
+    assert cluster.stopped
 
 
 async def test_at_least_once_commits_nothing_after_a_failure() -> None:
-    producer: Any = FakeProducer()
-    producer.errors["traces.accepted"] = OSError("too large")
+    cluster = Cluster()
+    cluster.errors["Produce"] = TOPIC_AUTHORIZATION_FAILED
 
     async def commit(*arguments: Any) -> None:
         raise AssertionError("committed")
 
-    with pytest.raises(PublishError, match=r"topic traces.accepted, partition 1: .*too large"):
-        await AtLeastOncePublisher(producer, SOURCE, TOPICS, CACHE, commit, 30.0).publish(BATCH)
+    publisher = AtLeastOncePublisher(producer_of(cluster, name=None), SOURCE, TOPICS, CACHE, commit, 30.0)
+    await publisher.start()
+    with pytest.raises(PublishError, match=r"topic cache, partition 5: .*TopicAuthorizationFailed"):
+        await publisher.publish(BATCH)
 
 
-async def test_records_of_a_topic_keep_their_order_over_several_batches_and_topics_with_one_partition() -> None:
-    producer: Any = FakeProducer()
-    outputs = [output(kind, b"%d" % i) for i, kind in enumerate(["accepted", "dead_letter", "accepted"] * 3)]
-    assert not await send_all(producer, Publication(Batch(outputs, [], 1, None), 5, TOPICS, CACHE).shipments())
-    sent = {
-        name: [[row[0] for row in call[3:]] for call in producer.calls if call[1] == name]
-        for name in ("traces.accepted", "traces.dead-letter")
+# -- records
+
+
+async def test_records_of_a_topic_keep_their_order_over_several_batches(
+    exactly_once: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of two records or so; accepted and dead letters come in turns."""
+    monkeypatch.setattr(producer_module, "MAX_BATCH_BYTES", 100)
+    publisher, cluster = exactly_once
+    outputs = [output(kind, b"%d" % i) for i, kind in enumerate(["accepted", "dead_letter", "accepted"] * 30)]
+    await publisher.publish(Batch(outputs, [], 1, None))
+    assert cluster.asked.count("Produce") > 15
+    values = {name: [int(value) for _, value, _ in records] for name, records in cluster.visible().items()}
+    assert values == {
+        "traces.accepted-1": [i for i in range(90) if i % 3 != 1],
+        "traces.dead-letter-0": list(range(1, 90, 3)),
     }
-    assert sent == {
-        "traces.accepted": [[b"0", b"2"], [b"3", b"5"], [b"6", b"8"]],
-        "traces.dead-letter": [[b"1", b"4"], [b"7"]],
-    }
+
+
+def records_of(outputs: list[OutputRecord]) -> list[SourceRecord]:
+    return [SourceRecord("traces", 5, n, 77, b"k", each.value, [("h", b"1")]) for n, each in enumerate(outputs)]
+
+
+async def test_a_scored_output_that_its_topic_cannot_take_is_a_dead_letter_in_its_place(exactly_once: Pair) -> None:
+    publisher, cluster = exactly_once
+    large = b"x" * 5000
+    outputs = [output("accepted"), output("accepted", large), output("dead_letter", large), output("accepted")]
+    replaced = await publisher.publish(Batch(outputs, [(b"0", b"e0")], 1, None, records_of(outputs)))
+    assert {position: error.reason for position, error in replaced.items()} == {1: Reason.TOO_LARGE}
+    assert "topic traces.accepted accepts 1000" in replaced[1].message
+    sent = cluster.visible()
+    assert [value for _, value, _ in sent["traces.accepted-1"]] == [b"v", b"v"]
+    assert sent["cache-5"] == [(b"0", b"e0", [])], "it was scored"
+    letters = sent["traces.dead-letter-0"]
+    assert reasons(letters) == ["too_large", None]
+    assert all(large.startswith(value) and 1000 < len(value) < 2000 for _, value, _ in letters)
+
+
+def reasons(letters: list[Any]) -> list[str | None]:
+    found: list[Mapping[str, bytes]] = [dict(headers) for _, _, headers in letters]
+    return [headers["kp-error-reason"].decode() if "kp-error-reason" in headers else None for headers in found]
+
+
+async def test_what_a_topic_refuses_is_a_dead_letter_in_the_next_transaction(exactly_once: Pair) -> None:
+    publisher, cluster = exactly_once
+    outputs = [output("accepted"), output("accepted", REFUSED), output("rejected")]
+    replaced = await publisher.publish(Batch(outputs, [(b"0", b"e0")], 3, None, records_of(outputs)))
+    assert {position: error.reason for position, error in replaced.items()} == {1: Reason.REFUSED_BY_TOPIC}
+    assert [name for name in cluster.asked if "EndTxn" in name] == ["EndTxn(abort)", "EndTxn(commit)"]
+    sent = cluster.visible()
+    assert sent["cache-5"] == [(b"0", b"e0", [])]
+    assert [value for _, value, _ in sent["traces.accepted-1"]] == [b"v"]
+    assert reasons(sent["traces.dead-letter-0"]) == ["refused_by_topic"]
+
+
+async def test_a_refusal_after_a_lost_answer_is_found_again_in_a_new_epoch(exactly_once: Pair) -> None:
+    """The first try may be in the log: only a new epoch gets round its sequence numbers."""
+    publisher, cluster = exactly_once
+    outputs = [output("accepted"), output("accepted", REFUSED)]
+    cluster.errors["Produce"] = UnansweredError("the connection was closed")
+    publishing = asyncio.create_task(publisher.publish(Batch(outputs, [], 2, None, records_of(outputs))))
+    await asyncio.sleep(0.03)
+    cluster.errors.clear()
+    await publishing
+    assert [name for name in cluster.asked if "EndTxn" in name] == ["EndTxn(abort)"] * 2 + ["EndTxn(commit)"]
+    sent = cluster.visible()
+    assert [value for _, value, _ in sent["traces.accepted-1"]] == [b"v"]
+    assert reasons(sent["traces.dead-letter-0"]) == ["refused_by_topic"]
 
 
 # -- the stream time beside the offset
@@ -344,24 +369,3 @@ def test_the_metadata_of_others_is_no_stream_time(metadata: str) -> None:
 @pytest.mark.parametrize("metadata", ["kp1:--5", "kp1:²", "kp1:" + "9" * 5000])
 def test_odd_metadata_is_no_stream_time_either(metadata: str) -> None:
     assert stream_time_from(metadata) is None
-
-
-# -- what does not fit its topic
-
-
-async def test_a_scored_output_that_its_topic_cannot_take_is_a_dead_letter_in_its_place(exactly_once: Pair) -> None:
-    publisher, producer = exactly_once
-    large = b"x" * 5000
-    outputs = [output("accepted"), output("accepted", large), output("dead_letter", large), output("accepted")]
-    records = [SourceRecord("traces", 5, n, 77, b"k", each.value, [("h", b"1")]) for n, each in enumerate(outputs)]
-    replaced = await publisher.publish(Batch(outputs, [(b"0", b"e0")], 1, None, records))
-    assert {position: error.reason for position, error in replaced.items()} == {1: Reason.TOO_LARGE}
-    assert "topic traces.accepted accepts 1000" in replaced[1].message
-    sent: dict[str, list[Any]] = {}
-    for _, topic, _, *rows in (call for call in producer.calls if call[0] == "send"):
-        sent.setdefault(topic, []).extend(rows)
-    assert [row[0] for row in sent["traces.accepted"]] == [b"v", b"v"]
-    assert sent["cache"] == [(b"e0", b"0", None, [])], "it was scored"
-    letters = sent["traces.dead-letter"]
-    assert [dict(row[3]).get("kp-error-reason") for row in letters] == [b"too_large", None]
-    assert all(large.startswith(row[0]) and 1000 < len(row[0]) < 2000 for row in letters)

@@ -1,0 +1,202 @@
+"""The producer against a model of the broker, over a network that delays, loses and reorders requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import ProducerFenced
+from aiokafka.structs import OffsetAndMetadata
+
+from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Network, Odds
+from worker.kafka import producer as producer_module
+from worker.kafka.producer import AbortableError, Producer, PublishError
+from worker.kafka.publication import OutputTopic, Row, Shipment
+
+GROUP = "group"
+SOURCE = TopicPartition("source", 0)
+OUT = OutputTopic("out", 1, 1 << 20)
+CACHE = OutputTopic("cache", 1, 1 << 20)
+OUTPUTS = [TopicPartition("out", 0), TopicPartition("cache", 0)]
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_module, "BUSY_SECONDS", 0)
+    monkeypatch.setattr(producer_module, "FIRST_PAUSE_SECONDS", 0)
+
+
+def rows(offsets: Sequence[int], refused: bool = False) -> list[Row]:
+    found: list[Row] = [(b"%d" % offset, b"value", None, []) for offset in offsets]
+    return [*found, (b"refused", REFUSED, None, [])] if refused else found
+
+
+@dataclass
+class Run:
+    """Workers that copy source records to two partitions, each exactly once, if the producer does its job."""
+
+    broker: BrokerModel
+    network: Network
+    records: int
+    random: random.Random
+    crashes: float
+    refusals: float
+    owns: float = 1.0
+    starts: int = 0
+    done: bool = False
+    torn: list[str] = field(default_factory=list)
+
+    def committed(self) -> int:
+        return self.broker.offsets.get((GROUP, SOURCE), 0)
+
+    def check(self) -> None:
+        """Outputs and offset are visible together, or not at all."""
+        if self.broker.is_settled():
+            expected = [b"%d" % offset for offset in range(self.committed())]
+            for partition in OUTPUTS:
+                log = self.broker.logs.get(partition)
+                found = [] if log is None else [key for key, *_ in log.visible()]
+                if found != expected:
+                    self.torn.append(f"{partition.topic}: {len(found)} records visible, offset {self.committed()}")
+
+    async def work(self) -> None:
+        """Be one worker after the other, until all records are copied: each starts where the last one committed."""
+        while not self.done:
+            self.starts += 1
+            assert self.starts < 3000, "the run does not end"
+            producer = Producer(
+                {},
+                f"{GROUP}-0",
+                60.0,
+                cluster=ModelCluster(self.network),
+                owns=lambda: self.random.random() < self.owns,
+            )
+            try:
+                await producer.start()
+                offset = self.committed()
+                while offset < self.records:
+                    offset = await self.copy(producer, offset)
+                self.done = True
+            except (PublishError, CrashError):
+                continue
+            except ProducerFenced:  # the other one works for a while
+                for _ in range(self.random.randint(0, 500)):
+                    await asyncio.sleep(0)
+
+    async def copy(self, producer: Producer, offset: int) -> int:
+        end = min(self.records, offset + self.random.randint(1, 5))
+        refused = self.random.random() < self.refusals
+        while True:
+            try:
+                async with producer.transaction():
+                    self.crash()
+                    batch = range(offset, end)
+                    found = await producer.send(
+                        [Shipment(CACHE, 0, rows(batch)), Shipment(OUT, 0, rows(batch, refused))]
+                    )
+                    if found:
+                        refused = False
+                        raise AbortableError("refused")
+                    self.crash()
+                    await producer.send_offsets(GROUP, {SOURCE: OffsetAndMetadata(end, "")})
+                    self.crash()
+            except AbortableError:
+                continue
+            return end
+
+    def crash(self) -> None:
+        """Crash now and then: what is on its way stays there, and nothing is aborted."""
+        if self.random.random() < self.crashes:
+            raise CrashError
+
+
+class CrashError(BaseException):
+    """The worker is gone."""
+
+
+BROKERS = {
+    "V2": {"transactions": 2},
+    "V1": {"transactions": 0},
+    "V1 before 3.6": {"transactions": 0, "old": True},
+    "V1 and V2 by turns": {"transactions": 0},
+    "V1, few epochs": {"transactions": 0, "last_epoch": 7},
+    "V2, few epochs": {"transactions": 2, "last_epoch": 7},
+}
+
+
+def run(kind: str, seed: int, *, competing: int = 1, records: int = 60) -> Run:
+    """Run once. Everything follows from the seed."""
+    chance = random.Random(seed)
+    broker = BrokerModel(**BROKERS[kind])  # type: ignore[arg-type]
+    odds = Odds(
+        held=chance.choice([0.02, 0.1, 0.3]),
+        unanswered=chance.choice([0, 0.05, 0.2]),
+        unsent=chance.choice([0, 0.05]),
+        late=chance.choice([0.02, 0.1, 0.4]),
+        slow_markers=chance.choice([0, 0.5, 0.9]),
+        time_out=chance.choice([0, 0, 0.01]),
+        forgets=chance.choice([0, 0.02]),
+        changes=0.02 if "by turns" in kind else 0,
+    )
+    network = Network(broker, odds, seed)
+    found = Run(
+        broker,
+        network,
+        records,
+        random.Random(seed + 1),
+        crashes=chance.choice([0, 0.02]),
+        refusals=chance.choice([0, 0.3]),
+        owns=chance.choice([1.0, 0.5]),
+    )
+    network.check = found.check
+
+    async def all_workers() -> None:
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(found.work() for _ in range(competing)))
+            await found.work()
+            network.deliver_all()
+            found.check()
+            found.done = False  # a restart adds nothing
+            await found.work()
+            broker.complete()
+            found.check()
+
+    asyncio.run(all_workers())
+    return found
+
+
+def judge(found: Run) -> list[str]:
+    """Return what is wrong after a run."""
+    wrong = list(found.torn)
+    if found.committed() != found.records:
+        wrong.append(f"the offset is {found.committed()} of {found.records}")
+    return wrong
+
+
+@pytest.mark.parametrize("kind", BROKERS)
+@pytest.mark.parametrize("competing", [1, 2])
+def test_whatever_is_late_lost_or_repeated_each_record_comes_out_once(kind: str, competing: int, seed: int) -> None:
+    late = 0
+    for number in range(seed, seed + 40):
+        found = run(kind, number, competing=competing)
+        assert not judge(found), f"seed {number}: {judge(found)[:3]}"
+        late += found.network.late
+    assert late > 200, "the network must deliver late requests"
+
+
+async def _no_new_epoch(producer: Producer) -> None:
+    producer._late = False
+
+
+@pytest.mark.parametrize("kind", ["V1", "V1 before 3.6"])
+def test_the_model_finds_what_happens_without_a_new_epoch(
+    kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torn, lost and doubled records: as with aiokafka's producer, which goes on in the same epoch."""
+    monkeypatch.setattr(Producer, "_renew", _no_new_epoch)
+    found = [judge(run(kind, number)) for number in range(seed, seed + 60)]
+    assert sum(map(bool, found)) >= 5

@@ -1,0 +1,311 @@
+"""A producer's requests, in the versions that aiokafka has and in those that it lacks.
+
+aiokafka sends every transactional request in version 0, and Produce up to version 7. A producer needs InitProducerId v4
+(the next epoch of an id that it has, KIP-360), Produce v8 (which records are refused, KIP-467), and for transactions V2
+(KIP-890) Produce v12, TxnOffsetCommit v5 and EndTxn v5. The fields are those of Kafka's message definitions
+(clients/src/main/resources/common/message).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+from aiokafka.errors import IncompatibleBrokerVersion
+from aiokafka.protocol.api import Request, RequestStruct, Response, ResponseHeader_v0
+from aiokafka.protocol.produce import ProduceRequest, ProduceRequest_v8
+from aiokafka.protocol.transaction import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest_v0,
+    TxnOffsetCommitRequest,
+)
+from aiokafka.protocol.types import (
+    Boolean,
+    CompactArray,
+    CompactBytes,
+    CompactString,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+    TaggedFields,
+    UnsignedVarInt32,
+)
+from aiokafka.structs import OffsetAndMetadata, TopicPartition
+
+from worker.kafka.aiokafka_private import with_versions
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+Value = TypeVar("Value")
+
+ALL_REPLICAS: Final = -1
+"""Acknowledgements that a batch needs: those of all replicas in sync."""
+
+TEXT: Final = CompactString("utf-8")
+FINALISED_FEATURES: Final = 2
+"""The tag of the finalised features in the answer to ApiVersions."""
+
+
+class ProducerEpoch(NamedTuple):
+    """What a broker knows a producer by; each new epoch fences the earlier ones."""
+
+    producer_id: int
+    epoch: int
+
+
+NO_PRODUCER: Final = ProducerEpoch(-1, -1)
+"""Of a producer that has no id yet."""
+
+
+def by_topic(values: Iterable[tuple[TopicPartition, Value]]) -> dict[str, list[tuple[int, Value]]]:
+    """Return the values by topic, each with the number of its partition, as requests list them."""
+    topics: dict[str, list[tuple[int, Value]]] = {}
+    for (topic, partition), value in values:
+        topics.setdefault(topic, []).append((partition, value))
+    return topics
+
+
+# -- formats of the versions that aiokafka lacks, named as aiokafka's are
+
+
+class Fields(Schema):  # type: ignore[misc]  # aiokafka is untyped
+    """A structure of a flexible version: tagged fields end it. None are sent, and those received are skipped."""
+
+    def encode(self, item: Sequence[Any]) -> bytes:
+        """Write the fields and an empty list of tags."""
+        return bytes(super().encode(item)) + b"\0"
+
+    def decode(self, data: BytesIO) -> tuple[Any, ...]:
+        """Read the fields, skip the tags."""
+        values = tuple(super().decode(data))
+        TaggedFields.decode(data)
+        return values
+
+
+def _array(*fields: tuple[str, Any]) -> CompactArray:
+    return CompactArray(Fields(*fields))
+
+
+def _by_topic(*fields: tuple[str, Any]) -> CompactArray:
+    return _array(("topic", TEXT), ("partitions", _array(("partition", Int32), *fields)))
+
+
+_EPOCH: Final = (("producer_id", Int64), ("producer_epoch", Int16))
+
+
+class ApiVersionsResponse_v3(Response):  # type: ignore[misc]
+    API_KEY, API_VERSION = 18, 3
+    SCHEMA = Schema(
+        ("error_code", Int16),
+        ("api_versions", _array(("api_key", Int16), ("least", Int16), ("most", Int16))),
+        ("throttle_time_ms", Int32),
+        ("tags", TaggedFields),
+    )
+
+
+class ApiVersionsRequest_v3(RequestStruct):  # type: ignore[misc]
+    API_KEY, API_VERSION, RESPONSE_TYPE, FLEXIBLE_VERSION = 18, 3, ApiVersionsResponse_v3, True
+    SCHEMA = Fields(("client", TEXT), ("client_version", TEXT))
+
+    def parse_response_header(self, read_buffer: BytesIO | bytes) -> Any:
+        """Read the header without tags: this response is the exception in Kafka's protocol."""
+        return ResponseHeader_v0.decode(read_buffer)
+
+
+class InitProducerIdResponse_v4(Response):  # type: ignore[misc]
+    API_KEY, API_VERSION = 22, 4
+    SCHEMA = Fields(("throttle_time_ms", Int32), ("error_code", Int16), *_EPOCH)
+
+
+class InitProducerIdRequest_v4(RequestStruct):  # type: ignore[misc]
+    API_KEY, API_VERSION, RESPONSE_TYPE, FLEXIBLE_VERSION = 22, 4, InitProducerIdResponse_v4, True
+    SCHEMA = Fields(("transactional_id", TEXT), ("transaction_timeout_ms", Int32), *_EPOCH)
+
+
+class ProduceResponse_v12(Response):  # type: ignore[misc]
+    API_KEY, API_VERSION = 0, 12
+    SCHEMA = Fields(
+        (
+            "topics",
+            _by_topic(
+                ("error_code", Int16),
+                ("offset", Int64),
+                ("timestamp", Int64),
+                ("log_start_offset", Int64),
+                ("record_errors", _array(("batch_index", Int32), ("message", TEXT))),
+                ("error_message", TEXT),
+            ),
+        ),
+        ("throttle_time_ms", Int32),
+    )
+
+
+class ProduceRequest_v12(RequestStruct):  # type: ignore[misc]
+    API_KEY, API_VERSION, RESPONSE_TYPE, FLEXIBLE_VERSION = 0, 12, ProduceResponse_v12, True
+    SCHEMA = Fields(
+        ("transactional_id", TEXT),
+        ("required_acks", Int16),
+        ("timeout", Int32),
+        ("topics", _by_topic(("messages", CompactBytes))),
+    )
+
+
+class TxnOffsetCommitResponse_v5(Response):  # type: ignore[misc]
+    API_KEY, API_VERSION = 28, 5
+    SCHEMA = Fields(("throttle_time_ms", Int32), ("errors", _by_topic(("error_code", Int16))))
+
+
+class TxnOffsetCommitRequest_v5(RequestStruct):  # type: ignore[misc]
+    API_KEY, API_VERSION, RESPONSE_TYPE, FLEXIBLE_VERSION = 28, 5, TxnOffsetCommitResponse_v5, True
+    SCHEMA = Fields(
+        ("transactional_id", TEXT),
+        ("group", TEXT),
+        *_EPOCH,
+        ("generation", Int32),
+        ("member", TEXT),
+        ("instance", TEXT),
+        ("topics", _by_topic(("offset", Int64), ("leader_epoch", Int32), ("metadata", TEXT))),
+    )
+
+
+class EndTxnResponse_v5(Response):  # type: ignore[misc]
+    API_KEY, API_VERSION = 26, 5
+    SCHEMA = Fields(("throttle_time_ms", Int32), ("error_code", Int16), *_EPOCH)
+
+
+class EndTxnRequest_v5(RequestStruct):  # type: ignore[misc]
+    API_KEY, API_VERSION, RESPONSE_TYPE, FLEXIBLE_VERSION = 26, 5, EndTxnResponse_v5, True
+    SCHEMA = Fields(("transactional_id", TEXT), *_EPOCH, ("commit", Boolean))
+
+
+# -- requests
+
+
+Version = TypeVar("Version", bound=RequestStruct)
+
+
+class _InOneVersion(Request[Version]):  # type: ignore[misc]
+    """A request that exists here in one version only."""
+
+    API_KEY = -1
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+    def build(self, request_struct_class: type[Version]) -> Version:
+        """Return the request."""
+        return cast("Version", request_struct_class(*self.values))
+
+
+class FeaturesRequest(_InOneVersion[ApiVersionsRequest_v3]):
+    """Ask for the cluster's finalised features (Kafka 2.7 or later)."""
+
+    API_KEY = 18
+
+    def __init__(self) -> None:
+        super().__init__("kp-worker", "0")
+
+
+def finalised_features(response: ApiVersionsResponse_v3) -> dict[str, int]:
+    """Return the level of each feature in the response to FeaturesRequest."""
+    data = BytesIO(response.tags.get(FINALISED_FEATURES, b"\1"))
+    features = {}
+    for _ in range(UnsignedVarInt32.decode(data) - 1):
+        name, level, _least = TEXT.decode(data), Int16.decode(data), Int16.decode(data)
+        TaggedFields.decode(data)
+        features[name] = level
+    return features
+
+
+class InitProducerId(Request[InitProducerIdRequest_v0 | InitProducerIdRequest_v4]):  # type: ignore[misc]
+    """Ask for a producer id, which fences whoever has the transactional id; or with one, for its next epoch.
+
+    With one, the broker answers PRODUCER_FENCED if another producer has initialised the transactional id since, and
+    has no open transaction. One with an open transaction is fenced in its turn.
+    """
+
+    API_KEY = 22
+
+    def __init__(self, transactional_id: str | None, timeout_ms: int, producer: ProducerEpoch = NO_PRODUCER) -> None:
+        self._values = (transactional_id, timeout_ms)
+        self._producer = producer
+
+    def build(self, request_struct_class: type[Any]) -> Any:
+        """Return the request. Raises IncompatibleBrokerVersion for a next epoch before Kafka 2.7."""
+        if request_struct_class is InitProducerIdRequest_v4:
+            return InitProducerIdRequest_v4(*self._values, *self._producer)
+        if self._producer != NO_PRODUCER:
+            raise IncompatibleBrokerVersion("a next epoch needs InitProducerId v4")
+        return InitProducerIdRequest_v0(*self._values)
+
+
+@with_versions(ProduceRequest_v8)
+class ProduceV1(ProduceRequest):  # type: ignore[misc]
+    """Append batches; in a transaction, to partitions that are part of it."""
+
+    def __init__(self, transactional_id: str | None, timeout_ms: int, batches: Mapping[TopicPartition, bytes]) -> None:
+        super().__init__(transactional_id, ALL_REPLICAS, timeout_ms, list(by_topic(batches.items()).items()))
+
+
+class ProduceV2(_InOneVersion[ProduceRequest_v12]):
+    """Append batches; their partitions become part of the transaction."""
+
+    API_KEY = 0
+
+    def __init__(self, transactional_id: str, timeout_ms: int, batches: Mapping[TopicPartition, bytes]) -> None:
+        super().__init__(transactional_id, ALL_REPLICAS, timeout_ms, list(by_topic(batches.items()).items()))
+
+
+def add_partitions(transactional_id: str, producer: ProducerEpoch, partitions: Iterable[TopicPartition]) -> Any:
+    """Make partitions part of the transaction (V1)."""
+    topics = by_topic((partition, None) for partition in partitions)
+    return AddPartitionsToTxnRequest(
+        transactional_id, *producer, [(topic, [number for number, _ in numbers]) for topic, numbers in topics.items()]
+    )
+
+
+def add_offsets(transactional_id: str, producer: ProducerEpoch, group: str) -> Any:
+    """Make a group's offsets part of the transaction (V1)."""
+    return AddOffsetsToTxnRequest(transactional_id, *producer, group)
+
+
+def commit_offsets_v1(transactional_id: str, producer: ProducerEpoch, group: str, offsets: Offsets) -> Any:
+    """Commit offsets with the transaction, whose part the group's offsets are."""
+    topics = [
+        (topic, [(number, each.offset, each.metadata) for number, each in numbers])
+        for topic, numbers in by_topic(offsets.items()).items()
+    ]
+    return TxnOffsetCommitRequest(transactional_id, group, *producer, topics)
+
+
+class CommitOffsetsV2(_InOneVersion[TxnOffsetCommitRequest_v5]):
+    """Commit offsets with the transaction, whose part they become.
+
+    Without the group's generation and member: the transactional id fences.
+    """
+
+    API_KEY = 28
+
+    def __init__(self, transactional_id: str, producer: ProducerEpoch, group: str, offsets: Offsets) -> None:
+        topics = [
+            (topic, [(number, each.offset, -1, each.metadata) for number, each in numbers])
+            for topic, numbers in by_topic(offsets.items()).items()
+        ]
+        super().__init__(transactional_id, group, *producer, -1, "", None, topics)
+
+
+def end_v1(transactional_id: str, producer: ProducerEpoch, commit: bool) -> Any:
+    """Commit or abort the transaction."""
+    return EndTxnRequest(transactional_id, *producer, commit)
+
+
+class EndV2(_InOneVersion[EndTxnRequest_v5]):
+    """Commit or abort the transaction, and end its epoch; the response has the next one."""
+
+    API_KEY = 26
+
+    def __init__(self, transactional_id: str, producer: ProducerEpoch, commit: bool) -> None:
+        super().__init__(transactional_id, *producer, commit)
