@@ -194,10 +194,17 @@ def obey(record: Any, live: Sequence[Remembered], key: bytes, requests: set[tupl
     return Verdict(record, "forgotten", removed=frozenset(removed))
 
 
-def check(bootstrap: str, env: Mapping[str, str], embed: Embed, *, hostile_records: bool = False) -> Report:
+def check(
+    bootstrap: str,
+    env: Mapping[str, str],
+    embed: Embed,
+    *,
+    hostile_records: bool = False,
+    refused: Callable[[Any], bool] = lambda record: False,
+) -> Report:
     """Judge the source topic and compare the three output topics with it (`env`: the workers' settings).
 
-    `hostile_records`: the source holds those of hostile.py, which no client library reads.
+    `hostile_records`: the source holds those of hostile.py, which no client library reads. `refused`: as for `judge`.
     """
     ttl = env.get("KP_CACHE_TTL_SECONDS", "3600")
     topic = env["KP_SOURCE_TOPIC"]
@@ -207,7 +214,7 @@ def check(bootstrap: str, env: Mapping[str, str], embed: Embed, *, hostile_recor
         embed,
         int(env.get("KP_CACHE_MAX_ELEMENTS", "1000")),
         None if ttl == "none" else round(float(ttl) * 1000),
-        *((hostile.reason, hostile.refused) if hostile_records else ()),
+        *((hostile.reason, hostile.refused) if hostile_records else (lambda record: None, refused)),
         objective_apart=env.get("KP_EMBED_TEXT") == "objective",
         forget_key=env["KP_FORGET_KEY"].encode() if env.get("KP_FORGET") == "true" else None,
     )

@@ -40,7 +40,8 @@ class EmbeddedKafka:
     Usable as a context manager. `data_dir` is kept and can be started again with the same number of nodes;
     None: a temporary directory until stop(). `port` fixes the client port of a single node. `listeners` adds
     client listeners (name -> security protocol, e.g. {"SECURE": "SASL_SSL"}) on free ports beside PLAINTEXT;
-    `config`, which overrides server.properties on all nodes, sets their keys and users. `jvm_flags` follow the
+    `config`, which overrides server.properties on all nodes, sets their keys and users. `features` are the levels
+    that the cluster begins with (transaction.version, for example), where not Kafka's own. `jvm_flags` follow the
     default ones. `runtime` None: what `default_runtime` returns, the JRE and jars of the user's cache directory,
     installed on first use.
     """
@@ -54,6 +55,7 @@ class EmbeddedKafka:
         *,
         data_dir: Path | None = None,
         config: Mapping[str, str] | None = None,
+        features: Mapping[str, int] | None = None,
         listeners: Mapping[str, str] | None = None,
         port: int | None = None,
         heap_mb: int = 256,
@@ -66,6 +68,7 @@ class EmbeddedKafka:
         self._count = nodes
         self._data_dir = data_dir
         self._config = dict(config or {})
+        self._features = dict(features or {})
         self._protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **(listeners or {})}
         self._port = port
         self._heap_mb = heap_mb
@@ -192,7 +195,7 @@ class EmbeddedKafka:
             id_file.write_text(base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="))
         fresh = [node for node in self._nodes if not node.formatted]
         for node in fresh:
-            node.start_format(id_file.read_text())
+            node.start_format(id_file.read_text(), self._features)
         for node in fresh:
             if node.reap(self._start_timeout_s) != 0:
                 raise BrokerError(f"Kafka's storage could not be formatted; {node.tail()}")

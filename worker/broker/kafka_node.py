@@ -109,9 +109,10 @@ class KafkaNode:
         plain = (address for name, address in self.listeners.items() if protocol.get(name) == "PLAINTEXT")
         self._probe = next(plain, "")
 
-    def start_format(self, cluster_id: str) -> None:
+    def start_format(self, cluster_id: str, features: Mapping[str, int]) -> None:
         """Start Kafka's StorageTool on the node; `reap` returns its exit status."""
-        self._process = self._java("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c")
+        levels = (argument for name, level in features.items() for argument in ("--feature", f"{name}={level}"))
+        self._process = self._java("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", *levels, "-c")
 
     def start(self) -> None:
         """Start the node; it is `ready` some time later."""

@@ -519,13 +519,13 @@ class Producer:
 
     def _fail(self, where: str, code: int, name: str, *, unsure: bool = False) -> None:
         """Raise the error for a code that is final. `unsure`: an earlier try may have been done."""
-        error = for_code(code)(name)
         answer = ANSWERS.get(code)
         if answer is Answer.FENCED:
-            raise ProducerFenced(f"{self._id}: {where}: {type(error).__name__}")
+            raise ProducerFenced(f"{self._id}: {where}: the epoch {self._producer.epoch} is over")
         if answer is Answer.ABORT and self._open and (self._ending is None or (self._ending and not unsure)):
             self._ending = None
-            raise AbortableError(f"{where}: {error!r}") from error
+            raise AbortableError(f"{where}: the broker wants the transaction aborted")
+        error = for_code(code)(name)
         raise PublishError(f"{where}: {error!r}") from error
 
 
