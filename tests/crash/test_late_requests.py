@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import ProducerFenced
 
-from tests.support import chaos, oracle
+from tests.support import chaos, kafka_versions, oracle
 from tests.support.chaos import Fleet, Load, ready, wait_settled, wait_until
+from tests.support.commands import Desk, header
+from tests.support.contribute import Booth, accepted_document
 from tests.support.crash_worker import hash_vector
 from tests.support.figures import open_transactions
-from tests.support.kafka_fixtures import create_topics, unique
+from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, create_topics_async, unique
+from tests.support.kafka_tools import write_scripts
 from tests.support.late_requests import (
     ABORTS_V1,
     ABORTS_V2,
@@ -28,8 +34,12 @@ from tests.support.late_requests import (
     Scenario,
     kafka_behind_a_proxy,
 )
+from tests.support.registry import RegistryProcess
 from tests.support.stage import origin
 from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.core.trace import Reason
+from worker.kafka.producer import Producer
+from worker.kafka.publication import OutputTopic, Shipment
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -98,15 +108,23 @@ class Watch:
             await reader.stop()
 
 
+ENDS = [each for each in V1 if each.held.startswith("Add") and each.step in ("InitProducerId", "")]
+"""A late AddPartitions or AddOffsets in front of InitProducerId opens a transaction of the old epoch. The broker ends
+it by fencing, and cannot tell the producer from a former owner: the process ends, and its successor goes on."""
+
+
 def refused(record: Any) -> bool:
     """Whether the compacted output topics refuse a record: it has no key."""
     return record.key is None
 
 
-@pytest.mark.parametrize(
+both_protocols = pytest.mark.parametrize(
     "transactions",
     [pytest.param(0, id="V1"), pytest.param(2, id="V2", marks=pytest.mark.since_kafka("4.0", "transactions V2"))],
 )
+
+
+@both_protocols
 def test_nothing_is_torn_lost_or_doubled(transactions: int, tmp_path: Path, seed: int) -> None:
     plain, aborts = (V1, ABORTS_V1) if transactions < 2 else (V2, ABORTS_V2)
     watch = Watch()
@@ -139,9 +157,7 @@ def test_nothing_is_torn_lost_or_doubled(transactions: int, tmp_path: Path, seed
     print(f"{total} late requests, {watch.looks} looked at, {exits} workers ended and were restarted")
     for scenario in sorted(late.delivered):
         print(f"  {scenario}: {late.delivered[scenario]}")
-    # A late AddPartitions or AddOffsets in front of InitProducerId opens a transaction of the old epoch. The broker
-    # ends it by fencing, and cannot tell the producer from a former owner.
-    assert exits <= sum(late.delivered[each] for each in V1 if each.held[:3] == "Add" and each.step == "InitProducerId")
+    assert exits <= sum(late.delivered[each] for each in ENDS)
     assert not watch.torn
     assert total >= 25
 
@@ -175,3 +191,118 @@ def run(
     load = Load(direct, name, records, RECORDS, RATE)
     load.start()
     return env, fleet, load
+
+
+@both_protocols
+def test_redrive_and_contribute(transactions: int, tmp_path: Path, seed: int) -> None:
+    """Each letter goes back once, and the receipts are those of the accepted topic, offset for offset."""
+    plain = V1 if transactions < 2 else V2
+    plain = [each for each in plain if each not in ENDS]
+    without_offsets = [each for each in plain if "Offset" not in each.held + each.step]
+    late = LateRequests(lambda name: without_offsets if name.endswith("-redrive") else plain, seed, share=0.6)
+    with (
+        kafka_behind_a_proxy(late, transactions) as (kafka, _),
+        RegistryProcess("--data", str(tmp_path / "registry.db"), "--limit", "60000") as registry,
+    ):
+        direct, proxied = kafka.bootstrap("PLAINTEXT"), kafka.bootstrap("PROXIED")
+        booth = Booth(direct, registry.url, registry.key, 4)
+        documents = [accepted_document(f"kp:trace:{number}") for number in range(160)]
+        places = dict(zip((document["id"] for document in documents), booth.put(documents), strict=True))
+        with WorkerProcess({**booth.env, "KP_BOOTSTRAP_SERVERS": proxied}, ("contribute",)) as process:
+            desk = Desk(kafka)
+            desk.letters([(Reason.NOT_JSON, b"not a trace") for _ in range(210)])
+            small = "tests.support.crash_redrive"  # transactions
+            done = desk.run("redrive", "--execute", module=small, KP_BOOTSTRAP_SERVERS=proxied)
+            assert done.returncode == 0, done.stderr
+            booth.wait_committed(len(documents))
+            late.active = False
+            process.terminate()
+            assert process.wait() == 0, process.log()
+        assert "0 dead letters redriven" in desk.run("redrive", "--execute").stdout
+        assert sorted(int(header(record, "n")) for record in desk.read()) == list(range(210))
+        receipts = Counter(record.key.decode() for record in consume_all(direct, booth.contributed))
+        assert receipts == Counter(places.keys())
+        assert booth.committed() == len(documents)
+    print(f"late requests: {late.delivered}")
+    assert late.delivered.total() >= 10
+
+
+@pytest.mark.since_kafka("4.0", "transactions V2")
+@pytest.mark.parametrize("levels", [(1, 2, 1), (2, 1, 2)])
+def test_the_cluster_s_transaction_version_changes_under_load(
+    levels: tuple[int, ...], tmp_path: Path, seed: int
+) -> None:
+    """Raised and lowered, workers go on as they began, and later ones as the cluster is.
+
+    To 1, not 0: Kafka 4.1 then leaves each transactional id that has used transactions V2 waiting until its coordinator
+    restarts (docs/operations.md).
+    """
+    write_scripts(tmp_path)
+    first, *others = levels
+    with EmbeddedKafka(features={"transaction.version": first}) as kafka, contextlib.ExitStack() as stack:
+        direct = kafka.bootstrap_servers
+        env, fleet, load = run(stack, kafka, chaos.settings(direct, KP_SESSION_TIMEOUT_SECONDS="3"), tmp_path, seed)
+        for level in others:
+            assert wait_until(lambda: all(map(ready, fleet.running())), 60), fleet.tails()
+            change = "upgrade" if level == 2 else "downgrade"
+            script = [tmp_path / "kafka-features.sh", "--bootstrap-server", direct, change]
+            subprocess.run([*script, "--feature", f"transaction.version={level}"], check=True)
+            fleet.add()
+        assert wait_settled(direct, env, load.finish(180), 120), fleet.tails()
+        assert set(fleet.stop_all()) == {0}, fleet.tails()
+        assert not fleet.unexpected(), fleet.tails()
+        report = oracle.check(direct, env, hash_vector)
+        print(report)
+        assert not report.problems()
+        logs = "".join(path.read_text() for path in (tmp_path / env["KP_GROUP_ID"]).glob("*.log"))
+        assert "transactions V1" in logs
+        assert "transactions V2" in logs
+
+
+async def test_a_former_owner_s_new_epoch_fences_a_successor_only_in_a_transaction() -> None:
+    """An idle one stays, and Kafka refuses the former owner. `owns` keeps this from happening as far as it knows."""
+    features = {"transaction.version": 0} if kafka_versions.since("4.0") else None
+    async with contextlib.AsyncExitStack() as stack:
+        kafka = stack.enter_context(EmbeddedKafka(features=features))
+        await create_topics_async(kafka.bootstrap_servers, {"out": (1, {})})
+        shipment = Shipment(OutputTopic("out", 1, 1 << 20), 0, [(b"k", b"v", None, [])])
+
+        async def producer(name: str, *, owns: bool = True) -> Producer:
+            started = Producer({"bootstrap_servers": kafka.bootstrap_servers}, name, 30, owns=lambda: owns)
+            stack.push_async_callback(started.stop)
+            await started.start()
+            assert started.transactions == 1
+            return started
+
+        async def former_owner(name: str, *, owns: bool = True) -> Producer:
+            """Return a producer that has ended a transaction, and asks for the next epoch as soon as it may."""
+            former = await producer(name, owns=owns)
+            await former.begin()
+            await former.send([shipment])
+            former._late = True  # something was not answered
+            former._known = False  # and the transaction's end was
+            return former
+
+        former = await former_owner("idle")
+        successor = await producer("idle")
+        with pytest.raises(ProducerFenced):
+            await former.commit()
+        async with successor.transaction():
+            await successor.send([shipment])
+
+        former = await former_owner("busy")
+        successor = await producer("busy")
+        await successor.begin()
+        await successor.send([shipment])
+        with pytest.raises(ProducerFenced):
+            await former.commit()
+        with pytest.raises(ProducerFenced):
+            await successor.commit()
+
+        former = await former_owner("known", owns=False)
+        successor = await producer("known")
+        await successor.begin()
+        await successor.send([shipment])
+        with pytest.raises(ProducerFenced, match="another worker's by now"):
+            await former.commit()
+        await successor.commit()

@@ -16,6 +16,7 @@ TOOLS_JAR: Final = Jar(
 CLASSES: Final = {
     "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
     "kafka-consumer-groups.sh": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "kafka-features.sh": "org.apache.kafka.tools.FeatureCommand",
 }
 
 

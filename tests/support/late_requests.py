@@ -34,7 +34,7 @@ SETTLE_SECONDS = 0.03
 class Scenario(NamedTuple):
     """The request that is held back, and the one of a later transaction before which it arrives.
 
-    `step` "": 0 to 60 ms after the end of the next transaction was answered, whatever happens then.
+    `step` "": 0 to 60 ms after its own transaction has ended, whatever happens then.
     """
 
     held: str

@@ -68,6 +68,9 @@ class ManualPublisher:
     async def start(self) -> None:
         pass
 
+    def delivery(self) -> str:
+        return "by hand"
+
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         self.begun.append(batch)
         await self.gate.wait()

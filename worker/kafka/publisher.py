@@ -31,11 +31,22 @@ MAX_ROUNDS: Final = 24
 needs four at most; a limit that the broker does not report is halved each time."""
 
 
+TRANSACTIONS: Final = {
+    1: "transactions V1 (a new epoch after a request without an answer)",
+    2: "transactions V2 (an epoch for each transaction)",
+}
+"""The versions of the transaction protocol, in words."""
+
+
 class Publisher(Protocol):
     """Publishes the batches of one source partition, one after the other."""
 
     async def start(self) -> None:
         """Connect; with exactly once, this fences the partition's former owner."""
+        ...
+
+    def delivery(self) -> str:
+        """Return how records are delivered, for the log, once started."""
         ...
 
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
@@ -95,6 +106,10 @@ class ExactlyOncePublisher:
         finally:
             explanation.cancel()
 
+    def delivery(self) -> str:
+        """Return the protocol."""
+        return f"exactly_once, {TRANSACTIONS[self.producer.transactions]}"
+
     def _explain_wait(self) -> None:
         transactional_id = f"{self.group}-{self.source.partition}"
         log.warning(
@@ -148,6 +163,10 @@ class AtLeastOncePublisher:
     async def start(self) -> None:
         """Connect."""
         await self.producer.start()
+
+    def delivery(self) -> str:
+        """Return the protocol."""
+        return "at_least_once, without transactions"
 
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         """Publish (again after a refusal), then commit."""

@@ -116,6 +116,8 @@ class Assignment:
         except BaseException:
             await _stop(publishers.values())
             raise
+        for publisher in list(publishers.values())[:1]:
+            log.info("delivery: %s", publisher.delivery())
         return new, publishers
 
     def confirm(self, generation: int) -> None:
