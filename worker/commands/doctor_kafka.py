@@ -21,11 +21,12 @@ from aiokafka.errors import (
 from worker.commands.doctor_lag import check_lag
 from worker.commands.finding import Finding, fail, ok, warn
 from worker.config import ConfigError, Settings
-from worker.kafka.api_versions import lacking_apis
+from worker.kafka.api_versions import lacking_apis, transactions_of
 from worker.kafka.client import client_arguments
 from worker.kafka.connections import connected_admin
 from worker.kafka.describe import TopicDescription, describe_group, describe_topics
 from worker.kafka.errors import error_text
+from worker.kafka.publisher import TRANSACTIONS
 from worker.kafka.reaching import find_fault
 from worker.kafka.restore import OffsetsError
 from worker.kafka.topic_plan import CHANGELOG_CONFIG, plan
@@ -184,7 +185,8 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
         return fail("transactions", f"transactional id {transactional_id} is denied", error_text(error))
     except KafkaError as error:
         return fail("transactions", error_text(error), "the worker's transactions need a coordinator")
-    return ok("transactions", f"transactional id {transactional_id}: Describe is granted, coordinator found")
+    protocol = TRANSACTIONS[await transactions_of(admin)]
+    return ok("transactions", f"{protocol}; transactional id {transactional_id}: Describe is granted, coordinator found")
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:

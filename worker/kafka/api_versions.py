@@ -1,7 +1,4 @@
-"""Which requests of the worker's clients a broker supports in a version that aiokafka can send.
-
-Lives here: the list of these requests. Must not live here: what follows from a missing one (doctor_kafka.py).
-"""
+"""Which requests of the worker's clients a broker supports in a version that they can send."""
 
 from __future__ import annotations
 
@@ -16,21 +13,20 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
-from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    InitProducerIdRequest,
     TxnOffsetCommitRequest,
 )
 
 from worker.kafka.aiokafka_private import has_version, send_request
+from worker.kafka.producer_requests import FeaturesRequest, InitProducerId, ProduceV1, transaction_protocol
 
 ALWAYS: Final[tuple[type[Request[Any]], ...]] = (
-    MetadataRequest, ProduceRequest, FetchRequest, OffsetRequest, OffsetCommitRequest, OffsetFetchRequest,
+    MetadataRequest, ProduceV1, FetchRequest, OffsetRequest, OffsetCommitRequest, OffsetFetchRequest,
     FindCoordinatorRequest, JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, LeaveGroupRequest,
-    DescribeConfigsRequest, InitProducerIdRequest,
+    DescribeConfigsRequest, InitProducerId,
 )  # fmt: skip
 """Requests that the worker's clients send in any case."""
 
@@ -46,4 +42,12 @@ async def lacking_apis(admin: AIOKafkaAdminClient, *, transactions: bool) -> tup
     answer = await send_request(admin, ApiVersionRequest())
     versions = {key: (least, most) for key, least, most in answer.api_versions}
     lacking = [request for request in needed if not has_version(request, *versions.get(request.API_KEY, (0, -1)))]
-    return [request.__name__.removesuffix("Request") for request in lacking], len(needed)
+    return [request.__name__.removesuffix("Request").removesuffix("V1") for request in lacking], len(needed)
+
+
+async def transactions_of(admin: AIOKafkaAdminClient) -> int:
+    """Return the version of the transaction protocol that the worker's producers use on this cluster, 1 or 2."""
+    try:
+        return transaction_protocol(await send_request(admin, FeaturesRequest()))
+    except NotImplementedError:  # before Kafka 2.4
+        return 1

@@ -236,10 +236,9 @@ class Producer:
     async def _protocol(self) -> int:
         """Return 2 if the cluster has finalised transaction.version 2, otherwise 1."""
         try:
-            response = await self._ask("ApiVersions", requests.FeaturesRequest(), None)
+            return requests.transaction_protocol(await self._ask("ApiVersions", requests.FeaturesRequest(), None))
         except UnsupportedError:  # before Kafka 2.4
             return 1
-        return 2 if requests.finalised_features(response).get("transaction.version", 0) >= 2 else 1
 
     async def _initialise(self, current: ProducerEpoch) -> None:
         """Get a producer id, or the epoch after the current one."""

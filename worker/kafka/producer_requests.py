@@ -209,6 +209,11 @@ class FeaturesRequest(_InOneVersion[ApiVersionsRequest_v3]):
         super().__init__("kp-worker", "0")
 
 
+def transaction_protocol(response: ApiVersionsResponse_v3) -> int:
+    """Return 2 if the response to FeaturesRequest says that transaction.version 2 is finalised, otherwise 1."""
+    return 2 if finalised_features(response).get("transaction.version", 0) >= 2 else 1
+
+
 def finalised_features(response: ApiVersionsResponse_v3) -> dict[str, int]:
     """Return the level of each feature in the response to FeaturesRequest."""
     data = BytesIO(response.tags.get(FINALISED_FEATURES, b"\1"))
