@@ -23,8 +23,8 @@ from worker.kafka.aiokafka_private import RecordBatch, UnansweredError, UnsentEr
 NONE, OUT_OF_ORDER, DUPLICATE, INVALID_EPOCH, INVALID_STATE, INVALID_MAPPING, CONCURRENT, FENCED, ABORTABLE = (
     0, 45, 46, 47, 48, 49, 51, 90, 120,
 )  # fmt: skip
-INVALID_TIMESTAMP = 32
-VERSIONS = {0: (3, 11), 18: (0, 3), 22: (0, 4), 24: (0, 3), 25: (0, 3), 26: (0, 4), 28: (0, 4)}
+INVALID_TIMESTAMP, UNSTABLE = 32, 88
+VERSIONS = {0: (3, 11), 9: (1, 9), 18: (0, 3), 22: (0, 4), 24: (0, 3), 25: (0, 3), 26: (0, 4), 28: (0, 4)}
 VERSIONS_V2 = VERSIONS | {0: (3, 12), 26: (0, 5), 28: (0, 5)}
 LAST_EPOCH = 32_766
 """A producer id has no epochs after this one: the last is kept for fencing."""
@@ -102,13 +102,14 @@ class Transaction:
 class BrokerModel:
     """The broker. `logs` by partition; `offsets` and their `metadata` by group and partition.
 
-    `transactions`: the finalised transaction.version, 0 or 2. `old`: Kafka before 3.6, which appends records of a
-    transaction that the coordinator does not know, and knows no transactions V2.
+    `transactions`: the finalised transaction.version, 0 or 2. `release`: before (3, 6) Kafka appends records of a
+    transaction that the coordinator does not know; before (4, 0) a late offset takes away a pending one, and there are
+    no transactions V2.
     """
 
-    def __init__(self, *, transactions: int, old: bool = False, last_epoch: int = LAST_EPOCH) -> None:
+    def __init__(self, *, transactions: int, release: tuple[int, int] = (4, 1), last_epoch: int = LAST_EPOCH) -> None:
         self.transactions = transactions
-        self.old = old
+        self.release = release
         self.last_epoch = last_epoch
         self.logs: dict[TopicPartition, Log] = {}
         self.offsets: dict[tuple[str, TopicPartition], int] = {}
@@ -123,7 +124,7 @@ class BrokerModel:
 
     def versions(self) -> dict[int, tuple[int, int]]:
         """Return the versions of requests that the broker knows."""
-        return VERSIONS if self.old else VERSIONS_V2
+        return VERSIONS if self.release < (4, 0) else VERSIONS_V2
 
     def answer(self, frame: Any) -> Any:
         """Handle a request in its wire format; return the response."""
@@ -297,7 +298,7 @@ class BrokerModel:
         """Return whether a record or offset belongs to the open transaction (V2: becomes part of it)."""
         if adds:
             return self._add(name, producer_id, epoch, {part})
-        if self.old:
+        if self.release < (3, 6):
             return NONE
         known = self._ids.get(name)
         if known is None or known.producer_id != producer_id:
@@ -346,6 +347,10 @@ class BrokerModel:
         code = self._in_transaction(request.transactional_id, producer_id, epoch, group, adds=True) if adds else NONE
         if code == NONE and epoch < self._offset_epochs.get(producer_id, -1):
             code = INVALID_EPOCH
+            if self.release < (4, 0):
+                for topic, partitions in request.topics:
+                    for number, *_ in partitions:
+                        self._pending_offsets.get(producer_id, {}).pop((group, TopicPartition(topic, number)), None)
         if code == NONE:
             self._offset_epochs[producer_id] = epoch
             pending = self._pending_offsets.setdefault(producer_id, {})
@@ -354,6 +359,18 @@ class BrokerModel:
                     pending[group, TopicPartition(topic, number)] = offset, metadata
         code = INVALID_EPOCH if code == FENCED and not adds else code
         return 0, [(topic, [(number, code) for number, *_ in rows]) for topic, rows in request.topics]
+
+    def _offsetfetch(self, request: Any) -> tuple[Any, ...]:
+        pending = {key for offsets in self._pending_offsets.values() for key in offsets}
+        unstable = pending if request.require_stable else set()
+        topics = []
+        for topic, numbers in request.topics:
+            keys = [(request.group, TopicPartition(topic, number)) for number in numbers]
+            rows = [(self.offsets.get(key, -1), UNSTABLE if key in unstable else NONE) for key in keys]
+            topics.append(
+                (topic, [(number, offset, -1, "", code) for number, (offset, code) in zip(numbers, rows, strict=True)])
+            )
+        return 0, topics, NONE
 
 
 @dataclass(frozen=True)
@@ -368,6 +385,7 @@ class Odds:
     time_out: float = 0.0
     forgets: float = 0.0
     changes: float = 0.0  # of transaction.version
+    fences: bool = True  # a late InitProducerId is delivered, too
 
 
 class Network:
@@ -430,7 +448,8 @@ class Network:
         except (IncompatibleBrokerVersion, NotImplementedError) as error:
             raise UnsupportedError(str(error)) from error
         if self._chance(self.odds.held):
-            self._held.append(frame)
+            if self.odds.fences or type(frame).API_KEY != 22:
+                self._held.append(frame)
             raise UnansweredError("the connection was closed")
         answer = self._arrive(frame)
         await asyncio.sleep(0)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 import struct
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -124,8 +125,10 @@ class Held:
 
 @dataclass
 class LateRequests:
-    """Which requests are late. `plan` returns the scenarios of a transactional id; `on_late` is awaited after each.
+    """Which requests are late. `plan` returns the scenarios of a transactional id.
 
+    `on_late` is awaited after each, and once more when the transaction has ended in which it arrived: between two
+    transactions outputs and offset must agree.
     `share`: how many of the requests that a scenario could hold back are held.
     """
 
@@ -142,6 +145,7 @@ class LateRequests:
         self._random = random.Random(self.seed)
         self._next: dict[str, Scenario] = {}
         self.held: dict[str, Held] = {}  # by transactional id
+        self._hit: dict[str, tuple[Scenario, int]] = {}  # and the transactions that had ended when one arrived
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def request(self, pipe: Pipe, frame: Frame) -> bool:
@@ -150,6 +154,9 @@ class LateRequests:
         if name is None:
             return True
         self.requests[frame.name] += 1
+        begins = frame.name in ("AddPartitions", "Produce")  # a transaction with records
+        if begins and self.on_late is not None and self.ended[name] > self._hit.get(name, (None, sys.maxsize))[1]:
+            await self.on_late(name, self._hit.pop(name)[0])
         held = self.held.get(name)
         if held is not None and held.is_due(frame.name, self.ended[name]):
             await self._deliver(name)
@@ -178,8 +185,9 @@ class LateRequests:
         self.delivered[held.scenario] += 1
         await held.pipe.deliver(held.frame)
         await asyncio.sleep(SETTLE_SECONDS)
-        if self.on_late is not None:
+        if self.on_late is not None and held.scenario.step:  # otherwise the next transaction may be anywhere
             await self.on_late(name, held.scenario)
+        self._hit[name] = held.scenario, self.ended[name]
         del self.held[name]
         self._next.pop(name, None)
 

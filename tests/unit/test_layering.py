@@ -78,7 +78,6 @@ AIOKAFKA_INTERNAL = {
     "aiokafka.coordinator.assignors.sticky": {"stream.faust_consumer"},  # an argument of its consumer
     "aiokafka.protocol": {  # requests that no method of its clients sends
         "kafka.api_versions", "kafka.describe", "kafka.metadata", "kafka.producer_requests", "kafka.reaching",
-        "kafka.restore",
     },
 }  # fmt: skip
 

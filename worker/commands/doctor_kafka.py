@@ -186,7 +186,9 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
     except KafkaError as error:
         return fail("transactions", error_text(error), "the worker's transactions need a coordinator")
     protocol = TRANSACTIONS[await transactions_of(admin)]
-    return ok("transactions", f"{protocol}; transactional id {transactional_id}: Describe is granted, coordinator found")
+    return ok(
+        "transactions", f"{protocol}; transactional id {transactional_id}: Describe is granted, coordinator found"
+    )
 
 
 async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:

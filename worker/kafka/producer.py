@@ -8,7 +8,8 @@ Here no transaction begins in an epoch of which a request may still be on its wa
 
 - transactions V2 (KIP-890), if the cluster has finalised transaction.version 2: each transaction has its own epoch;
 - transactions V1 otherwise: when a request was not answered, the producer asks for its next epoch once the transaction
-  has ended (InitProducerId with its id and epoch, KIP-360).
+  has ended (InitProducerId with its id and epoch, KIP-360). Before Kafka 4.0 the epoch does not keep out a late
+  TxnOffsetCommit entirely, so each committed offset is read back (producer_requests.has_late_offsets).
 
 Within its own transaction a late request does no harm: the broker knows each batch by its sequence number, and adding a
 partition, committing an offset or ending twice is the same as once.
@@ -46,6 +47,9 @@ BUSY_SECONDS: Final = 0.02
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 1.0
 """Other pauses double from the first to the longest."""
+
+FIRST_READ_SECONDS: Final = 0.005
+"""Pause before a committed offset is read back again; it doubles up to the longest one, 1.3 s in all."""
 
 TELL_SECONDS: Final = 10.0
 """How often the log warns that a request is sent again and again."""
@@ -214,10 +218,12 @@ class Producer:
         self._sequences: dict[TopicPartition, int] = {}  # of the next record, in this epoch
         self._coordinators: dict[int, int] = {}  # brokers, by kind
         self._late = False  # a request of this epoch may still reach a broker
+        self._reads_back = False  # a late TxnOffsetCommit of an earlier epoch may have taken an offset away
         # Of the open transaction:
         self._open = False
         self._added: set[TopicPartition | str] = set()  # V1: the partitions and the group that are part of it
         self._known = False  # the coordinator may know of it
+        self._offsets: tuple[str, Offsets] | None = None  # the group and its offsets
         self._ending: bool | None = None  # its end was sent and is not answered: whether it commits
 
     # -- start and stop
@@ -236,9 +242,11 @@ class Producer:
     async def _protocol(self) -> int:
         """Return 2 if the cluster has finalised transaction.version 2, otherwise 1."""
         try:
-            return requests.transaction_protocol(await self._ask("ApiVersions", requests.FeaturesRequest(), None))
+            response = await self._ask("ApiVersions", requests.FeaturesRequest(), None)
         except UnsupportedError:  # before Kafka 2.4
             return 1
+        self._reads_back = requests.has_late_offsets(response)
+        return requests.transaction_protocol(response)
 
     async def _initialise(self, current: ProducerEpoch) -> None:
         """Get a producer id, or the epoch after the current one."""
@@ -287,7 +295,7 @@ class Producer:
         """Begin a transaction; the brokers learn of it with its first record or offset."""
         if self._open or self._late:
             raise RuntimeError("this is a bug: the last transaction has not ended")
-        self._open, self._known = True, False
+        self._open, self._known, self._offsets = True, False, None
         self._added.clear()
 
     async def send(self, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[Refused]]]:
@@ -316,6 +324,7 @@ class Producer:
         if self._id is None or not self._open:
             raise RuntimeError("this is a bug: no transaction is open")
         self._known = True
+        self._offsets = group, offsets
         if self.transactions == 2:
             request: Any = requests.CommitOffsetsV2(self._id, self._producer, group, offsets)
         else:
@@ -328,6 +337,26 @@ class Producer:
     async def commit(self) -> None:
         """Commit. After an error it is unknown whether the transaction is committed."""
         await self._end(commit=True)
+        while self._reads_back and self._offsets is not None and not await self._are_committed(*self._offsets):
+            log.warning("%s: a late request has taken the committed offset away; it is committed again", self._id)
+            group, offsets = self._offsets
+            await self.begin()
+            await self.send_offsets(group, offsets)
+            await self._end(commit=True)
+
+    async def _are_committed(self, group: str, offsets: Offsets) -> bool:
+        """Whether the group's coordinator has the offsets; it learns of the transaction's end some ms later."""
+        request = requests.FetchOffsets(group, offsets, stable=False)
+        pause = FIRST_READ_SECONDS
+        while pause <= LONGEST_PAUSE_SECONDS:
+            there = requests.fetched_offsets(await self._ask("OffsetFetch", request, GROUP, group))
+            if all(
+                partition in there and there[partition].offset >= offset.offset for partition, offset in offsets.items()
+            ):
+                return True
+            await asyncio.sleep(pause)
+            pause *= 2
+        return False
 
     async def abort(self) -> None:
         """Abort the transaction, if one is open. Raises PublishError if it may be committed already."""
@@ -513,7 +542,7 @@ class Producer:
         except (UnsentError, UnsupportedError):
             raise
         except BaseException:
-            self._late = True
+            self._late |= not isinstance(request, requests.FetchOffsets)  # it changes nothing
             raise
 
     def _fail(self, where: str, code: int, name: str, *, unsure: bool = False) -> None:
@@ -555,9 +584,10 @@ class _Pauses:
 
 def _error(response: Any) -> tuple[int, str | None]:
     """Return the error code of a response (0: none), and the topic if it is about one."""
-    if hasattr(response, "error_code"):
+    if getattr(response, "error_code", 0) or not (hasattr(response, "errors") or hasattr(response, "topics")):
         return response.error_code, None
-    errors = [(code, topic) for topic, partitions in response.errors for _, code in partitions if code]
+    by_topic = response.errors if hasattr(response, "errors") else response.topics
+    errors = [(code, topic) for topic, partitions in by_topic for *_, code in partitions if code]
     # The broker attempts none if it refuses one of them.
     return min(errors, key=lambda error: error[0] == OPERATION_NOT_ATTEMPTED, default=(0, None))
 

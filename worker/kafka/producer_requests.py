@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from aiokafka.errors import IncompatibleBrokerVersion
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.api import Request, RequestStruct, Response, ResponseHeader_v0
+from aiokafka.protocol.commit import OffsetFetchRequest_v1, OffsetFetchRequest_v2, OffsetFetchRequest_v3
 from aiokafka.protocol.produce import ProduceRequest, ProduceRequest_v8
 from aiokafka.protocol.transaction import (
     AddOffsetsToTxnRequest,
@@ -37,6 +38,15 @@ from aiokafka.protocol.types import (
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from worker.kafka.aiokafka_private import with_versions
+
+UNSTABLE_OFFSET_COMMIT: Final = 88
+
+
+class UnstableOffsetError(KafkaError):  # type: ignore[misc]  # aiokafka is untyped
+    """A transaction is about to commit the offset that was asked for."""
+
+    retriable = True
+
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 Value = TypeVar("Value")
@@ -171,6 +181,27 @@ class TxnOffsetCommitRequest_v5(RequestStruct):  # type: ignore[misc]
     )
 
 
+class OffsetFetchResponse_v7(Response):  # type: ignore[misc]
+    API_KEY, API_VERSION = 9, 7
+    SCHEMA = Fields(
+        ("throttle_time_ms", Int32),
+        (
+            "topics",
+            _by_topic(("offset", Int64), ("leader_epoch", Int32), ("metadata", TEXT), ("error_code", Int16)),
+        ),
+        ("error_code", Int16),
+    )
+
+
+class OffsetFetchRequest_v7(RequestStruct):  # type: ignore[misc]
+    API_KEY, API_VERSION, RESPONSE_TYPE, FLEXIBLE_VERSION = 9, 7, OffsetFetchResponse_v7, True
+    SCHEMA = Fields(
+        ("group", TEXT),
+        ("topics", _array(("topic", TEXT), ("partitions", CompactArray(Int32)))),
+        ("require_stable", Boolean),
+    )
+
+
 class EndTxnResponse_v5(Response):  # type: ignore[misc]
     API_KEY, API_VERSION = 26, 5
     SCHEMA = Fields(("throttle_time_ms", Int32), ("error_code", Int16), *_EPOCH)
@@ -212,6 +243,16 @@ class FeaturesRequest(_InOneVersion[ApiVersionsRequest_v3]):
 def transaction_protocol(response: ApiVersionsResponse_v3) -> int:
     """Return 2 if the response to FeaturesRequest says that transaction.version 2 is finalised, otherwise 1."""
     return 2 if finalised_features(response).get("transaction.version", 0) >= 2 else 1
+
+
+def has_late_offsets(response: ApiVersionsResponse_v3) -> bool:
+    """Return whether a late TxnOffsetCommit can take away another transaction's offset: Kafka before 4.0.
+
+    Such a group coordinator puts the late offset in the place of the pending one before it looks at the epoch, and
+    drops both when the log refuses it (GroupMetadata.failPendingTxnOffsetCommit). Kafka 4.0 has another coordinator,
+    and is the first release with TxnOffsetCommit v5.
+    """
+    return not any(key == CommitOffsetsV2.API_KEY and most >= 5 for key, _, most in response.api_versions)
 
 
 def finalised_features(response: ApiVersionsResponse_v3) -> dict[str, int]:
@@ -300,6 +341,44 @@ class CommitOffsetsV2(_InOneVersion[TxnOffsetCommitRequest_v5]):
             for topic, numbers in by_topic(offsets.items()).items()
         ]
         super().__init__(transactional_id, group, *producer, -1, "", None, topics)
+
+
+OffsetFetchRequests = OffsetFetchRequest_v1 | OffsetFetchRequest_v2 | OffsetFetchRequest_v3 | OffsetFetchRequest_v7
+
+
+class FetchOffsets(Request[OffsetFetchRequests]):  # type: ignore[misc]
+    """Ask for a group's committed offsets.
+
+    `stable`: Kafka 2.5 or later answers UNSTABLE_OFFSET_COMMIT for an offset that a transaction is about to commit.
+    """
+
+    API_KEY = 9
+
+    def __init__(self, group: str, partitions: Iterable[TopicPartition], *, stable: bool) -> None:
+        topics = by_topic((partition, None) for partition in partitions)
+        self._values = group, [(topic, [number for number, _ in numbers]) for topic, numbers in topics.items()]
+        self._stable = stable
+
+    def build(self, request_struct_class: type[Any]) -> Any:
+        """Return the request."""
+        if request_struct_class is OffsetFetchRequest_v7:
+            return OffsetFetchRequest_v7(*self._values, self._stable)
+        return request_struct_class(*self._values)
+
+
+def fetched_offsets(response: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the offsets in the response to FetchOffsets; partitions without one are left out. Raises KafkaError."""
+    rows = [(topic, row) for topic, rows in response.topics for row in rows]
+    for code in (getattr(response, "error_code", 0), *(code for _, (*_, code) in rows)):
+        if code == UNSTABLE_OFFSET_COMMIT:
+            raise UnstableOffsetError
+        if code:
+            raise for_code(code)
+    return {
+        TopicPartition(topic, number): OffsetAndMetadata(offset, metadata or "")
+        for topic, (number, offset, *_, metadata, _) in rows
+        if offset >= 0
+    }
 
 
 def end_v1(transactional_id: str, producer: ProducerEpoch, commit: bool) -> Any:

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError, for_code
-from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.core.changelog import Log, Restored
@@ -24,6 +23,7 @@ from worker.core.passes import Committed, Found, committed_from
 from worker.kafka.aiokafka_private import send_request
 from worker.kafka.connections import admin_client, committed_reader, running
 from worker.kafka.describe import topic_id
+from worker.kafka.producer_requests import FetchOffsets, UnstableOffsetError, fetched_offsets
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,10 @@ PROGRESS_SECONDS: Final = 2.0
 
 RETRY_SECONDS: Final = 0.2
 """Pause before the group's coordinator is asked again while it moves or loads its data."""
+
+UNSTABLE_SECONDS = 10.0
+UNSTABLE_PAUSE_SECONDS = 0.02
+"""How long, and how often, an offset is asked for that a transaction is about to commit: normally some ms."""
 
 LOOKUP_BACKOFF_MS: Final = 20
 """aiokafka's first attempt to ask for a topic's offsets always fails: it has not looked for the leaders yet. With
@@ -139,12 +143,17 @@ async def _committed(
     """Ask the group's coordinator for committed offsets, and a broker for the topic's id, until they answer.
 
     aiokafka's own methods ignore an error of the whole response (while the coordinator moves or loads) and report that
-    nothing is committed; a worker would then start at the oldest record.
+    nothing is committed; a worker would then start at the oldest record. A transaction whose end is decided is waited
+    for: its offset is the committed one. A late request may leave an offset behind that no transaction ever commits.
     """
+    unstable_until = time.monotonic() + UNSTABLE_SECONDS
     async with admin_client(client) as admin:
         while True:
+            stable = time.monotonic() < unstable_until
             try:
-                return await _ask_committed(admin, group, tps), await topic_id(admin, tps[0].topic)
+                return await _ask_committed(admin, group, tps, stable=stable), await topic_id(admin, tps[0].topic)
+            except UnstableOffsetError:
+                await asyncio.sleep(UNSTABLE_PAUSE_SECONDS)
             except KafkaError as error:
                 if not error.retriable:
                     raise
@@ -153,20 +162,10 @@ async def _committed(
 
 
 async def _ask_committed(
-    admin: AIOKafkaAdminClient, group: str, tps: Sequence[TopicPartition]
+    admin: AIOKafkaAdminClient, group: str, tps: Sequence[TopicPartition], *, stable: bool
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     coordinator = await admin.find_coordinator(group)
-    request = OffsetFetchRequest(group, [(tps[0].topic, [tp.partition for tp in tps])])
-    response = await send_request(admin, request, coordinator)
-    for code in (response.error_code, *(row[3] for _, rows in response.topics for row in rows)):
-        if code:
-            raise for_code(code)(f"offsets of group {group}")
-    return {
-        TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata or "")
-        for topic, rows in response.topics
-        for partition, offset, metadata, _ in rows
-        if offset >= 0
-    }
+    return fetched_offsets(await send_request(admin, FetchOffsets(group, tps, stable=stable), coordinator))
 
 
 async def restore(

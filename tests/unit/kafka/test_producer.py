@@ -14,6 +14,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Network, Odds
 from worker.kafka import producer as producer_module
+from worker.kafka import producer_requests as requests
 from worker.kafka.producer import AbortableError, Producer, PublishError
 from worker.kafka.publication import OutputTopic, Row, Shipment
 
@@ -28,6 +29,8 @@ OUTPUTS = [TopicPartition("out", 0), TopicPartition("cache", 0)]
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_module, "BUSY_SECONDS", 0)
     monkeypatch.setattr(producer_module, "FIRST_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(producer_module, "FIRST_READ_SECONDS", 0.001)
+    monkeypatch.setattr(producer_module, "LONGEST_PAUSE_SECONDS", 0.001)
 
 
 def rows(offsets: Sequence[int], refused: bool = False) -> list[Row]:
@@ -47,6 +50,7 @@ class Run:
     refusals: float
     owns: float = 1.0
     starts: int = 0
+    idle: bool = False
     done: bool = False
     torn: list[str] = field(default_factory=list)
 
@@ -54,8 +58,11 @@ class Run:
         return self.broker.offsets.get((GROUP, SOURCE), 0)
 
     def check(self) -> None:
-        """Outputs and offset are visible together, or not at all."""
-        if self.broker.is_settled():
+        """Outputs and offset are visible together, or not at all.
+
+        Before Kafka 4.0 a late offset may take another one away, and the producer commits that again.
+        """
+        if self.broker.is_settled() and (self.idle or self.broker.release >= (4, 0)):
             expected = [b"%d" % offset for offset in range(self.committed())]
             for partition in OUTPUTS:
                 log = self.broker.logs.get(partition)
@@ -106,6 +113,9 @@ class Run:
                     self.crash()
             except AbortableError:
                 continue
+            self.idle = True
+            self.check()
+            self.idle = False
             return end
 
     def crash(self) -> None:
@@ -121,7 +131,8 @@ class CrashError(BaseException):
 BROKERS = {
     "V2": {"transactions": 2},
     "V1": {"transactions": 0},
-    "V1 before 3.6": {"transactions": 0, "old": True},
+    "V1 before 4.0": {"transactions": 0, "release": (3, 9)},
+    "V1 before 3.6": {"transactions": 0, "release": (3, 5)},
     "V1 and V2 by turns": {"transactions": 0},
     "V1, few epochs": {"transactions": 0, "last_epoch": 7},
     "V2, few epochs": {"transactions": 2, "last_epoch": 7},
@@ -132,14 +143,17 @@ def run(kind: str, seed: int, *, competing: int = 1, records: int = 60) -> Run:
     """Run once. Everything follows from the seed."""
     chance = random.Random(seed)
     broker = BrokerModel(**BROKERS[kind])  # type: ignore[arg-type]
+    # Before 4.0, a worker that ends between a commit and the repair of its offset leaves duplicates.
+    fragile = broker.release < (4, 0)
     odds = Odds(
         held=chance.choice([0.02, 0.1, 0.3]),
         unanswered=chance.choice([0, 0.05, 0.2]),
         unsent=chance.choice([0, 0.05]),
         late=chance.choice([0.02, 0.1, 0.4]),
         slow_markers=chance.choice([0, 0.5, 0.9]),
-        time_out=chance.choice([0, 0, 0.01]),
-        forgets=chance.choice([0, 0.02]),
+        time_out=0 if fragile else chance.choice([0, 0, 0.01]),
+        forgets=0 if fragile else chance.choice([0, 0.02]),
+        fences=not fragile,
         changes=0.02 if "by turns" in kind else 0,
     )
     network = Network(broker, odds, seed)
@@ -148,9 +162,9 @@ def run(kind: str, seed: int, *, competing: int = 1, records: int = 60) -> Run:
         network,
         records,
         random.Random(seed + 1),
-        crashes=chance.choice([0, 0.02]),
+        crashes=0 if fragile else chance.choice([0, 0.02]),
         refusals=chance.choice([0, 0.3]),
-        owns=chance.choice([1.0, 0.5]),
+        owns=1.0 if fragile else chance.choice([1.0, 0.5]),
     )
     network.check = found.check
 
@@ -159,6 +173,7 @@ def run(kind: str, seed: int, *, competing: int = 1, records: int = 60) -> Run:
             await asyncio.gather(*(found.work() for _ in range(competing)))
             await found.work()
             network.deliver_all()
+            found.idle = True
             found.check()
             found.done = False  # a restart adds nothing
             await found.work()
@@ -177,8 +192,10 @@ def judge(found: Run) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("kind", BROKERS)
-@pytest.mark.parametrize("competing", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "competing"),
+    [(kind, n) for kind, broker in BROKERS.items() for n in ((1, 2) if "release" not in broker else (1,))],
+)
 def test_whatever_is_late_lost_or_repeated_each_record_comes_out_once(kind: str, competing: int, seed: int) -> None:
     late = 0
     for number in range(seed, seed + 40):
@@ -192,7 +209,7 @@ async def _no_new_epoch(producer: Producer) -> None:
     producer._late = False
 
 
-@pytest.mark.parametrize("kind", ["V1", "V1 before 3.6"])
+@pytest.mark.parametrize("kind", ["V1", "V1 before 4.0", "V1 before 3.6"])
 def test_the_model_finds_what_happens_without_a_new_epoch(
     kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,3 +217,11 @@ def test_the_model_finds_what_happens_without_a_new_epoch(
     monkeypatch.setattr(Producer, "_renew", _no_new_epoch)
     found = [judge(run(kind, number)) for number in range(seed, seed + 60)]
     assert sum(map(bool, found)) >= 5
+
+
+def test_the_model_finds_what_happens_where_offsets_are_not_read_back(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "has_late_offsets", lambda response: False)
+    found = [judge(run("V1 before 4.0", number)) for number in range(seed, seed + 60)]
+    assert sum(map(bool, found)) >= 3
