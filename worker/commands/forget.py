@@ -23,12 +23,13 @@ from rich.text import Text
 
 from worker.commands.console import errors_for_the_user, say, text_console, write_line
 from worker.commands.session import Session, SessionError, run_session
-from worker.config import Settings
+from worker.config import ConfigError, Settings
 from worker.config.forget_keys import forget_keys
-from worker.core.control import ForgetRequest, control_headers, encode_request, read_receipt
+from worker.core.control import REQUEST_VERSION, ForgetRequest, control_headers, encode_request, read_receipt
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.terminal import clean, clean_json
 from worker.kafka.dead_letters import read_dead_letter
+from worker.kafka.describe import topic_id
 from worker.kafka.producer import idempotent_producer
 from worker.kafka.restore import topic_offsets
 
@@ -94,7 +95,8 @@ def _exit_code(request: _Request, *, waited: bool) -> int:
     if refused:
         say(
             f"partitions {refused}: the control record became a dead letter, nothing was forgotten. bad_control: the "
-            "workers have another key; any other reason: they run with KP_FORGET=false (docs/forget.md)"
+            "workers have another key or another version; any other reason: they run with KP_FORGET=false "
+            f"(docs/forget.md). Partition {refused[0]}: {request.answers[refused[0]].message}"
         )
     if waited and request.waiting:
         say(
@@ -125,8 +127,18 @@ async def _forget(session: Session, key: bytes, request: _Request, wait_seconds:
 
 
 async def _write(session: Session, partitions: int, key: bytes, request: _Request) -> None:
-    """Write one control record to each partition. Raises SessionError that says which partitions have one."""
+    """Write one control record to each partition. Raises SessionError that says which partitions have one.
+
+    The id is read first: whatever topic the offsets belong to, the workers honour the records on the one with the id.
+    """
     topic = session.settings.source_topic
+    async with session.admin() as admin:
+        identity = await topic_id(admin, topic)
+    if identity is None:
+        raise ConfigError(
+            f"the brokers report no id of topic {topic}: requests to forget are signed for it, and Kafka has ids since "
+            "version 2.8"
+        )
     tps = [TopicPartition(topic, partition) for partition in range(partitions)]
     _, ends = await topic_offsets(session.client, tps)
     issued_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -136,10 +148,11 @@ async def _write(session: Session, partitions: int, key: bytes, request: _Reques
         for tp in tps:
             body = encode_request(
                 ForgetRequest(
-                    version=1,
+                    version=REQUEST_VERSION,
                     request_id=request.request_id,
                     issued_at=issued_at,
                     topic=topic,
+                    topic_id=identity,
                     partition=tp.partition,
                     end_offsets=[ends[each] for each in tps],
                     trace_ids=request.what.get("trace_ids", UNSET),

@@ -97,7 +97,7 @@ class Evaluator:
     def _read(self, record: SourceRecord, control: ControlConfig) -> ReasoningTrace | ForgetRequest:
         """Return the trace or the request in a record. Raises InvalidTrace."""
         if record.fault is None and is_control(record.headers):
-            return read_control(record, control.keys)
+            return read_control(record, control.keys, self._state.topic_id)
         return self._evaluation.read(record)
 
     def _embed(self, taken: Taken, trace: ReasoningTrace, pool: EmbeddingPool) -> asyncio.Future[Embedding] | Embedding:
