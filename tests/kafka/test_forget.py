@@ -1,6 +1,7 @@
 """`kp-worker forget` and workers that honour it, or do not, on real Kafka."""
 
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -220,6 +221,35 @@ def test_a_request_is_honoured_nowhere_else(kafka: EmbeddedKafka, hashing: Hashi
 
     assert forget(stage, "--agent", "ada", "--wait").exit_code == 0
     assert entries(stage) == []
+
+
+def test_a_worker_that_was_paused_while_the_topic_was_recreated(kafka: EmbeddedKafka, hashing: Hashing) -> None:
+    """It reads on in the new topic and knows the old one's id; the request is one that it has not read yet."""
+    stage = stage_of(kafka)
+    stage.env["KP_SESSION_TIMEOUT_SECONDS"] = "40"
+    worker = hashing(stage.env).wait_ready()
+    stage.produce(traces(0, 6))
+    stage.wait_committed(6)
+    before = consume_all(stage.bootstrap, f"{stage.name}-novelty-changelog")
+    worker.stop()
+    time.sleep(1)  # its last fetch of the old topic is over
+    assert forget(stage, "--agent", "ada").exit_code == 0
+    captured = controls(stage)
+    recreate_topic(stage.bootstrap, stage.name, 2)
+    as_they_are(captured, stage.name, stage.bootstrap)
+    stage.produce(traces(20, 4))
+    as_they_are(captured, stage.name, stage.bootstrap)  # at offset 3, the next one that it reads
+    worker.cont()
+    assert worker.wait() == 1, worker.log()
+    assert f"{stage.name} was recreated while this worker read it" in worker.log()
+    assert consume_all(stage.bootstrap, f"{stage.name}-novelty-changelog") == before
+    assert receipts(stage) == 0
+
+    worker = hashing(stage.env).wait_ready()
+    stage.wait_committed(8)
+    assert entries(stage) == names(20, 4)
+    assert receipts(stage) == 0
+    assert sum("another topic of this name" in it for it in refusals(stage)) == 4
 
 
 def test_a_copy_on_another_topic_or_cluster_is_refused(kafka: EmbeddedKafka, hashing: Hashing) -> None:

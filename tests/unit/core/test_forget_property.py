@@ -52,6 +52,10 @@ def new_task(
         topics.scorer(plan, found), topics.offset, found.replay, found.current, found.housekeeping, forgetting
     )
     control = ControlConfig([KEY], "group") if forget else None
+
+    async def confirm(topic_id: str | None) -> None:
+        assert topic_id == topics.topic_id
+
     task = PartitionTask(
         0,
         state,
@@ -59,7 +63,7 @@ def new_task(
         pool,  # type: ignore[arg-type]
         TaskConfig(EvaluationConfig(DEFAULT_LIMITS), control=control),
         Metrics(CollectorRegistry()),
-        idle_callbacks(failures),
+        replace(idle_callbacks(failures), confirm_topic=confirm),
     )
     return task, failures
 
