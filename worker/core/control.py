@@ -205,6 +205,14 @@ def copied(request: ForgetRequest, earlier: int) -> InvalidTrace:
     return _bad(f"request {request.request_id} was processed at offset {earlier}; this is a copy")
 
 
+def too_old(request: ForgetRequest, newer: int) -> InvalidTrace:
+    """Return why a request from before the last `newer` ones is a dead letter: it may be a copy."""
+    return _bad(
+        f"request {request.request_id} was signed before the last {newer} requests of this partition, so it may be a "
+        "copy: run kp-worker forget again"
+    )
+
+
 def _bad(message: str) -> InvalidTrace:
     return InvalidTrace(Reason.BAD_CONTROL, "", message)
 

@@ -177,6 +177,26 @@ def test_requests_are_kept_while_they_matter() -> None:
     assert len(state.processed) == MAX_REQUESTS
 
 
+def test_no_copy_is_honoured_because_its_request_has_left_the_full_list() -> None:
+    """More requests than are kept, on a quiet partition: the first one is forgotten, but its offset still counts."""
+    state, cache = Forgetting({}, [], 1, "m", ttl_ms=None), VectorCache(4, 2)
+    total = MAX_REQUESTS + 10
+    requests = [
+        read_control(control_record(n, request_id=f"r-{n}", agent_id="a"), [KEY], TOPIC_ID) for n in range(total)
+    ]
+    for offset, request in enumerate(requests):
+        assert state.refusal(request, offset) is None
+        state.forget(request, cache, offset, 0)
+    assert total < MAX_BEHIND
+    refusals = [state.refusal(request, total) for request in requests]
+    assert all(it is not None and it.reason is Reason.BAD_CONTROL for it in refusals)
+    assert "signed before the last 2048 requests" in str(refusals[0])
+    assert "was processed at offset 2057" in str(refusals[-1])
+    assert state.refusal(requests[0], 0) is None  # the record itself, read again
+    late = read_control(control_record(20, request_id="late", agent_id="a"), [KEY], TOPIC_ID)
+    assert state.refusal(late, total) is None
+
+
 def test_a_processed_request_has_the_same_bytes_everywhere() -> None:
     done = Processed(1, "r", 3, 1, None, 7, "m", frozenset({bytes([n] * 16) for n in range(9)}), (4, 5))
     assert decode_processed(encode_processed(done)) == done

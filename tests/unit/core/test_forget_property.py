@@ -28,7 +28,7 @@ from tests.support.simulated_log import (
     Topics,
     random_records,
 )
-from worker.core import changelog
+from worker.core import changelog, forgetting
 from worker.core.changelog import Restored
 from worker.core.control import ControlConfig, is_control
 from worker.core.evaluation import EvaluationConfig
@@ -142,6 +142,7 @@ async def test_a_crash_changes_no_byte_and_forgets_nothing_else(seed: int, monke
         plan = replace(Plan.random(rng), exactly_once=True)
         monkeypatch.setattr(changelog, "SLACK", plan.slack)
         monkeypatch.setattr(partition_task, "SLACK", plan.slack)
+        monkeypatch.setattr(forgetting, "MAX_REQUESTS", rng.choice([plan.slack + 1, 2048]))
         records = with_requests(rng, random_records(rng, rng.randint(5, 50)))
         calm = await undisturbed(plan, records)
         forgotten += compare_with_oracle(plan, records, calm)
