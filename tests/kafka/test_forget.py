@@ -1,8 +1,11 @@
 """`kp-worker forget` and workers that honour it, or do not, on real Kafka."""
 
+import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from click.testing import CliRunner, Result
 from tests.support.builders import trace_document
 from tests.support.forgetting import KEY, control_record, of_version_1
 from tests.support.kafka_fixtures import (
+    LoggedProcess,
     WorkerProcess,
     consume_all,
     create_topics,
@@ -307,3 +311,47 @@ def test_a_request_of_version_1_that_is_still_unread_at_the_roll(kafka: Embedded
     assert ["version 1" in it and "run kp-worker forget again" in it for it in refusals(stage)] == [True, True]
     assert forget(stage, "--agent", "ada", "--wait").exit_code == 0
     assert entries(stage) == []
+
+
+def test_the_command_says_that_the_topic_was_recreated_before_the_records_were_written(
+    kafka: EmbeddedKafka, hashing: Hashing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = stage_of(kafka)
+    ask = forget_command.topic_offsets
+
+    async def recreate_first(*arguments: Any) -> Any:
+        await asyncio.to_thread(recreate_topic, stage.bootstrap, stage.name, 2)
+        return await ask(*arguments)
+
+    monkeypatch.setattr(forget_command, "topic_offsets", recreate_first)
+    before = topic_id(stage.bootstrap, stage.name)
+    result = forget(stage, "--agent", "ada")
+    assert result.exit_code == 1
+    assert [it["result"] for it in rows(result)] == ["written", "written"]
+    assert f"the topic was recreated meanwhile (its id was {before}, now it is" in result.stderr
+    assert "Run the command again" in result.stderr
+    hashing(stage.env).wait_ready()
+    stage.wait_committed(2)
+    assert ["another topic of this name" in it for it in refusals(stage)] == [True, True]
+
+
+def test_the_command_says_that_the_topic_was_recreated_while_it_waited(
+    kafka: EmbeddedKafka, hashing: Hashing, tmp_path: Path
+) -> None:
+    stage = stage_of(kafka)
+    worker = hashing(stage.env).wait_ready()  # it creates the topics of receipts and dead letters
+    worker.terminate()
+    assert worker.wait() == 0
+    command = LoggedProcess(
+        "worker", ["forget", "--agent", "ada", "--wait", "--timeout", "8"], os.environ | stage.env, tmp_path / "forget"
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(controls(stage)) < 2:
+            assert time.monotonic() < deadline, command.log()
+        time.sleep(1)  # what it looks at after it has written them
+        recreate_topic(stage.bootstrap, stage.name, 2)
+        assert command.process.wait(60) == 1
+        assert "the topic was recreated meanwhile" in command.log()
+    finally:
+        command.close()
