@@ -29,7 +29,7 @@ from tests.support.chaos import Chaos, Fleet, Load, Slot, settings, shuffled, tr
 from tests.support.crash_worker import hash_vector
 from tests.support.figures import Figure, Source, Watch, at_marks, growth, open_transactions
 from tests.support.forgetting import KEY
-from tests.support.kafka_fixtures import consume_all, create_topics, unique
+from tests.support.kafka_fixtures import consume_all, create_topics, topic_id, unique
 from tests.support.processes import interrupt_on_signals
 from tests.support.soak_state import State
 from worker.broker.embedded_kafka import EmbeddedKafka
@@ -110,7 +110,8 @@ class Session:
         self.watched: Slot | None = None
         records = traces(state.seed, PARTITIONS)
         if state.options["forget"]:
-            records = chaos.with_requests(state.seed, records, env["KP_SOURCE_TOPIC"], KEY)
+            identity = topic_id(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"])
+            records = chaos.with_requests(state.seed, records, env["KP_SOURCE_TOPIC"], identity, KEY)
         least = max(0, state.options["traces"] - state.sent)
         self.load = Load(
             kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], records, least, self.pace.traces, open_end=True

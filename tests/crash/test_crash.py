@@ -19,7 +19,7 @@ from tests.support import chaos, oracle
 from tests.support.chaos import Chaos, Fleet, Load, settings, shuffled, traces, wait_settled, wait_until
 from tests.support.crash_worker import hash_vector
 from tests.support.forgetting import KEY
-from tests.support.kafka_fixtures import create_topics, create_topics_async, produce_async
+from tests.support.kafka_fixtures import create_topics, create_topics_async, produce_async, topic_id
 from worker.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
@@ -69,7 +69,8 @@ def test_forgotten_is_forgotten_through_kills(kafka: EmbeddedKafka, tmp_path: Pa
     env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="8")
     env |= chaos.forgetting(env)
     create_topics(kafka.bootstrap_servers, chaos.topics(env))
-    records = chaos.with_requests(seed, traces(seed, 4), env["KP_SOURCE_TOPIC"], KEY)
+    identity = topic_id(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"])
+    records = chaos.with_requests(seed, traces(seed, 4), env["KP_SOURCE_TOPIC"], identity, KEY)
     with Fleet(env, tmp_path) as fleet:
         fleet.add()
         load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], records, 1200, 80)

@@ -16,7 +16,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from tests.support.builders import make_record, make_trace, trace_bytes
-from tests.support.forgetting import KEY, control_record
+from tests.support.forgetting import KEY, TOPIC_ID, control_record
 from tests.support.schemas import REGISTRY
 from worker.config import load
 from worker.core import changelog, passes
@@ -161,7 +161,7 @@ def test_control_record_receipt_and_processed_request_are_the_code_s() -> None:
     record = control_record(7, agent_id="ada")
     validator("forget", "payload").validate(json.loads(record.value or b""))
     validator("forget", "headers").validate(headers_of(record))
-    request = read_control(record, [KEY])
+    request = read_control(record, [KEY], TOPIC_ID)
     cache = VectorCache(2, 2)
     cache.add_unit(np.array([1, 0], np.float32), 5, Label("kp:trace:1", "ada", 3))
     done = Forgetting({b"1:1026:0": Kept(0, Label("kp:trace:1", "ada", 3))}, [], 1, "m", None).forget(

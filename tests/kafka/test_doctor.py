@@ -12,12 +12,15 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from click.testing import CliRunner
 
+from tests.support.builders import make_record
 from tests.support.commands import Diagnosis
-from tests.support.kafka_fixtures import committed, create_topics, produce, unique
+from tests.support.forgetting import ANOTHER_ID, KEY, control_record, of_version_1
+from tests.support.kafka_fixtures import committed, create_topics, produce, topic_id, unique
 from tests.support.secure_kafka import Acl, SecureKafka, secure_kafka
 from tests.support.stage import untouched
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.cli import cli
+from worker.core.records import SourceRecord
 
 
 def topics(kafka: EmbeddedKafka) -> list[str]:
@@ -79,6 +82,36 @@ def test_markers_of_transactions_are_no_lag(kafka: EmbeddedKafka) -> None:
     assert lag() == [("ok", "0 records wait in 2 partitions")]
     produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 1)] * 1001)
     assert lag() == [("ok", "at most 1001 records wait in 2 partitions")]
+
+
+def test_control_records_that_wait_and_will_be_refused(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    key_file = tmp_path / "forget.key"
+    key_file.write_bytes(KEY)
+    env = {"KP_EMBEDDER": "auto", "KP_FORGET": "true", "KP_FORGET_KEY_FILE": str(key_file)}
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="2", KP_FORGOTTEN_TOPIC=unique("receipts"), **env)
+    assert stage.topics("--create").exit_code == 0
+    place = {"topic": stage.name, "topic_id": topic_id(kafka.bootstrap_servers, stage.name), "agent_id": "ada"}
+
+    def write(*records: SourceRecord) -> None:
+        produce(kafka.bootstrap_servers, stage.name, [(it.key, it.value, it.headers, it.partition) for it in records])
+
+    write(control_record(0, **place), control_record(0, partition=1, **place))
+    committed(kafka.bootstrap_servers, stage.name, stage.name)  # from now on there are coordinators
+    assert Diagnosis(stage.env).of("forget") == [("ok", "1 key; 2 control records wait")]
+    write(of_version_1(control_record(1, **place)), control_record(1, partition=1, **place | {"topic_id": ANOTHER_ID}))
+    diagnosis = Diagnosis(stage.env)
+    ((level, message),) = diagnosis.of("forget")
+    assert level == "warn"
+    assert message.startswith("2 of 4 control records that wait will become dead letters (bad_control), the first at ")
+    assert "0:1: the request has version 1" in message or "1:1: the record was signed for another topic" in message
+    assert diagnosis.failed() == []
+    write(*[make_record(b"x", partition=1)] * 1001)
+    ((level, message),) = Diagnosis(stage.env).of("forget")
+    assert message.startswith("1 of 2 control records that wait among the records that were read will become")
+    key_file.unlink()
+    ((level, message),) = Diagnosis(stage.env).of("forget")
+    assert (level, "cannot be read" in message) == ("fail", True)
+    assert Diagnosis({**stage.env, "KP_FORGET": "false"}).of("forget") == []
 
 
 def test_it_changes_nothing_and_names_what_is_missing(kafka: EmbeddedKafka) -> None:

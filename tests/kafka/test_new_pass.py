@@ -12,11 +12,18 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.crash_worker import HashEmbedder, hash_vector
-from tests.support.kafka_fixtures import WorkerProcess, admin, committed, consume_all, create_topics, produce
+from tests.support.kafka_fixtures import (
+    WorkerProcess,
+    admin,
+    committed,
+    consume_all,
+    create_topics,
+    produce,
+    recreate_topic,
+)
 from tests.support.stage import LINES, Stage, Workers, documents
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.changelog import SLACK, decode
@@ -113,15 +120,8 @@ def metadata_of(stage: Stage) -> str:
 
 def recreate(stage: Stage) -> None:
     """Delete the source topic, and with it the group's offsets, and make it anew under the same name."""
-    admin(stage.bootstrap, lambda client: client.delete_topics([stage.name]))
+    recreate_topic(stage.bootstrap, stage.name, 1)
     deadline = time.monotonic() + 30
-    while True:
-        try:
-            create_topics(stage.bootstrap, {stage.name: 1})
-            break
-        except KafkaError:  # the deletion is not done yet
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
     while committed(stage.bootstrap, stage.name, stage.name):
         assert time.monotonic() < deadline
         time.sleep(0.2)

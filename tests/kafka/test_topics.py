@@ -304,6 +304,20 @@ def test_a_broker_before_3_6_is_asked_for_nothing_that_it_does_not_know() -> Non
     assert AFTER not in told.remedy
 
 
+def test_a_topic_without_an_id_is_told_where_requests_to_forget_need_one() -> None:
+    chosen = load(forget=True, forget_key="x" * 32)
+    for settings, topic_id, warned in (
+        (chosen, None, True),
+        (chosen, "PYVotLT1SNm5KiIC15QXiA", False),
+        (load(), None, False),
+    ):
+        found = Observed({settings.source_topic: TopicState(1, 1, 0, topic_id)}, [], {}, {})
+        told = [
+            problem for problem in problems(settings, found) if "no request to forget is honoured" in problem.message
+        ]
+        assert [problem.level for problem in told] == ["warn"] * warned
+
+
 def test_no_broker_is_exit_code_2(kafka: EmbeddedKafka) -> None:
     result = untouched(kafka, KP_BOOTSTRAP_SERVERS="127.0.0.1:1").topics()
     assert result.exit_code == 2

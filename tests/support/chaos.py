@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from tests.support.forgetting import KEY, control_record
+from tests.support.forgetting import ANOTHER_ID, KEY, control_record
 from tests.support.kafka_fixtures import Record, Tree, WorkerProcess, committed, unique
 from worker.broker.embedded_kafka import EmbeddedKafka
 
@@ -108,11 +108,12 @@ def traces(seed: int, partitions: int) -> Iterator[Record]:
 
 
 def with_requests(
-    seed: int, records: Iterator[Record], topic: str, key: bytes, everywhere: int | None = None
+    seed: int, records: Iterator[Record], topic: str, topic_id: str, key: bytes, everywhere: int | None = None
 ) -> Iterator[Record]:
     """Yield the records, and control records among them: for the partition's last traces or an agent.
 
-    A tenth is forged, a tenth is sent twice. `everywhere`: the number of partitions, each of which gets the request.
+    A tenth is forged, a tenth is of another topic, a tenth is sent twice. `everywhere`: the number of partitions, each
+    of which gets the request.
     """
     rng = random.Random(seed)
     recent: dict[int | None, deque[str]] = defaultdict(lambda: deque(maxlen=8))
@@ -130,6 +131,7 @@ def with_requests(
         if rng.random() < 0.3:
             wanted = {"agent_id": document["metadata"]["agent_id"]}
         wanted |= {"topic": topic, "request_id": f"r-{number}"}
+        wanted["topic_id"] = ANOTHER_ID if rng.random() < 0.1 else topic_id
         if everywhere is not None:
             wanted["end_offsets"] = [0] * everywhere
         signed_by = b"x" * 32 if rng.random() < 0.1 else key

@@ -4,35 +4,48 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from tests.support.builders import make_record
 from worker import InvalidTrace, embedding_text, parse_trace
-from worker.core.control import ForgetRequest, control_headers, encode_request
+from worker.core.control import ForgetRequest, control_headers, encode_request, is_control
 from worker.core.records import SourceRecord
 from worker.core.scorer import event_time_ms
 from worker.embed.embedder import Embedder
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
+TOPIC_ID: Final = "first-topic-0123456789"
+"""The id of the topic that control records are signed for, unless another one is given."""
+
+ANOTHER_ID: Final = "another-topic-98765432"
+
 
 def control_record(
     offset: int = 0, *, key: bytes = KEY, topic: str = "traces", partition: int = 0, **fields: Any
 ) -> SourceRecord:
     """Return a signed control record; `fields` are those of its body."""
-    body = {"version": 1, "request_id": "r-1", "issued_at": "2026-04-14T08:00:00Z", "topic": topic}
-    body |= {"partition": partition, "end_offsets": [offset] * (partition + 1)} | fields
+    body = {"version": 2, "request_id": "r-1", "issued_at": "2026-04-14T08:00:00Z", "topic": topic}
+    body |= {"topic_id": TOPIC_ID, "partition": partition, "end_offsets": [offset] * (partition + 1)} | fields
     value = encode_request(msgspec.convert(body, ForgetRequest))
     return make_record(value, offset, key=b"r-1", headers=control_headers(value, key), topic=topic, partition=partition)
+
+
+def of_version_1(record: SourceRecord) -> SourceRecord:
+    """Return a control record as version 1 had it: it does not name the topic's id."""
+    body = json.loads(record.value or b"") | {"version": 1}
+    del body["topic_id"]
+    value = json.dumps(body, separators=(",", ":")).encode()
+    return record._replace(value=value, headers=control_headers(value, KEY))
 
 
 def with_requests(rng: random.Random, records: Sequence[SourceRecord]) -> list[SourceRecord]:
     """Return the records with agents, and with control records between them: for traces, for agents, bad ones, copies.
 
-    Offsets are new ones.
+    Bad ones have another key, another topic's id, or version 1. Offsets are new ones.
     """
     result: list[SourceRecord] = []
     made: list[SourceRecord] = []
@@ -50,9 +63,22 @@ def with_requests(rng: random.Random, records: Sequence[SourceRecord]) -> list[S
             numbers = [newest, *(rng.randint(0, newest + 3) for _ in range(rng.randint(0, 3)))]
             wanted = {"trace_ids": [f"kp:trace:{number}" for number in numbers]}
         key = b"another key, just as long as that" if rng.random() < 0.1 else KEY
-        made.append(control_record(at, key=key, request_id=f"r-{at}", **wanted))
+        wanted["topic_id"] = ANOTHER_ID if rng.random() < 0.1 else TOPIC_ID
+        request = control_record(at, key=key, request_id=f"r-{at}", **wanted)
+        made.append(of_version_1(request) if rng.random() < 0.1 else request)
         result.append(made[-1])
     return result
+
+
+def recreated(
+    rng: random.Random, earlier: Sequence[SourceRecord], records: Sequence[SourceRecord]
+) -> list[SourceRecord]:
+    """Return other records with agents, and among them the control records of an earlier topic, at their offsets."""
+    result = {record.offset: record for record in earlier if is_control(record.headers)}
+    free = (offset for offset in range(len(earlier) + len(records)) if offset not in result)
+    for offset, record in zip(free, records, strict=False):
+        result[offset] = record._replace(offset=offset, value=_by_some_agent(rng, record.value))
+    return [result[offset] for offset in sorted(result)]
 
 
 def _by_some_agent(rng: random.Random, value: bytes | None) -> bytes | None:
@@ -123,15 +149,16 @@ def asked(request: dict[str, Any], trace_id: str, agent_id: str) -> bool:
     return trace_id in request.get("trace_ids", []) or agent_id == request.get("agent_id", object())
 
 
-def honoured(records: Sequence[SourceRecord]) -> dict[int, dict[str, Any]]:
-    """Return the bodies of the control records that count, by offset: signed by KEY, each request once."""
+def honoured(records: Sequence[SourceRecord], topic_id: str = TOPIC_ID) -> dict[int, dict[str, Any]]:
+    """Return the bodies of the control records that count, by offset: signed by KEY for this id, each request once."""
     result: dict[int, dict[str, Any]] = {}
     done: set[str] = set()
     for record in records:
         if not any(name == "kp-control" for name, _ in record.headers):
             continue
         body = json.loads(record.value or b"")
-        if list(record.headers) == control_headers(record.value or b"", KEY) and body["request_id"] not in done:
+        signed = list(record.headers) == control_headers(record.value or b"", KEY)
+        if signed and body.get("topic_id") == topic_id and body["request_id"] not in done:
             done.add(body["request_id"])
             result[record.offset] = body
     return result

@@ -13,7 +13,7 @@ from tests.support.chaos import Chaos, Fleet, Load, settings, traces, wait_settl
 from tests.support.crash_worker import hash_vector
 from tests.support.forgetting import KEY
 from tests.support.group_oracle import Watcher, check_group
-from tests.support.kafka_fixtures import create_topics
+from tests.support.kafka_fixtures import create_topics, topic_id
 from worker.broker.embedded_kafka import EmbeddedKafka
 
 PATIENCE_S: Final = 300.0
@@ -43,9 +43,11 @@ def run_group_chaos(
     source = traces(seed, 4)
     if forget:
         env |= chaos.forgetting(env)
-        source = chaos.with_requests(seed, source, env["KP_SOURCE_TOPIC"], KEY, everywhere=4)
     outputs = {env[name]: (4, {}) for name in ("KP_ACCEPTED_TOPIC", "KP_REJECTED_TOPIC", "KP_DEAD_LETTER_TOPIC")}
     create_topics(kafka.bootstrap_servers, chaos.topics(env) | outputs)
+    if forget:
+        identity = topic_id(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"])
+        source = chaos.with_requests(seed, source, env["KP_SOURCE_TOPIC"], identity, KEY, everywhere=4)
     with Watcher(kafka.bootstrap_servers, env) as watcher, Fleet(env, logs) as fleet:
         for _ in range(workers):
             fleet.add()

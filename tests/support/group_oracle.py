@@ -25,7 +25,7 @@ import numpy as np
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 
-from tests.support.kafka_fixtures import consume_all
+from tests.support.kafka_fixtures import consume_all, topic_id
 from tests.support.oracle import EPOCH, TOLERANCE, Embed, Place, Report, compare, judge, origin, score
 from worker.core.trace import InvalidTrace, parse_trace
 
@@ -124,7 +124,8 @@ def check_group(
     }
     capacity, ttl_ms = int(env["KP_CACHE_MAX_ELEMENTS"]), round(float(env["KP_CACHE_TTL_SECONDS"]) * 1000)
     key = env["KP_FORGET_KEY"].encode() if env.get("KP_FORGET") == "true" else None
-    verdicts = judge(source, embed, capacity, ttl_ms, forget_key=key)
+    identity = topic_id(bootstrap, env["KP_SOURCE_TOPIC"])
+    verdicts = judge(source, embed, capacity, ttl_ms, forget_key=key, topic_id=identity)
     controls = [verdict.record for verdict in verdicts.values() if verdict.kind == "forgotten"]
     requests = _requests(controls, list(traces.values()), watcher)
     judged = _Judge(list(traces.values()), capacity, ttl_ms, lag_seconds, requests).all(found)

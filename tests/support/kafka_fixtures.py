@@ -25,11 +25,12 @@ from typing import Any, NamedTuple, Self
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import for_code
+from aiokafka.errors import KafkaError, for_code
 from prometheus_client.parser import text_string_to_metric_families
 
 from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.broker.ports import free_ports
+from worker.kafka import describe
 
 __all__ = [
     "Record",
@@ -44,6 +45,9 @@ __all__ = [
     "kafka",
     "produce",
     "produce_async",
+    "recreate_topic",
+    "topic_id",
+    "topic_id_async",
     "unique",
     "workers",
 ]
@@ -184,6 +188,23 @@ async def committed_async(bootstrap: str, group: str, topic: str) -> dict[int, i
     return {p: offset for p, offset in offsets.items() if offset is not None}
 
 
+async def topic_id_async(bootstrap: str, topic: str) -> str:
+    """Return a topic's id."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        found = await describe.topic_id(admin, topic)
+    finally:
+        await admin.close()
+    assert found is not None
+    return found
+
+
+def topic_id(bootstrap: str, topic: str) -> str:
+    """As topic_id_async."""
+    return asyncio.run(topic_id_async(bootstrap, topic))
+
+
 def create_topics(bootstrap: str, topics: Mapping[str, TopicSpec]) -> None:
     """As create_topics_async."""
     asyncio.run(create_topics_async(bootstrap, topics))
@@ -192,6 +213,18 @@ def create_topics(bootstrap: str, topics: Mapping[str, TopicSpec]) -> None:
 def produce(bootstrap: str, topic: str, records: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
     """As produce_async."""
     return asyncio.run(produce_async(bootstrap, topic, records))
+
+
+def recreate_topic(bootstrap: str, topic: str, partitions: int) -> None:
+    """Delete a topic, and create it again under the same name: it gets another id."""
+    admin(bootstrap, lambda client: client.delete_topics([topic]))
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return create_topics(bootstrap, {topic: partitions})
+        except KafkaError:  # the deletion is not done yet
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
 
 
 def consume_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Any]:

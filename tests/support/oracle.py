@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.support import hostile
-from tests.support.kafka_fixtures import consume_all
+from tests.support.kafka_fixtures import consume_all, topic_id
 from worker.core.trace import InvalidTrace, parse_trace
 
 TOLERANCE: Final = 1e-6
@@ -127,12 +127,14 @@ def judge(
     *,
     objective_apart: bool = False,
     forget_key: bytes | None = None,
+    topic_id: str | None = None,
 ) -> dict[Place, Verdict]:
     """Score the records of all partitions, each partition in offset order.
 
     `reason`: of a dead letter that a record becomes before it is parsed; `refused`: whether the output topics refuse a
     trace once it is scored (its vector stays in the cache). `objective_apart`: KP_EMBED_TEXT=objective. `forget_key`:
-    control records are honoured. A forgotten entry leaves a gap: None in place of its vector.
+    control records are honoured if they are signed for `topic_id`. A forgotten entry leaves a gap: None in place of
+    its vector.
     """
     verdicts: dict[Place, Verdict] = {}
     entries: dict[int, list[Remembered]] = defaultdict(list)
@@ -146,7 +148,7 @@ def judge(
         if forget_key is not None and "kp-control" in dict(record.headers):
             now = stream_time.get(record.partition, -(1 << 62))
             live = [it for it in entries[record.partition][-capacity:] if ttl_ms is None or now - it.time < ttl_ms]
-            verdicts[place] = obey(record, live, forget_key, requests)
+            verdicts[place] = obey(record, live, forget_key, topic_id, requests)
             continue
         try:
             parse_trace(record.value)
@@ -176,13 +178,18 @@ def judge(
     return verdicts
 
 
-def obey(record: Any, live: Sequence[Remembered], key: bytes, requests: set[tuple[int, str]]) -> Verdict:
-    """Forget what a control record asks for, unless it is forged or a copy. `requests`: done so far, by partition."""
+def obey(
+    record: Any, live: Sequence[Remembered], key: bytes, topic_id: str | None, requests: set[tuple[int, str]]
+) -> Verdict:
+    """Forget what a control record asks for, unless it is forged, of another topic, or a copy.
+
+    `requests`: done so far, by partition.
+    """
     said = dict(record.headers)["kp-control-signature"]
     if said != hmac.new(key, record.value, "sha256").hexdigest().encode():
         return Verdict(record, "dead-letter", reason="bad_control")
     body = json.loads(record.value)
-    if (record.partition, body["request_id"]) in requests:
+    if body["topic_id"] != topic_id or (record.partition, body["request_id"]) in requests:
         return Verdict(record, "dead-letter", reason="bad_control")
     requests.add((record.partition, body["request_id"]))
     removed = set()
@@ -217,6 +224,7 @@ def check(
         *((hostile.reason, hostile.refused) if hostile_records else (lambda record: None, refused)),
         objective_apart=env.get("KP_EMBED_TEXT") == "objective",
         forget_key=env["KP_FORGET_KEY"].encode() if env.get("KP_FORGET") == "true" else None,
+        topic_id=topic_id(bootstrap, topic),
     )
     names = {"accepted": "KP_ACCEPTED_TOPIC", "rejected": "KP_REJECTED_TOPIC", "dead-letter": "KP_DEAD_LETTER_TOPIC"}
     if env.get("KP_FORGET") == "true":

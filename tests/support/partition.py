@@ -16,7 +16,9 @@ from tests.support.builders import (
 )
 from worker import PartitionScorer
 from worker.core.changelog import Entry, Housekeeping
+from worker.core.control import ControlConfig
 from worker.core.evaluation import EvaluationConfig
+from worker.core.forgetting import Forgetting
 from worker.core.passes import NO_PASS, Pass
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.scorer import ScoredTrace
@@ -44,6 +46,9 @@ class ManualPool:
         future: Future[Embedding] = Future()
         self.submitted.append((text, future))
         return asyncio.wrap_future(future)
+
+    def drop_remembered(self) -> None:
+        pass
 
     def finish(self, number: int, error: BaseException | None = None) -> None:
         text, future = self.submitted[number]
@@ -96,6 +101,10 @@ def source_offset(output: Any) -> int:
     return int(json.loads(output.value)["scoring"]["source"]["offset"])
 
 
+async def same_topic(topic_id: str | None) -> None:
+    """Find that the source topic has this id."""
+
+
 def idle_callbacks(failures: list[BaseException]) -> Callbacks:
     """Return the callbacks of a worker in which no record waits; failures go to the list."""
     return Callbacks(
@@ -104,6 +113,7 @@ def idle_callbacks(failures: list[BaseException]) -> Callbacks:
         busy=lambda: False,
         on_room=lambda: None,
         on_failure=lambda _, error: failures.append(error),
+        confirm_topic=same_topic,
     )
 
 
@@ -124,6 +134,7 @@ class TaskHarness:
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
         group: GroupScope | None = None,
+        control: ControlConfig | None = None,
     ) -> None:
         self.pool = ManualPool()
         self.publisher = ManualPublisher()
@@ -136,13 +147,22 @@ class TaskHarness:
         self.others_wait = False
         self.failures: list[BaseException] = []
         self.given_back = 0
+        self.confirmed: list[str | None] = []
+        self.not_confirmed: Exception | None = None
         self.committed: list[tuple[SourceRecord, OutputRecord, ScoredTrace | None]] = []
         self.task = PartitionTask(
             0,
-            PartitionState(self.scorer, next_offset, replay, source_pass, housekeeping),
+            PartitionState(
+                self.scorer,
+                next_offset,
+                replay,
+                source_pass,
+                housekeeping,
+                None if control is None else Forgetting({}, [], 0, self.pool.identity.key(), None),
+            ),
             self.publisher,
             self.pool if embed else None,  # type: ignore[arg-type]
-            TaskConfig(EvaluationConfig(limits), 0.1, commit_interval, dead_letter_limit, tracing, group),
+            TaskConfig(EvaluationConfig(limits), 0.1, commit_interval, dead_letter_limit, tracing, group, control),
             self.metrics,
             Callbacks(
                 waiting=lambda _: self.waiting,
@@ -150,6 +170,7 @@ class TaskHarness:
                 busy=lambda: self.waiting > 0 or self.others_wait,
                 on_room=self._count_room,
                 on_failure=lambda _, error: self.failures.append(error),
+                confirm_topic=self._confirm_topic,
                 on_committed=lambda *what: self.committed.append(what),
                 give_back=self._give_back,
             ),
@@ -158,6 +179,11 @@ class TaskHarness:
 
     def _give_back(self, size: int) -> None:
         self.given_back += size
+
+    async def _confirm_topic(self, topic_id: str | None) -> None:
+        self.confirmed.append(topic_id)
+        if self.not_confirmed is not None:
+            raise self.not_confirmed
 
     def _count_room(self) -> None:
         self.room += 1

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tests.support.builders import T0, TextEmbedder, make_record, random_trace_bytes
+from tests.support.forgetting import TOPIC_ID
 from worker import InvalidTrace, PartitionScorer
 from worker.core.changelog import Log, Restored
 from worker.core.forgetting import FORGOTTEN_PREFIX
@@ -67,7 +68,7 @@ Record = tuple[int, bytes, bytes | None]
 class Topics:
     """What Kafka holds for one partition: the changelog, the outputs, and the group's offset."""
 
-    def __init__(self, topic_id: str | None = "first-topic-0123456789") -> None:
+    def __init__(self, topic_id: str | None = TOPIC_ID) -> None:
         self.topic_id = topic_id
         self.log: list[Record] = []
         self.outputs: list[tuple[object, ...]] = []

@@ -227,7 +227,8 @@ async def _group(
     if source is None:
         return
     try:
-        yield await check_lag(settings, client, source.partitions, ANSWER_MS / 1000)
+        for finding in await check_lag(settings, client, source.partitions, ANSWER_MS / 1000):
+            yield finding
     except OffsetsError as error:
         yield fail("lag", str(error), "the worker does not choose an offset by itself")
     except (KafkaError, TimeoutError) as error:

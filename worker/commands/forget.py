@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 from msgspec import UNSET
 from rich.table import Table
@@ -23,13 +24,14 @@ from rich.text import Text
 
 from worker.commands.console import errors_for_the_user, say, text_console, write_line
 from worker.commands.session import Session, SessionError, run_session
-from worker.config import Settings
+from worker.config import ConfigError, Settings
 from worker.config.forget_keys import forget_keys
-from worker.core.control import ForgetRequest, control_headers, encode_request, read_receipt
+from worker.core.control import REQUEST_VERSION, ForgetRequest, control_headers, encode_request, read_receipt
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.terminal import clean, clean_json
 from worker.kafka.connections import idempotent_producer
 from worker.kafka.dead_letters import read_dead_letter
+from worker.kafka.describe import describe_topics, topic_id
 from worker.kafka.restore import topic_offsets
 
 POLL_MS: Final = 500
@@ -53,10 +55,15 @@ class Answer:
 
 @dataclass(slots=True)
 class _Request:
-    """What is asked, and the answers by partition."""
+    """What is asked, and the answers by partition.
+
+    `topic_id`: of the topic that the control records are signed for. `recreated`: what became of that topic meanwhile.
+    """
 
     request_id: str
     what: Mapping[str, Any]
+    topic_id: str = ""
+    recreated: str | None = None
     answers: dict[int, Answer] = field(default_factory=dict)
 
     @property
@@ -91,10 +98,17 @@ def run_forget(
 
 def _exit_code(request: _Request, *, waited: bool) -> int:
     refused = [it.partition for it in request.answers.values() if it.result == "dead_letter"]
+    if request.recreated is not None:
+        say(
+            f"the topic was recreated meanwhile ({request.recreated}), and the control records are signed for the "
+            "earlier one: what has no receipt is not honoured. Run the command again"
+        )
+        return 1
     if refused:
         say(
             f"partitions {refused}: the control record became a dead letter, nothing was forgotten. bad_control: the "
-            "workers have another key; any other reason: they run with KP_FORGET=false (docs/forget.md)"
+            "workers have another key or another version; any other reason: they run with KP_FORGET=false "
+            f"(docs/forget.md). Partition {refused[0]}: {request.answers[refused[0]].message}"
         )
     if waited and request.waiting:
         say(
@@ -121,12 +135,26 @@ async def _forget(session: Session, key: bytes, request: _Request, wait_seconds:
         for tp, end in (await consumer.end_offsets(tps)).items():
             consumer.seek(tp, end)
         await _write(session, source.partitions, key, request)
-        await _read_answers(consumer, settings, request, wait_seconds)
+        if request.recreated is None:
+            await _read_answers(consumer, settings, request, wait_seconds)
+    if any(answer.result != "forgotten" for answer in request.answers.values()):
+        await _note_recreation(session, request)
 
 
 async def _write(session: Session, partitions: int, key: bytes, request: _Request) -> None:
-    """Write one control record to each partition. Raises SessionError that says which partitions have one."""
+    """Write one control record to each partition. Raises SessionError that says which partitions have one.
+
+    The id is read first: whatever topic the offsets belong to, the workers honour the records on the one with the id.
+    """
     topic = session.settings.source_topic
+    async with session.admin() as admin:
+        identity = await topic_id(admin, topic)
+    if identity is None:
+        raise ConfigError(
+            f"the brokers report no id of topic {topic}: requests to forget are signed for it, and Kafka has ids since "
+            "version 2.8"
+        )
+    request.topic_id = identity
     tps = [TopicPartition(topic, partition) for partition in range(partitions)]
     _, ends = await topic_offsets(session.client, tps)
     issued_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -136,10 +164,11 @@ async def _write(session: Session, partitions: int, key: bytes, request: _Reques
         for tp in tps:
             body = encode_request(
                 ForgetRequest(
-                    version=1,
+                    version=REQUEST_VERSION,
                     request_id=request.request_id,
                     issued_at=issued_at,
                     topic=topic,
+                    topic_id=identity,
                     partition=tp.partition,
                     end_offsets=[ends[each] for each in tps],
                     trace_ids=request.what.get("trace_ids", UNSET),
@@ -161,6 +190,22 @@ async def _write(session: Session, partitions: int, key: bytes, request: _Reques
     if failed:
         raise SessionError(
             f"{'; '.join(failed)}. Partitions {sorted(request.answers)} have theirs: run the command again"
+        )
+    await _note_recreation(session, request)
+
+
+async def _note_recreation(session: Session, request: _Request) -> None:
+    """Note it if the topic is not the one any more that the records were signed for."""
+    topic = session.settings.source_topic
+    try:
+        async with session.admin() as admin:
+            now = (await describe_topics(admin, [topic]))[topic].topic_id
+    except (KafkaError, ConfigError) as error:  # the records are written all the same
+        say(f"whether the topic was recreated meanwhile is not known: {error}")
+        return
+    if now != request.topic_id:
+        request.recreated = f"its id was {request.topic_id}, " + (
+            "it is missing now" if now is None else f"now it is {now}"
         )
 
 

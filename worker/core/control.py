@@ -4,7 +4,8 @@ Lives here: header and body of a control record, which ones are honoured, the re
 removed (forgetting.py), where keys come from (config/forget_keys.py), Kafka clients.
 
 A control record is on the source topic because the order of two topics is lost in a replay. It is signed because many
-may write there. A copy of it does no harm: it is bound to a topic, a partition and a stretch of offsets.
+may write there. A copy of it does no harm: it is bound to a topic by its id, a partition and a stretch of offsets. The
+name of a topic is not enough, because a recreated topic has it again, with the same offsets.
 """
 
 from __future__ import annotations
@@ -43,20 +44,24 @@ MAX_TRACE_IDS: Final = 500
 LISTED_BYTES: Final = 262_144
 """A receipt lists removed entries up to about this size; its count has all of them."""
 
+REQUEST_VERSION: Final = 2
+"""Of the body. Version 1 did not name the topic's id; it is never honoured."""
+
 _Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
 
 
 class ForgetRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a control record (schemas/forget.schema.json). Either `trace_ids` or `agent_id` is given.
 
-    Ids are cut to the length that the cache keeps. `end_offsets`: the ends of all partitions when the request was
-    issued, by partition.
+    Ids are cut to the length that the cache keeps. `topic_id`: Kafka's id of the topic, in the form of Kafka's tools.
+    `end_offsets`: the ends of all partitions when the request was issued, by partition.
     """
 
-    version: Literal[1]
+    version: Literal[2]
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     issued_at: Annotated[str, Meta(min_length=1, max_length=40)]
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
+    topic_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{22}$")]
     partition: Annotated[int, Meta(ge=0)]
     end_offsets: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
     trace_ids: Annotated[list[_Id], Meta(min_length=1, max_length=MAX_TRACE_IDS)] | UnsetType = UNSET
@@ -69,6 +74,10 @@ class ForgetRequest(Struct, frozen=True, forbid_unknown_fields=True):
             return lambda label: label.agent_id == agent_id
         trace_ids = frozenset(self.trace_ids)
         return lambda label: label.trace_id in trace_ids
+
+
+class _Versioned(Struct):
+    version: int
 
 
 class Removed(Struct, frozen=True):
@@ -119,6 +128,7 @@ class ControlConfig:
     group: str
 
 
+_versions = msgspec.json.Decoder(_Versioned)
 _decoder = msgspec.json.Decoder(ForgetRequest)
 _receipts = msgspec.json.Decoder(Receipt)
 _encoder = msgspec.json.Encoder()
@@ -143,8 +153,11 @@ def is_control(headers: Headers) -> bool:
     return any(name == CONTROL_HEADER and content == FORGET for name, content in headers)
 
 
-def read_control(record: SourceRecord, keys: Sequence[bytes]) -> ForgetRequest:
-    """Return the request of a control record. Raises InvalidTrace for one that must not be honoured."""
+def read_control(record: SourceRecord, keys: Sequence[bytes], topic_id: str | None) -> ForgetRequest:
+    """Return the request of a control record. Raises InvalidTrace for one that must not be honoured.
+
+    `topic_id`: of the topic that the record is on; None if its broker has no ids. No request is honoured there.
+    """
     body = record.value or b""
     said = [content or b"" for name, content in record.headers if name == SIGNATURE_HEADER]
     if len(said) != 1:
@@ -152,6 +165,11 @@ def read_control(record: SourceRecord, keys: Sequence[bytes]) -> ForgetRequest:
     if not any(hmac.compare_digest(_signature(body, key), said[0]) for key in keys):
         raise _bad(f"{SIGNATURE_HEADER} is not the signature of this value by KP_FORGET_KEY")
     try:
+        if _versions.decode(body).version == 1:
+            raise _bad(
+                "the request has version 1, which does not name the topic's id, so it may be a copy from another topic "
+                "of this name: run kp-worker forget again, with the workers' version"
+            )
         request = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad(f"the value is no request to forget (schemas/forget.schema.json): {error}") from error
@@ -159,6 +177,15 @@ def read_control(record: SourceRecord, keys: Sequence[bytes]) -> ForgetRequest:
         raise _bad("give either trace_ids or agent_id")
     if (request.topic, request.partition) != (record.topic, record.partition):
         raise _bad("the record was signed for another topic or partition")
+    if topic_id is None:
+        raise _bad(
+            "the brokers report no id of the topic (Kafka has ids since 2.8), so this may be a copy from another"
+        )
+    if request.topic_id != topic_id:
+        raise _bad(
+            f"the record was signed for another topic of this name, with the id {request.topic_id}. This one has the "
+            f"id {topic_id}: it was recreated, or is on another cluster; run kp-worker forget again"
+        )
     end = request.end_offsets[record.partition] if record.partition < len(request.end_offsets) else None
     if end is None or not end <= record.offset < end_of_validity(request.end_offsets, record.partition):
         raise _bad(
@@ -176,6 +203,14 @@ def end_of_validity(end_offsets: Sequence[int], partition: int) -> int:
 def copied(request: ForgetRequest, earlier: int) -> InvalidTrace:
     """Return why a second control record of one request is a dead letter; `earlier`: the first one's offset."""
     return _bad(f"request {request.request_id} was processed at offset {earlier}; this is a copy")
+
+
+def too_old(request: ForgetRequest, newer: int) -> InvalidTrace:
+    """Return why a request from before the last `newer` ones is a dead letter: it may be a copy."""
+    return _bad(
+        f"request {request.request_id} was signed before the last {newer} requests of this partition, so it may be a "
+        "copy: run kp-worker forget again"
+    )
 
 
 def _bad(message: str) -> InvalidTrace:

@@ -19,8 +19,9 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta, UnsetType
 
-from worker.core.control import MAX_BEHIND, ForgetRequest, Removed
+from worker.core.control import MAX_BEHIND, ForgetRequest, Removed, copied, too_old
 from worker.core.novelty import Label, VectorCache
+from worker.core.trace import InvalidTrace
 
 FORGOTTEN_PREFIX: Final = b"forgotten:"
 """The key of a processed request is `forgotten:PASS:OFFSET`, with the offset of its control record."""
@@ -148,6 +149,19 @@ class Forgetting:
         """Return the offset below `offset` where the same request was processed; None if there is none."""
         found = (it.source_offset for it in self.processed if it.request_id == request.request_id)
         return next((it for it in found if it < offset), None)
+
+    def refusal(self, request: ForgetRequest, offset: int) -> InvalidTrace | None:
+        """Return why the control record at an offset is not honoured; None if it is.
+
+        It is a copy, or may be one: if the list is full, a request that was processed before all of it has left it.
+        """
+        earlier = self.earlier(request, offset)
+        if earlier is not None:
+            return copied(request, earlier)
+        before = [it.source_offset for it in self.processed if it.source_offset < offset]
+        if len(before) >= MAX_REQUESTS and request.end_offsets[request.partition] < before[0]:
+            return too_old(request, len(before))
+        return None
 
     def forget(self, request: ForgetRequest, cache: VectorCache, offset: int, stream_time_ms: int | None) -> Forgotten:
         """Remove the request's entries from the cache and from the changelog; `offset`: the control record's."""

@@ -58,6 +58,7 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
         *_missing_topics(settings, found),
         *_changelog_problems(settings, found),
         *_small_changelog_for_requests(settings, found),
+        *_no_id_for_requests(settings, found),
         *_compression_problems(found),
         *_unreadable_settings(found),
         *_small_outputs(settings, found, extra_bytes),
@@ -285,6 +286,20 @@ def _small_changelog_for_requests(settings: Settings, found: Observed) -> list[P
             "fail",
             f"topic {settings.changelog} has max.message.bytes={limit}, less than the record of a request to forget",
             f"set max.message.bytes={DEFAULT_MAX_BYTES} on {settings.changelog}, or KP_FORGET=false",
+        )
+    ]
+
+
+def _no_id_for_requests(settings: Settings, found: Observed) -> list[Problem]:
+    source = found.topics.get(settings.source_topic)
+    if not settings.forget or source is None or source.topic_id is not None:
+        return []
+    return [
+        Problem(
+            "warn",
+            f"the brokers report no id of topic {settings.source_topic} (Kafka has ids since 2.8): no request to "
+            "forget is honoured, because one of an earlier topic of this name could be sent again",
+            "upgrade the brokers, or set KP_FORGET=false",
         )
     ]
 

@@ -36,11 +36,16 @@ class MissingTopicsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic as it is. `replicas`: the least of any partition; `leaderless`: partitions without a leader."""
+    """A topic as it is.
+
+    `replicas`: the least of any partition; `leaderless`: partitions without a leader; `topic_id`: None from a broker
+    without topic ids.
+    """
 
     partitions: int
     replicas: int
     leaderless: int
+    topic_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ async def look_at(admin: AIOKafkaAdminClient, names: Sequence[str], settings_of:
     described = await describe_topics(admin, names)
     denied = [name for name, topic in described.items() if topic.error is TopicAuthorizationFailedError]
     topics = {
-        name: TopicState(len(topic.partitions), topic.replicas, topic.leaderless)
+        name: TopicState(len(topic.partitions), topic.replicas, topic.leaderless, topic.topic_id)
         for name in names
         if (topic := described.get(name)) is not None and topic.error is None
     }

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from worker.core.records import SourceRecord
@@ -36,7 +36,8 @@ class Committer:
     `linger` returns how long a batch waits for further records, s, counted from its first record and from the start of
     the last transaction; the caller under whom it falls calls `flush`.
     `is_full` returns whether the partition must commit before it takes more. `refuse` returns the dead letter of a
-    scored record that its topic refused. `on_commit` is called with each committed batch.
+    scored record that its topic refused. `on_commit` is called with each committed batch. `confirm` is awaited before a
+    batch with a control record is published; what it raises ends the committer.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Committer:
         is_full: Callable[[], bool],
         refuse: Callable[[Decided, InvalidTrace], Decided],
         on_commit: Callable[[Sequence[Decided]], None],
+        confirm: Callable[[], Awaitable[None]],
     ) -> None:
         self.committed = state.next_offset
         self._publisher = publisher
@@ -60,6 +62,7 @@ class Committer:
         self._is_full = is_full
         self._refuse = refuse
         self._on_commit = on_commit
+        self._confirm = confirm
         self._decided: deque[Decided] = deque()
         self._oldest: SourceRecord | None = None  # of the batch that is being published
         self._began = 0.0  # start of the last transaction, s of the performance counter
@@ -131,6 +134,8 @@ class Committer:
     async def _commit(self, batch: list[Decided]) -> None:
         self._oldest = batch[0].record
         self._began = time.perf_counter()
+        if any(map(_is_control, batch)):
+            await self._confirm()  # not before: the id must be asked for after the records were fetched
         refused = await self._publisher.publish(self._state.batch(batch))
         for position, error in refused.items():
             batch[position] = self._refuse(batch[position], error)
@@ -171,3 +176,10 @@ class Committer:
             metrics.traces.labels(*labels).inc(count)
         for kind, count in redactions.items():
             metrics.redactions.labels(kind).inc(count)
+
+
+def _is_control(decided: Decided) -> bool:
+    """Whether a record is a control record, honoured or not."""
+    result = decided.result
+    refused = isinstance(result, InvalidTrace) and result.reason is Reason.BAD_CONTROL
+    return refused or decided.forgotten is not None

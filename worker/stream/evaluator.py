@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from worker.core.changelog import text_hash
-from worker.core.control import ControlConfig, ForgetRequest, copied, is_control, read_control, receipt_record
+from worker.core.control import ControlConfig, ForgetRequest, is_control, read_control, receipt_record
 from worker.core.documents import dead_letter, embedding_failed
 from worker.core.evaluation import Evaluation, EvaluationConfig
 from worker.core.novelty import Vector
@@ -97,7 +97,7 @@ class Evaluator:
     def _read(self, record: SourceRecord, control: ControlConfig) -> ReasoningTrace | ForgetRequest:
         """Return the trace or the request in a record. Raises InvalidTrace."""
         if record.fault is None and is_control(record.headers):
-            return read_control(record, control.keys)
+            return read_control(record, control.keys, self._state.topic_id)
         return self._evaluation.read(record)
 
     def _embed(self, taken: Taken, trace: ReasoningTrace, pool: EmbeddingPool) -> asyncio.Future[Embedding] | Embedding:
@@ -167,9 +167,9 @@ class Evaluator:
         state, control, record = self._state, self._control, taken.record
         if state.forgetting is None or control is None:
             raise RuntimeError("this is a bug: a control record was read that is not honoured")
-        earlier = state.forgetting.earlier(request, record.offset)
-        if earlier is not None:
-            return self._refused(taken, copied(request, earlier))
+        refusal = state.forgetting.refusal(request, record.offset)
+        if refusal is not None:
+            return self._refused(taken, refusal)
         forgotten = state.forget(request, record.offset)
         if self._pool is not None:
             self._pool.drop_remembered()

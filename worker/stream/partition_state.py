@@ -61,6 +61,11 @@ class PartitionState:
         self.forgetting = forgetting
         self._stream_time_ms = scorer.stream_time_ms  # after the last batch
 
+    @property
+    def topic_id(self) -> str | None:
+        """The source topic's id when the partition was assigned; None if its broker has no ids."""
+        return self._pass.topic_id
+
     def ready_embedding(self, offset: int, text_hash: bytes) -> Entry | None:
         """Return the entry of a record that was embedded before a restart, unless this offset had another text."""
         entry = self._replay.pop(offset, None)

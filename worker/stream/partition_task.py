@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,9 +67,10 @@ class Callbacks:
     `waiting` returns how many records of a partition wait to be taken, `has_turn` whether they are taken next, `busy`
     whether records of any partition wait; who ends a turn, or takes the last record, calls `flush`. `on_room`: the task
     may take records again. `on_failure`, once: the partition and the error that ended it; the task's state is then
-    ahead of the committed offset and must not be used again. `on_committed`: a committed record, its output, and its
-    score (None: a dead letter). `on_forgotten`: a control record is committed. `give_back`: the bytes
-    (SourceRecord.size) of records that the task has released.
+    ahead of the committed offset and must not be used again. `confirm_topic` raises if the source topic's id, as a
+    broker knows it now, is not this one. `on_committed`: a committed record, its output, and its score (None: a dead
+    letter). `on_forgotten`: a control record is committed. `give_back`: the bytes (SourceRecord.size) of records that
+    the task has released.
     """
 
     waiting: Callable[[int], int]
@@ -77,6 +78,7 @@ class Callbacks:
     busy: Callable[[], bool]
     on_room: Callable[[], None]
     on_failure: Callable[[int, BaseException], None]
+    confirm_topic: Callable[[str | None], Awaitable[None]]
     on_committed: Callable[[SourceRecord, OutputRecord, ScoredTrace | None], None] | None = None
     on_forgotten: Callable[[], None] = lambda: None
     give_back: Callable[[int], None] = lambda _: None
@@ -115,6 +117,7 @@ class PartitionTask:
             is_full=lambda: not self.has_room(),
             refuse=self._evaluator.refused_by_topic,
             on_commit=self._on_commit,
+            confirm=lambda: callbacks.confirm_topic(state.topic_id),
         )
         self._taken_to = state.next_offset - 1
         self._taken: deque[Taken] = deque()

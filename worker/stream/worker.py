@@ -25,6 +25,7 @@ from worker.embed.embedder import Embedder
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.budget import Budget
 from worker.kafka.errors import error_text
+from worker.kafka.restore import confirm_topic
 from worker.kafka.topics import Layout
 from worker.observe.metrics import Metrics
 from worker.observe.status_page import Status
@@ -80,6 +81,9 @@ class Worker:
             busy=lambda: bool(self._buffer),
             on_room=self._room.set,
             on_failure=self._task_failed,
+            confirm_topic=lambda known: confirm_topic(
+                client, settings.source_topic, known, settings.transaction_timeout_seconds
+            ),
             on_committed=None if status is None else status.committed,
             on_forgotten=(lambda: None) if status is None else status.forgotten,
             give_back=budget.records.give_back,

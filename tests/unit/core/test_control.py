@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import make_record
-from tests.support.forgetting import KEY, control_record
+from tests.support.forgetting import ANOTHER_ID, KEY, TOPIC_ID, control_record, of_version_1
 from worker.config import ConfigError, load
 from worker.config.forget_keys import forget_keys
 from worker.core.control import (
@@ -27,11 +27,12 @@ from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
 
 OTHER_KEY = b"another key, just as long as that"
+REQUIRED_BY_VERSION_1 = {"version", "request_id", "issued_at", "topic", "partition", "end_offsets"}
 
 
-def refused(record: SourceRecord, *keys: bytes) -> str:
+def refused(record: SourceRecord, *keys: bytes, topic_id: str | None = TOPIC_ID) -> str:
     with pytest.raises(InvalidTrace) as caught:
-        read_control(record, keys or [KEY])
+        read_control(record, keys or [KEY], topic_id)
     assert caught.value.reason is Reason.BAD_CONTROL
     return caught.value.message
 
@@ -45,11 +46,16 @@ def changed(**fields: Any) -> SourceRecord:
     return signed(json.dumps({name: value for name, value in body.items() if value is not None}).encode())
 
 
+def changed_unsigned(record: SourceRecord, **fields: Any) -> SourceRecord:
+    """Return the record with another body and the same signature."""
+    return record._replace(value=json.dumps(json.loads(record.value or b"") | fields).encode())
+
+
 def test_a_request_is_read_and_cut_as_the_cache_cuts() -> None:
-    request = read_control(control_record(5, agent_id="ada"), [KEY])
+    request = read_control(control_record(5, agent_id="ada"), [KEY], TOPIC_ID)
     assert request.matcher()(Label("kp:trace:1", "ada", 3))
     assert not request.matcher()(Label("ada", "bob", 3))
-    request = read_control(control_record(5, trace_ids=["a", "b"]), [OTHER_KEY, KEY])
+    request = read_control(control_record(5, trace_ids=["a", "b"]), [OTHER_KEY, KEY], TOPIC_ID)
     assert [request.matcher()(Label(name, "x", 3)) for name in "abc"] == [True, True, False]
 
 
@@ -67,7 +73,13 @@ def test_only_the_exact_bytes_that_a_known_key_signed_are_honoured() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"version": 2},
+        {"version": 0},
+        {"version": 3},
+        {"version": "2"},
+        {"version": None},
+        {"topic_id": None},
+        {"topic_id": ""},
+        {"topic_id": TOPIC_ID + "A"},
         {"agent_id": None},
         {"trace_ids": ["a"]},
         {"agent_id": ""},
@@ -96,14 +108,43 @@ def test_a_record_of_another_place_is_refused() -> None:
     for place in ({"topic": "other"}, {"partition": 1}):
         assert "another topic or partition" in refused(record._replace(**place))
     assert "honoured up to" in refused(record._replace(offset=99))
-    read_control(record._replace(offset=100 + MAX_BEHIND), [KEY])
+    read_control(record._replace(offset=100 + MAX_BEHIND), [KEY], TOPIC_ID)
     assert "honoured up to" in refused(record._replace(offset=101 + MAX_BEHIND))
     assert "honoured up to" in refused(changed(end_offsets=[0], partition=1)._replace(partition=1))
 
 
+def test_a_record_of_another_topic_of_this_name_is_refused() -> None:
+    """Of an earlier topic, whose offsets and name are the same; or of another cluster's."""
+    record = control_record(100, agent_id="ada")
+    read_control(record, [KEY], TOPIC_ID)
+    said = refused(record, topic_id=ANOTHER_ID)
+    assert TOPIC_ID in said
+    assert ANOTHER_ID in said
+    assert "run kp-worker forget again" in said
+    assert "not the signature" in refused(changed_unsigned(record, topic_id=ANOTHER_ID), topic_id=ANOTHER_ID)
+
+
+def test_without_a_topic_id_no_record_is_honoured() -> None:
+    assert "Kafka has ids since 2.8" in refused(control_record(100, agent_id="ada"), topic_id=None)
+    for unknown in ("", "A" * 22):
+        assert refused(changed(topic_id=unknown), topic_id=None)
+
+
+def test_a_record_of_version_1_is_refused_and_says_what_to_do() -> None:
+    record = of_version_1(control_record(100, agent_id="ada"))
+    assert json.loads(record.value or b"").keys() == REQUIRED_BY_VERSION_1 | {"agent_id"}
+    for topic_id in (TOPIC_ID, None):
+        said = refused(record, topic_id=topic_id)
+        assert "version 1" in said
+        assert "run kp-worker forget again" in said
+    assert "not the signature" in refused(record, OTHER_KEY)
+    assert "not the signature" in refused(changed_unsigned(record, version=2, topic_id=TOPIC_ID))
+    assert "not the signature" in refused(changed_unsigned(control_record(100, agent_id="ada"), version=1))
+
+
 def test_a_receipt_lists_what_fits() -> None:
     record = control_record(7, agent_id="ada")
-    request = read_control(record, [KEY])
+    request = read_control(record, [KEY], TOPIC_ID)
     removed = [Removed("kp:trace:" + "x" * 247, n, n, n % 2 == 0) for n in range(3000)]
     output = receipt_record(record, request, "group", reversed(removed))
     assert len(output.value or b"") < LISTED_BYTES + 1000
@@ -121,12 +162,12 @@ def test_requests_are_kept_while_they_matter() -> None:
     kept = {b"k": Kept(0, Label("t", "ada", 0))}
     state = Forgetting(kept, [], 1, "m", ttl_ms=1000)
     cache = VectorCache(4, 2)
-    request = read_control(control_record(0, agent_id="ada"), [KEY])
+    request = read_control(control_record(0, agent_id="ada"), [KEY], TOPIC_ID)
     first = state.forget(request, cache, 0, 5000)
     assert [key for key, _ in first.rows] == [b"k", b"forgotten:1:0"]
     assert state.earlier(request, 1) == 0
     assert state.earlier(request, 0) is None  # the same record, read again
-    other = read_control(control_record(9, request_id="r-2", agent_id="bob"), [KEY])
+    other = read_control(control_record(9, request_id="r-2", agent_id="bob"), [KEY], TOPIC_ID)
     assert len(state.forget(other, cache, 9, 9000).rows) == 1  # expired, but a copy could still come
     late = MAX_BEHIND + 1
     assert len(state.forget(other, cache, late, 5999).rows) == 1
@@ -134,6 +175,26 @@ def test_requests_are_kept_while_they_matter() -> None:
     for number in range(MAX_REQUESTS + 5):
         state.forget(other, cache, late + 100 + number, 6001)
     assert len(state.processed) == MAX_REQUESTS
+
+
+def test_no_copy_is_honoured_because_its_request_has_left_the_full_list() -> None:
+    """More requests than are kept, on a quiet partition: the first one is forgotten, but its offset still counts."""
+    state, cache = Forgetting({}, [], 1, "m", ttl_ms=None), VectorCache(4, 2)
+    total = MAX_REQUESTS + 10
+    requests = [
+        read_control(control_record(n, request_id=f"r-{n}", agent_id="a"), [KEY], TOPIC_ID) for n in range(total)
+    ]
+    for offset, request in enumerate(requests):
+        assert state.refusal(request, offset) is None
+        state.forget(request, cache, offset, 0)
+    assert total < MAX_BEHIND
+    refusals = [state.refusal(request, total) for request in requests]
+    assert all(it is not None and it.reason is Reason.BAD_CONTROL for it in refusals)
+    assert "signed before the last 2048 requests" in str(refusals[0])
+    assert "was processed at offset 2057" in str(refusals[-1])
+    assert state.refusal(requests[0], 0) is None  # the record itself, read again
+    late = read_control(control_record(20, request_id="late", agent_id="a"), [KEY], TOPIC_ID)
+    assert state.refusal(late, total) is None
 
 
 def test_a_processed_request_has_the_same_bytes_everywhere() -> None:

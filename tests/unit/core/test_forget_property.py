@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.builders import TextEmbedder
-from tests.support.forgetting import KEY, ForgetOracle, asked, honoured, with_requests
+from tests.support.forgetting import ANOTHER_ID, KEY, ForgetOracle, asked, honoured, recreated, with_requests
 from tests.support.partition import idle_callbacks
 from tests.support.simulated_log import (
     DIMENSIONS,
@@ -28,7 +28,7 @@ from tests.support.simulated_log import (
     Topics,
     random_records,
 )
-from worker.core import changelog
+from worker.core import changelog, forgetting
 from worker.core.changelog import Restored
 from worker.core.control import ControlConfig, is_control
 from worker.core.evaluation import EvaluationConfig
@@ -52,6 +52,10 @@ def new_task(
         topics.scorer(plan, found), topics.offset, found.replay, found.current, found.housekeeping, forgetting
     )
     control = ControlConfig([KEY], "group") if forget else None
+
+    async def confirm(topic_id: str | None) -> None:
+        assert topic_id == topics.topic_id
+
     task = PartitionTask(
         0,
         state,
@@ -59,7 +63,7 @@ def new_task(
         pool,  # type: ignore[arg-type]
         TaskConfig(EvaluationConfig(DEFAULT_LIMITS), control=control),
         Metrics(CollectorRegistry()),
-        idle_callbacks(failures),
+        replace(idle_callbacks(failures), confirm_topic=confirm),
     )
     return task, failures
 
@@ -120,7 +124,9 @@ async def undisturbed(plan: Plan, records: Sequence[SourceRecord]) -> Topics:
 
 def compare_with_oracle(plan: Plan, records: Sequence[SourceRecord], topics: Topics) -> int:
     """Check every neighbour; return how many entries were forgotten."""
-    oracle = ForgetOracle(plan.capacity, plan.ttl_ms, TextEmbedder(DIMENSIONS), honoured(records))
+    oracle = ForgetOracle(
+        plan.capacity, plan.ttl_ms, TextEmbedder(DIMENSIONS), honoured(records, topics.topic_id or "")
+    )
     expected = list(oracle.nearest(records))
     got = outputs_by_offset(topics)
     assert [(offset, near and near[0]) for offset, near in got] == [(o, near and near[0]) for o, near in expected]
@@ -136,6 +142,7 @@ async def test_a_crash_changes_no_byte_and_forgets_nothing_else(seed: int, monke
         plan = replace(Plan.random(rng), exactly_once=True)
         monkeypatch.setattr(changelog, "SLACK", plan.slack)
         monkeypatch.setattr(partition_task, "SLACK", plan.slack)
+        monkeypatch.setattr(forgetting, "MAX_REQUESTS", rng.choice([plan.slack + 1, 2048]))
         records = with_requests(rng, random_records(rng, rng.randint(5, 50)))
         calm = await undisturbed(plan, records)
         forgotten += compare_with_oracle(plan, records, calm)
@@ -148,6 +155,31 @@ async def test_a_crash_changes_no_byte_and_forgets_nothing_else(seed: int, monke
         assert receipts(topics) == sorted(requests)
     assert forgotten > 50
     assert lives > 60
+
+
+async def test_requests_of_an_earlier_topic_of_this_name_remove_nothing(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic is recreated, and its control records are written again at the same offsets."""
+    rng = random.Random(seed)
+    again = 0
+    for _ in range(20):
+        plan = replace(Plan.random(rng), ttl_ms=None, exactly_once=True)
+        monkeypatch.setattr(changelog, "SLACK", plan.slack)
+        monkeypatch.setattr(partition_task, "SLACK", plan.slack)
+        earlier = with_requests(rng, random_records(rng, rng.randint(20, 50)))
+        topics = await undisturbed(plan, earlier)
+        records = recreated(rng, earlier, random_records(rng, len(earlier)))
+        topics.topic_id, topics.offset = ANOTHER_ID, 0
+        topics.outputs.clear()
+        assert topics.restored(plan.capacity).begins == "the source topic was recreated"
+        while topics.offset < len(records):
+            await live(rng, plan, topics, records, failing=0.08)
+        honoured_again = honoured(records, ANOTHER_ID)
+        assert receipts(topics) == sorted(honoured_again)
+        compare_with_oracle(plan, records, topics)
+        again += len(honoured(records)) - len(honoured_again)
+    assert again > 20
 
 
 async def wrong_runs(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import make_trace, text_vector
-from tests.support.forgetting import KEY, asked, control_record
+from tests.support.forgetting import KEY, TOPIC_ID, asked, control_record
 from worker.core import control, forgetting
 from worker.core.changelog import Log, encode, slot_key
 from worker.core.control import read_control
@@ -117,7 +117,9 @@ class World:
             body = partition.pending.pop(0)
             if offset <= body["end_offsets"][number] + BEHIND:
                 record = control_record(offset, partition=number, **body)
-                forgotten = partition.forgetting.forget(read_control(record, [KEY]), partition.scorer.cache, offset, 0)
+                forgotten = partition.forgetting.forget(
+                    read_control(record, [KEY], TOPIC_ID), partition.scorer.cache, offset, 0
+                )
                 partition.scorer.forget_in_group(forgotten.processed)
                 partition.sizes[len(partition.log)] = len(forgotten.rows)
                 partition.log += forgotten.rows

@@ -15,13 +15,16 @@ from tests.support.builders import (
     text_vector,
     trace_bytes,
 )
+from tests.support.forgetting import ANOTHER_ID, KEY, TOPIC_ID, control_record
 from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
+from worker.core.control import ControlConfig
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
 from worker.core.records import HEADER_OVERHEAD, Fault
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
+from worker.kafka.restore import OffsetsError
 from worker.stream import committer, partition_task
 from worker.stream.dead_letter_limit import DeadLetterLimit, DeadLetterLimitError
 
@@ -665,4 +668,48 @@ async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> 
     stage.task.advance()
     assert [str(failure) for failure in stage.failures] == ["this is a bug: record traces/0/0 was not embedded"]
     assert stage.publisher.begun == []
+    await stage.task.close()
+
+
+# -- control records
+
+
+def forgets(topic_id: str | None = TOPIC_ID) -> TaskHarness:
+    """Return a task that honours control records, on a topic of this id."""
+    return TaskHarness(control=ControlConfig([KEY], "group"), source_pass=Pass(topic_id, 0, 0))
+
+
+async def test_the_topic_is_asked_for_before_a_control_record_is_published_and_for_nothing_else() -> None:
+    stage = forgets()
+    stage.task.take(make_record(b"no trace", 0))
+    await stage.task.drain()
+    assert stage.confirmed == []
+    stage.task.take(control_record(1, agent_id="ada"))
+    await stage.task.drain()
+    assert stage.confirmed == [TOPIC_ID]
+    stage.task.take(control_record(2, agent_id="ada", topic_id=ANOTHER_ID))  # the task may know an old id
+    await stage.task.drain()
+    assert stage.confirmed == [TOPIC_ID, TOPIC_ID]
+    kinds = [output.kind for batch in stage.publisher.committed for output in batch.outputs]
+    assert kinds == ["dead_letter", "forgotten", "dead_letter"]
+    await stage.task.close()
+
+
+@pytest.mark.parametrize("signed_for", [TOPIC_ID, ANOTHER_ID])
+async def test_nothing_of_a_control_record_is_published_if_the_topic_is_another_one_now(signed_for: str) -> None:
+    stage = forgets()
+    stage.not_confirmed = OffsetsError("recreated")
+    stage.task.take(control_record(0, agent_id="ada", topic_id=signed_for))
+    await stage.task.drain()
+    assert stage.failures == [stage.not_confirmed]
+    assert stage.publisher.begun == []
+    await stage.task.close()
+
+
+async def test_without_a_topic_id_a_control_record_is_a_dead_letter() -> None:
+    stage = forgets(None)
+    stage.task.take(control_record(0, agent_id="ada"))
+    await stage.task.drain()
+    assert stage.publisher.outputs() == [("dead_letter", 0)]
+    assert stage.count("kp_control_records_total", result="refused") == 1
     await stage.task.close()
