@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -23,10 +24,10 @@ EXPECTED = [json.loads(line) for line in (DATA / "traces_scores.jsonl").read_tex
 def score_file(tmp_path: Path, *options: str, **settings: str) -> list[dict[str, Any]]:
     output = tmp_path / "scored.jsonl"
     command = [sys.executable, "-m", "worker", "score", str(DATA / "traces.jsonl"), "--output", str(output), *options]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}  # as the worker's
     done = subprocess.run(
-        command, env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **settings}, capture_output=True, text=True,
-        cwd=DATA.parent.parent, check=False,
-    )  # fmt: skip
+        command, env={**inherited, **settings}, capture_output=True, text=True, cwd=DATA.parent.parent, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("1000 traces:"), done.stderr
     return [json.loads(line) for line in output.read_text("utf-8").splitlines()]

@@ -54,14 +54,15 @@ async def _last_entries(session: Session) -> dict[int, list[Entry]]:
     if topic is None:
         return found
     tps = [TopicPartition(topic.name, partition) for partition in range(topic.partitions)]
-    async with session.connected(session.reader()) as reader:
+    async with session.connected(session.reader(), tolerant=True) as reader:
         starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
         begins = {tp: max(starts[tp], end - LAST_OFFSETS) for tp, end in ends.items()}
         async for record in read_to(reader, begins, ends):
             try:
-                found[record.partition].append(decode(record.value))
+                entry = decode(record.value)
             except CorruptEntry:  # or a tombstone, or the record of the passes
                 continue
+            found[record.partition].append(entry)
     return {partition: _same(entries) for partition, entries in found.items()}
 
 

@@ -16,13 +16,15 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from worker.core.forgetting import FORGOTTEN_PREFIX, Kept, Processed, RemovedBy, Row, decode_processed
-from worker.core.novelty import Label, Vector
+from worker.core.identity import IdentityKey
+from worker.core.novelty import CACHED_ID_LENGTH, LENGTH_TOLERANCE, Label, Vector
 from worker.core.passes import (
     MARKER_KEY,
     NO_PASS,
@@ -30,14 +32,18 @@ from worker.core.passes import (
     Chain,
     Found,
     Marker,
+    Offset,
     Pass,
+    PassNumber,
     Resolved,
+    StreamTime,
     at_offset,
     decode_marker,
     encode_marker,
     resolve,
     written_at,
 )
+from worker.core.records import Fault
 
 VERSION: Final = 1
 """Raise this when a field changes its meaning: a restore skips entries of another version and never guesses.
@@ -55,7 +61,8 @@ HASH_BYTES: Final = 16
 DECODED: Final = 1024
 """Values that a restore decodes together."""
 
-NOT_FINITE: Final = "the vector has values that are not finite"
+MAX_DIMENSIONS: Final = 16_384
+"""More numbers than any embedder's vector has."""
 
 _KEY: Final = re.compile(rb"([0-9]+:[0-9]+:)?[0-9]+")
 
@@ -64,25 +71,28 @@ class CorruptEntry(ValueError):
     """The bytes are not an entry of this version; the message says why."""
 
 
+CachedId = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One embedding: where it came from, when it was inserted, and which model made it.
 
-    `stream_time_ms`: the partition's stream time at insertion. `vector`: little-endian float32, unit length.
+    `stream_time_ms`: the partition's stream time at insertion. `vector`: little-endian float32, unit length (or zero).
     0.2.0 added the rest. `pass_number` is None in an entry of 0.1.0, which belongs to the pass that was current when it
     was written. `text_hash` is the hash of the embedded text (see `text_hash`), empty if it is unknown. `agent_id` is
     the trace's, truncated like the trace id.
     """
 
     version: int
-    sequence: int
-    source_offset: int
-    stream_time_ms: int
-    trace_id: str
-    model: str
-    vector: bytes
-    pass_number: int | None = None
+    sequence: Offset
+    source_offset: Offset
+    stream_time_ms: StreamTime
+    trace_id: CachedId
+    model: IdentityKey
+    vector: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_DIMENSIONS)]
+    pass_number: PassNumber | None = None
     text_hash: bytes = b""
-    agent_id: str = ""
+    agent_id: CachedId = ""
 
     def label(self) -> Label:
         """Return where the entry comes from."""
@@ -130,8 +140,11 @@ def encode(
 def decode(value: bytes | None) -> Entry:
     """Read an entry. Raises CorruptEntry for anything that `encode` of this version or 0.1.0's did not write."""
     entry = _decode(value)
-    if not _finite([entry]):
-        raise CorruptEntry(NOT_FINITE)
+    vector = entry.array()
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = float(np.dot(vector, vector))
+    if not abs(square - 1.0) <= LENGTH_TOLERANCE:
+        _check_length(entry)
     return entry
 
 
@@ -141,22 +154,41 @@ def decode_all(values: Iterable[bytes]) -> list[Entry | CorruptEntry]:
     One check of all vectors together takes a tenth of the time of a check of each.
     """
     found: list[Entry | CorruptEntry] = []
-    for value in values:
+    entries: dict[int, list[tuple[int, Entry]]] = {}  # by the size of the vector, with the place in `found`
+    for place, value in enumerate(values):
         try:
-            found.append(_decode(value))
+            entry = _decode(value)
         except CorruptEntry as error:
             found.append(error)
-    if not _finite([it for it in found if isinstance(it, Entry)]):
-        found = [CorruptEntry(NOT_FINITE) if isinstance(it, Entry) and not _finite([it]) else it for it in found]
+        else:
+            found.append(entry)
+            entries.setdefault(len(entry.vector), []).append((place, entry))
+    for equals in entries.values():
+        rows = np.frombuffer(b"".join([entry.vector for _, entry in equals]), dtype="<f4").reshape(len(equals), -1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.einsum("ij,ij->i", rows, rows)
+        for row in np.flatnonzero(~(np.abs(squares - 1.0) <= LENGTH_TOLERANCE)):
+            place, entry = equals[row]
+            try:
+                _check_length(entry)
+            except CorruptEntry as error:
+                found[place] = error
     return found
 
 
-def _finite(entries: Sequence[Entry]) -> bool:
-    return bool(np.isfinite(np.frombuffer(b"".join([it.vector for it in entries]), dtype="<f4")).all())
+def _check_length(entry: Entry) -> None:
+    """Raise CorruptEntry if the vector's length is neither 0 nor about 1, or if a number is not finite.
+
+    The readers ask first whether the square is as close to 1 in float32: the length is twice as close then.
+    """
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        length = float(np.linalg.norm(entry.array().astype(np.float64)))
+    if length != 0.0 and not abs(length - 1.0) <= LENGTH_TOLERANCE:
+        raise CorruptEntry(f"the vector has the length {length:.6g} instead of 1 (or 0)")
 
 
 def _decode(value: bytes | None) -> Entry:
-    """Do `decode`, but accept numbers that are not finite."""
+    """Do `decode`, but accept a vector of any length."""
     if not value:
         raise CorruptEntry("empty value")
     try:
@@ -165,11 +197,23 @@ def _decode(value: bytes | None) -> Entry:
         raise CorruptEntry(f"not a changelog entry: {error}") from error
     if entry.version != VERSION:
         raise CorruptEntry(f"entry version {entry.version}, this worker reads version {VERSION}")
-    if entry.sequence < 0 or entry.source_offset < 0 or not entry.vector or len(entry.vector) % 4:
-        raise CorruptEntry("sequence, source offset or vector length out of range")
-    if (entry.pass_number or 0) < 0 or len(entry.text_hash) not in (0, HASH_BYTES):
-        raise CorruptEntry("pass number or length of the text's hash out of range")
+    if len(entry.vector) % 4 or len(entry.text_hash) not in (0, HASH_BYTES):
+        raise CorruptEntry("size of the vector or of the text's hash out of range")
     return entry
+
+
+def impossible(entry: Entry, where: Found | None = None) -> str | None:
+    """Return why no worker of this model can have written the entry, although each field has a possible value.
+
+    `where`: where its partition continues, if that is known.
+    """
+    if entry.sequence > entry.source_offset:  # each entry has an offset of its own
+        return f"sequence {entry.sequence} at source offset {entry.source_offset}"
+    if where is not None and where.committed is not None and entry.source_offset < where.offset:
+        latest = where.committed.stream_time_ms
+        if latest is not None and entry.stream_time_ms > latest:
+            return f"stream time {entry.stream_time_ms}, later than {latest}, which was committed after it"
+    return None
 
 
 class Housekeeping:
@@ -280,6 +324,7 @@ class Log:
 
     def __init__(self) -> None:
         self._values: dict[bytes | None, tuple[int, bytes]] = {}
+        self._faults: list[tuple[int, Fault]] = []
         self.end = 0
 
     def apply(self, key: bytes | None, value: bytes | None, position: int) -> None:
@@ -287,6 +332,11 @@ class Log:
         self._values.pop(key, None)  # the last write of a key decides its place in the order
         if value is not None:
             self._values[key] = position, value
+        self.end = position + 1
+
+    def skip(self, fault: Fault, position: int) -> None:
+        """Note that the next record, or several up to `position`, cannot be read: they change nothing."""
+        self._faults.append((position, fault))
         self.end = position + 1
 
     def size(self) -> tuple[int, int]:
@@ -311,8 +361,10 @@ class Log:
         that counts at its offset.
         """
         result = Restored()
+        for position, fault in self._faults:
+            _corrupt(result, position, fault.message)
         marker = self._marker(result)
-        live = self._entries(result)
+        live = self._entries(result, found, model)
         requests = self._requests(result)
         numbers = [it.entry.pass_number or 0 for it in live if it.entry is not None]
         greatest = max([*numbers, *(it.pass_number for it in requests)], default=0)
@@ -338,20 +390,21 @@ class Log:
         try:
             return decode_marker(value)
         except ValueError as error:
-            _corrupt(result, position, error)
+            _corrupt(result, position, str(error))
             return UNREADABLE
 
-    def _entries(self, result: Restored) -> list[_Live]:
+    def _entries(self, result: Restored, where: Found, model: str) -> list[_Live]:
         live = []
         records = [(key, position, value) for key, (position, value) in self._values.items() if _may_be_entry(key)]
         for start in range(0, len(records), DECODED):
             part = records[start : start + DECODED]
             for (key, position, _), found in zip(part, decode_all(value for _, _, value in part), strict=True):
-                entry = None
-                if isinstance(found, CorruptEntry):
-                    _corrupt(result, position, found)
-                else:
-                    entry = found
+                entry, problem = (None, str(found)) if isinstance(found, CorruptEntry) else (found, None)
+                if entry is not None and entry.model == model:
+                    problem = impossible(entry, where)
+                if problem is not None:
+                    _corrupt(result, position, problem)
+                    entry = None
                 if key is not None and _KEY.fullmatch(key):  # a later release may have other records here: keep them
                     live.append(_Live(key, position, entry))
         return live
@@ -361,9 +414,14 @@ class Log:
         for key, (position, value) in self._values.items():
             if key is not None and key.startswith(FORGOTTEN_PREFIX):
                 try:
-                    found.append(decode_processed(value))
+                    request = decode_processed(value, key)
                 except ValueError as error:
-                    _corrupt(result, position, error)
+                    _corrupt(result, position, str(error))
+                    continue
+                if request.next_sequence > request.source_offset:
+                    _corrupt(result, position, f"next sequence {request.next_sequence} at {request.source_offset}")
+                else:
+                    found.append(request)
         return found
 
 
@@ -376,9 +434,9 @@ def _is_entry(row: Row) -> bool:
     return row[1] is not None and not row[0].startswith(FORGOTTEN_PREFIX)
 
 
-def _corrupt(result: Restored, position: int, error: ValueError) -> None:
+def _corrupt(result: Restored, position: int, problem: str) -> None:
     result.skipped["corrupt"] += 1
-    result.problem = result.problem or f"offset {position}: {error}"
+    result.problem = result.problem or f"offset {position}: {problem}"
 
 
 @dataclass(slots=True)

@@ -19,8 +19,10 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta, UnsetType
 
-from worker.core.control import MAX_BEHIND, ForgetRequest, Removed, copied, too_old
+from worker.core.control import MAX_BEHIND, MAX_TRACE_IDS, ForgetRequest, Removed, copied, too_old
+from worker.core.identity import IdentityKey
 from worker.core.novelty import Label, VectorCache
+from worker.core.passes import Offset, PassNumber, StreamTime
 from worker.core.trace import InvalidTrace
 
 FORGOTTEN_PREFIX: Final = b"forgotten:"
@@ -30,6 +32,8 @@ FORGOTTEN_VERSION: Final = 1
 
 MAX_REQUESTS: Final = 2048
 """Most processed requests that a changelog partition keeps; more than can be past the committed offset."""
+
+_IdHash = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 Row = tuple[bytes, bytes | None]
 """Key and value of a changelog record; None is a tombstone."""
@@ -44,14 +48,14 @@ class Processed(msgspec.Struct, frozen=True, array_like=True):
     """
 
     version: int
-    request_id: str
-    source_offset: Annotated[int, Meta(ge=0)]
-    pass_number: Annotated[int, Meta(ge=0)]
-    stream_time_ms: int | None
-    next_sequence: Annotated[int, Meta(ge=0)]
-    model: str
-    hashes: frozenset[bytes]
-    end_offsets: tuple[int, ...] = ()
+    request_id: Annotated[str, Meta(max_length=64)]
+    source_offset: Offset
+    pass_number: PassNumber
+    stream_time_ms: StreamTime | None
+    next_sequence: Offset
+    model: IdentityKey
+    hashes: Annotated[frozenset[_IdHash], Meta(max_length=MAX_TRACE_IDS)]
+    end_offsets: tuple[Offset, ...] = ()
 
     def key(self) -> bytes:
         """Return the key of its record."""
@@ -94,14 +98,19 @@ def encode_processed(processed: Processed) -> bytes:
     return _encoder.encode(processed)
 
 
-def decode_processed(value: bytes) -> Processed:
-    """Read a processed request. Raises ValueError for what `encode_processed` of this version did not write."""
+def decode_processed(value: bytes, key: bytes | None = None) -> Processed:
+    """Read a processed request. Raises ValueError for what `encode_processed` of this version did not write.
+
+    `key`: that of its record, which must be its own.
+    """
     try:
         processed = _decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not the record of a processed request: {error}") from error
     if processed.version != FORGOTTEN_VERSION:
         raise ValueError(f"request of version {processed.version}, this worker reads version {FORGOTTEN_VERSION}")
+    if key is not None and processed.key() != key:
+        raise ValueError("the record of a processed request has the key of another one")
     return processed
 
 

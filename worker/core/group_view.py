@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from worker.core.changelog import CorruptEntry, Entry, Restored, decode
+from worker.core.changelog import CorruptEntry, Entry, Restored, decode, impossible
 from worker.core.control import end_of_validity
 from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed, id_hash
 from worker.core.novelty import Label, Neighbour, Vector
@@ -122,6 +122,7 @@ class GroupView:
     """The committed entries of all partitions, at most `max_entries` together: those with the latest stream times.
 
     `model`: the key of the embedder's identity. `capacity`: of each partition's cache. `ttl_ms`: None for no expiry.
+    `corrupt` counts the damaged records that were applied, and left out.
     """
 
     def __init__(self, model: str, dimensions: int, capacity: int, ttl_ms: int | None, max_entries: int) -> None:
@@ -187,6 +188,9 @@ class GroupView:
             return True
         if not self._counts(partition, entry, position):
             return True
+        if impossible(entry):
+            self.corrupt += 1
+            return True
         if entry.sequence <= self._of(partition).newest:
             return False
         self._add(partition, key, entry)
@@ -227,6 +231,7 @@ class GroupView:
         try:
             chain = decode_marker(value or b"").chain
         except ValueError:
+            self.corrupt += value is not None
             return False
         known = self._of(partition).chain
         if [(it.number, it.start) for it in chain] != [(it.number, it.start) for it in known]:
@@ -237,7 +242,7 @@ class GroupView:
     def _apply_request(self, partition: int, key: bytes, value: bytes | None) -> None:
         if value is not None:
             try:
-                self._processed(partition, decode_processed(value))
+                self._processed(partition, decode_processed(value, key))
             except ValueError:
                 self.corrupt += 1
             return

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+IdentityKey = Annotated[str, Meta(max_length=1024)]
+"""`EmbedderIdentity.key()` in a record of the changelog; the model's name is that of a directory, 255 characters."""
 
 
 class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):

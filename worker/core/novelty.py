@@ -32,6 +32,12 @@ UNIT_TOLERANCE: Final = 2e-7
 Rounding a unit vector to float32 changes its length by at most 6e-8, so `unit` is idempotent: a vector read back from
 the changelog keeps its bits. A larger tolerance would add the embedder's own rounding to the similarity."""
 
+LENGTH_TOLERANCE: Final = 1e-3
+"""A vector whose length is farther from 1 than this is no unit vector that was rounded, but no unit vector at all."""
+
+SURELY_UNIT: Final = 3e-7
+"""A vector whose squared length is this close to 1, in any order of the sum, is within UNIT_TOLERANCE."""
+
 
 class Label(NamedTuple):
     """Where an entry comes from: its trace's id, the agent's id, and the source offset (None outside Kafka)."""
@@ -56,13 +62,13 @@ class Neighbour(NamedTuple):
 def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
     """Return the vector as float32 of length 1 and shape (dimensions,); an all-zero vector stays zero.
 
-    Raises ValueError for another shape, or for values that are not finite.
+    All vectors get their length here: those of an embedder, means of several, and those of a caller. A vector that was
+    returned once is returned again, bit for bit, on any processor. Raises ValueError for another shape, or for values
+    that are not finite.
     """
     if isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (dimensions,):
         wide = vector.astype(np.float64)
-        if (
-            abs(math.sqrt(float(wide @ wide)) - 1.0) <= UNIT_TOLERANCE
-        ):  # embedders return such vectors: 2 us instead of 6
+        if abs(float(wide @ wide) - 1.0) <= SURELY_UNIT:  # embedders return such vectors: 2 us instead of 25
             return vector.copy()
     wide = np.asarray(vector, dtype=np.float64)
     if wide.shape != (dimensions,):
@@ -72,13 +78,17 @@ def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
         raise ValueError("the vector has values that are not finite (NaN or infinity)")
     if not 1e-100 < largest < 1e100 and largest:  # beyond float32: the squares would overflow, or vanish
         wide = wide / largest
-    length = math.sqrt(float(wide @ wide))
+    length = _length(wide)
     if length == 0.0 or abs(length - 1.0) <= UNIT_TOLERANCE:
         array = wide.astype(np.float32)
-        again = array.astype(np.float64)
-        if length == 0.0 or abs(math.sqrt(float(again @ again)) - 1.0) <= UNIT_TOLERANCE:
+        if length == 0.0 or abs(_length(array.astype(np.float64)) - 1.0) <= UNIT_TOLERANCE:
             return array
     return (wide / length).astype(np.float32)
+
+
+def _length(wide: npt.NDArray[np.float64]) -> float:
+    """Return the length of a vector. The sum is exact: BLAS adds in an order that depends on the processor."""
+    return math.sqrt(math.fsum((wide * wide).tolist()))
 
 
 _NO_LABEL: Final = Label("")

@@ -11,11 +11,15 @@ Lives here: the rules, and the bytes of metadata and marker. Must not live here:
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
+from msgspec import Meta
+
+from worker.core.trace import EARLIEST_MS, LATEST_MS
 
 MARKER_KEY: Final = b"passes"
 MARKER_VERSION: Final = 1
@@ -23,6 +27,15 @@ MARKER_VERSION: Final = 1
 MAX_SEGMENTS: Final = 64
 """Most passes of a chain. Each has its own entries below the start of the next, and a changelog partition has about
 2000 entries: a group loses its oldest pass only if its offset is moved many times within those."""
+
+MAX_PASS: Final = 10**18 - 1
+"""The greatest pass number that fits the committed metadata."""
+
+Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+PassNumber = Annotated[int, Meta(ge=0, le=MAX_PASS)]
+StreamTime = Annotated[int, Meta(ge=EARLIEST_MS, le=LATEST_MS)]
+"""Numbers in records of the changelog. Anything else is damage, or was written by somebody else: the record is skipped.
+Offsets and what cannot exceed one, pass numbers, and stream times (ms since 1970)."""
 
 _KP1: Final = re.compile(r"kp1:(-?[0-9]{1,18})")
 _KP2: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18})?:([0-9]{1,18})")
@@ -65,13 +78,16 @@ class Committed:
 def committed_from(metadata: str) -> Committed | None:
     """Read committed metadata; None if it is not ours. Kafka's tools leave it empty when they move an offset."""
     if found := _KP1.fullmatch(metadata):
-        return Committed(int(found[1]))
-    if found := _KP2.fullmatch(metadata):
+        committed = Committed(int(found[1]))
+    elif found := _KP2.fullmatch(metadata):
         time, topic_id, number, start = found.groups()
-        return Committed(
+        committed = Committed(
             None if time is None else int(time), topic_id, None if number is None else int(number), int(start)
         )
-    return None
+    else:
+        return None
+    known = committed.stream_time_ms is None or EARLIEST_MS <= committed.stream_time_ms <= LATEST_MS
+    return committed if known else None
 
 
 class Segment(NamedTuple):
@@ -80,9 +96,9 @@ class Segment(NamedTuple):
     `since` assigns entries without a pass number (0.1.0 wrote them): they belong to the pass that was current then.
     """
 
-    number: int
-    start: int
-    since: int
+    number: PassNumber
+    start: Offset
+    since: Offset
 
 
 Chain = tuple[Segment, ...]
@@ -96,8 +112,8 @@ class Marker(msgspec.Struct, frozen=True, array_like=True):
     """The record on the changelog partition that names the passes. `topic_id`: the source's, "" if unknown."""
 
     version: int
-    topic_id: str
-    chain: Chain
+    topic_id: Annotated[str, Meta(max_length=22)]
+    chain: Annotated[Chain, Meta(max_length=MAX_SEGMENTS)]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -121,7 +137,7 @@ def decode_marker(value: bytes) -> Marker:
     if marker.version != MARKER_VERSION:
         raise ValueError(f"passes of version {marker.version}, this worker reads version {MARKER_VERSION}")
     starts = [segment.start for segment in marker.chain]
-    if any(min(segment) < 0 for segment in marker.chain) or starts != sorted(set(starts)):
+    if starts != sorted(set(starts)):
         raise ValueError("the chain of passes is out of order")
     return marker
 
@@ -181,9 +197,9 @@ def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Res
     `greatest`: the greatest pass number on the changelog, 0 if there is none. `end`: the changelog's end.
 
     A pass begins if the committed metadata is missing or not ours (somebody moved the offset), if no offset is
-    committed, after a time without an embedder, and if the source topic was recreated. It gets the next number, and
-    inherits the entries below its start if they are of the same topic. Otherwise the committed pass continues, also
-    when an earlier worker (kp1) has committed meanwhile.
+    committed, after a time without an embedder, and if the source topic was recreated. It gets the next number (the
+    least free one where somebody has written the greatest), and inherits the entries below its start if they are of the
+    same topic. Otherwise the committed pass continues, also when an earlier worker (kp1) has committed meanwhile.
     """
     committed = None if found.recreated else found.committed
     base, foreign = _inherited(found, marker)
@@ -201,7 +217,10 @@ def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Res
         start, why = found.offset, "the committed offset was moved" if found.has_offset else "no offset is committed"
     if foreign:
         why = "the source topic was recreated"
-    number = 1 + max([greatest, 0 if committed is None else committed.number or 0, *(it.number for it in base)])
+    used = {greatest, 0 if committed is None else committed.number or 0, *(it.number for it in base)}
+    number = 1 + max(used)
+    if number > MAX_PASS:
+        number = next(it for it in itertools.count(1) if it not in used)
     chain = _bounded((*cut(base, start), Segment(number, start, end)))
     return Resolved(Pass(found.topic_id, number, start), chain, why)
 

@@ -27,7 +27,7 @@ from worker.core.scoring import (
     Weights,
     score_trace,
 )
-from worker.core.trace import ReasoningTrace, created_at_ms
+from worker.core.trace import LATEST_MS, ReasoningTrace, created_at_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +197,10 @@ def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source
     """Return the trace's event time, ms since 1970.
 
     `created_at`: the trace's own, but never later than the record's timestamp, so that one trace dated 2099 cannot
-    expire every entry; `record`: the record's timestamp alone, if it has one.
+    expire every entry; `record`: the record's timestamp alone, if it has one. No event time is after the year 9999.
     """
     if record_timestamp_ms is None or record_timestamp_ms < 0:
         return created_at_ms(trace)
     if source == "record":
-        return record_timestamp_ms
+        return min(record_timestamp_ms, LATEST_MS)
     return min(created_at_ms(trace), record_timestamp_ms)

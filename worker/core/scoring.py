@@ -18,9 +18,10 @@ from worker.core.trace import ReasoningTrace, Step
 NEUTRAL_NOVELTY = 0.5
 """Novelty of a trace that has nothing to be compared with (empty cache, or no embedder)."""
 
-NOVELTY_ROUNDING = 1e-3
-"""How far a novelty may lie outside of 0..2. A similarity in float32 may exceed 1 (by 2e-7, measured). This is far more
-than any rounding, so that no trace can fail here, and far less than a wrong argument."""
+NOVELTY_ROUNDING = 2e-3
+"""How far a novelty may lie outside of 0..2. A similarity in float32 may exceed 1 (by 2e-7, measured), and a vector
+that somebody else wrote to the changelog may be longer by novelty.LENGTH_TOLERANCE. This is more than both, so that no
+trace can fail here, and far less than a wrong argument."""
 
 DEFAULT_PROFILE = "default"
 DEFAULT_THRESHOLD = 0.75

@@ -23,7 +23,7 @@ import types
 from dataclasses import dataclass
 from datetime import date
 from itertools import chain
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
@@ -237,6 +237,11 @@ def parse_trace(raw: bytes | bytearray | memoryview | str | None, limits: Limits
 def embedding_text(trace: ReasoningTrace) -> str:
     """Return the text to embed: the objective and the contents of all steps, joined by single spaces."""
     return " ".join([trace.task.objective, *[step.content for step in trace.steps]])
+
+
+EARLIEST_MS: Final = -62_135_596_800_000
+LATEST_MS: Final = 253_402_300_799_999
+"""The first and the last millisecond (since 1970) of the years 1 to 9999, which are those of created_at."""
 
 
 def created_at_ms(trace: ReasoningTrace) -> int:

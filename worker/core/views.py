@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from worker.core.novelty import Vector
+from worker.core.novelty import Vector, unit
 from worker.core.trace import ReasoningTrace, embedding_text
 
 View = Literal["whole", "objective"]
@@ -39,11 +39,9 @@ def unit_mean(vectors: Sequence[Vector]) -> Vector:
     if len(vectors) == 1:
         return vectors[0]
     mean = np.sum(np.asarray(vectors, np.float64), axis=0)
-    length = float(np.linalg.norm(mean))
-    if not length > 0.0:
+    if not np.abs(mean).max() > 0.0:
         raise ValueError("the parts of this text cancel each other out")
-    unit: Vector = (mean / length).astype(np.float32)
-    return unit
+    return unit(mean, len(mean))
 
 
 def joined(texts: Sequence[str]) -> str:

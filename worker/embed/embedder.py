@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from worker.core.identity import EmbedderIdentity
-from worker.core.novelty import Vector
+from worker.core.novelty import LENGTH_TOLERANCE, Vector, unit
 
 OFFICIAL_NAME: Final = "all-MiniLM-L6-v2"
 FETCH_FIRST: Final = f"{OFFICIAL_NAME} is not on this machine: run kp-worker fetch-model"
@@ -117,6 +117,18 @@ def finite(vector: Vector) -> Vector:
     if not np.isfinite(vector).all():
         raise ValueError("the model returned values that are not finite")
     return vector
+
+
+def embedding_of(vector: Vector, truncated: bool) -> Embedding:
+    """Return the embedding of a vector that a model returned, with the bits that cache and documents will have.
+
+    Models normalise in float32, which leaves the length up to 5e-7 from 1, on one processor more than on another.
+    Raises ValueError for a length that no rounding explains: the model does not work on this processor.
+    """
+    length = float(np.linalg.norm(vector.astype(np.float64)))
+    if length and abs(length - 1.0) > LENGTH_TOLERANCE:
+        raise ValueError(f"the model returned a vector of length {length:.6g} instead of 1")
+    return Embedding(unit(vector, len(vector)), truncated)
 
 
 def embed_or_diagnose(embedder: Embedder, text: str) -> Embedding:

@@ -10,8 +10,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from worker.core.novelty import Vector
-from worker.embed.embedder import finite
+from worker.core.novelty import Vector, unit
 
 CHARS_A_TOKEN: Final = 8
 """Characters to tokenise first per needed token: nearly twice as many as English has."""
@@ -49,10 +48,9 @@ def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
     Raises ValueError if it has no direction, or a window's values are not finite.
     """
     mean = np.asarray(tokens, np.float64) @ np.asarray(vectors, np.float64)
-    length = float(np.linalg.norm(mean))
-    if not length > 0.0:
+    if not np.abs(mean).max() > 0.0:
         raise ValueError("the windows of this text cancel each other out")
-    return finite((mean / length).astype(np.float32))
+    return unit(mean, len(mean))
 
 
 def long_texts(windows: int) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
 from worker.embed.cores import CoreShares, available_cores
-from worker.embed.embedder import Embedding, ModelError, finite
+from worker.embed.embedder import Embedding, ModelError, embedding_of, finite
 from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
 from worker.embed.model_dir import Manifest, checked_path, read_manifest
 from worker.version import install_extra
@@ -95,7 +95,7 @@ class OpenVinoEmbedder:
         # tokens), with buffers of full size from the start 330 MB (420 MB).
         longest = self._read(_WORD * max_tokens)[0].ids
         for request in {self._alone, *self._shared}:
-            _infer(request, longest)
+            _try_out(directory, request, longest)
 
     def embed(self, text: str) -> Embedding:
         """Embed one text, alone and unpadded. Raises ValueError if the model returns values that are not finite."""
@@ -103,7 +103,7 @@ class OpenVinoEmbedder:
         truncated = left_over or len(windows) > self._windows
         vectors = self._infer_all([window.ids for window in windows[: self._windows]])
         if len(vectors) == 1:
-            return Embedding(vectors[0], truncated)
+            return embedding_of(vectors[0], truncated)
         tokens = [len(window.ids) - sum(window.special_tokens_mask) for window in windows[: self._windows]]
         return Embedding(mean_of_windows(vectors, tokens), truncated)
 
@@ -119,6 +119,18 @@ class OpenVinoEmbedder:
             return [_infer(request, ids) for ids in windows]
         finally:
             self._cores.give_back(share)
+
+
+def _try_out(directory: Path, request: Any, ids: list[int]) -> None:
+    """Raise ModelError if the graph does not work here: without AVX, OpenVINO fails or returns arbitrary numbers."""
+    try:
+        if not embedding_of(_infer(request, ids), False).vector.any():
+            raise ValueError("the model returned only zeros")
+    except Exception as error:
+        raise ModelError(
+            f"the exported model {directory} does not work on this processor: {' '.join(str(error).split())}. "
+            "On x86, OpenVINO needs AVX; set KP_EMBEDDER=sentence-transformers"
+        ) from error
 
 
 def _infer(request: Any, ids: list[int]) -> Vector:

@@ -14,7 +14,17 @@ import numpy as np
 from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
 from worker.embed.cores import available_cores
-from worker.embed.embedder import PROBE_TEXT, Embedding, ModelError, check_weights, find_model, finite, weights_sha256
+from worker.embed.embedder import (
+    PROBE_TEXT,
+    Embedding,
+    ModelError,
+    check_weights,
+    embed_or_diagnose,
+    embedding_of,
+    find_model,
+    finite,
+    weights_sha256,
+)
 from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
 from worker.version import install_extra
 
@@ -83,16 +93,16 @@ class SentenceTransformersEmbedder:
         self.identity = EmbedderIdentity(
             name, digest, dimensions, max_tokens, "sentence-transformers", "fp32", long_texts(windows), embed_text
         )
-        self.embed(PROBE_TEXT)
+        embed_or_diagnose(self, PROBE_TEXT)
 
     def embed(self, text: str) -> Embedding:
         """Embed one text. Raises ValueError if the model returns values that are not finite."""
         if len(text.encode()) <= self._limit - 2:  # a token is at least one byte; two tokens are special
-            return Embedding(self._encode(text), False)
+            return embedding_of(self._encode(text), False)
         wanted = self._limit * self._max_windows
         (beginning, tokens), left_over = read_beginning(text, wanted, self._read, lambda found: found[1])
         if self._max_windows == 1 or tokens <= self._limit:
-            return Embedding(self._encode(beginning), left_over or tokens > self._limit)
+            return embedding_of(self._encode(beginning), left_over or tokens > self._limit)
         windows, tokens_of_each = self._windows(beginning)
         most = self._max_windows
         vectors = [self._forward(ids) for ids in windows[:most]]

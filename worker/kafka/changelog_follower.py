@@ -26,7 +26,7 @@ from worker.core.changelog import SLACK
 from worker.core.group_view import GroupView
 from worker.core.identity import EmbedderIdentity
 from worker.kafka.connections import committed_reader, running
-from worker.kafka.restore import RETRY_SECONDS, read_logs, read_positions
+from worker.kafka.restore import RETRY_SECONDS, fault_of, read_logs, read_positions
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,11 @@ class ChangelogFollower:
                 read, found = logs.pop(partition), positions[partition].found()
                 key, dimensions = self._identity.key(), self._identity.dimensions
                 restored = await asyncio.to_thread(read.restore, found, key, dimensions, capacity)
+                if restored.problem:
+                    log.warning(
+                        "group view: changelog %s/%d %s; the view leaves it out (%d damaged in all)",
+                        settings.changelog, partition, restored.problem, restored.skipped["corrupt"],
+                    )  # fmt: skip
                 self._view.load(partition, restored)
                 self._next[partition] = read.end
                 self._complete[partition] = begun
@@ -99,7 +104,7 @@ class ChangelogFollower:
                 self._client, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES
             )
             try:
-                async with running(reader) as consumer:
+                async with running(reader, tolerant=True) as consumer:
                     await self._follow(consumer)
             except KafkaError as error:
                 if not error.retriable:
@@ -132,11 +137,23 @@ class ChangelogFollower:
         return TopicPartition(self._settings.changelog, partition)
 
     def _apply(self, partition: int, records: Sequence[ConsumerRecord]) -> bool:
+        """Apply the next records of a partition; return False if it must be loaded again."""
+        before = self._view.corrupt
+        again = False
         for record in records:
             self._next[partition] = record.offset + 1
-            if not self._view.apply(partition, record.key, record.value, record.offset):
-                return False
-        return True
+            fault = fault_of(record)
+            if fault is not None:
+                self._view.corrupt += 1
+            elif not self._view.apply(partition, record.key, record.value, record.offset):
+                again = True
+                break
+        if self._view.corrupt > before:
+            log.warning(
+                "group view: changelog %s/%d: %d damaged records up to offset %d are left out",
+                self._settings.changelog, partition, self._view.corrupt - before, self._next[partition] - 1,
+            )  # fmt: skip
+        return not again
 
     async def _measure(self, consumer: AIOKafkaConsumer, begun: float) -> None:
         """Note which partitions are complete. `begun`: before the records of this round were waited for.

@@ -39,10 +39,14 @@ async def admin_client(client: Mapping[str, Any]) -> AsyncIterator[AIOKafkaAdmin
 
 
 @asynccontextmanager
-async def running(client: Client) -> AsyncIterator[Client]:
-    """Start a consumer or producer, stop it at the end. Raises KafkaError."""
+async def running(client: Client, *, tolerant: bool = False) -> AsyncIterator[Client]:
+    """Start a consumer or producer, stop it at the end. Raises KafkaError.
+
+    `tolerant`: records that cannot be read come as faults (reading.py); otherwise they are an error.
+    """
     try:
-        await client.start()
+        with reading_tolerantly() if tolerant else nullcontext():
+            await client.start()
         yield client
     finally:
         await client.stop()
@@ -117,14 +121,10 @@ async def connected_admin(
 async def connected(
     settings: Settings, arguments: Mapping[str, Any], client: Client, *, tolerant: bool = False
 ) -> AsyncIterator[Client]:
-    """Start a consumer or producer, stop it at the end. Raises UnreachableError.
-
-    `tolerant`: records that cannot be read come as faults (reading.py); otherwise they are an error.
-    """
+    """Do `running`, but raise UnreachableError."""
     async with AsyncExitStack() as stack:
         try:
-            with reading_tolerantly(settings.max_batch_bytes) if tolerant else nullcontext():
-                await stack.enter_async_context(running(client))
+            await stack.enter_async_context(running(client, tolerant=tolerant))
         except KafkaError as error:
             raise await unreachable(settings, arguments, error) from error
         yield client

@@ -3,8 +3,8 @@
 Lives here: these options, and which consumer has which. Must not live here: the reading itself (batches.py,
 fetch_results.py).
 
-Without `Reading.tolerant` a consumer gets an UnreadableError instead of a fault: the worker's restore, `tail` and
-`report` must not use a substitute for a record.
+Without `Reading.tolerant` a consumer gets an UnreadableError instead of a fault: `tail` and `report` must not use a
+substitute for a record.
 """
 
 from __future__ import annotations
@@ -94,9 +94,12 @@ def read_as(reading: Reading) -> None:
 
 
 @contextlib.contextmanager
-def tolerant(max_batch_bytes: int = MAX_BATCH_BYTES) -> Iterator[None]:
-    """Let the consumers that are started in this context get faults, in `ConsumerRecord.checksum`."""
-    token = _reading.set(Reading(max_batch_bytes, tolerant=True))
+def tolerant(max_batch_bytes: int | None = None) -> Iterator[None]:
+    """Let the consumers that are started in this context get faults, in `ConsumerRecord.checksum`.
+
+    `max_batch_bytes` None: the bound of all consumers.
+    """
+    token = _reading.set(Reading(max_batch_bytes or _default.max_batch_bytes, tolerant=True))
     try:
         yield
     finally:

@@ -16,10 +16,12 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
-from aiokafka.structs import OffsetAndMetadata
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
 from worker.core.changelog import Log, Restored
 from worker.core.passes import Committed, Found, committed_from
+from worker.core.records import Fault
+from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import send_request
 from worker.kafka.connections import admin_client, committed_reader, running
 from worker.kafka.describe import topic_id
@@ -36,9 +38,12 @@ PROGRESS_SECONDS: Final = 2.0
 RETRY_SECONDS: Final = 0.2
 """Pause before the group's coordinator is asked again while it moves or loads its data."""
 
-UNSTABLE_SECONDS = 10.0
-UNSTABLE_PAUSE_SECONDS = 0.02
+UNSTABLE_SECONDS: Final = 10.0
+UNSTABLE_PAUSE_SECONDS: Final = 0.02
 """How long, and how often, an offset is asked for that a transaction is about to commit: normally some ms."""
+
+SHOWN_MODELS: Final = 3
+"""Other models that a warning names: whoever may write to the changelog chooses their names."""
 
 LOOKUP_BACKOFF_MS: Final = 20
 """aiokafka's first attempt to ask for a topic's offsets always fails: it has not looked for the leaders yet. With
@@ -203,7 +208,7 @@ async def restore(
     """Read the changelog of the given source partitions to its end, and decide which pass continues (changelog.Log).
 
     Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
-    committed then. Entries of another model are skipped, with one warning; corrupt ones are skipped and counted.
+    committed then. Entries of another model, and damaged records, are skipped and counted, with one warning each.
     """
     logs = await read_logs(client, changelog, list(positions))
     result = {}
@@ -220,7 +225,7 @@ async def read_logs(client: Mapping[str, Any], changelog: str, partitions: Seque
     """Read partitions of the changelog from the beginning to their ends at the time of the call. Raises KafkaError."""
     logs = {partition: Log() for partition in partitions}
     reader = committed_reader(client, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES)
-    async with running(reader) as consumer:
+    async with running(reader, tolerant=True) as consumer:
         tps = [TopicPartition(changelog, partition) for partition in partitions]
         consumer.assign(tps)
         await consumer.seek_to_beginning(*tps)
@@ -236,17 +241,32 @@ async def read_logs(client: Mapping[str, Any], changelog: str, partitions: Seque
                 told = time.monotonic()
             for tp, records in (await consumer.getmany(*todo, timeout_ms=500)).items():
                 for record in records:
-                    logs[tp.partition].apply(record.key, record.value, record.offset)
+                    fault = fault_of(record)
+                    if fault is None:
+                        logs[tp.partition].apply(record.key, record.value, record.offset)
+                    else:
+                        logs[tp.partition].skip(fault, record.offset)
             todo = [tp for tp in todo if await consumer.position(tp) < ends[tp]]
     return logs
+
+
+def fault_of(record: ConsumerRecord) -> Fault | None:
+    """Return why a record of the changelog, or a batch, has no key and value; its headers do not matter."""
+    fault = record.checksum
+    lost = isinstance(fault, Fault) and fault.reason in (Reason.UNREADABLE, Reason.BATCH_TOO_LARGE)
+    return fault if lost else None
 
 
 def _report(changelog: str, partition: int, restored: Restored, model: str) -> None:
     """Log which entries were skipped, and whether a new pass begins."""
     if restored.problem:
-        log.warning("changelog %s/%d %s; the entry is skipped", changelog, partition, restored.problem)
+        log.warning(
+            "changelog %s/%d %s; the entry is skipped (%d damaged in all)",
+            changelog, partition, restored.problem, restored.skipped["corrupt"],
+        )  # fmt: skip
     if restored.skipped["other_model"]:
         others = sorted(name.removeprefix("model ") for name in restored.skipped if name.startswith("model "))
+        others[SHOWN_MODELS:] = [f"{len(others) - SHOWN_MODELS} more"] if len(others) > SHOWN_MODELS else []
         log.warning(
             "partition %d: %d changelog entries belong to another model (%s), but this worker runs %s; they are "
             "skipped, so the first traces are compared with fewer entries",

@@ -243,7 +243,7 @@ class Metrics:
         )
         self.skipped_entries = Counter(
             "kp_changelog_entries_skipped_total",
-            "Changelog entries skipped by a restore: corrupt, or from another model.",
+            "Changelog entries skipped by a restore or by the group view: corrupt, or from another model.",
             ["cause"],
             registry=registry,
         )

@@ -49,6 +49,7 @@ class GroupScope:
         self._advance: Callable[[], None] = lambda: None
         self._task: asyncio.Task[None] | None = None
         self._behind = False
+        self._counted = 0  # of the view's corrupt records
 
     async def start(self, advance: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         """Load the view, and follow the changelog. Raises what `ChangelogFollower.load` raises.
@@ -98,6 +99,8 @@ class GroupScope:
         self._metrics.group_lag.set(self._follower.lag_seconds())
         self._metrics.group_entries.set(len(self.view))
         self._metrics.group_bytes.set(self.view.memory_bytes)
+        self._metrics.skipped_entries.labels("corrupt").inc(self.view.corrupt - self._counted)
+        self._counted = self.view.corrupt
 
     def _progress(self) -> None:
         if self._behind and self.may_decide():

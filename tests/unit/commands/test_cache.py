@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support.builders import T0, make_trace
+from tests.support.damaged import bad_entries, entry_fields, mutated, packed, some_key
+from worker.commands import doctor_cache
 from worker.commands.cache_export import export_caches
 from worker.commands.cache_nearest import Query, nearest_report
 from worker.commands.cache_read import CachedPartition, PartitionLog, restore_cache, restore_latest
@@ -18,8 +20,9 @@ from worker.commands.cache_rows import cache_stats, newest_rows
 from worker.commands.cache_view import print_entries, print_nearest, print_stats
 from worker.commands.console import CommandError
 from worker.config import Settings, load
-from worker.core.changelog import Log, encode, slot_key
+from worker.core.changelog import Entry, Log, decode_all, encode, slot_key
 from worker.core.identity import EmbedderIdentity
+from worker.core.novelty import unit
 from worker.core.passes import Committed
 from worker.core.scorer import PartitionScorer
 from worker.embed.embedder import Embedding
@@ -132,6 +135,43 @@ def test_entries_are_listed_newest_first_and_by_agent_and_trace() -> None:
     assert [row.trace_id[9] for row in newest_rows(caches, None, "5a")] == ["5"]
     assert [row.trace_id[9] for row in newest_rows(caches, None, "kp:trace:5")] == ["5"]
     assert newest_rows(caches, None, "abc") == []
+
+
+def test_damaged_entries_are_counted_and_no_command_fails_whatever_there_is(seed: int, tmp_path: Path) -> None:
+    rng, settings = random.Random(seed), settings_of(10, 60.0)
+    made = vectors(np.random.default_rng(seed), 20)
+    skipped = 0
+    for number in range(40):
+        part = Written(0, settings)
+        for place, vector in enumerate(made):
+            part.score(vector, T0 + place, f"kp:trace:{place}")
+        expected = [entry.source_offset for entry in part.cached().live]
+        model = IDENTITY.key()
+        fields = entry_fields(19, 19, T0 + 19, model, unit(made[0], IDENTITY.dimensions))
+        damaged = [value for _, value in bad_entries(fields)]
+        if number == 0:
+            for place, value in enumerate(damaged):
+                part.log.apply(b"1:1034:%d" % (100 + place), value, part.log.end)
+            assert [entry.source_offset for entry in part.cached().live] == expected
+            assert cache_stats(part.read(), part.cached()).corrupt == len(damaged)
+        used = [slot_key(place, 10, 1) for place in range(20)]
+        for _ in range(rng.randint(1, 8)):
+            part.log.apply(some_key(rng, used), mutated(rng, [packed(fields)]), part.log.end)
+        read, cached = part.read(), part.cached()
+        for print_rows, rows in (
+            (print_stats, [cache_stats(read, cached)]),
+            (lambda rows: print_entries(rows, len(rows)), newest_rows([cached], None, None)),
+            (print_nearest, nearest_report([cached], Query(("",)), embedding(made[0]), IDENTITY, 5)),
+        ):
+            print_rows(rows)  # type: ignore[operator]
+        skipped += cached.restored.skipped["corrupt"]
+        if cached.live:
+            assert export_caches([cached], tmp_path / "cache.npz") == len(cached.live)
+        decoded = decode_all([mutated(rng, [packed(fields)]) for _ in range(10)])
+        entries = [*cached.live, *(entry for entry in decoded if isinstance(entry, Entry))]
+        if entries:
+            doctor_cache._judged(settings, {0: doctor_cache._same(entries)})
+    assert skipped > 20
 
 
 def test_only_what_is_committed_is_there() -> None:

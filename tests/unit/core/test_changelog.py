@@ -19,7 +19,9 @@ from worker.core.changelog import (
     slot_key,
     text_hash,
 )
+from worker.core.novelty import unit
 from worker.core.passes import MARKER_KEY
+from worker.core.trace import EARLIEST_MS, LATEST_MS
 
 VECTOR = np.array([0.6, -0.8, 1e-45, 0.0], dtype=np.float32)
 
@@ -40,12 +42,13 @@ def entry_bytes(**changes: object) -> bytes:
 def test_an_entry_comes_back_as_it_went(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for dimensions in (1, 3, 384, 1024):
-        vector = rng.normal(size=dimensions).astype(np.float32)
-        numbers = [int(n) for n in rng.integers(0, 2**62, size=3)]
+        vector = unit(rng.normal(size=dimensions), dimensions)
+        numbers = [int(n) for n in rng.integers(0, 2**63 - 1, size=2, endpoint=True)]
+        time = int(rng.integers(EARLIEST_MS, LATEST_MS, endpoint=True))
         raw = encode(
             sequence=numbers[0],
             source_offset=numbers[1],
-            stream_time_ms=-numbers[2],
+            stream_time_ms=time,
             trace_id="kp:trace:\0检",
             model="name:sha:384",
             vector=vector,
@@ -53,7 +56,7 @@ def test_an_entry_comes_back_as_it_went(seed: int) -> None:
         entry = decode(raw)
         assert entry.array().tobytes() == vector.tobytes()
         assert entry.array().shape == (dimensions,)
-        assert (entry.sequence, entry.source_offset, entry.stream_time_ms) == (numbers[0], numbers[1], -numbers[2])
+        assert (entry.sequence, entry.source_offset, entry.stream_time_ms) == (*numbers, time)
         assert (entry.trace_id, entry.model) == ("kp:trace:\0检", "name:sha:384")
         assert len(raw) < 4 * dimensions + 100
 
@@ -152,6 +155,16 @@ def test_another_version_is_refused_with_both_numbers(version: int) -> None:
         entry_bytes(vector="abcd"),
         entry_bytes(vector=np.array([1, np.nan], dtype=np.float32).tobytes()),
         entry_bytes(vector=np.array([np.inf], dtype=np.float32).tobytes()),
+        entry_bytes(vector=np.array([1.0011], dtype=np.float32).tobytes()),
+        entry_bytes(vector=np.array([0.9989], dtype=np.float32).tobytes()),
+        entry_bytes(vector=np.array([1e-3], dtype=np.float32).tobytes()),
+        entry_bytes(sequence=2**63),
+        entry_bytes(source_offset=2**63),
+        entry_bytes(stream_time_ms=2**63),
+        entry_bytes(stream_time_ms=LATEST_MS + 1),
+        entry_bytes(stream_time_ms=EARLIEST_MS - 1),
+        entry_bytes(trace_id="x" * 257),
+        entry_bytes(pass_number=2**63),
         entry_bytes(pass_number=-1),
         entry_bytes(pass_number="1"),
         entry_bytes(pass_number=1, text_hash=b"short"),
@@ -162,6 +175,11 @@ def test_another_version_is_refused_with_both_numbers(version: int) -> None:
 def test_corrupt_bytes_are_refused(raw: bytes | None) -> None:
     with pytest.raises(CorruptEntry):
         decode(raw)
+
+
+def test_a_vector_of_about_unit_length_or_zero_is_taken() -> None:
+    for length in (1.0, 1.0009, 0.9991, 0.0):
+        assert decode(entry_bytes(vector=np.array([length, 0.0], dtype=np.float32).tobytes())).sequence == 5
 
 
 def test_text_that_is_not_utf_8_is_refused() -> None:
@@ -191,7 +209,7 @@ def test_damaged_bytes_raise_corrupt_entry_and_nothing_else(seed: int) -> None:
             continue
         verdicts[True] += 1
         assert isinstance(entry, Entry)
-        assert np.isfinite(entry.array()).all()
+        assert float(np.linalg.norm(entry.array().astype(np.float64))) == pytest.approx(1.0, abs=1e-3)
     assert min(verdicts.values()) > 1000  # else the damage is too heavy, or too light, to prove much
 
 

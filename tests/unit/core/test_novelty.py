@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from tests.support.builders import make_trace, read_jsonl
 from worker import PartitionScorer, VectorCache, parse_trace
-from worker.core.novelty import Label, Neighbour, Vector, unit
+from worker.core.novelty import UNIT_TOLERANCE, Label, Neighbour, Vector, unit
 
 CLOSE = 1e-6
 
@@ -288,6 +289,35 @@ def test_unit_is_idempotent_bit_by_bit(seed: int) -> None:
         assert unit(first, dimensions).tobytes() == first.tobytes()
         if vector.any():
             assert float(np.linalg.norm(first.astype(np.float64))) == pytest.approx(1.0, abs=2e-7)
+
+
+def of_length(rng: np.random.Generator, length: Fraction) -> Vector:
+    """Return a vector of a length about 1, exact to 1e-17, whose square no sum in doubles gets right.
+
+    Behind a large number the squares of the many small ones vanish, more or fewer of them by the order of the sum. The
+    six numbers at random places take up what is left of the squared length, each one more exactly.
+    """
+    vector = rng.uniform(0.8e-8, 1e-8, size=4096).astype(np.float32)
+    places = rng.permutation(4096)[:7]
+    vector[places] = 0.0
+    vector[places[0]] = rng.uniform(0.9, 0.99)
+    squares = sum(Fraction(float(it)) ** 2 for it in vector)
+    for place in places[1:]:
+        vector[place] = math.sqrt(length**2 - squares) * (1 - 1e-7)
+        squares += Fraction(float(vector[place])) ** 2
+    assert 0 <= length**2 - squares < 1e-17
+    return vector
+
+
+def test_what_counts_as_unit_length_depends_on_no_order_of_additions(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for number in range(40):
+        within = number % 2 == 0
+        distance = Fraction(UNIT_TOLERANCE) + (-1 if within else 1) * Fraction(5, 10**16)
+        vector = of_length(rng, 1 + (1 if number % 4 < 2 else -1) * distance)
+        found = unit(vector, 4096)
+        assert (found.tobytes() == vector.tobytes()) == within
+        assert unit(found, 4096).tobytes() == found.tobytes()
 
 
 def test_unit_takes_the_ends_of_float32() -> None:

@@ -30,7 +30,7 @@ from worker.core.novelty import CACHED_ID_LENGTH, Neighbour
 from worker.core.records import Fault, SourceRecord
 from worker.core.scorer import cached_id, event_time_ms
 from worker.core.scoring import PROFILES
-from worker.core.trace import MAX_MESSAGE, embedding_text
+from worker.core.trace import EARLIEST_MS, LATEST_MS, MAX_MESSAGE, embedding_text
 
 SCHEMAS = Path(__file__).parents[3] / "schemas"
 ALL = [json.loads(path.read_text("utf-8")) for path in SCHEMAS.glob("*.schema.json")]
@@ -227,6 +227,13 @@ def test_event_time(created_at: int | str, timestamp_ms: int | None, by_created_
     assert event_time_ms(trace, timestamp_ms) == by_created_at
     assert event_time_ms(trace, timestamp_ms, "created_at") == by_created_at
     assert event_time_ms(trace, timestamp_ms, "record") == by_record
+
+
+def test_no_event_time_is_beyond_what_the_changelog_takes() -> None:
+    trace = make_trace(created_at="9999-12-31T23:59:59.999Z")
+    for source in ("created_at", "record"):
+        assert event_time_ms(trace, 2**63 - 1, source) == LATEST_MS == 253_402_300_799_999
+    assert event_time_ms(make_trace(created_at="0001-01-01T00:00:00Z"), T0) == EARLIEST_MS
 
 
 def test_one_trace_dated_2099_expires_nobody_s_entries() -> None:

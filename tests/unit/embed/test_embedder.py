@@ -4,9 +4,11 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
-from tests.support.builders import TextEmbedder
+from tests.support.builders import TextEmbedder, make_trace
+from worker import PartitionScorer
 from worker.embed import torch_embedder
 from worker.embed.embedder import (
     OFFICIAL_HUB_NAME,
@@ -17,12 +19,37 @@ from worker.embed.embedder import (
     ModelError,
     check_weights,
     embed_or_diagnose,
+    embedding_of,
     find_model,
     weights_sha256,
 )
 from worker.embed.load import load_embedder
 from worker.embed.pool import EmbeddingPool
 from worker.embed.torch_embedder import INSTALL_HINT, SentenceTransformersEmbedder
+
+# -- vectors
+
+
+def test_cache_and_documents_have_the_embedding_s_bits_however_the_model_rounds(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for off in (0.0, 1e-7, -1.9e-7, 2.5e-7, -4.5e-7, 1e-6, 9e-4):
+        for _ in range(20):
+            vector = rng.normal(size=384)
+            vector *= (1 + off) / np.linalg.norm(vector)
+            found = embedding_of(vector.astype(np.float32), True)
+            assert found.truncated
+            scored = PartitionScorer().score(make_trace(), found.vector, 0)
+            assert scored.vector is not None
+            assert scored.vector.tobytes() == found.vector.tobytes()
+            np.testing.assert_allclose(found.vector, vector / (1 + off), rtol=0, atol=2e-7)
+
+
+def test_a_vector_of_another_length_is_not_taken_for_an_embedding() -> None:
+    for length in (0.5, 0.998, 1.002, 1e30):
+        with pytest.raises(ValueError, match=r"the model returned a vector of length .* instead of 1"):
+            embedding_of(np.array([0.6, 0.8], np.float32) * np.float32(length), False)
+    assert embedding_of(np.zeros(2, np.float32), False).vector.tolist() == [0.0, 0.0]
+
 
 # -- who is to blame
 

@@ -1,0 +1,158 @@
+"""A changelog to which somebody else has written: the worker starts, says so, and scores as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.chaos import wait_until
+from tests.support.crash_worker import HashEmbedder
+from tests.support.damaged import bad_entries, bad_markers, bad_requests, entry_fields, request_fields
+from tests.support.kafka_fixtures import ROOT, WorkerProcess, consume_all, create_topics, produce
+from tests.support.raw_batches import RawRecord, batch_of, encode_batch, encode_record, produce_batch
+from tests.support.stage import LINES, Stage, documents
+from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.core.changelog import Entry, decode
+from worker.core.passes import MARKER_KEY, decode_marker
+
+Start = Callable[[Mapping[str, str]], WorkerProcess]
+MODEL = HashEmbedder.identity.key()
+SKIPPED = "kp_changelog_entries_skipped_total"
+NOW = int(time.time() * 1000)
+LIMIT = 2 << 20
+"""KP_MAX_BATCH_BYTES of these tests."""
+
+
+def stage_of(kafka: EmbeddedKafka, scope: str) -> Stage:
+    stage = Stage(kafka, KP_NOVELTY_SCOPE=scope, KP_MAX_BATCH_BYTES=str(LIMIT))
+    create_topics(stage.bootstrap, {stage.name: 2})
+    return stage
+
+
+def score(stage: Stage, worker: WorkerProcess, first: int, count: int) -> None:
+    """Publish traces to one partition after the other, so that the view of the group does not depend on time."""
+    for partition in (0, 1):
+        lines = LINES[first + partition * count : first + (partition + 1) * count]
+        stage.produce([(None, line, (), partition, NOW) for line in lines])
+        entries = worker.metric("kp_group_view_entries") + count
+        stage.wait_committed(first + (partition + 1) * count)
+        if stage.env["KP_NOVELTY_SCOPE"] == "group":
+            assert wait_until(lambda: worker.metric("kp_group_view_entries") == entries, 60), worker.log()  # noqa: B023
+
+
+def results(stage: Stage) -> list[Any]:
+    found = []
+    for document in documents(stage):
+        scoring: Any = document["scoring"]
+        source = scoring.pop("source")
+        found.append((source["partition"], source["offset"], document["id"], scoring))
+    return sorted(found, key=lambda it: it[:2])
+
+
+def damage(stage: Stage) -> dict[int, list[tuple[bytes, bytes]]]:
+    """Write to both partitions of the changelog, and return keys and values of the damaged records of each.
+
+    They are made from the last entry and the record of the passes. Before them are batches that clients cannot read:
+    the last entry again, with a header's name that is not UTF-8; a batch that unpacks to too much; and one whose last
+    record cannot be read. That is a fault, a bad entry and a fault.
+    """
+    changelog = f"{stage.name}-novelty-changelog"
+    found: dict[int, list[tuple[bytes, bytes]]] = {}
+    there = consume_all(stage.bootstrap, changelog)
+    for partition in (0, 1):
+        mine = [it for it in there if it.partition == partition]
+        (marker,) = [it for it in mine if it.key == MARKER_KEY]
+        last = [it for it in mine if it.key != MARKER_KEY][-1]
+        found[partition] = _damaged(decode(last.value), decode_marker(marker.value).topic_id)
+        same = RawRecord(last.value, last.key, ((b"caf\xe9", b""),))
+        blank = RawRecord(b" " * (2 * LIMIT), b"1:2024:900")
+        parts = [encode_record(RawRecord(b"bad", b"1:2024:90%d" % delta), delta, 0) for delta in (0, 7)]
+        for batch in (
+            encode_batch([same]),
+            encode_batch([blank], "gzip"),
+            batch_of(b"".join(parts), 2, "none", NOW, NOW),
+        ):
+            produce_batch(stage.bootstrap, changelog, partition, batch)
+        produce(stage.bootstrap, changelog, [(key, value, (), partition) for key, value in found[partition]])
+    return found
+
+
+IN_BATCHES = 3
+
+
+def _damaged(last: Entry, topic_id: str) -> list[tuple[bytes, bytes]]:
+    number = last.pass_number
+    assert number is not None
+    fields = entry_fields(last.sequence, last.source_offset, last.stream_time_ms, MODEL, last.array(), number)
+    values = [value for _, value in bad_entries(fields)]
+    rows = [(b"%d:2024:%d" % (number, 1000 + place), value) for place, value in enumerate(values)]
+    forgotten = request_fields(last.source_offset, last.sequence, last.stream_time_ms, MODEL, number)
+    key = b"forgotten:%d:%d" % (number, last.source_offset)
+    return [*rows, (key, next(iter(bad_requests(forgotten)))), (MARKER_KEY, next(iter(bad_markers(topic_id))))]
+
+
+@pytest.mark.parametrize("scope", ["partition", "group"])
+def test_damaged_records_are_skipped_and_change_no_score(kafka: EmbeddedKafka, hashing: Start, scope: str) -> None:
+    whole, clean = stage_of(kafka, scope), stage_of(kafka, scope)
+    for stage in (whole, clean):
+        with hashing(stage.env).wait_ready() as worker:
+            score(stage, worker, 0, 25)
+            worker.terminate()
+            assert worker.wait() == 0, worker.log()
+    assert results(whole) == results(clean)
+
+    changelog, rows = f"{whole.name}-novelty-changelog", damage(whole)
+    expected = sum(len(of_one) + IN_BATCHES for of_one in rows.values())
+    workers = {stage.name: hashing(stage.env).wait_ready() for stage in (whole, clean)}
+    worker = workers[whole.name]
+    assert worker.metric(SKIPPED, cause="corrupt") == expected
+    for partition in (0, 1):
+        count = expected // 2
+        (line,) = [it for it in worker.log().splitlines() if f"changelog {changelog}/{partition} offset" in it
+                   and "group view" not in it]  # fmt: skip
+        assert f"the entry is skipped ({count} damaged in all)" in line
+    for stage in (whole, clean):
+        score(stage, workers[stage.name], 50, 25)
+    if scope == "group":  # and while the view follows
+        for partition in (0, 1):
+            produce(whole.bootstrap, changelog, [(key, value, (), partition) for key, value in rows[partition]])
+        assert wait_until(lambda: worker.metric(SKIPPED, cause="corrupt") > expected + len(rows[0]), 60), worker.log()
+        assert "damaged records up to offset" in worker.log()
+    for stage in (whole, clean):
+        score(stage, workers[stage.name], 100, 25)
+    assert results(whole) == results(clean)
+    assert len(results(whole)) == 150
+    assert "Traceback" not in worker.log()
+
+
+def test_commands_read_a_damaged_changelog(kafka: EmbeddedKafka, hashing: Start) -> None:
+    stage = stage_of(kafka, "partition")
+    with hashing(stage.env).wait_ready() as worker:
+        score(stage, worker, 0, 25)
+    rows = damage(stage)
+
+    def run(*arguments: str) -> str:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
+        env = {**inherited, **stage.env, "KP_EMBEDDER": "auto"}  # doctor looks at no cache without an embedder
+        done = subprocess.run(
+            [sys.executable, "-m", "worker", *arguments], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout
+
+    stats = [json.loads(line) for line in run("cache", "stats", "--json").splitlines()]
+    assert [(it["entries"], it["corrupt"]) for it in stats] == [
+        (25, len(of_one) + IN_BATCHES) for of_one in rows.values()
+    ]
+    assert len(run("cache", "list", "--limit", "0", "--json").splitlines()) == 50
+    checks = [msgspec.json.decode(line) for line in run("doctor", "--json").splitlines()]
+    (told,) = [it for it in checks if it["check"] == "cache"]
+    assert "no entries were looked at" not in str(told)

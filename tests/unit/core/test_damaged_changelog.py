@@ -1,0 +1,301 @@
+"""Damaged records on the changelog: they are skipped and counted and change no score; whatever is there, nothing fails.
+
+Both scopes: the cache of a partition, and the view of the others.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.builders import T0, make_trace
+from tests.support.damaged import (
+    bad_entries,
+    bad_markers,
+    bad_metadata,
+    bad_requests,
+    bad_vectors,
+    entry_fields,
+    mutated,
+    packed,
+    request_fields,
+    some_key,
+)
+from worker.core.changelog import Log, Restored, encode, slot_key
+from worker.core.group_view import GroupView
+from worker.core.novelty import Vector, unit
+from worker.core.passes import (
+    MARKER_KEY,
+    MAX_PASS,
+    Committed,
+    Found,
+    Marker,
+    Segment,
+    committed_from,
+    decode_marker,
+    encode_marker,
+)
+from worker.core.records import Fault
+from worker.core.scorer import PartitionScorer, ScoredTrace
+from worker.core.trace import Reason
+
+DIMENSIONS, CAPACITY, TTL = 8, 10, 3_600_000
+MODEL = "ours:00:8:256:fp32"
+TOPIC = "a" * 22
+GOOD = 20
+"""Entries of a good changelog, at offsets 10 to 29; offset 30 is committed."""
+
+OFFSET = 10 + GOOD
+
+
+def vector_of(number: int) -> Vector:
+    return unit(np.random.default_rng(number).normal(size=DIMENSIONS), DIMENSIONS)
+
+
+def good_fields(number: int) -> dict[str, Any]:
+    return entry_fields(number, 10 + number, T0 + number, MODEL, vector_of(number))
+
+
+def queries() -> list[Vector]:
+    """Return what is scored: near to and opposite to good vectors, and in the direction of damaged ones."""
+    found = [vector_of(3), -vector_of(GOOD - 1), np.zeros(DIMENSIONS, np.float32), vector_of(99)]
+    for raw in bad_vectors(vector_of(GOOD - 1).tobytes()).values():
+        numbers = np.frombuffer(raw[: len(raw) // 4 * 4], "<f4")
+        if len(numbers) == DIMENSIONS and np.isfinite(numbers).all():
+            found += [unit(numbers, DIMENSIONS), -unit(numbers, DIMENSIONS)]
+    return found
+
+
+@dataclass
+class Changelog:
+    """A partition's changelog, and the group's offset."""
+
+    log: Log = field(default_factory=Log)
+    offset: int = OFFSET
+    metadata: str = f"kp2:{T0 + GOOD - 1}:{TOPIC}:1:0"
+
+    def append(self, key: bytes | None, value: bytes | None) -> None:
+        self.log.apply(key, value, self.log.end)
+
+    def found(self) -> Found:
+        return Found(self.offset, True, committed_from(self.metadata), TOPIC)
+
+    def restored(self) -> Restored:
+        return self.log.restore(self.found(), MODEL, DIMENSIONS, CAPACITY)
+
+
+def good() -> Changelog:
+    changelog = Changelog()
+    changelog.append(MARKER_KEY, encode_marker(Marker(1, TOPIC, (Segment(1, 0, 0),))))
+    for number in range(GOOD):
+        changelog.append(slot_key(number, CAPACITY, 1), packed(good_fields(number)))
+    changelog.append(b"forgotten:1:9", packed(request_fields(9, 0, T0 - 5, MODEL)))
+    return changelog
+
+
+def scored(scorer: PartitionScorer) -> list[ScoredTrace]:
+    return [
+        scorer.score(make_trace(f"kp:trace:new-{number}"), vector, T0 + GOOD + number)
+        for number, vector in enumerate(queries())
+    ]
+
+
+def scores_of(restored: Restored) -> list[Any]:
+    """Return what a worker that restores this says of the queries, in the partition and to the rest of the group."""
+    committed = committed_from(restored.current.metadata(T0 + GOOD - 1))
+    assert committed is not None
+    own = PartitionScorer(CAPACITY, TTL, DIMENSIONS)
+    own.restore(restored.cache(), committed.stream_time_ms, restored.next_sequence)
+    view = GroupView(MODEL, DIMENSIONS, CAPACITY, TTL, 100)
+    view.load(0, restored)
+    return [*outcome(own), len(view), *group_scores(view)]
+
+
+def group_scores(view: GroupView) -> list[Any]:
+    other = PartitionScorer(CAPACITY, TTL, DIMENSIONS)
+    other.join_group(1, view)
+    return outcome(other)
+
+
+def outcome(scorer: PartitionScorer) -> list[Any]:
+    return [(it.score, it.components, it.nearest, it.sequence, it.stream_time_ms) for it in scored(scorer)]
+
+
+def bad() -> list[tuple[str, bytes]]:
+    """Return damaged entries, made from one that would be the next: no other record tells against it."""
+    return list(bad_entries(entry_fields(GOOD - 1, OFFSET - 1, T0 + GOOD - 1, MODEL, vector_of(98))))
+
+
+def test_damaged_entries_are_skipped_and_counted_and_no_score_changes() -> None:
+    expected = scores_of(good().restored())
+    changelog = good()
+    damaged = [
+        *bad(),
+        ("later than what was committed", packed({**good_fields(GOOD - 1), "stream_time_ms": T0 + 10**9})),
+    ]
+    for number, (_, value) in enumerate(damaged):
+        changelog.append(b"1:%d:%d" % (CAPACITY + 1024, 100 + number), value)
+    for number in range(3):
+        changelog.log.skip(Fault(Reason.UNREADABLE, "broken", changelog.log.end), changelog.log.end + number)
+    restored = changelog.restored()
+    assert restored.skipped["corrupt"] == len(damaged) + 3
+    assert restored.problem
+    assert scores_of(restored) == expected
+
+
+def test_the_longest_vector_that_is_taken_fails_no_score(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    longest = 0.0
+    for _ in range(200):
+        wide = rng.normal(size=DIMENSIONS)
+        wide /= np.linalg.norm(wide)
+        entry, query = (wide * 1.00099999).astype(np.float32), (wide * (1 + 1.9e-7)).astype(np.float32)
+        changelog = good()
+        changelog.append(b"1:%d:500" % (CAPACITY + 1024), packed({**good_fields(GOOD), "vector": entry.tobytes()}))
+        changelog.offset += 1
+        changelog.metadata = f"kp2:{T0 + GOOD}:{TOPIC}:1:0"
+        restored = changelog.restored()
+        view = GroupView(MODEL, DIMENSIONS, CAPACITY, TTL, 100)
+        view.load(0, restored)
+        own, other = (PartitionScorer(CAPACITY, TTL, DIMENSIONS) for _ in range(2))
+        own.restore(restored.cache(), T0 + GOOD, restored.next_sequence)
+        other.join_group(1, view)
+        for scorer in (own, other):
+            longest = max(longest, 1.0 - scorer.score(make_trace(), query, T0).components.novelty)
+    assert longest > 1.001
+
+
+def test_each_kind_of_damage_is_found_by_itself() -> None:
+    for what, value in bad():
+        changelog = good()
+        changelog.append(b"1:%d:500" % (CAPACITY + 1024), value)
+        assert changelog.restored().skipped["corrupt"] == 1, what
+
+
+def test_damaged_entries_that_a_view_follows_are_left_out() -> None:
+    changelog = good()
+    view = GroupView(MODEL, DIMENSIONS, CAPACITY, TTL, 100)
+    view.load(0, changelog.restored())
+    expected = [len(view), *group_scores(view)]
+    for number, (what, value) in enumerate(bad()):
+        key = b"1:%d:%d" % (CAPACITY + 1024, 100 + number)
+        assert view.apply(0, key, value, changelog.log.end + number), what
+        assert view.corrupt == number + 1, what
+    assert [len(view), *group_scores(view)] == expected
+
+
+def test_a_damaged_record_of_the_passes_changes_no_score_where_the_committed_offset_names_the_pass() -> None:
+    expected = scores_of(good().restored())
+    for value in bad_markers(TOPIC):
+        with pytest.raises(ValueError, match="passes"):
+            decode_marker(value)
+        changelog = good()
+        changelog.append(MARKER_KEY, value)
+        restored = changelog.restored()
+        assert restored.skipped["corrupt"] == 1
+        assert scores_of(restored) == expected
+        view = GroupView(MODEL, DIMENSIONS, CAPACITY, TTL, 100)
+        view.load(0, good().restored())
+        assert not view.apply(0, MARKER_KEY, value, changelog.log.end), "it is loaded again"
+
+
+def test_damaged_requests_to_forget_are_skipped() -> None:
+    expected = scores_of(good().restored())
+    fields = request_fields(25, 15, T0 + 15, MODEL)
+    for value in bad_requests(fields):
+        changelog = good()
+        changelog.append(b"forgotten:1:25", value)
+        restored = changelog.restored()
+        assert restored.skipped["corrupt"] == 1, value[:80]
+        assert scores_of(restored) == expected
+
+
+def test_metadata_of_others_begins_a_pass_that_inherits_all_entries() -> None:
+    for metadata in bad_metadata(TOPIC):
+        changelog = good()
+        changelog.metadata = metadata
+        restored = changelog.restored()
+        assert committed_from(restored.current.metadata(T0)) is not None, metadata
+        if committed_from(metadata) is None:
+            assert restored.begins
+            assert len(restored.entries) == GOOD
+        live(changelog)
+
+
+def live(changelog: Changelog) -> None:
+    """Live one life of a worker: restore, score, write; the next restore reads all that it wrote."""
+    restored = changelog.restored()
+    number = restored.current.number
+    assert number is not None
+    committed = committed_from(changelog.metadata)
+    scorer = PartitionScorer(CAPACITY, TTL, DIMENSIONS)
+    scorer.restore(restored.cache(), None if committed is None else committed.stream_time_ms, restored.next_sequence)
+    rows: list[tuple[bytes, bytes | None]] = []
+    newest = None
+    for each in scored(scorer):
+        assert 0.0 <= each.score <= 1.0
+        assert each.sequence is not None
+        assert each.vector is not None
+        newest = each.sequence
+        value = encode(
+            sequence=newest, source_offset=changelog.offset, stream_time_ms=each.stream_time_ms, model=MODEL,
+            trace_id=each.trace_id, vector=each.vector, pass_number=number,
+        )  # fmt: skip
+        rows.append((slot_key(newest, CAPACITY, number), value))
+        changelog.offset += 1
+    for key, row in restored.housekeeping.rows(rows, newest, changelog.offset):
+        changelog.append(key, row)
+    changelog.metadata = restored.current.metadata(scorer.stream_time_ms)
+    again = changelog.restored()
+    assert again.begins is None, again.begins
+    assert [it.source_offset for it in again.entries[-len(rows) :]] == list(
+        range(changelog.offset - len(rows), changelog.offset)
+    )
+
+
+@pytest.mark.parametrize("metadata", [True, False], ids=["committed", "moved"])
+def test_whatever_is_on_the_changelog_no_restore_no_view_and_no_score_fails(metadata: bool, seed: int) -> None:
+    rng = random.Random(seed)
+    values = [packed(good_fields(GOOD - 1)), packed(request_fields(25, 15, T0, MODEL))]
+    values.append(encode_marker(Marker(1, TOPIC, (Segment(1, 0, 0), Segment(2, 20, 5)))))
+    used = [slot_key(number, CAPACITY, 1) for number in range(GOOD)] + [MARKER_KEY, b"forgotten:1:25"]
+    verdicts = {"corrupt": 0, "taken": 0, "loaded again": 0}
+    for _ in range(50):
+        changelog, view = good(), GroupView(MODEL, DIMENSIONS, CAPACITY, rng.choice([None, TTL]), rng.choice([15, 100]))
+        if not metadata:
+            changelog.metadata = ""
+        view.load(0, changelog.restored())
+        for _ in range(rng.randint(1, 12)):
+            key, value = some_key(rng, used), rng.choice([None, *[mutated(rng, values)] * 9])
+            position = changelog.log.end
+            changelog.append(key, value)
+            before = view.corrupt
+            if not view.apply(0, key, value, position):
+                view.load(0, changelog.restored())
+                verdicts["loaded again"] += 1
+            verdicts["corrupt" if view.corrupt > before else "taken"] += 1
+            group_scores(view)
+        scores_of(changelog.restored())
+        live(changelog)
+        live(changelog)
+    assert min(verdicts.values()) > 10, verdicts
+
+
+def test_a_pass_that_begins_has_a_number_that_can_be_read_again() -> None:
+    for number in (MAX_PASS, MAX_PASS - 1, 2**53):
+        changelog = good()
+        changelog.metadata = ""
+        changelog.append(b"7:8:9", packed({**good_fields(GOOD - 1), "pass_number": number}))
+        live(changelog)
+        changelog.metadata = ""
+        live(changelog)
+
+
+def test_a_stream_time_that_no_worker_commits_is_not_taken_over() -> None:
+    assert committed_from("kp2:253402300799999::1:0") == Committed(253_402_300_799_999, None, 1, 0)
+    for metadata in ("kp2:253402300800000::1:0", "kp1:999999999999999999", "kp2:-62135596800001::1:0"):
+        assert committed_from(metadata) is None
