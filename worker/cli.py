@@ -21,6 +21,7 @@ import click
 from worker.commands.completion import complete_directory, complete_reason, complete_traces
 from worker.commands.console import (
     ArgumentError,
+    Command,
     CommandError,
     CommandGroup,
     read_settings,
@@ -61,7 +62,7 @@ def cli() -> None:
     """
 
 
-class _RunCommand(click.Command):
+class _RunCommand(Command):
     """Lists the settings at the end of its help: they are the command's real options."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -51,8 +51,26 @@ class ArgumentError(click.BadParameter):
         super().__init__(message, param_hint=name)
 
 
+class Command(click.Command):
+    """A command whose errors repeat no argument that it does not take: `--set sasl_password SECRET` has one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does. Raises UsageError."""
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            ctx.fail(
+                f"{len(rest)} argument{'s' * (len(rest) != 1)} too many (not shown, since a secret may be among them); "
+                "a setting is given by --set NAME=VALUE"
+            )
+        return rest
+
+
 class CommandGroup(click.Group):
     """The group of all commands. Errors quote files, brokers and arguments, so they are cleaned here, in one place."""
+
+    command_class = Command
+    group_class = type
 
     def main(
         self,
@@ -101,6 +119,18 @@ def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], None
     return keep
 
 
+def _remember_assignments(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
+    """Keep the values of --set; refuse a wrong one before an error about another argument repeats part of it."""
+    if value:
+        from worker.config.sources import SourceError, parse_assignments
+
+        try:
+            parse_assignments(value)
+        except SourceError as error:
+            raise SettingsError(str(error)) from None
+    _remember("set")(context, parameter, value)
+
+
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that set settings; `read_settings` takes them from click's context."""
     options = (
@@ -111,7 +141,7 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--group", "-g", metavar="NAME", expose_value=False,
                      callback=_remember("group_id"), help="Consumer group of the worker [KP_GROUP_ID]."),
         click.option("--set", metavar="NAME=VALUE", multiple=True, expose_value=False,
-                     callback=_remember("set"), help="Any setting, as in the config file; may be repeated."),
+                     callback=_remember_assignments, help="Any setting, as in the config file; may be repeated."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)

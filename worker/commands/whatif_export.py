@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
+from itertools import chain
 from typing import BinaryIO, Final
 
 from worker.commands.whatif_summary import RescoredTrace
@@ -31,8 +32,7 @@ _BLANK_LETTERS: Final = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 
 def write_csv(traces: Iterable[RescoredTrace], file: BinaryIO) -> None:
     """Write a header and the rows; `flips` is 1 where the decision changes, else 0. Raises OSError."""
-    terminal = file.isatty()
-    rows = (
+    rows: Iterable[Iterable[str | float]] = (
         (
             trace.id, trace.domain, trace.partition, trace.offset, trace.before.profile, trace.after.profile,
             trace.before.score, trace.after.score, trace.before.threshold, trace.after.threshold,
@@ -40,7 +40,8 @@ def write_csv(traces: Iterable[RescoredTrace], file: BinaryIO) -> None:
         )
         for trace in traces
     )  # fmt: skip
-    for row in (COLUMNS, *rows):
+    terminal = file.isatty()
+    for row in chain([COLUMNS], rows):
         line = csv_line(row)
         file.write((clean(line, "\n") if terminal else line).encode())
 
