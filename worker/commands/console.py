@@ -6,15 +6,17 @@ one command's output. It imports what is heavy inside functions: `--help` loads 
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import click
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from worker.config import Loaded, Settings
+
+A_DEVICE = "it is a device, which may have no end; give a file or a pipe"
 
 PIPE_WIDTH = 100_000
 """Columns where standard output is no terminal: who reads it cuts or wraps lines as needed."""
@@ -238,8 +242,38 @@ def json_output(file: BinaryIO) -> BinaryIO:
 
 
 def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
-    """Open a file; - is standard input or output, which stays open."""
-    return cast("BinaryIO", click.open_file(path, mode))
+    """Open a file; - is standard input or output, which stays open. Raises OSError, also for a device to read from."""
+    file = cast("BinaryIO", click.open_file(path, mode))
+    if mode == "rb" and is_device(file):
+        with file:
+            raise OSError(errno.ENODEV, A_DEVICE, path)
+    return file
+
+
+class InputFile(click.File):
+    """The argument of a command that reads a file; - is standard input. Refuses a device."""
+
+    def __init__(self) -> None:
+        super().__init__("rb")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Open the file. Raises BadParameter."""
+        file = super().convert(value, param, ctx)
+        if is_device(file):
+            if value != "-":
+                file.close()
+            self.fail(f"{value!r}: {A_DEVICE}", param, ctx)
+        return file
+
+
+def is_device(file: IO[Any]) -> bool:
+    """Whether an open file is a device, which may have no end; a terminal and /dev/null have one."""
+    try:
+        found = os.fstat(file.fileno())
+    except (OSError, ValueError):  # no file behind it
+        return False
+    character = stat.S_ISCHR(found.st_mode) and not file.isatty() and found.st_rdev != os.stat(os.devnull).st_rdev
+    return character or stat.S_ISBLK(found.st_mode)
 
 
 def size_of(file: BinaryIO) -> int | None:
