@@ -25,6 +25,7 @@ from worker.embed.embedder import Embedder
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.budget import Budget
 from worker.kafka.errors import error_text
+from worker.kafka.topic_watch import TopicWatch
 from worker.kafka.topics import Layout
 from worker.observe.metrics import Metrics
 from worker.observe.status_page import Status
@@ -89,6 +90,11 @@ class Worker:
         self._assignment = Assignment(
             settings, client, layout, self._publishers, self._pool, config, metrics, callbacks
         )
+        self._topics = TopicWatch(
+            settings, client, settings.topics,
+            state={settings.source_topic, *([] if embedder is None else [settings.changelog])},
+            cache=None if embedder is None else settings.changelog,
+        )  # fmt: skip
         self._gauges = Gauges(metrics, settings.source_topic, self._buffer, self._pool)
         hooks = Hooks(settings, client, self._buffer, budget, self._drain, self._assignment.next_offsets, self._fail)
         self.app = self._create_app(hooks)
@@ -121,6 +127,8 @@ class Worker:
         """Return why records do not flow yet, or None: for readiness."""
         if self.failure is not None:
             return f"failed: {self.failure!r}"
+        if self._topics.problem is not None:
+            return self._topics.problem
         if not self._assigned:
             return "waiting for partitions to be assigned and restored"
         return None if self._group is None else self._group.not_ready()
@@ -211,13 +219,14 @@ class Worker:
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
-            self.failure = error
+            self.failure = self._topics.explain(error)
             self.failed.set()
 
     # -- start and stop
 
     async def start(self) -> None:
         """Join the group; return when the first assignment is restored."""
+        await self._topics.start(self._fail)
         await self._publishers.start()
         if self._group is not None:
             await self._group.start(self._assignment.advance, self._fail)
@@ -238,6 +247,7 @@ class Worker:
 
     async def stop(self) -> None:
         """Leave the group. Without a failure, every record taken is committed first."""
+        await self._topics.stop()
         if self.failure is not None:
             await self._assignment.close()
         await self.app.stop()
