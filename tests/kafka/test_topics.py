@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import time
@@ -345,21 +346,19 @@ async def test_a_connection_that_is_closed_at_any_request_does_not_end_the_start
     expected, requests = await prepared(kafka, lambda number, key: None, grow)
     assert {METADATA, CREATE_TOPICS, DESCRIBE_CONFIGS} | ({CREATE_PARTITIONS} if grow else set()) <= set(requests)
     partitions = (3, 3, [3] * 3)
-    for number in range(len(requests)):
-        for how in ("before", "after"):
+    for how in ("before", "after"):
+        for number in itertools.count():
 
             def cut(at: int, key: int, number: int = number, how: Any = how) -> Cut | None:
                 return how if at == number else None
 
             layout, again = await prepared(kafka, cut, grow)
-            assert len(again) > number
-            found = (
-                layout.source_partitions,
-                layout.changelog.partitions,
-                [t.partitions for t in layout.outputs.values()],
-            )
-            assert found == partitions, (number, how)
-            assert layout.max_message_bytes == expected.max_message_bytes, (number, how)
+            outputs = [topic.partitions for topic in layout.outputs.values()]
+            found = layout.source_partitions, layout.changelog.partitions, outputs, layout.max_message_bytes
+            assert found == (3, 3, [3] * 3, expected.max_message_bytes), (number, how)
+            if len(again) <= number:  # how many there are depends on how fast new topics are known
+                assert number > 8
+                break
 
 
 @pytest.mark.parametrize("key", [METADATA, CREATE_TOPICS, DESCRIBE_CONFIGS])
