@@ -21,8 +21,10 @@ import click
 from worker.commands.completion import complete_directory, complete_reason, complete_traces
 from worker.commands.console import (
     ArgumentError,
+    Command,
     CommandError,
     CommandGroup,
+    InputFile,
     read_settings,
     say_traceback,
     settings_options,
@@ -61,7 +63,7 @@ def cli() -> None:
     """
 
 
-class _RunCommand(click.Command):
+class _RunCommand(Command):
     """Lists the settings at the end of its help: they are the command's real options."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -114,7 +116,7 @@ _json_option = click.option("--json/--text", "as_json", default=None, help="Outp
 
 
 @cli.command()
-@click.argument("file", type=click.File("rb"))
+@click.argument("file", type=InputFile())
 @click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, as JSON Lines [stdout].")
 @click.option("--dead-letters", type=click.File("wb"), help="Invalid lines with the reason, as JSON Lines.")
 @click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "none"]),
@@ -492,7 +494,7 @@ def completion(shell: str) -> None:
 def _scored_documents(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument and options that select the scored documents to read."""
     options = (
-        click.argument("file", type=click.File("rb"), required=False),
+        click.argument("file", type=InputFile(), required=False),
         click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file."),
         click.option("--since", type=click.DateTime(["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d"]),
                      help="With --from-kafka: only records since this time (UTC)."),

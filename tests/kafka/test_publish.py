@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -126,6 +127,21 @@ def test_what_the_topic_refuses_is_named_and_does_not_stop_the_rest(kafka: Embed
     assert "-:2: too_large: " in done.stderr
     assert "max.message.bytes is 3000" in done.stderr
     assert f"2 traces published to topic {small}, 1 refused" in done.stderr
+
+
+def test_a_line_that_is_too_long_is_not_read_and_does_not_stop_the_rest(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    desk = Desk(kafka)
+    file = tmp_path / "traces.jsonl"
+    with file.open("wb") as stream:
+        stream.write(by_agent("a", 1) + b"\n")
+        stream.seek(64 << 20, os.SEEK_CUR)  # a hole: a line of 64 MiB
+        stream.write(b"\n" + by_agent("a", 2))
+    for options in ((), ("--no-validate", "--redact")):
+        done = desk.run("publish", str(file), *options)
+        assert done.returncode == 1
+        assert f"{file}:2: too_large: longer than {32 << 20} bytes, 32 times KP_MAX_MESSAGE_BYTES" in done.stderr
+        assert "2 traces published" in done.stderr
+    assert [json.loads(record.value)["id"] for record in desk.read()] == ["kp:trace:1", "kp:trace:2"] * 2
 
 
 def test_what_is_wrong_from_the_start_ends_with_code_2(kafka: EmbeddedKafka) -> None:

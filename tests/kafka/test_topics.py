@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.errors import InvalidTimestampError
 
-from tests.support.kafka_fixtures import create_topics, produce
+from tests.support.kafka_fixtures import create_topics, create_topics_async, produce
 from tests.support.kafka_versions import since
-from tests.support.stage import Stage, untouched
+from tests.support.proxy import Cut, Proxy
+from tests.support.stage import Stage, Workers, untouched
 from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.config import load
+from worker.config import ConfigError, load
+from worker.kafka import connections, topics
 from worker.kafka.client import client_arguments
 from worker.kafka.connections import connected_admin
 from worker.kafka.topic_plan import CHANGELOG_CONFIG, TopicPlan, plan
 from worker.kafka.topic_problems import CODECS, codec_problems, problems
 from worker.kafka.topic_state import AFTER, BEFORE, DIFFERENCE, NO_LIMIT, Observed, TopicState, look
-from worker.kafka.topics import create_missing, prepare_topics
+from worker.kafka.topics import Layout, create_missing, prepare_topics
 
 
 def planned(stage: Stage) -> list[TopicPlan]:
@@ -59,7 +63,6 @@ def test_the_topic_of_redrive_is_listed_and_a_worker_starts_without_it(kafka: Em
     assert f"--alter --topic {stage.name}-redriven --add-config cleanup.policy=compact" in stage.topics("--text").output
 
 
-@pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 def test_the_commands_to_run_by_hand_say_what_the_worker_would_create(kafka: EmbeddedKafka) -> None:
     """Reads the commands as kafka-topics.sh does, creates by them, and finds nothing left to do."""
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="2")
@@ -71,7 +74,9 @@ def test_the_commands_to_run_by_hand_say_what_the_worker_would_create(kafka: Emb
         wanted[found[1]] = int(found[2]), dict(pair.split("=") for pair in re.findall(r"--config (\S+)", command))
     create_topics(kafka.bootstrap_servers, wanted)
     rows = stage.lines()
-    assert [row["commands"] for row in rows] == [[]] * 6
+    assert [row["commands"] for row in rows[:6]] == [[]] * 6
+    # Kafka before 3.6 cannot limit how far ahead a record may be dated.
+    assert [row["level"] for row in rows[6:]] == ["warn"] * (not since("3.6"))
     assert stage.topics().exit_code == 0
 
 
@@ -302,6 +307,9 @@ def test_a_broker_before_3_6_is_asked_for_nothing_that_it_does_not_know() -> Non
     (told,) = [problem for problem in problems(chosen, found) if "one such record" in problem.message]
     assert f"dated any time ahead ({DIFFERENCE})" in told.message
     assert AFTER not in told.remedy
+    none = Observed({}, [], {}, {}, {f"log.{DIFFERENCE}": str(NO_LIMIT)})
+    assert not [topic for topic in plan(chosen, none) if AFTER in topic.configs]
+    assert [topic for topic in plan(chosen, Observed({}, [], {}, {})) if AFTER in topic.configs]
 
 
 def test_a_topic_without_an_id_is_told_where_requests_to_forget_need_one() -> None:
@@ -322,3 +330,78 @@ def test_no_broker_is_exit_code_2(kafka: EmbeddedKafka) -> None:
     result = untouched(kafka, KP_BOOTSTRAP_SERVERS="127.0.0.1:1").topics()
     assert result.exit_code == 2
     assert "no Kafka broker answers at KP_BOOTSTRAP_SERVERS=127.0.0.1:1" in result.output
+
+
+# -- brokers that close connections meanwhile
+
+METADATA, CREATE_TOPICS, DESCRIBE_CONFIGS, CREATE_PARTITIONS = 3, 19, 32, 37
+
+
+async def prepared(kafka: EmbeddedKafka, cut: Callable[[int, int], Cut | None], grow: bool) -> tuple[Layout, list[int]]:
+    """Prepare the topics of a new stage behind a proxy; return the layout and the requests.
+
+    `grow`: the changelog is there, and has fewer partitions than the source.
+    """
+    stage = Stage(kafka, KP_TOPIC_PARTITIONS="3")
+    if grow:
+        changelog = f"{stage.name}-novelty-changelog"
+        await create_topics_async(kafka.bootstrap_servers, {stage.name: 3, changelog: (1, CHANGELOG_CONFIG)})
+    with Proxy(kafka.bootstrap_servers, cut) as proxy:
+        settings = stage.settings().model_copy(update={"bootstrap_servers": proxy.address})
+        return await prepare_topics(settings, client_arguments(settings)), proxy.requests
+
+
+@pytest.mark.parametrize("grow", [False, True])
+async def test_a_connection_that_is_closed_at_any_request_does_not_end_the_start(
+    grow: bool, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the broker got the request, and after it has done it."""
+    monkeypatch.setattr(connections, "RETRY_SECONDS", 0.02)
+    expected, requests = await prepared(kafka, lambda number, key: None, grow)
+    assert {METADATA, CREATE_TOPICS, DESCRIBE_CONFIGS} | ({CREATE_PARTITIONS} if grow else set()) <= set(requests)
+    for how in ("before", "after"):
+        for number in itertools.count():
+
+            def cut(at: int, key: int, number: int = number, how: Any = how) -> Cut | None:
+                return how if at == number else None
+
+            layout, again = await prepared(kafka, cut, grow)
+            outputs = [topic.partitions for topic in layout.outputs.values()]
+            found = layout.source_partitions, layout.changelog.partitions, outputs, layout.max_message_bytes
+            assert found == (3, 3, [3] * 3, expected.max_message_bytes), (number, how)
+            if len(again) <= number:  # how many there are depends on how fast new topics are known
+                assert number > 8
+                break
+
+
+@pytest.mark.parametrize("key", [METADATA, CREATE_TOPICS, DESCRIBE_CONFIGS])
+async def test_a_broker_that_closes_every_such_connection_is_told_in_the_end(
+    key: int, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connections, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(topics, "CONNECT_SECONDS", 1.0)
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match=r"KP_BOOTSTRAP_SERVERS=127\.0\.0\.1:\d+: .*(closed|Not connected|no answer)"):
+        await prepared(kafka, lambda _, asked: "before" if asked == key else None, grow=False)
+    assert time.monotonic() - begun < 30
+    assert sum("trying again for 1 s" in record.message for record in caplog.records) == 1
+
+
+def test_a_worker_starts_behind_a_broker_that_closes_connections(kafka: EmbeddedKafka, workers: Workers) -> None:
+    """As a process: each kind of request of the preparation fails once, and no traceback is written."""
+    seen: set[int] = set()
+    preparing = {METADATA, CREATE_TOPICS, DESCRIBE_CONFIGS}
+
+    def cut(number: int, key: int) -> Cut | None:
+        if key not in preparing - seen:
+            return None
+        seen.add(key)
+        return "after"
+
+    stage = Stage(kafka)
+    with Proxy(kafka.bootstrap_servers, cut) as proxy:
+        worker = workers({**stage.env, "KP_BOOTSTRAP_SERVERS": proxy.address}).wait_ready()
+        worker.close()
+    assert seen == preparing
+    assert "trying again for 30 s" in worker.log()
+    assert "Traceback" not in worker.log()

@@ -6,15 +6,17 @@ one command's output. It imports what is heavy inside functions: `--help` loads 
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import click
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from worker.config import Loaded, Settings
+
+A_DEVICE = "it is a device, which may have no end; give a file or a pipe"
 
 PIPE_WIDTH = 100_000
 """Columns where standard output is no terminal: who reads it cuts or wraps lines as needed."""
@@ -51,8 +55,26 @@ class ArgumentError(click.BadParameter):
         super().__init__(message, param_hint=name)
 
 
+class Command(click.Command):
+    """A command whose errors repeat no argument that it does not take: `--set sasl_password SECRET` has one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does. Raises UsageError."""
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            ctx.fail(
+                f"{len(rest)} argument{'s' * (len(rest) != 1)} too many (not shown, since a secret may be among them); "
+                "a setting is given by --set NAME=VALUE"
+            )
+        return rest
+
+
 class CommandGroup(click.Group):
     """The group of all commands. Errors quote files, brokers and arguments, so they are cleaned here, in one place."""
+
+    command_class = Command
+    group_class = type
 
     def main(
         self,
@@ -101,6 +123,18 @@ def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], None
     return keep
 
 
+def _remember_assignments(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
+    """Keep the values of --set; refuse a wrong one before an error about another argument repeats part of it."""
+    if value:
+        from worker.config.sources import SourceError, parse_assignments
+
+        try:
+            parse_assignments(value)
+        except SourceError as error:
+            raise SettingsError(str(error)) from None
+    _remember("set")(context, parameter, value)
+
+
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that set settings; `read_settings` takes them from click's context."""
     options = (
@@ -111,7 +145,7 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--group", "-g", metavar="NAME", expose_value=False,
                      callback=_remember("group_id"), help="Consumer group of the worker [KP_GROUP_ID]."),
         click.option("--set", metavar="NAME=VALUE", multiple=True, expose_value=False,
-                     callback=_remember("set"), help="Any setting, as in the config file; may be repeated."),
+                     callback=_remember_assignments, help="Any setting, as in the config file; may be repeated."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -208,8 +242,38 @@ def json_output(file: BinaryIO) -> BinaryIO:
 
 
 def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
-    """Open a file; - is standard input or output, which stays open."""
-    return cast("BinaryIO", click.open_file(path, mode))
+    """Open a file; - is standard input or output, which stays open. Raises OSError, also for a device to read from."""
+    file = cast("BinaryIO", click.open_file(path, mode))
+    if mode == "rb" and is_device(file):
+        with file:
+            raise OSError(errno.ENODEV, A_DEVICE, path)
+    return file
+
+
+class InputFile(click.File):
+    """The argument of a command that reads a file; - is standard input. Refuses a device."""
+
+    def __init__(self) -> None:
+        super().__init__("rb")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Open the file. Raises BadParameter."""
+        file = super().convert(value, param, ctx)
+        if is_device(file):
+            if value != "-":
+                file.close()
+            self.fail(f"{value!r}: {A_DEVICE}", param, ctx)
+        return file
+
+
+def is_device(file: IO[Any]) -> bool:
+    """Whether an open file is a device, which may have no end; a terminal and /dev/null have one."""
+    try:
+        found = os.fstat(file.fileno())
+    except (OSError, ValueError):  # no file behind it
+        return False
+    character = stat.S_ISCHR(found.st_mode) and not file.isatty() and found.st_rdev != os.stat(os.devnull).st_rdev
+    return character or stat.S_ISBLK(found.st_mode)
 
 
 def size_of(file: BinaryIO) -> int | None:

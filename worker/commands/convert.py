@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
-from worker.commands.console import CommandError, discard_buffered, json_output, open_file, say
+from worker.commands.console import ArgumentError, CommandError, discard_buffered, json_output, open_file, say
 from worker.commands.convert_atif import read_atif
 from worker.commands.convert_chat import read_chat
 from worker.commands.convert_fields import FieldPath, RunRefused, find_field, unused_fields
 from worker.commands.convert_report import FileReport
 from worker.commands.convert_trace import ConvertOptions, Transcript, parse_json, trace_of
-from worker.commands.json_lines import is_pretty_printed
+from worker.commands.json_lines import is_pretty_printed, line_limit, read_lines, too_long
 
 LogFormat = Literal["chat", "atif"]
 
@@ -26,12 +26,12 @@ READERS: Final[dict[LogFormat, Callable[[Any, Transcript], None]]] = {"chat": re
 
 
 def run_convert(files: Sequence[str], source: LogFormat, options: ConvertOptions, report: Path | None) -> int:
-    """Convert files (- is standard input) and return the exit code. Raises CommandError."""
+    """Convert files (- is standard input) and return the exit code. Raises CommandError, ArgumentError."""
     output, reports = sys.stdout.buffer, []
     try:
         for file in files:
             reports.append(FileReport("standard input" if file == "-" else file))
-            with open_file(file, "rb") as runs:
+            with _open(file) as runs:
                 _convert_file(runs, json_output(output), READERS[source], options, reports[-1])
             say("\n".join(reports[-1].lines()))
         output.flush()
@@ -43,6 +43,13 @@ def run_convert(files: Sequence[str], source: LogFormat, options: ConvertOptions
             sys.exit(1)
         raise CommandError(f"cannot read or write: {error}") from None
     return 1 if any(each.refused for each in reports) or not any(each.written for each in reports) else 0
+
+
+def _open(file: str) -> BinaryIO:
+    try:
+        return open_file(file, "rb")
+    except OSError as error:
+        raise ArgumentError("FILES", f"{file}: {error.strerror}") from None
 
 
 def _convert_run(
@@ -74,9 +81,11 @@ def _convert_file(
     source: BinaryIO, output: BinaryIO, read: Callable[[Any, Transcript], None], options: ConvertOptions,
     report: FileReport,
 ) -> None:  # fmt: skip
-    for line, raw in _runs(source, report.file):
+    for line, raw, problem in _runs(source, report.file, options.limits.max_bytes):
         report.add_run()
         try:
+            if problem is not None:
+                raise RunRefused("too_large", problem)
             trace, transcript = _convert_run(raw, read, options)
         except RunRefused as error:
             report.add_refused(line, error.reason, str(error))
@@ -90,14 +99,19 @@ def _convert_file(
             sys.stdout.buffer.flush()  # the next command of a pipe gets each trace when it is there
 
 
-def _runs(source: BinaryIO, file: str) -> Iterator[tuple[int | None, bytes]]:
-    """Yield the runs and their lines (from 1): one run a line, or the whole file if its name ends with .json."""
+def _runs(source: BinaryIO, file: str, largest_trace: int) -> Iterator[tuple[int | None, bytes, str | None]]:
+    """Yield the runs with their lines (from 1): one run a line, or the whole file if its name ends with .json.
+
+    The third value says that a run is too long, and is not read.
+    """
     if file.endswith(".json"):
-        yield None, source.read()
+        most = line_limit(largest_trace)
+        raw = source.read(most + 1)
+        yield None, raw, too_long(most) if len(raw) > most else None
         return
-    for number, line in enumerate(source, 1):
-        if line.strip():
-            yield number, line.rstrip(b"\r\n")
+    for line in read_lines(source, largest_trace):
+        if line.problem is not None or line.data.strip():
+            yield line.number, line.data, line.problem
 
 
 def _as_json(reports: Sequence[FileReport]) -> bytes:

@@ -15,9 +15,10 @@ import numpy as np
 
 from worker.commands.console import open_file
 from worker.commands.evaluate_numbers import Floats, Ints
+from worker.commands.json_lines import read_lines
 from worker.commands.labels import label_of
 from worker.config import Settings
-from worker.core.trace import InvalidTrace, Limits, ReasoningTrace, parse_trace
+from worker.core.trace import InvalidTrace, Limits, Reason, ReasoningTrace, parse_trace
 from worker.core.views import embedded_texts
 from worker.embed.embedder import Embedder, Embedding, ModelError, embed_or_diagnose
 from worker.embed.load import load_configured
@@ -52,11 +53,13 @@ def read_labelled(path: str, label: str, limits: Limits, key: str | None = None)
     """Read a JSON Lines file; `label` and `key` are fields, dotted where nested. Raises LabelError and OSError."""
     found = Labelled("standard input" if path == "-" else Path(path).name)
     with open_file(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
+        for number, line, _, problem in read_lines(file, limits.max_bytes):
+            if problem is None and not line.strip():
                 continue
             try:
-                trace = parse_trace(line.rstrip(b"\r\n"), limits)
+                if problem is not None:
+                    raise InvalidTrace(Reason.TOO_LARGE, "", problem)
+                trace = parse_trace(line, limits)
             except InvalidTrace as error:
                 found.bad.append(f"line {number}: {error.reason}: {error.path}: {error.message}")
                 continue

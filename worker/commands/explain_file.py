@@ -6,15 +6,13 @@ live here: the explanation (explain_steps.py).
 
 from __future__ import annotations
 
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from worker.commands.console import ArgumentError, CommandError, open_file
 from worker.commands.explain_steps import is_json
+from worker.commands.json_lines import read_lines
 from worker.commands.json_position import line_of
 from worker.core.trace import InvalidTrace, Reason
-
-SKIP_BYTES: Final = 1 << 16
-"""Bytes in which a line that is skipped is read: it may be as long as the file."""
 
 
 def read_document(
@@ -31,13 +29,13 @@ def read_document(
             raw = file.read(most + 1) if line is None else _line(file, line, most, name)
     except OSError as error:
         raise ArgumentError(argument, f"{path} cannot be read: {error.strerror}") from None
-    first, _, rest = raw.partition(b"\n")
+    first, _, rest = (raw or b"").partition(b"\n")
     if line is None and rest.strip() and is_json(first):
         raise CommandError(
             f"{name} holds JSON Lines: name the line of one trace, as in {command} {path} --line 1, or pick it by "
             f"its id, as in grep -m1 ID {'FILE' if path == '-' else path} | {command} -"
         )
-    if len(raw) > most:
+    if raw is None or len(raw) > most:
         where = "" if line is None else f"line {line}: "
         raise CommandError(f"{name}: {where}more than {most} bytes, the limit of one trace (KP_MAX_MESSAGE_BYTES)")
     return raw
@@ -57,22 +55,15 @@ def describe_problem(raw: bytes, line: int | None, error: InvalidTrace) -> str:
     return text
 
 
-def _line(file: BinaryIO, number: int, most: int, name: str) -> bytes:
-    """Return one line, at most `most` + 1 bytes of it. Raises CommandError where the file has fewer lines."""
-    for before in range(number - 1):
-        if not _skip_line(file):
-            raise CommandError(f"{name} has no line {number}, only {before}")
-    raw = file.readline(most + 2)
-    if not raw:
-        raise CommandError(f"{name} has no line {number}, only {number - 1}")
-    if not raw.strip():
-        raise CommandError(f"{name}: line {number} is empty")
-    return raw.rstrip(b"\r\n")
-
-
-def _skip_line(file: BinaryIO) -> bool:
-    """Return whether there was a line to skip."""
-    chunk = first = file.readline(SKIP_BYTES)
-    while chunk and not chunk.endswith(b"\n"):
-        chunk = file.readline(SKIP_BYTES)
-    return bool(first)
+def _line(file: BinaryIO, number: int, most: int, name: str) -> bytes | None:
+    """Return one line; None where it is too long. Raises CommandError where it is missing or empty."""
+    last = 0
+    for line in read_lines(file, most):
+        last = line.number
+        if last == number:
+            if line.problem is not None:
+                return None
+            if not line.data.strip():
+                raise CommandError(f"{name}: line {number} is empty")
+            return line.data
+    raise CommandError(f"{name} has no line {number}, only {last}")

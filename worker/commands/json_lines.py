@@ -1,6 +1,82 @@
-"""JSON Lines that are none: a document over several lines, recognised by its first one."""
+"""Reading JSON Lines, for every command that does: line by line, within bounds. And files that are no JSON Lines.
+
+Lives here: where a line ends, how long it may be, a document over several lines, recognised by its first one. Must not
+live here: what is in a line, what becomes of one that is too long.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BufferedReader
+from typing import BinaryIO, Final, NamedTuple, cast
+
+CHUNK_BYTES: Final = 1 << 16
+
+LINE_FACTOR: Final = 32
+"""How many times as long as the largest trace (KP_MAX_MESSAGE_BYTES) a line may be. A run to convert may hold far more
+than its trace (images, what tools have printed), and the JSON of a line takes six times its size in memory."""
+
+
+class Line(NamedTuple):
+    """A line without its end; `number` from 1, `size` with its end. `problem`: it is too long, so `data` is empty."""
+
+    number: int
+    data: bytes
+    size: int
+    problem: str | None = None
+
+
+class LineSplitter:
+    """Makes lines of chunks, keeping no more of a line than it may have. `largest_trace`: KP_MAX_MESSAGE_BYTES."""
+
+    def __init__(self, largest_trace: int) -> None:
+        self._most = line_limit(largest_trace)
+        self._number = 0
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[Line]:
+        """Yield the lines that end in a chunk; an empty one is the end of the file."""
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            self._add(piece)
+            yield self._line(self._size + 1)
+        self._add(rest)
+        if not chunk and self._size:
+            yield self._line(self._size)
+
+    def _add(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self._most:
+            self._pieces.clear()
+        elif piece:
+            self._pieces.append(piece)
+
+    def _line(self, size: int) -> Line:
+        self._number += 1
+        problem = too_long(self._most) if self._size > self._most else None
+        line = Line(self._number, b"".join(self._pieces).rstrip(b"\r"), size, problem)
+        self._pieces.clear()
+        self._size = 0
+        return line
+
+
+def read_lines(file: BinaryIO, largest_trace: int) -> Iterator[Line]:
+    """Yield the lines of a file, each as soon as it is there. Raises OSError."""
+    lines = LineSplitter(largest_trace)
+    while chunk := cast("BufferedReader", file).read1(CHUNK_BYTES):
+        yield from lines.feed(chunk)
+    yield from lines.feed(b"")
+
+
+def line_limit(largest_trace: int) -> int:
+    """Return the most bytes of a line."""
+    return LINE_FACTOR * largest_trace
+
+
+def too_long(most: int) -> str:
+    """Return what is wrong with a line, or a document, of more than `most` bytes."""
+    return f"longer than {most} bytes, {LINE_FACTOR} times KP_MAX_MESSAGE_BYTES; shorten it, or raise that setting"
 
 
 def is_pretty_printed(first_line: bytes) -> bool:

@@ -18,7 +18,7 @@ from typing import BinaryIO, Final, Literal
 import msgspec
 from aiokafka import AIOKafkaProducer
 
-from worker.commands.json_lines import is_pretty_printed
+from worker.commands.json_lines import CHUNK_BYTES, Line, LineSplitter, is_pretty_printed
 from worker.commands.session import Session, SessionError
 from worker.core.redaction import redact_json
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
@@ -35,8 +35,6 @@ MAX_BATCH_BYTES: Final = 262_144
 
 MAX_REQUEST_BYTES: Final = 64 << 20
 """Limit of the client alone; the broker enforces that of the topic (max.message.bytes)."""
-
-CHUNK_BYTES: Final = 1 << 16
 
 KeyField = Literal["agent", "id", "domain", "none"]
 
@@ -130,11 +128,12 @@ async def publish_lines(
     async with session.connected(unconnected) as producer:
         check = _LineCheck(producer, session.settings.limits if validate else None, target.max_bytes)
         sender = _Sender(producer, topic, rate, counts)
-        await while_sending(producer, _send_lines(source, key, redact, check, sender, counts, on_line, on_refused))
+        lines = _lines(source, session.settings.max_message_bytes)
+        await while_sending(producer, _send_lines(lines, key, redact, check, sender, counts, on_line, on_refused))
 
 
 async def _send_lines(
-    source: BinaryIO,
+    lines: AsyncIterator[Line],
     key: KeyField,
     redact: bool,
     check: _LineCheck,
@@ -143,16 +142,16 @@ async def _send_lines(
     on_line: Callable[[int], None],
     on_refused: Callable[[int, InvalidTrace], None],
 ) -> None:
-    number = 0
-    async for line in _lines(source):
-        number += 1
-        on_line(len(line) + 1)
+    async for number, line, size, problem in lines:
+        on_line(size)
         if number == 1:
             counts.look_at_first(line)
-        if not line.strip():
+        if problem is None and not line.strip():
             continue
         found: dict[str, int] = {}
         try:
+            if problem is not None:
+                raise InvalidTrace(Reason.TOO_LARGE, "", problem)
             if redact:
                 line, found = redact_json(line)  # noqa: PLW2901 the original must not be sent
             record_key = key_of(line, key)
@@ -232,8 +231,8 @@ class _Sender:
             ) from error
 
 
-async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:
-    """Yield lines without their ends, as soon as each is there.
+async def _lines(source: BinaryIO, largest_trace: int) -> AsyncIterator[Line]:
+    """Yield the lines of a file, as `read_lines` does.
 
     Read by a daemon thread from the file descriptor: a slow pipe must delay neither earlier lines nor Ctrl-C.
     """
@@ -252,17 +251,11 @@ async def _lines(source: BinaryIO) -> AsyncIterator[bytes]:
                 return
 
     threading.Thread(target=read, daemon=True).start()
-    pieces: list[bytes] = []
+    splitter = LineSplitter(largest_trace)
     while chunk := await chunks.get():
         if isinstance(chunk, OSError):
             raise chunk
-        *ended, rest = chunk.split(b"\n")
-        if ended:
-            pieces.append(ended[0])
-            yield b"".join(pieces).rstrip(b"\r")
-            for line in ended[1:]:
-                yield line.rstrip(b"\r")
-            pieces = []
-        pieces.append(rest)
-    if last := b"".join(pieces):
-        yield last.rstrip(b"\r")
+        for line in splitter.feed(chunk):
+            yield line
+    for line in splitter.feed(b""):
+        yield line

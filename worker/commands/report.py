@@ -31,7 +31,7 @@ def run_report(
     source = documents.described(settings)
     try:
         with console.status("reading"):
-            complete_from = documents.read(settings, traces.add)
+            complete_from = documents.read(settings, traces.add, traces.unreadable.add)
         with console.status("making the page"):
             numbers = summarize(traces, similarity, documents.last, complete_from, settings.scoring_profiles())
             page = render(numbers, source).encode()

@@ -51,6 +51,8 @@ def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, s
         say(f"  {count} {reason}")
     for kind, count in counts.redactions.items():
         say(f"  {count} {kind} redacted")
+    for problem in counts.too_long:
+        say(f"{file.name}: {problem}")
     if counts.pretty_printed:
         raise CommandError(pretty_printed_hint(file.name))
     if dead and not counts.scores:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import msgspec
 
-from worker.commands.json_lines import is_pretty_printed
+from worker.commands.json_lines import is_pretty_printed, read_lines
 from worker.config import Settings
 from worker.core.documents import embedding_failed
 from worker.core.evaluation import Evaluation, EvaluationConfig
 from worker.core.records import SourceRecord
-from worker.core.trace import InvalidTrace
+from worker.core.trace import InvalidTrace, Reason
 from worker.core.views import embedded_texts
 from worker.embed.embedder import Embedder, Embedding, ModelError, embed_or_diagnose
 from worker.embed.load import new_scorer
@@ -27,7 +27,10 @@ from worker.embed.pool import mean_of_parts
 
 @dataclass(slots=True)
 class Summary:
-    """Counts of one run; `scores` of every scored trace, in order. `pretty_printed`: the file is no JSON Lines."""
+    """Counts of one run; `scores` of every scored trace, in order. `pretty_printed`: the file is no JSON Lines.
+
+    `too_long`: the lines that were not read as a whole, and why; no dead letter holds them.
+    """
 
     accepted: int = 0
     rejected: int = 0
@@ -35,6 +38,7 @@ class Summary:
     truncated: int = 0
     redactions: Counter[str] = field(default_factory=Counter)
     pretty_printed: bool = False
+    too_long: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
 
 
@@ -54,11 +58,17 @@ def score_lines(
     config = EvaluationConfig(settings.limits, settings.event_time, settings.output_embedding, settings.redact)
     evaluation = Evaluation(new_scorer(settings, identity), identity, config)
     summary = Summary()
-    for number, line in _lines(source, on_line):
-        if not number:
+    for number, line, size, problem in read_lines(source, settings.max_message_bytes):
+        on_line(size)
+        if number == 1:
             summary.pretty_printed = is_pretty_printed(line)
-        record = SourceRecord(settings.source_topic, 0, number, None, None, line)
+        if problem is None and not line.strip():
+            continue
+        record = SourceRecord(settings.source_topic, 0, number - 1, None, None, line)
         try:
+            if problem is not None:
+                summary.too_long.append(f"line {number}: {problem}")
+                raise InvalidTrace(Reason.TOO_LARGE, "", problem)
             trace = evaluation.read(record)
             vector = None
             if embedder is not None:
@@ -67,7 +77,7 @@ def score_lines(
         except InvalidTrace as error:
             summary.dead_letters[str(error.reason)] += 1
             if dead_letters is not None:
-                dead_letters.write(_dead_line(number, line, error) + b"\n")
+                dead_letters.write(_dead_line(number, None if problem else line, error) + b"\n")
             continue
         scored, document = evaluation.evaluate(record, trace, vector)
         summary.scores.append(scored.score)
@@ -80,14 +90,6 @@ def score_lines(
     return summary
 
 
-def _lines(source: BinaryIO, on_line: Callable[[int], None]) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(source):
-        on_line(len(line))
-        text = line.rstrip(b"\r\n")
-        if text.strip():
-            yield number, text
-
-
 def _embed(embedder: Embedder, texts: Sequence[str]) -> Embedding:
     try:
         return mean_of_parts([embed_or_diagnose(embedder, text) for text in texts])
@@ -97,15 +99,16 @@ def _embed(embedder: Embedder, texts: Sequence[str]) -> Embedding:
         raise embedding_failed(error) from error
 
 
-def _dead_line(number: int, line: bytes, error: InvalidTrace) -> bytes:
+def _dead_line(number: int, line: bytes | None, error: InvalidTrace) -> bytes:
     letter: dict[str, object] = {
-        "line": number + 1,
+        "line": number,
         "reason": str(error.reason),
         "path": error.path,
         "message": error.message,
     }
-    try:
-        letter["value"] = line.decode()
-    except UnicodeDecodeError:
-        letter["value_base64"] = base64.b64encode(line).decode()
+    if line is not None:
+        try:
+            letter["value"] = line.decode()
+        except UnicodeDecodeError:
+            letter["value_base64"] = base64.b64encode(line).decode()
     return msgspec.json.encode(letter)

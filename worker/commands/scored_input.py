@@ -6,11 +6,13 @@ Must not live here: which records of the topics are read (scored_kafka.py), what
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from worker.commands.console import CommandError, SettingsError
+from worker.commands.json_lines import read_lines
 from worker.commands.scored_documents import TakeDocument
 from worker.config import ConfigError, Settings
 
@@ -31,13 +33,18 @@ class ScoredInput(NamedTuple):
         last = [f"the last {self.last}"] if self.last else []
         return ", ".join([f"{settings.accepted_topic} and {settings.rejected_topic}", *since, *last])
 
-    def read(self, settings: Settings, take: TakeDocument) -> int:
-        """Read all documents; return from which time (ms) on they are complete. Raises CommandError."""
+    def read(self, settings: Settings, take: TakeDocument, leave_out: Callable[[str, str], None]) -> int:
+        """Read all documents; return from which time (ms) on they are complete. Raises CommandError.
+
+        `leave_out` gets the place of a line that is too long, and why it is not read.
+        """
         try:
             if self.file is not None:
-                for number, line in enumerate(self.file, 1):
-                    if line.strip():
-                        take(line, f"line {number}", 0)
+                for line in read_lines(self.file, settings.max_message_bytes):
+                    if line.problem is not None:
+                        leave_out(f"line {line.number}", line.problem)
+                    elif line.data.strip():
+                        take(line.data, f"line {line.number}", 0)
                 return 0
             return self._read_topics(settings, take)
         except OSError as error:

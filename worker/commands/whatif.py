@@ -37,7 +37,7 @@ def run_whatif(documents: ScoredInput, candidate: Settings, *, flips: int, expor
     traces = RescoredTraces(candidate.scoring_profiles(), candidate.threshold)
     source = documents.described(candidate)
     with Console(stderr=True).status("reading"):
-        complete_from = documents.read(candidate, traces.add)
+        complete_from = documents.read(candidate, traces.add, traces.unreadable.add)
     try:
         result = BeforeAndAfter(traces, documents.last, complete_from)
     except NoDocuments as error:
@@ -69,7 +69,7 @@ def run_share(documents: ScoredInput, candidate: Settings, *, share: str, label:
     traces = RescoredTraces(candidate.scoring_profiles(), candidate.threshold, label)
     source = documents.described(candidate)
     with Console(stderr=True).status("reading"):
-        complete_from = documents.read(candidate, traces.add)
+        complete_from = documents.read(candidate, traces.add, traces.unreadable.add)
     try:
         proposal = propose(traces, wanted, source, documents.last, complete_from)
     except NoDocuments as error:

@@ -17,7 +17,8 @@ def check_brokers(servers: str) -> str:
         if match is not None and 0 < int(match[1]) < 65_536:
             continue
         if "://" in address:
-            raise ValueError(f"{address!r} is a URL, and a broker has none; {FORM}")
+            shown = re.sub("//[^/]*@", "//", address)  # without a password
+            raise ValueError(f"{shown!r} is a URL, and a broker has none; {FORM}")
         if match is not None:
             raise ValueError(f"{address!r}: a port is a number from 1 to 65535; {FORM}")
         if re.fullmatch(r"[A-Za-z0-9_.-]+:?", address):

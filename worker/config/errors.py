@@ -7,18 +7,21 @@ rules themselves (settings.py, profiles.py, security.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from worker.config.profiles import ProfileSetting
-from worker.config.sources import KeyPath, Source, nearest
+from worker.config.sources import KeyPath, Source, nearest, secret_fields
 
 PEM: Final = "-----BEGIN"
-SECRETS: Final = frozenset({"sasl_password", "tls_key_password", "registry_key", "registry_url"})
-"""Fields whose value a message never shows: secrets, and a URL that may hold a password."""
+NOT_SHOWN: Final = "(not shown)"
+"""In place of what is a secret, or may be one."""
+
+PASSWORD_IN_URL: Final = re.compile("://[^/]*@")
 
 SHOWN: Final = 120
 """Characters of a wrong value that a message repeats."""
@@ -33,6 +36,7 @@ WORDS: Final[Mapping[str, str]] = {
     "float_type": "give a number",
     "int_from_float": "give a whole number",
     "int_parsing": "give a whole number",
+    "int_parsing_size": "give a whole number",
     "int_type": "give a whole number",
     "model_type": "give a table with weights, threshold or both",
     "path_type": "give a path",
@@ -48,6 +52,7 @@ class ConfigError(Exception):
 
 def explain(error: ValidationError, sources: Sequence[Source], fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     """Yield a line for each finding, with the source that gave the value."""
+    secrets = set(secret_fields(fields))
     for issue in error.errors():
         message = WORDS.get(issue["type"]) or issue["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "it must be").replace("String should", "it must")
@@ -57,21 +62,24 @@ def explain(error: ValidationError, sources: Sequence[Source], fields: Mapping[s
             continue
         info = fields.get(path[0]) if len(path) == 1 else None
         about = f" ({info.description})" if info is not None and info.description else ""
-        if issue["type"] == "extra_forbidden":
+        unknown = issue["type"] == "extra_forbidden"
+        if unknown:
             message = f"it is not a key of a profile{nearest(path[-1], ProfileSetting.model_fields)}"
-        yield f"{_place(path, sources, issue.get('input'))}: {message}{about}"
+        before, value, after = _place(path, sources, issue.get("input"))
+        # A setting below the tables of a file is taken for a key of the last one, whatever it is.
+        hidden = not secrets.isdisjoint(path) or (unknown and isinstance(value, str))
+        yield f"{before}{NOT_SHOWN if hidden else _shown(value, secrets)} is wrong{after}: {message}{about}"
 
 
-def _place(path: KeyPath, sources: Iterable[Source], given: Any) -> str:
-    """Return where a value is written, and the value: KP_THRESHOLD='2' is wrong."""
+def _place(path: KeyPath, sources: Iterable[Source], given: Any) -> tuple[str, Any, str]:
+    """Return the words before a value, the value, and the words behind it: (KP_PROFILES=, {...}, at code.threshold)."""
     source = next((source for source in sources if _reached(source, path)), Source("call", {}))
     if source.kind == "file" or (source.kind == "option" and source.gives(path)):
-        shown = _shown(path[0], source.get(path) if source.gives(path) else given)
-        return f"{source.written(path)}{' = ' if source.kind == 'file' else '='}{shown} is wrong"
+        value = source.get(path) if source.gives(path) else given
+        return f"{source.written(path)}{' = ' if source.kind == 'file' else '='}", value, ""
     # A variable holds a whole table, as JSON.
-    value = source.values.get(path[0], given)
     where = f" at {'.'.join(path[1:])}" if path[1:] else ""
-    return f"{source.written(path[:1])}={_shown(path[0], value)} is wrong{where}"
+    return f"{source.written(path[:1])}=", source.values.get(path[0], given), where
 
 
 def _reached(source: Source, path: KeyPath) -> bool:
@@ -79,9 +87,18 @@ def _reached(source: Source, path: KeyPath) -> bool:
     return source.gives(path) or (len(path) > 1 and source.gives(path[:-1]))
 
 
-def _shown(field: str, value: object) -> str:
-    if field in SECRETS or PEM in str(value):
-        return "(not shown)"
+def _shown(value: object, secrets: Set[str]) -> str:
+    if PEM in str(value) or PASSWORD_IN_URL.search(str(value)):
+        return NOT_SHOWN
+    if isinstance(value, Mapping | list):
+        return json.dumps(_without_texts(value, secrets))[:SHOWN]
+    return repr(value[:SHOWN]) if isinstance(value, str) else str(value)[:SHOWN]
+
+
+def _without_texts(value: object, secrets: Set[str]) -> object:
+    """Return a table or list with its numbers alone: the tables of the settings hold no texts, and this one may."""
     if isinstance(value, Mapping):
-        return json.dumps(value, default=str)[:SHOWN]
-    return repr(str(value)[:SHOWN]) if isinstance(value, str) else str(value)[:SHOWN]
+        return {key: NOT_SHOWN if key in secrets else _without_texts(inner, secrets) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_texts(inner, secrets) for inner in value]
+    return value if value is None or isinstance(value, int | float) else NOT_SHOWN

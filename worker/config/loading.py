@@ -21,6 +21,7 @@ from worker.config.sources import (
     KeyPath,
     Source,
     SourceError,
+    check_values,
     config_file,
     environment,
     merged,
@@ -90,7 +91,11 @@ def _sources(file: Path | None, options: Mapping[str, Any], fields: Mapping[str,
         Source("option", options),
         environment(Settings),
     ]
-    return (*found, config_file(Settings, path)) if path else tuple(found)
+    if path:
+        found.append(config_file(path))
+    for source in found:
+        check_values(source)
+    return tuple(found)
 
 
 def _known(sources: tuple[Source, ...]) -> dict[str, Any]:

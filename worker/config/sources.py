@@ -7,20 +7,30 @@ here: what the settings are (settings.py), the words for a wrong value (errors.p
 from __future__ import annotations
 
 import difflib
+import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError, TomlConfigSettingsSource
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
 PREFIX: Final = "KP_"
 CONFIG_VARIABLE: Final = "KP_CONFIG"
 
 OPTIONS: Final[Mapping[str, str]] = {"bootstrap_servers": "--bootstrap-servers", "group_id": "--group"}
 """Settings that have an option of their own; any other is given by --set."""
+
+MAX_LEVELS: Final = 16
+"""Levels of tables and lists in one source; the settings have four. What reads them calls itself for each level."""
+
+LARGEST_INTEGER: Final = 2**63 - 1
+"""TOML promises no larger integers, and Python cannot write one of thousands of digits."""
 
 KeyPath = tuple[str, ...]
 """A key and the keys below it: ("profiles", "code", "threshold")."""
@@ -69,16 +79,22 @@ def environment(settings: type[BaseSettings]) -> Source:
     try:
         return Source("environment", EnvSettingsSource(settings)())
     except SettingsError as error:
-        raise SourceError(f"{error.__cause__ or error}; KP_PROFILES must be JSON (one object)") from None
+        cause = error.__cause__
+        words = str(cause) if isinstance(cause, json.JSONDecodeError) else "an integer of thousands of digits"
+        raise SourceError(f"{words}; KP_PROFILES must be JSON (one object)") from None
+    except RecursionError:
+        raise SourceError(f"KP_PROFILES is {_too_deep()}") from None
 
 
-def config_file(settings: type[BaseSettings], path: Path) -> Source:
+def config_file(path: Path) -> Source:
     """Return what a TOML file gives. Raises SourceError where it cannot be read or is not TOML."""
+    text = ""
     try:
-        if not path.is_file():  # the library takes a missing file for an empty one
+        if not path.is_file():  # a device or a pipe might never end
             path.stat()
             raise SourceError(f"{path} is not a file; --config and {CONFIG_VARIABLE} name a TOML file")
-        source = TomlConfigSettingsSource(settings, path)
+        text = path.read_bytes().decode()
+        return Source("file", tomllib.loads(text), str(path))
     except tomllib.TOMLDecodeError as error:
         raise SourceError(f"{path} is not TOML: {error}") from None
     except UnicodeDecodeError as error:
@@ -87,42 +103,91 @@ def config_file(settings: type[BaseSettings], path: Path) -> Source:
         raise SourceError(
             f"cannot read {path}: {error.strerror}; --config and {CONFIG_VARIABLE} name a TOML file"
         ) from None
-    return Source("file", source.toml_data, str(path))
+    except RecursionError:
+        raise SourceError(f"{path}: line {_deepest_line(text)} is {_too_deep()}") from None
+    except SourceError:
+        raise
+    except ValueError:  # not the parser's own error: Python reads no integer of so many digits
+        raise SourceError(f"{path}: line {_longest_number_line(text)} has an integer of thousands of digits") from None
+
+
+def _too_deep() -> str:
+    return f"nested deeper than {MAX_LEVELS} levels; the settings have four"
+
+
+def _deepest_line(text: str) -> int:
+    """Return the line (from 1) on which the most brackets are open; those in texts and comments count, too."""
+    depth, most, deepest = 0, 0, 1
+    for number, line in enumerate(text.split("\n"), 1):
+        opened = line.count("[") + line.count("{")
+        if depth + opened > most:
+            most, deepest = depth + opened, number
+        depth += opened - line.count("]") - line.count("}")
+    return deepest
+
+
+def _longest_number_line(text: str) -> int:
+    longest = max(re.finditer("[0-9_]+", text), key=lambda found: len(found[0]))
+    return text.count("\n", 0, longest.start()) + 1
+
+
+def check_values(source: Source) -> None:
+    """Raise SourceError for what is nested too deeply, or an integer too large: to write either could fail."""
+    todo: list[tuple[KeyPath, Any]] = [((), source.values)]
+    while todo:
+        path, value = todo.pop()
+        if isinstance(value, Mapping | list):
+            if len(path) > MAX_LEVELS:
+                raise SourceError(f"{_place(source, path[:4])}... is {_too_deep()}")
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            todo += [((*path, str(key)), item) for key, item in items]
+        elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            raise SourceError(f"{_place(source, path)} is an integer beyond 64 bits; no setting is as large")
+
+
+def _place(source: Source, path: KeyPath) -> str:
+    """Return where a value is; a variable holds a whole table."""
+    inside = f" at {dotted(path[1:])}" if source.kind == "environment" and path[1:] else ""
+    return f"{source.written(path)}{inside}"
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """Return nested values from NAME=VALUE; NAME is a key as in the config file. Raises SourceError.
 
     VALUE is text, as in an environment variable. A name may be dotted, and quoted where TOML wants it:
-    profiles."a b".threshold=0.8.
+    profiles."a b".threshold=0.8. An error shows no part of an assignment that may be a value: it could be a secret.
     """
     result: dict[str, Any] = {}
-    for assignment in assignments:
+    for number, assignment in enumerate(assignments, 1):
         name, equals, value = assignment.partition("=")
-        if not equals or not value:
-            raise SourceError(f"--set {assignment}: give NAME=VALUE, for example --set threshold=0.8")
-        try:
-            keys = _keys(tomllib.loads(f"{name} = 0"))
-        except tomllib.TOMLDecodeError:
+        keys = _keys(name) if equals else None
+        if keys is None:
             raise SourceError(
-                f"--set {assignment}: {name!r} is not a key; for example profiles.code.threshold"
-            ) from None
+                f"--set number {number} is not NAME=VALUE, for example --set threshold=0.8 or "
+                "--set profiles.code.threshold=0.8 (it is not shown, since it may hold a secret)"
+            )
+        if not value:
+            raise SourceError(f"--set {dotted(keys)}: give NAME=VALUE, for example --set threshold=0.8")
         place = result
         for key in keys[:-1]:
             place = place.setdefault(key, {})
             if not isinstance(place, dict):
-                raise SourceError(f"--set {assignment}: {key} has a value already")
+                raise SourceError(f"--set {dotted(keys)}: {key} has a value already")
         place[keys[-1]] = value
     return result
 
 
-def _keys(table: Mapping[str, Any]) -> list[str]:
-    keys = []
-    value: Any = table
-    while isinstance(value, dict):
-        ((key, value),) = value.items()
-        keys.append(key)
-    return keys
+def _keys(name: str) -> KeyPath | None:
+    """Return the parts of a dotted key; None where the text is no key."""
+    keys: list[str] = []
+    try:
+        value: Any = tomllib.loads(f"{name} = 0") if "\n" not in name else {}
+        while isinstance(value, dict):
+            ((key, value),) = value.items()
+            keys.append(key)
+    except ValueError:  # no TOML, or none or several keys: a comment, a table
+        return None
+    return tuple(keys)
 
 
 def merged(sources: Iterable[Source]) -> dict[str, Any]:
@@ -149,13 +214,26 @@ def unknown_variables(fields: Iterable[str]) -> Iterator[str]:
             yield f"{name} is not a setting{nearest(name, known)}"
 
 
-def unknown_keys(source: Source, fields: Iterable[str]) -> Iterator[str]:
+def unknown_keys(source: Source, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     """Describe each key of a config file, or of --set, that is not a setting, with the nearest one that is."""
-    known = list(fields)
     for key in source.values:
-        if key not in known:
+        if key not in fields:
             name = key.lower().removeprefix(PREFIX.lower()).replace("-", "_")
-            yield f"{source.written((key,))} is not a setting{nearest(name, known)}"
+            written = source.written((key,))
+            # --set sasl_passwordSECRET== has lost its first "=".
+            glued = [secret for secret in secret_fields(fields) if name.startswith(secret) and name not in fields]
+            if source.kind == "option" and glued:
+                written = f"--set {glued[0]}..."
+            yield f"{written} is not a setting{nearest(name, fields)}"
+
+
+def secret_fields(fields: Mapping[str, FieldInfo]) -> list[str]:
+    """Return the settings whose value no message shows: secrets, and a URL that may hold a password."""
+    return [
+        name
+        for name, info in fields.items()
+        if name == "registry_url" or SecretStr in (info.annotation, *get_args(info.annotation))
+    ]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -34,6 +34,7 @@ from worker.contribute.unit import Gate
 from worker.contribute.waiting import Stop, StoppedError
 from worker.kafka.connections import connected
 from worker.kafka.restore import Position, read_positions
+from worker.kafka.topic_watch import TopicLostError, TopicWatch
 from worker.observe.contribute_metrics import ContributeMetrics
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,11 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._client = client
         self._topics = topics
         self._metrics = metrics
+        names = {
+            "KP_ACCEPTED_TOPIC": topics.accepted, "KP_CONTRIBUTED_TOPIC": settings.contributed,
+            "KP_REFUSED_TOPIC": settings.refused,
+        }  # fmt: skip
+        self._watch = TopicWatch(settings, client, names, state={topics.accepted})
         self._gateway = Gateway(registry, metrics, settings.contribute_rate)
         self._late = LateWatch(self._gateway, metrics, 2 * settings.contribute_timeout_seconds)
         self._stop = Stop()
@@ -87,7 +93,10 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def not_ready(self) -> str | None:
         """Return why nothing is posted, or None: for readiness."""
         if self.failure is not None:
-            return f"failed: {type(self.failure).__name__}"
+            lost = isinstance(self.failure, TopicLostError)  # other messages may quote a record
+            return f"failed: {self.failure if lost else type(self.failure).__name__}"
+        if self._watch.problem is not None:
+            return self._watch.problem
         if not self._assigned:
             return "waiting for partitions to be assigned"
         if (seconds := self._gateway.blocked_seconds()) > 0:
@@ -97,6 +106,7 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def run(self) -> None:
         """Work until `stop` is called or something fails."""
         async with connected(self._settings, self._client, self._consumer, tolerant=True):
+            await self._watch.start(self._fail)
             self._consumer.subscribe([self._topics.accepted], listener=self)
             watching = asyncio.create_task(self._watch_late())
             try:
@@ -107,6 +117,7 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 pass
             finally:
                 watching.cancel()
+                await self._watch.stop()
                 await self._end_partitions()
 
     def stop(self) -> None:
@@ -220,5 +231,5 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
-            self.failure = error
+            self.failure = self._watch.explain(error)
             self.failed.set()

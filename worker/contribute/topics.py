@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from worker.config import ConfigError, Settings
 from worker.contribute.outputs import CONTRIBUTED, REFUSED
-from worker.kafka.connections import CONNECT_SECONDS, connected_admin
+from worker.kafka.connections import CONNECT_SECONDS, prepare_patiently
 from worker.kafka.publication import OutputTopic
 from worker.kafka.topic_plan import DEAD_LETTER_OVERHEAD, TopicPlan
 from worker.kafka.topic_state import MissingTopicsError, Observed, look_at
@@ -36,7 +36,8 @@ class ContributeTopics:
 
 async def prepare_contribute_topics(settings: Settings, client: Mapping[str, Any]) -> ContributeTopics:
     """Create the missing topics (KP_CREATE_TOPICS) and check all. Raises ConfigError that names topic and remedy."""
-    async with connected_admin(settings, client, CONNECT_SECONDS) as admin:
+
+    async def prepare(admin: AIOKafkaAdminClient) -> ContributeTopics:
         for _ in range(SETTLE_ATTEMPTS):
             found = await _look(admin, settings)
             try:
@@ -49,6 +50,8 @@ async def prepare_contribute_topics(settings: Settings, client: Mapping[str, Any
                     await create(admin, settings, wanted)
             await asyncio.sleep(0.2)
         return _checked(settings, await _look(admin, settings))
+
+    return await prepare_patiently(settings, client, prepare, CONNECT_SECONDS)
 
 
 async def _look(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Final, TypeVar
 
@@ -12,8 +12,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from worker.config import Settings
+from worker.config import ConfigError, Settings
 from worker.kafka.aiokafka_private import sender_task
+from worker.kafka.errors import error_text
 from worker.kafka.producer import Producer, PublishError
 from worker.kafka.reaching import reach_any, unreachable
 from worker.kafka.reading import tolerant as reading_tolerantly
@@ -24,7 +25,10 @@ Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer, Producer)
 Result = TypeVar("Result")
 
 CONNECT_SECONDS: Final = 30.0
-"""How long the worker tries to reach a broker at start, once a second, before it exits."""
+"""How long the worker tries to reach a broker at start before it exits."""
+
+RETRY_SECONDS: Final = 1.0
+"""Pause between two attempts."""
 
 
 @asynccontextmanager
@@ -113,8 +117,36 @@ async def connected_admin(
             if not told:
                 told = True
                 log.warning("%s; trying again for %.0f s", failure, patience_seconds)
-            await asyncio.sleep(1)
+            await asyncio.sleep(RETRY_SECONDS)
         yield admin
+
+
+async def prepare_patiently(
+    settings: Settings,
+    client: Mapping[str, Any],
+    work: Callable[[AIOKafkaAdminClient], Awaitable[Result]],
+    patience_seconds: float,
+) -> Result:
+    """Return what `work` returns with an admin client. Raises ConfigError.
+
+    If a broker closes a connection or does not answer, the work begins anew, for `patience_seconds`; so it may be done
+    twice.
+    """
+    loop = asyncio.get_running_loop()
+    until, told = loop.time() + patience_seconds, False
+    while True:
+        try:
+            async with connected_admin(settings, client, max(0.0, until - loop.time())) as admin:
+                return await work(admin)
+        except (KafkaError, OSError, TimeoutError) as error:
+            where = f"KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}"
+            failure = ConfigError(f"the topics cannot be prepared at {where}: {error_text(error)}")
+            if loop.time() >= until or (isinstance(error, KafkaError) and not error.retriable):
+                raise failure from error
+            if not told:
+                told = True
+                log.warning("%s; trying again for %.0f s", failure, patience_seconds)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 @asynccontextmanager

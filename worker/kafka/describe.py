@@ -111,6 +111,15 @@ async def topic_configs(
     return configs, refused
 
 
+async def broker_configs(admin: AIOKafkaAdminClient) -> Mapping[str, str]:
+    """Return the settings of one broker; none if this login may not read them. Raises KafkaError."""
+    broker = (await admin.describe_cluster())["brokers"][0]["node_id"]
+    for response in await admin.describe_configs([ConfigResource(ConfigResourceType.BROKER, str(broker))]):
+        for _, _, _, _, entries in response.resources:
+            return {entry[0]: entry[1] for entry in entries}
+    return {}
+
+
 async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
     """Return a topic's current max.message.bytes; None if the broker does not report it."""
     try:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from worker.config import ConfigError, Settings
-from worker.kafka.describe import describe_topics, topic_configs
+from worker.kafka.describe import broker_configs, describe_topics, topic_configs
 
 DEFAULT_MAX_BYTES: Final = 1_048_588
 """Kafka's default max.message.bytes, assumed if the worker may not read a topic's settings."""
@@ -53,12 +53,14 @@ class Observed:
     """What the broker reports about the topics: those that exist, and those to which it denies access.
 
     `configs`: settings by topic. `unreadable`: the broker's message, for topics whose settings it does not show.
+    `defaults`: settings of a broker, if no topic shows any.
     """
 
     topics: Mapping[str, TopicState]
     denied: Sequence[str]
     configs: Mapping[str, Mapping[str, str]]
     unreadable: Mapping[str, str]
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     def config(self, topic: str, name: str, default: str) -> str:
         """Return a topic's setting; `default` if it is not known."""
@@ -66,7 +68,9 @@ class Observed:
 
     @property
     def has_after(self) -> bool:
-        """Whether the broker has the setting AFTER, as far as the topics show it."""
+        """Whether the broker has the setting AFTER, as far as the topics or its own settings show it."""
+        if f"log.{DIFFERENCE}" in self.defaults and f"log.{AFTER}" not in self.defaults:
+            return False
         return not any(DIFFERENCE in shown and AFTER not in shown for shown in self.configs.values())
 
     def max_bytes(self, topic: str) -> int:
@@ -103,7 +107,16 @@ async def look_at(admin: AIOKafkaAdminClient, names: Sequence[str], settings_of:
         if (topic := described.get(name)) is not None and topic.error is None
     }
     configs, unreadable = await _configs(admin, [name for name in settings_of if name in topics])
-    return Observed(topics, denied, configs, unreadable)
+    return Observed(topics, denied, configs, unreadable, {} if configs else await _defaults(admin))
+
+
+async def _defaults(admin: AIOKafkaAdminClient) -> Mapping[str, str]:
+    try:
+        return await broker_configs(admin)
+    except KafkaError as error:
+        if error.retriable:
+            raise
+        return {}
 
 
 async def _configs(
@@ -113,6 +126,8 @@ async def _configs(
     try:
         configs, refused = await topic_configs(admin, names)
     except KafkaError as error:
+        if error.retriable:
+            raise
         return {}, dict.fromkeys(names, str(error))
     for name, (error_type, _) in refused.items():
         if error_type.retriable:

@@ -24,7 +24,7 @@ from aiokafka.errors import (
 
 from worker.config import ConfigError, Settings
 from worker.core.records import ACCEPTED, DEAD_LETTER, FORGOTTEN, REJECTED
-from worker.kafka.connections import CONNECT_SECONDS, connected_admin
+from worker.kafka.connections import CONNECT_SECONDS, prepare_patiently
 from worker.kafka.publication import OutputTopic
 from worker.kafka.topic_plan import TopicPlan, plan
 from worker.kafka.topic_problems import codec_problems, largest_trace, problems
@@ -54,11 +54,14 @@ async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_by
     `extra_bytes`, here and below: by how much an output may be larger than its input beyond OUTPUT_OVERHEAD (the
     embedding in it).
     """
-    async with connected_admin(settings, client, CONNECT_SECONDS) as admin:
+
+    async def prepare(admin: AIOKafkaAdminClient) -> Layout:
         if not settings.create_topics:
             return await _check(admin, settings, extra_bytes)
         await create_missing(admin, settings, extra_bytes)
         return await _settled(lambda: _check(admin, settings, extra_bytes))
+
+    return await prepare_patiently(settings, client, prepare, CONNECT_SECONDS)
 
 
 async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int) -> Layout:
@@ -121,6 +124,8 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
     except InvalidPartitionsError as error:
         refusal = error  # if another worker was faster, it has as many already
     except KafkaError as error:
+        if error.retriable:
+            raise
         raise ConfigError(
             f"topic {name} must grow to {partitions} partitions, like the source, but cannot: {error} "
             "(grant the ACL Alter on it)"

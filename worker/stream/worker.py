@@ -26,6 +26,7 @@ from worker.embed.pool import EmbeddingPool
 from worker.kafka.budget import Budget
 from worker.kafka.errors import error_text
 from worker.kafka.restore import confirm_topic
+from worker.kafka.topic_watch import TopicWatch
 from worker.kafka.topics import Layout
 from worker.observe.metrics import Metrics
 from worker.observe.status_page import Status
@@ -91,6 +92,11 @@ class Worker:
         self._group = group_scope(settings, client, layout, embedder, metrics)
         config = task_config(settings, layout, tracing, self._group)
         self._assignment = Assignment(settings, client, layout, publishers, self._pool, config, metrics, callbacks)
+        self._topics = TopicWatch(
+            settings, client, settings.topics,
+            state={settings.source_topic, *([] if embedder is None else [settings.changelog])},
+            cache=None if embedder is None else settings.changelog,
+        )  # fmt: skip
         self._gauges = Gauges(metrics, settings.source_topic, self._buffer, self._pool)
         hooks = Hooks(settings, client, self._buffer, budget, self._drain, self._assignment.next_offsets, self._fail)
         self.app = self._create_app(hooks)
@@ -128,6 +134,8 @@ class Worker:
         """Return why records do not flow yet, or None: for readiness."""
         if self.failure is not None:
             return f"failed: {self.failure!r}"
+        if self._topics.problem is not None:
+            return self._topics.problem
         if not self._assigned:
             return "waiting for partitions to be assigned and restored"
         return None if self._group is None else self._group.not_ready()
@@ -218,13 +226,14 @@ class Worker:
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
-            self.failure = error
+            self.failure = self._topics.explain(error)
             self.failed.set()
 
     # -- start and stop
 
     async def start(self) -> None:
         """Join the group; return when the first assignment is restored."""
+        await self._topics.start(self._fail)
         if self._group is not None:
             await self._group.start(self._assignment.advance, self._fail)
         self.app.finalize()
@@ -244,6 +253,7 @@ class Worker:
 
     async def stop(self) -> None:
         """Leave the group. Without a failure, every record taken is committed first."""
+        await self._topics.stop()
         if self.failure is not None:
             await self._assignment.close()
         await self.app.stop()

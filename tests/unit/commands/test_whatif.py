@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import random
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.imports import MODEL_RUNTIMES, loaded_after
 from tests.support.whatif import changed, random_profiles, random_sources, rescored, scored, whatif
 from worker.commands.pasted_config import config_to_paste
 from worker.commands.scored_rows import LEFT_OUT_SHOWN, NoDocuments
+from worker.commands.whatif_export import csv_line
 from worker.commands.whatif_summary import DOMAINS_SHOWN, BeforeAndAfter
 from worker.config import load
 from worker.core.scoring import PROFILES, Profile, Weights
@@ -249,6 +251,60 @@ def test_a_spreadsheet_runs_no_formula_of_an_agent(start: str) -> None:
     data = b"".join(document + b"\n" for _, document in scored([trace_bytes(domain=domain)]))
     [row] = csv.DictReader(io.StringIO(whatif("-", "--export", "csv", data=data).stdout, newline=""))
     assert row["domain"] == f"'{domain}"
+
+
+HIDDEN = (
+    " \t\r\n\v\f\0\x1c\x85\xa0\xad\u034f\u115f\u1680"
+    "\u180e\u2003\u200b\u200d\u200e\u2028\u202e\u2060\u2800\u3000\u3164\ufe0f\ufeff\uffa0"
+)
+"""Characters that a reader may drop at the beginning of a cell, or that nobody sees there."""
+
+FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20\ufe66")
+
+
+def test_no_reader_of_the_export_finds_a_formula_or_another_row(seed: int) -> None:
+    """Whatever reads the file: a text stays in its cell, and no cell of an agent begins as a formula does."""
+    rng = random.Random(seed)
+    parts = [
+        *HIDDEN,
+        *"=+-@\uff1d\uff0b\uff0d\uff20\ufe66\"',;|a5",
+        "\r\n",
+        "=1+1",
+        "-5",
+        "1e5",
+        '=HYPERLINK("x")',
+        "家",
+    ]
+    texts = ["".join(rng.choices(parts, k=rng.randint(1, 6))) for _ in range(300)]
+    texts += [f"{before}{sign}1" for before in ("", *HIDDEN, "a;", "a\r", "a\r\n", "a\t ") for sign in "=+-@\uff1d"]
+    sources = [trace_bytes(f"kp:trace:{number}{text}", domain=text) for number, text in enumerate(texts)]
+    documents = b"".join(document + b"\n" for _, document in scored(sources))
+    result = whatif("-", "--export", "csv", data=documents)
+    assert result.exit_code == 0, result.output
+    text = result.stdout_bytes.decode()
+    for rows in (
+        csv.reader(io.StringIO(text, newline="")),
+        csv.reader(io.StringIO(text, newline=None)),  # universal newlines: \r ends a line, too
+        csv.reader(text.splitlines()),  # and what else ends a line for some readers
+    ):
+        header, *found = rows
+        assert len(found) == len(sources)
+        for row in found:
+            assert len(row) == len(header)
+            cells = dict(zip(header, row, strict=True))
+            for name, cell in cells.items():
+                if name in ("partition", "offset", "score_before", "score", "threshold_before", "threshold", "flips"):
+                    float(cell)
+                else:
+                    assert not cell.lstrip(HIDDEN).startswith(FORMULA), ascii(cell)
+    # A reader that knows no quotes, and a spreadsheet that splits at the semicolon.
+    for cell in re.split("[\t\n\v\f\r\x1c\x85\u2028;]", text):
+        assert not cell.lstrip(HIDDEN).startswith(FORMULA), ascii(cell)
+
+
+def test_numbers_of_the_export_stay_numbers_and_plain_texts_keep_their_bytes() -> None:
+    assert csv_line(["kp:trace:1", "家 x", -1, -0.25, 1e-07, 3]) == "kp:trace:1,家 x,-1,-0.25,1e-07,3\n"
+    assert csv_line(["-1", ' "a"', "a,b", "a\rb"]) == '\'-1," ""a""","a,b","a\rb"\n'
 
 
 def test_hostile_texts_do_not_reach_the_terminal() -> None:

@@ -178,10 +178,153 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
     assert "is not a file" in errors(tmp_path)[0]
 
 
-@pytest.mark.parametrize("assignment", ["threshold", "threshold=", "=1", "a b=1", "a.=1", "a\n[b]\nc=1", '"a=1'])
+@pytest.mark.parametrize(
+    "assignment",
+    ["threshold", "threshold=", "=1", "a b=1", "a.=1", "a\n[b]\nc=1", '"a=1', "#a=1", "[a]#=1", "[[a]]\nb=1", ""],
+)
 def test_an_assignment_that_is_none(assignment: str) -> None:
     with pytest.raises(SourceError, match="--set"):
         parse_assignments([assignment])
+
+
+DIGITS = "9" * 5000
+DEEP = 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"# [\nthreshold = {'[' * DEEP}{']' * DEEP}", "line 2 is nested deeper than 16 levels"),
+        ("threshold = 1\nx = [\n" + "[\n" * DEEP + "]" * DEEP + "]", f"line {DEEP + 2} is nested deeper"),
+        (f"threshold = {'[' * 100}{']' * 100}", "threshold.0.0.0... is nested deeper"),
+        (f"threshold = {'{a = ' * DEEP}1{'}' * DEEP}", "line 1 is nested deeper"),
+        (f"{'.'.join('a' * DEEP)} = 1", "a.a.a.a... is nested deeper"),
+        (f"[profiles.{'.'.join('a' * DEEP)}]\nthreshold = 1", "profiles.a.a.a... is nested deeper"),
+        (f"\n\nthreshold = {DIGITS} # 1", "line 3 has an integer of thousands of digits"),
+        (f"[profiles.code]\nthreshold = -{DIGITS}", "line 2 has an integer of thousands of digits"),
+        (f"max_steps = {DIGITS[:4000]}", "max_steps is an integer beyond 64 bits"),
+        (f"group_id = 0x{DIGITS}", "group_id is an integer beyond 64 bits"),
+        (f"[profiles.code.weights]\nnovelty = [0o7{'7' * 50}]", "profiles.code.weights.novelty.0 is an integer beyond"),
+    ],
+)
+def test_what_python_cannot_nest_or_write_is_refused_with_its_place(file: Path, text: str, words: str) -> None:
+    file.write_text(text)
+    (line,) = errors(file)
+    assert line.startswith(f"{file}: {words}")
+    for command in (["check", str(file)], ["show", "--config", str(file)]):
+        code, out, err = run(*command)
+        assert (code, out) == (2, "")
+        assert err == f"Error: {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("[" * 100_000, "KP_PROFILES is nested deeper than 16 levels"),
+        ('{"a": ' * DEEP + "1" + "}" * DEEP, "KP_PROFILES is nested deeper than 16 levels"),
+        ('{"a": ' * 100 + "1" + "}" * 100, "KP_PROFILES at a.a.a... is nested deeper than 16 levels"),
+        ('{"code": {"threshold": ' + DIGITS + "}}", "an integer of thousands of digits; KP_PROFILES must be JSON"),
+        (
+            '{"code": {"threshold": ' + DIGITS[:4000] + "}}",
+            "KP_PROFILES at code.threshold is an integer beyond 64 bits",
+        ),
+    ],
+)
+def test_such_a_variable_is_refused_too(value: str, words: str) -> None:
+    code, out, err = run("check", KP_PROFILES=value)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"Error: {words}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        (f"{'.'.join('a' * DEEP)}=1", "--set a.a.a.a... is nested deeper than 16 levels"),
+        (f"threshold={DIGITS}", "--set threshold='999"),
+        (f"max_steps={DIGITS}", "--set max_steps='999"),
+    ],
+)
+def test_such_an_assignment_is_refused_too(assignment: str, words: str) -> None:
+    code, out, err = run("check", "--set", assignment)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"Error: {words}")
+    assert len(err) < 400
+
+
+SECRET = "S3CRETvalue"
+
+
+@pytest.mark.parametrize(
+    "command", [["config", "check"], ["run"], ["doctor"], ["convert", "--from", "chat"], ["explain"]]
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--set", f"sasl_password {SECRET}"],
+        ["--set", f"sasl_password:{SECRET}=="],
+        ["--set", f"sasl_password: {SECRET}=="],
+        ["--set", f"sasl_password {SECRET}="],
+        ["--set", f"{SECRET}\n"],
+        ["--set", "sasl_password", SECRET],
+        ["--set", "sasl_password", "=", SECRET],
+    ],
+)
+def test_no_error_repeats_what_may_be_the_value_of_a_secret(command: list[str], arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli, [*command, *arguments])
+    assert result.exit_code == 2, result.output
+    assert "NAME=VALUE" in result.output
+    assert SECRET not in result.output
+
+
+@pytest.mark.parametrize("command", [["run"], ["topics"], ["config", "show"], ["score", "-"]])
+def test_no_error_repeats_an_argument_too_many(command: list[str]) -> None:
+    """Whoever forgets --set writes one."""
+    for number in (1, 2):
+        result = CliRunner().invoke(cli, [*command, *[f"sasl_password={SECRET}"] * number])
+        assert result.exit_code == 2
+        assert f"{number} argument{'s' * (number - 1)} too many" in result.output
+        assert "--set NAME=VALUE" in result.output
+        assert SECRET not in result.output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'threshold = 0.5\n[profiles.code]\nsasl_password = "{SECRET}"',  # the table goes on to the end of the file
+        f'threshold = 0.5\n[profiles.code]\nsasl_pasword = "{SECRET}"',
+        f'[threshold]\nregistry_key = "{SECRET}"',
+        f'[profiles.code.weights]\nnovelty = ["{SECRET}"]',
+        f'sasl_password = ["{SECRET}"]',
+        f'forget_key = ["{SECRET}"]',
+        f'registry_url = "ftp://{SECRET}"',
+        f'bootstrap_servers = "SASL://kp:{SECRET}@kafka:9092"',
+    ],
+)
+def test_no_error_about_a_file_shows_a_secret(file: Path, text: str) -> None:
+    file.write_text(text)
+    told = "\n".join(errors(file))
+    assert "is wrong" in told
+    assert SECRET not in told
+
+
+def test_no_error_about_a_variable_or_an_option_shows_a_secret() -> None:
+    profiles = json.dumps({"code": {"threshold": 7, "sasl_password": SECRET, "note": SECRET}})
+    for arguments, variables in (
+        ([], {"KP_PROFILES": profiles}),
+        ([], {"KP_REGISTRY_URL": f"https//kp:{SECRET}@host"}),
+        ([], {"KP_BOOTSTRAP_SERVERS": f"https://kp:{SECRET}@host"}),
+        (["--set", f"sasl_password.x={SECRET}"], {}),
+        (["--set", f"profiles.code.registry_key={SECRET}"], {}),
+        (["--set", f"sasl_password{SECRET}=="], {}),
+        (["--set", f"KP_REGISTRY-KEY{SECRET}=="], {}),
+    ):
+        code, _, err = run("check", *arguments, **variables)
+        assert code == 2
+        assert SECRET not in err
+    assert (
+        "sasl_password... is not a setting; did you mean sasl_password?" in run("check", "--set", "sasl_passwordX=1")[2]
+    )
 
 
 def test_assignments_are_nested_and_the_last_one_wins() -> None:

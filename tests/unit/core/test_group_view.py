@@ -144,6 +144,37 @@ def test_the_nearest_entry_is_that_of_a_brute_force(seed: int, most: int) -> Non
                     assert found[2:] == expected[2:]
 
 
+@pytest.mark.parametrize(("most", "left"), [(50, 0), (100, 50), (200, 150)])
+def test_a_partition_dated_ahead_takes_the_places_that_docs_security_says(most: int, left: int) -> None:
+    """As many as it has entries, until the others catch up: all of a small view, none of one with room for all."""
+    capacity, sequences = 50, [0] * 4
+    view = GroupView(MODEL, DIMENSIONS, capacity, None, most)
+    rng = random.Random(1)
+    for partition in range(4):
+        view.load(partition, Restored(chain=CHAIN))
+
+    def add(partition: int, time: int) -> None:
+        sequence = sequences[partition]
+        sequences[partition] += 1
+        value = value_of(sequence, sequence, time, vector_of(rng), name=f"of {partition}")
+        assert view.apply(partition, slot_key(sequence, capacity, 1), value, sequence)
+
+    def foreign() -> int:
+        return len(view) - sum(label.trace_id == "of 0" for label in view._labels)
+
+    for number in range(200):
+        add(number % 4, number)
+    for number in range(200):
+        add(0, 1_000_000 + number)
+    assert foreign() == left
+    for number in range(600):
+        add(1 + number % 3, 1000 + number)
+    assert foreign() == left
+    for number in range(600):
+        add(1 + number % 3, 2_000_000 + number)
+    assert foreign() == min(most, 150)
+
+
 def loaded(capacity: int = 10) -> tuple[GroupView, Log]:
     """Return a view with a partition 0 of ten entries, and its log."""
     log, view = Log(), GroupView(MODEL, DIMENSIONS, capacity, None, 100)

@@ -44,6 +44,18 @@ def test_the_mean_is_that_of_long_arithmetic(seed: int) -> None:
         assert unit_mean(shuffled).tobytes() == unit_mean(shuffled[::-1]).tobytes()
 
 
+def test_a_bare_objective_takes_the_novelty_that_docs_security_says() -> None:
+    """Compared with its own objective, a trace of novelty n (whole) has 1 - sqrt(1 - n/2) as objective and whole."""
+    for whole in (0.05, 0.22, 0.33, 1.0):
+        objective = np.array([1.0, 0.0], np.float32)
+        text = np.array([1 - whole, (1 - (1 - whole) ** 2) ** 0.5], np.float32)
+        assert 1 - float(objective @ text) == pytest.approx(whole, abs=1e-6)
+        both = 1 - float(objective @ unit_mean([objective, text]))
+        assert both == pytest.approx(1 - (1 - whole / 2) ** 0.5, abs=1e-6)
+        if whole == 0.22:
+            assert round(both, 2) == 0.06
+
+
 def test_one_vector_is_its_own_mean_to_the_bit() -> None:
     vector = np.array([0.6, 0.8], np.float32)
     assert unit_mean([vector]) is vector
