@@ -18,9 +18,9 @@ from playwright.async_api import Browser, Error, Page, async_playwright, expect
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, consume_all_async, produce_async, unique
 from tests.support.stage import LINES, Stage
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.commands.explain_steps import explain_trace
-from worker.observe.status_rows import KEPT_TRACES
+from worker.commands.explain.steps import explain_trace
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.observe.status import KEPT_TRACES
 
 pytestmark = pytest.mark.kafka
 

@@ -27,9 +27,9 @@ from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, unique
 from tests.support.monitoring import GRAFANA, RULES, Query, alerts, dashboard, dashboard_queries, rule_queries
 from tests.support.registry import RegistryProcess
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.broker.ports import free_ports
-from worker.commands.demo_process import DemoProcess
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.ports import free_ports
+from worker.lab.demo.process import DemoProcess
 
 LOAD_SECONDS = 20.0
 """Enough scrapes for every rate; the first seconds belong to the start of the worker."""

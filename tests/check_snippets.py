@@ -23,8 +23,8 @@ from tests.support.builders import read_jsonl
 from tests.support.imports import ROOT
 from tests.support.kafka_fixtures import consume_all, create_topics, unique
 from tests.support.snippets import snippets
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.trace import parse_trace
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 DOCUMENT = (ROOT / "docs/publishing.md").read_text("utf-8")
 TOOLS = ROOT / ".cache/snippet-checks"

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support import kafka_versions
 from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
-from worker.broker import ports
-from worker.broker.kafka_jars import KAFKA_VERSION
+from worker.lab.broker import ports
+from worker.lab.broker.kafka_jars import KAFKA_VERSION
 
 __all__ = ["cluster", "hashing", "kafka", "workers"]
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.support.contribute import Trial, crash_run
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 def main() -> int:

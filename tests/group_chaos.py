@@ -9,7 +9,7 @@ import pytest
 from tests.support import chaos
 from tests.support.chaos import shuffled
 from tests.support.group_chaos import run_group_chaos
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.kafka]
 

@@ -1,8 +1,4 @@
-"""Write the lock of the jars of one Kafka release: `python -m tests.lock_kafka 3.9.2 > tests/data/kafka/3.9.2.lock`.
-
-Lives here: the resolution with jgo, and the two additions to it. Must not live here: fetching and checking locked jars
-(worker/broker/kafka_jars.py).
-"""
+"""Write the lock of the jars of one Kafka release: `python -m tests.lock_kafka 3.9.2 > tests/data/kafka/3.9.2.lock`."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from jgo.maven import MavenContext
 
 HEADER = """\
 # The jars of Apache Kafka {version}: sha256 and coordinate (group:artifact:version), one a line.
-# Written by `python -m tests.lock_kafka {version}`; fetched and checked by worker/broker/kafka_jars.py.
+# Written by `python -m tests.lock_kafka {version}`; fetched and checked by worker/lab/broker/kafka_jars.py.
 """
 LOG4J = "2.25.3"
 LOGGING = ("log4j-api", "log4j-core", "log4j-slf4j-impl", "log4j-1.2-api")

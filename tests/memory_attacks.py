@@ -18,7 +18,7 @@ from aiokafka.errors import NotLeaderForPartitionError
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, committed, create_topics, unique
 from tests.support.raw_batches import RawRecord, batch_of, blank_bomb, encode_batch, produce_batch_async, varint
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Send = Callable[[str, str], int]
 MIB = 1 << 20

@@ -32,8 +32,8 @@ from tests.support.forgetting import KEY
 from tests.support.kafka_fixtures import consume_all, create_topics, topic_id, unique
 from tests.support.processes import interrupt_on_signals
 from tests.support.soak_state import State
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.embed.load import load_embedder
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PARTITIONS: Final = 4
 TRACES: Final = 10_000

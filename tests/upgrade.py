@@ -4,8 +4,6 @@ Two workers of the release hold a group under load. One by one they are replaced
 the other way round. The oracle of the crash tests judges every record: up to the way back everything must be as an
 undisturbed run gives it; after it nothing may be lost, repeated or out of order, and the scores that differ are
 counted.
-
-Lives here: the run, and how many scores differ. Must not live here: the old release (support/old_release.py).
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from tests.support.chaos import Fleet, Load, Slot, settings, traces, wait_settle
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import committed, consume_all, create_topics
 from tests.support.old_release import FIRST_RELEASE, OldReleaseError, old_release
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.broker.kafka_jars import KAFKA_VERSION
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.kafka_jars import KAFKA_VERSION
 
 PARTITIONS: Final = 4
 WORKERS: Final = 2

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from worker.version import __version__
 
 if TYPE_CHECKING:
-    from worker.core.novelty import VectorCache
+    from worker.core.novelty import VectorCache, unit_mean
     from worker.core.redaction import redact_document, redact_text
-    from worker.core.scorer import PartitionScorer, ScoredTrace
-    from worker.core.scoring import Profile, Score, Weights, score_trace
-    from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedding_text, parse_trace
-    from worker.core.views import embedded_texts, unit_mean
+    from worker.core.scorer import PartitionScorer
+    from worker.core.scoring import Profile, Score, ScoredTrace, Weights, score_trace
+    from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedded_texts, embedding_text, parse_trace
 
 _HOME = {
     "InvalidTrace": "worker.core.trace",
@@ -24,16 +23,16 @@ _HOME = {
     "Reason": "worker.core.trace",
     "ReasoningTrace": "worker.core.trace",
     "Score": "worker.core.scoring",
-    "ScoredTrace": "worker.core.scorer",
+    "ScoredTrace": "worker.core.scoring",
     "VectorCache": "worker.core.novelty",
     "Weights": "worker.core.scoring",
-    "embedded_texts": "worker.core.views",
+    "embedded_texts": "worker.core.trace",
     "embedding_text": "worker.core.trace",
     "parse_trace": "worker.core.trace",
     "redact_document": "worker.core.redaction",
     "redact_text": "worker.core.redaction",
     "score_trace": "worker.core.scoring",
-    "unit_mean": "worker.core.views",
+    "unit_mean": "worker.core.novelty",
 }
 
 __all__ = [

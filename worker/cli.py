@@ -1,7 +1,6 @@
 """The command line: commands, their options and their help.
 
-Lives here: options, and which of them exclude each other. Must not live here: what a command does or prints
-(commands/). Heavy modules are imported inside a function, so that `--help` stays fast.
+Heavy modules are imported inside a function, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn
 
 import click
 
-from worker.commands.completion import complete_directory, complete_reason, complete_traces
-from worker.commands.console import (
+from worker.commands.shared.completion import complete_directory, complete_reason, complete_traces
+from worker.commands.shared.console import (
     ArgumentError,
     Command,
     CommandError,
@@ -35,10 +34,10 @@ from worker.observe.logs import BareFormatter
 from worker.version import __version__
 
 if TYPE_CHECKING:
-    from worker.commands.convert import LogFormat
-    from worker.commands.publish_lines import KeyField
-    from worker.commands.redrive_selection import Selection
-    from worker.commands.scored_input import ScoredInput
+    from worker.commands.convert.command import LogFormat
+    from worker.commands.publish import KeyField
+    from worker.commands.redrive.selection import Selection
+    from worker.commands.shared.scored import ScoredInput
 
 
 def main() -> NoReturn:
@@ -162,7 +161,7 @@ def evaluate(
     """
     if partitions is not None and partition_by is None:
         raise click.UsageError("--partitions goes with --partition-by")
-    from worker.commands.evaluate import EvaluateTask, run_evaluate
+    from worker.commands.evaluate.command import EvaluateTask, run_evaluate
 
     run_evaluate(files, EvaluateTask(label, partition_by, partitions, seed), grid, as_json=_as_json(as_json), page=page)
 
@@ -225,7 +224,7 @@ def demo(keep_running: bool, http_port: int | None, registry: bool) -> None:
     Only the settings of scoring and of the model apply: the demo has its own broker, topics and port.
     """
     settings = read_settings()
-    from worker.commands.demo import run_demo
+    from worker.lab.demo.command import run_demo
 
     sys.exit(run_demo(keep_running, http_port, settings, registry=registry))
 
@@ -235,7 +234,7 @@ def demo(keep_running: bool, http_port: int | None, registry: bool) -> None:
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Keep the data there [temporary].")
 def broker(port: int | None, data_dir: Path | None) -> None:
     """Run the embedded Kafka broker alone until Ctrl-C, to try things out."""
-    from worker.commands.broker import run_broker
+    from worker.lab.broker.command import run_broker
 
     sys.exit(run_broker(port, data_dir))
 
@@ -283,10 +282,10 @@ def registry(
 
     It answers as the registry does, with its rate limits, and revokes a key with the third 429 within an hour.
     """
-    from worker.commands.registry import READS_FOR_A_WRITE, StandIn, checked_key, parse_faults, run_registry
-    from worker.registry.app import RegistryOptions
-    from worker.registry.faults import Faults
-    from worker.registry.limits import Tier
+    from worker.lab.registry.app import RegistryOptions
+    from worker.lab.registry.command import READS_FOR_A_WRITE, StandIn, checked_key, parse_faults, run_registry
+    from worker.lab.registry.faults import Faults
+    from worker.lab.registry.store import Tier
 
     try:
         chosen = Faults(parse_faults(faults), faults_after, slow_seconds, seed)
@@ -319,7 +318,7 @@ def explain(trace: str, line: int | None, novelty: float | None, parts: bool, as
     if novelty is not None and novelty != novelty:  # NaN passes any range
         raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
-    from worker.commands.explain import run_explain
+    from worker.commands.explain.command import run_explain
 
     sys.exit(run_explain(trace, novelty, settings, line=line, parts=parts, as_json=_as_json(as_json)))
 
@@ -351,7 +350,7 @@ def doctor(as_json: bool | None) -> None:
     Settings, brokers, topics, permissions, group and lag, model, disk, port. One line for each check: ok, warn or fail,
     with a remedy. Exit code 0: nothing failed; 1: something did.
     """
-    from worker.commands.doctor import run_doctor
+    from worker.commands.doctor.command import run_doctor
 
     run_doctor(as_json=_as_json(as_json))
 
@@ -417,7 +416,7 @@ _partition_option = click.option("--partition", type=click.IntRange(0), metavar=
 def cache_list(partition: int | None, limit: int, agent: str | None, trace: str | None, as_json: bool | None) -> None:
     """List the live entries, newest first."""
     settings = read_settings()
-    from worker.commands.cache import run_cache_list
+    from worker.commands.cache.command import run_cache_list
 
     run_cache_list(settings, partition, limit=limit, agent=agent, trace=trace, as_json=_as_json(as_json))
 
@@ -444,7 +443,7 @@ def cache_nearest(
     if line is not None and file is None:
         raise click.UsageError("--line goes with --file")
     settings = read_settings()
-    from worker.commands.cache import run_cache_nearest
+    from worker.commands.cache.command import run_cache_nearest
 
     run_cache_nearest(settings, partition, text=text, file=file, line=line, count=count, as_json=_as_json(as_json))
 
@@ -456,7 +455,7 @@ def cache_nearest(
 def print_cache_stats(partition: int | None, as_json: bool | None) -> None:
     """Show how full the caches are, how old their entries get, and what evicts them: capacity or TTL."""
     settings = read_settings()
-    from worker.commands.cache import run_cache_stats
+    from worker.commands.cache.command import run_cache_stats
 
     run_cache_stats(settings, partition, as_json=_as_json(as_json))
 
@@ -468,7 +467,7 @@ def print_cache_stats(partition: int | None, as_json: bool | None) -> None:
 def cache_export(output: Path, partition: int | None) -> None:
     """Write the live entries to OUTPUT, an npz file for numpy.load: vectors, ids, places, times."""
     settings = read_settings()
-    from worker.commands.cache import run_cache_export
+    from worker.commands.cache.command import run_cache_export
 
     run_cache_export(settings, partition, output)
 
@@ -511,7 +510,7 @@ def _scored_input(file: BinaryIO | None, *, from_kafka: bool, since: datetime | 
         raise click.UsageError("pass a file of scored traces (-: standard input), or --from-kafka")
     if not from_kafka and (since is not None or last is not None):
         raise click.UsageError("--since and --last require --from-kafka")
-    from worker.commands.scored_input import ScoredInput
+    from worker.commands.shared.scored import ScoredInput
 
     return ScoredInput(file, since, last)
 
@@ -537,7 +536,7 @@ def report(
     """
     documents = _scored_input(file, from_kafka=from_kafka, since=since, last=last)
     settings = read_settings()
-    from worker.commands.report import run_report
+    from worker.commands.report.command import run_report
 
     run_report(documents, output, settings, similarity=similarity, hide_texts=hide_texts)
 
@@ -570,7 +569,7 @@ def whatif(
         raise click.UsageError("--share goes without --flips and --export")
     documents = _scored_input(file, from_kafka=from_kafka, since=since, last=last)
     settings = read_settings()
-    from worker.commands.whatif import run_share, run_whatif
+    from worker.commands.whatif.command import run_share, run_whatif
 
     if share is not None:
         run_share(documents, settings, share=share, label=label, as_json=_as_json(as_json))
@@ -637,8 +636,8 @@ def tail(
     wanted = {
         settings.accepted_topic: accepted, settings.rejected_topic: rejected, settings.dead_letter_topic: dead_letters,
     }  # fmt: skip
-    from worker.commands.tail import run_tail
-    from worker.commands.tail_records import TailFilter
+    from worker.commands.tail.command import run_tail
+    from worker.commands.tail.records import TailFilter
 
     run_tail(
         settings,
@@ -685,7 +684,7 @@ def redrive(
         raise click.UsageError("--to-source and --to-file cannot be used together")
     settings = read_settings()
     selection = _selection(reasons, since, until, partition, offset, refused=refused)
-    from worker.commands.redrive import for_refused, run_redrive
+    from worker.commands.redrive.command import for_refused, run_redrive
 
     settings = for_refused(settings) if refused else settings
     sys.exit(run_redrive(settings, selection, max_redrives=max_redrives, to_file=to_file, execute=execute))
@@ -712,7 +711,7 @@ def forget(traces: tuple[str, ...], agent: str | None, wait: bool, timeout: floa
         raise click.UsageError("an id must not be empty")
     settings = read_settings()
     from worker.commands.forget import run_forget
-    from worker.core.control import MAX_TRACE_IDS
+    from worker.core.forgetting import MAX_TRACE_IDS
 
     if len(traces) > MAX_TRACE_IDS:
         raise click.UsageError(f"at most {MAX_TRACE_IDS} traces at once; run the command several times")
@@ -724,7 +723,7 @@ def _selection(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
     *, refused: bool,
 ) -> Selection:  # fmt: skip
-    from worker.commands.redrive_selection import Selection, parse_offsets, parse_time
+    from worker.commands.redrive.selection import Selection, parse_offsets, parse_time
     from worker.core.trace import Reason
     from worker.observe.contribute_metrics import REFUSAL_REASONS
 
@@ -788,8 +787,8 @@ def convert(
     none read; 2 wrong options.
     """  # noqa: D301 click's mark for text that it must not wrap
     settings = read_settings()
-    from worker.commands.convert import run_convert
-    from worker.commands.convert_options import parse_options
+    from worker.commands.convert.command import run_convert
+    from worker.commands.convert.options import parse_options
 
     if source == "chat" and values["created_at"] is None:
         raise click.UsageError("--from chat needs --created-at: messages have no time")

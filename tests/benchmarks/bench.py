@@ -20,7 +20,7 @@ from tests.benchmarks.warm import warm
 from tests.benchmarks.watch import Outputs, Timeline, follow, read_outputs
 from tests.benchmarks.workload import Source, Topics, produce
 from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = "worker"

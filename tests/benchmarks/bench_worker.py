@@ -16,7 +16,7 @@ import worker.stream.process
 import worker.stream.worker
 from tests.benchmarks.job import TABLE, table_vector
 from worker import config
-from worker.core.identity import EmbedderIdentity
+from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, Embedding
 from worker.embed.pool import EmbeddingPool
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from worker.core.changelog import encode, slot_key, text_hash
 from worker.core.documents import dead_letter, scored_record
-from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import CACHED_ID_LENGTH, Vector
-from worker.core.records import OutputRecord, SourceRecord
+from worker.core.records import EmbedderIdentity, OutputRecord, SourceRecord
 from worker.core.scorer import PartitionScorer, cached_id, event_time_ms
 from worker.core.trace import InvalidTrace, embedding_text, parse_trace
 

@@ -20,8 +20,7 @@ from worker.core.changelog import Restored, encode, slot_key
 from worker.core.group_view import GroupView
 from worker.core.passes import Segment
 from worker.core.scorer import PartitionScorer, label
-from worker.core.trace import ReasoningTrace, parse_trace
-from worker.core.views import embedded_texts
+from worker.core.trace import ReasoningTrace, embedded_texts, parse_trace
 from worker.embed.load import load_configured
 
 CAPACITY: Final = 1000

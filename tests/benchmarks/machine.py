@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from worker.broker.embedded_kafka import KAFKA_VERSION
+from worker.lab.broker.embedded_kafka import KAFKA_VERSION
 
 PACKAGES: Final = (
     "faust-streaming", "aiokafka", "numpy", "msgspec", "openvino", "sentence-transformers", "torch",

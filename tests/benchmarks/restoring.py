@@ -21,7 +21,7 @@ from tests.benchmarks.workload import Topics, fill, fresh_topics
 from tests.support.kafka_fixtures import WorkerProcess
 from worker.core.changelog import encode, slot_key
 from worker.core.scorer import PartitionScorer
-from worker.kafka.restore import Position, restore
+from worker.kafka.state.restore import Position, restore
 
 ENTRIES: Final = 1000
 

@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.benchmarks.workload import PARTITIONS, Source, documents, fill, fresh_topics
 from worker.core.records import ACCEPTED
-from worker.kafka.producer import producer_arguments
+from worker.kafka.writing.producer import producer_arguments
 
 RECORDS: Final = 20_000
 """Records written in large batches and read: the other half of what the runs do."""

@@ -24,7 +24,7 @@ from tests.benchmarks.job import Embedder, Job
 from tests.benchmarks.watch import BenchmarkError, Outputs
 from tests.support.kafka_fixtures import create_topics_async
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, SourceRecord
-from worker.kafka.topic_plan import CHANGELOG_CONFIG
+from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
 
 DATA: Final = Path(__file__).parent.parent / "data" / "traces.jsonl"
 BROKEN_EVERY: Final = 100

@@ -25,7 +25,7 @@ from tests.cluster.programs import ProgramError, programs
 from tests.cluster.roles import compare_with_requests
 from tests.cluster.server import ADMIN, INSTALLER, ApiServer, ServerError
 from tests.engine.checks import Checks
-from worker.broker.kafka_jars import BrokerError
+from worker.lab.broker.kafka_jars import BrokerError
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "deploy" / "helm" / "kp-worker"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from worker.broker.kafka_jars import default_cache
+from worker.lab.broker.kafka_jars import default_cache
 
 MODULE: Final = Path(__file__).parent / "kubernetes"
 CHART_TOOLS: Final = Path(__file__).parents[2] / "deploy" / "checks" / "chart_tools.sh"

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from tests.cluster.programs import Programs
 from tests.support.processes import end_process
-from worker.broker.ports import HOST, free_ports
+from worker.lab.broker.ports import HOST, free_ports
 
 START_S: Final = 120.0
 STOP_S: Final = 20.0

@@ -35,8 +35,8 @@ from tests.engine.errors import EngineError
 from tests.engine.product import ROOT
 from tests.support.chaos import wait_until
 from tests.support.kafka_fixtures import committed
-from worker.broker.kafka_jars import BrokerError
-from worker.broker.ports import is_free
+from worker.lab.broker.kafka_jars import BrokerError
+from worker.lab.broker.ports import is_free
 
 
 def main() -> int:

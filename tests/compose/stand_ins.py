@@ -17,7 +17,7 @@ from tests.engine.base import PYTHON_NAME
 from tests.engine.docker import DockerEngine
 from tests.engine.plugins import go_build
 from tests.support.kafka_tools import tools_jar
-from worker.broker.kafka_jars import default_cache, install
+from worker.lab.broker.kafka_jars import default_cache, install
 
 KAFKA: Final = """
 FROM {base}

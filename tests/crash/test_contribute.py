@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.contribute import Trial, crash_run
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 def test_kills_restarts_and_faults_lose_nothing_and_cause_no_429(

@@ -20,7 +20,7 @@ from tests.support.chaos import Chaos, Fleet, Load, settings, shuffled, traces, 
 from tests.support.crash_worker import hash_vector
 from tests.support.forgetting import KEY
 from tests.support.kafka_fixtures import create_topics, create_topics_async, produce_async, topic_id
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -15,8 +15,8 @@ from tests.support.chaos import Fleet, Load, settings, traces, wait_settled, wai
 from tests.support.commands import Desk, header
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.trace import Reason
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(600)
 

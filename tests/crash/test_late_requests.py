@@ -36,10 +36,10 @@ from tests.support.late_requests import (
 )
 from tests.support.registry import RegistryProcess
 from tests.support.stage import origin
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.trace import Reason
-from worker.kafka.producer import Producer
-from worker.kafka.publication import OutputTopic, Shipment
+from worker.kafka.writing.producer import Producer
+from worker.kafka.writing.publication import OutputTopic, Shipment
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,7 +11,7 @@ from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.output_embedding import decode
 from tests.support.stage import LINES, Stage, origin
 from worker import embedding_text, parse_trace
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Workers = Callable[..., WorkerProcess]
 

@@ -16,7 +16,7 @@ from tests.support.refused_records import (
     stage_of,
 )
 from tests.support.stage import Workers
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
 

@@ -13,7 +13,7 @@ from tests.support import chaos, oracle
 from tests.support.chaos import Fleet, settings, traces, wait_settled, wait_until
 from tests.support.crash_worker import STEPS, hash_vector
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
 

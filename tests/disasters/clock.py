@@ -15,8 +15,8 @@ from typing import Final
 
 from tests.disasters.scene import MissingError, Scene, Verdict, scene
 from tests.support import chaos
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.broker.kafka_jars import default_cache
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.kafka_jars import default_cache
 
 LIBRARY: Final = "libfaketimeMT.so.1"
 EACH_S: Final = 20.0

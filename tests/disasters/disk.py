@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.disasters.partition import coordinator
 from tests.disasters.scene import MissingError, Scene, Verdict, scene
 from tests.support.figures import OVERDUE_MS, open_transactions
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 SIZE_MIB = 64
 OUTAGE_S = 300

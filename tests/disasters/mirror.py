@@ -23,9 +23,9 @@ from tests.disasters.scene import Scene, Verdict, scene
 from tests.support import chaos
 from tests.support.chaos import Fleet, wait_settled, wait_until
 from tests.support.kafka_fixtures import committed, consume_all
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.broker.kafka_config import LOG4J2
-from worker.broker.kafka_jars import KAFKA_VERSION, default_cache, extra, install
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.kafka_jars import KAFKA_VERSION, default_cache, extra, install
+from worker.lab.broker.kafka_node import LOG4J2
 
 MIRROR: Final = f"org.apache.kafka:connect-mirror:{KAFKA_VERSION}+org.apache.kafka:connect-runtime:{KAFKA_VERSION}"
 PAGE: Final = Path(__file__).parents[2] / "docs" / "operations.md"

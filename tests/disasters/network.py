@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.disasters.scene import MissingError
-from worker.broker.kafka_config import server_properties
-from worker.broker.kafka_jars import default_cache, install
-from worker.broker.kafka_node import KafkaNode
+from worker.lab.broker.kafka_jars import default_cache, install
+from worker.lab.broker.kafka_node import KafkaNode, server_properties
 
 PREFIX: Final = "kp-net"
 NODES: Final = 3

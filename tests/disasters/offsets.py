@@ -15,7 +15,7 @@ from tests.disasters.scene import Scene, Verdict, scene
 from tests.support import oracle
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import committed
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "operations.md"
 

@@ -20,22 +20,22 @@ from tests.support.forgetting import KEY, TOPIC_ID, control_record
 from tests.support.schemas import REGISTRY
 from worker.config import load
 from worker.core import changelog, passes
-from worker.core.control import read_control, receipt_record
-from worker.core.documents import dead_letter, scored_record
-from worker.core.fitting import (
+from worker.core.documents import (
     DROPPED_HEADER,
     SOURCE_KEY_HEADER,
     TRUNCATED_HEADER,
+    dead_letter,
     fit_dead_letter,
     last_resort,
     readdressed,
+    scored_record,
 )
-from worker.core.forgetting import Forgetting, Kept, Processed
+from worker.core.forgetting import Forgetting, Kept, Processed, read_control, receipt_record
 from worker.core.novelty import Label, VectorCache
 from worker.core.records import Fault
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
-from worker.kafka.topic_plan import CHANGELOG_CONFIG
+from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
 from worker.version import __version__
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"

@@ -8,11 +8,17 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
-from worker.broker.kafka_jars import KAFKA_VERSION
 from worker.cli import cli
 from worker.config import Settings, config_schema, describe, load
-from worker.kafka.topic_plan import CHANGELOG_CONFIG, DEAD_LETTER_OVERHEAD, OUTPUT_OVERHEAD, SOURCE_AFTER_MS
-from worker.kafka.topic_state import AFTER, DEFAULT_MAX_BYTES
+from worker.kafka.cluster.topic_plan import (
+    AFTER,
+    CHANGELOG_CONFIG,
+    DEAD_LETTER_OVERHEAD,
+    DEFAULT_MAX_BYTES,
+    OUTPUT_OVERHEAD,
+    SOURCE_AFTER_MS,
+)
+from worker.lab.broker.kafka_jars import KAFKA_VERSION
 from worker.version import __version__
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.engine.errors import EngineError, attempt, call
-from worker.broker.kafka_jars import default_cache
+from worker.lab.broker.kafka_jars import default_cache
 
 PYTHON_NAME: Final = "python:3.12-slim"
 """The base image that deploy/Dockerfile names."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 from tests.engine.errors import EngineError, attempt
 from tests.engine.network import Network, choose, connected, remove
 from tests.support.processes import end_process
-from worker.broker.kafka_jars import default_cache
+from worker.lab.broker.kafka_jars import default_cache
 
 NEEDED: Final = {"dockerd": "docker.io", "docker": "docker.io", "iptables": "iptables", "ip": "iproute2"}
 START_S: Final = 90.0

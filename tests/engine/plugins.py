@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.engine.errors import EngineError, attempt
-from worker.broker.kafka_jars import default_cache
+from worker.lab.broker.kafka_jars import default_cache
 
 VERSIONS: Final = {
     # plugin: package@version, and the variable in which it says its own version: compose asks buildx for it

@@ -22,8 +22,8 @@ from tests.engine.errors import EngineError
 from tests.image.engines import Engine, image_engine
 from tests.support.chaos import wait_until
 from tests.support.kafka_fixtures import WorkerProcess, create_topics
-from worker.broker.embedded_kafka import BrokerError, EmbeddedKafka
-from worker.broker.ports import free_ports
+from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
+from worker.lab.broker.ports import free_ports
 
 PATIENCE_S: Final = 120.0
 MODEL_PACKAGES: Final = ("torch", "transformers", "sentence_transformers")

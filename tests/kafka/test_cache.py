@@ -15,7 +15,7 @@ from tests.support.crash_worker import HashEmbedder, hash_vector
 from tests.support.kafka_fixtures import consume_all, create_topics, produce
 from tests.support.stage import Workers
 from worker import embedding_text, parse_trace
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 CAPACITY = 120
 COUNTS = (300, 90)

@@ -16,7 +16,7 @@ from tests.support.contribute import Booth, accepted_document
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.registry import RegistryProcess
 from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Workers = Callable[..., WorkerProcess]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.commands import ROOT, Desk
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.message_logs import expected_parts, message_log
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 OPTIONS = (
     "--success", "@reward", "--confidence", "0.8", "--domain", "customer_service", "--visibility", "private",

@@ -19,9 +19,9 @@ from tests.support.damaged import bad_entries, bad_markers, bad_requests, entry_
 from tests.support.kafka_fixtures import ROOT, WorkerProcess, consume_all, create_topics, produce
 from tests.support.raw_batches import RawRecord, batch_of, encode_batch, encode_record, produce_batch
 from tests.support.stage import LINES, Stage, documents
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.changelog import Entry, decode
 from worker.core.passes import MARKER_KEY, decode_marker
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Start = Callable[[Mapping[str, str]], WorkerProcess]
 MODEL = HashEmbedder.identity.key()

@@ -11,15 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from worker.commands.samples import SAMPLES
+from worker.commands.shared.samples import SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = SAMPLES.read_bytes().splitlines()
 IMPORTS = """
 import sys
 from pathlib import Path
-from worker.commands.broker import run_broker
-from worker.commands.demo import run_demo
+from worker.lab.broker.command import run_broker
+from worker.lab.demo.command import run_demo
 """
 DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 

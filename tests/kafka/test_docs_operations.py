@@ -7,10 +7,10 @@ from collections.abc import Callable
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import LINES, Stage, documents
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.novelty import Vector
 from worker.core.scorer import PartitionScorer, cached_id
 from worker.core.trace import created_at_ms, embedding_text, parse_trace
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 EACH = 30
 CAPACITIES = (20, 5, 60)

@@ -18,9 +18,9 @@ from tests.support.forgetting import ANOTHER_ID, KEY, control_record, of_version
 from tests.support.kafka_fixtures import committed, create_topics, produce, topic_id, unique
 from tests.support.secure_kafka import Acl, SecureKafka, secure_kafka
 from tests.support.stage import untouched
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.cli import cli
 from worker.core.records import SourceRecord
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 def topics(kafka: EmbeddedKafka) -> list[str]:

@@ -17,11 +17,11 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from tests.support.crash_worker import HashEmbedder, hash_vector
 from tests.support.kafka_fixtures import WorkerProcess, admin, consume_all, create_topics, produce
 from tests.support.stage import LINES, Stage, Workers, documents, origin
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.changelog import SLACK, decode, encode, slot_key, text_hash
 from worker.core.passes import MARKER_KEY
 from worker.core.trace import embedding_text, parse_trace
-from worker.kafka.topic_plan import CHANGELOG_CONFIG
+from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MODEL = HashEmbedder.identity.key()
 

@@ -28,9 +28,9 @@ from tests.support.kafka_fixtures import (
     produce_async,
     unique,
 )
-from worker.broker import embedded_kafka, kafka_jars
-from worker.broker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka
-from worker.broker.ports import free_ports
+from worker.lab.broker import embedded_kafka, kafka_jars
+from worker.lab.broker.embedded_kafka import KAFKA_VERSION, BrokerError, EmbeddedKafka
+from worker.lab.broker.ports import free_ports
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 60) -> None:
@@ -219,7 +219,7 @@ def test_stop_leaves_no_process_and_no_data() -> None:
 PARENT = """
 import time
 from pathlib import Path
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 broker = EmbeddedKafka(data_dir=Path(__import__("sys").argv[1])).start()
 print(broker.pid(0), flush=True)
 time.sleep(600)

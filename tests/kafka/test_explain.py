@@ -11,10 +11,10 @@ from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import produce
 from tests.support.terminal import EVIL, controls, in_pipes, on_terminal
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import Reason, parse_trace
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 IDS = ("kp:trace:aaaa1111-1", "kp:trace:bbbb2222-1", "kp:trace:bbbb2222-2", "kp:trace:cccc3333-1")
 AGAIN = 9

@@ -12,9 +12,9 @@ from tests.support.builders import trace_document
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import produce
 from worker import config
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.commands.score_file import score_lines
+from worker.commands.score import score_lines
 from worker.embed.load import load_configured
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 VIEW = {"embed_text": "objective", "max_tokens": 128}
 

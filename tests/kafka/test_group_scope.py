@@ -14,8 +14,8 @@ from tests.support.builders import trace_bytes
 from tests.support.chaos import wait_until
 from tests.support.kafka_fixtures import WorkerProcess, admin, create_topics
 from tests.support.stage import Stage, documents
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.group_view import memory_bytes
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Start = Callable[[Mapping[str, str]], WorkerProcess]
 

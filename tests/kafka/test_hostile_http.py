@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from tests.support.http import random_accept
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import LINES, Stage
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.observe.http_server import CONNECTION_SECONDS, MAX_CONNECTIONS
 
 Workers = Callable[..., WorkerProcess]

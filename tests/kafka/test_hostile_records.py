@@ -25,9 +25,9 @@ from tests.support.raw_batches import (
     varint,
 )
 from tests.support.stage import LINES, OUTPUTS, Stage, Workers, origin
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.kafka.fetch_results import install_reader
-from worker.kafka.reading import tolerant
+from worker.kafka.reading.faults import tolerant
+from worker.kafka.reading.fetch_results import install_reader
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 T0 = 1_790_000_000_000
 LIMIT = 2 << 20

@@ -15,12 +15,11 @@ from tests.support.kafka_fixtures import committed, create_topics
 from tests.support.kafka_tools import write_scripts
 from tests.support.snippets import Snippet, snippets
 from tests.support.stage import LINES, Stage, Workers, origin
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.contribute.topics import contribute_plan
-from worker.kafka.client import client_arguments
-from worker.kafka.connections import connected_admin
-from worker.kafka.topic_plan import TopicPlan, plan
-from worker.kafka.topic_state import look_at
+from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.connections import connected_admin
+from worker.kafka.cluster.topic_plan import TopicPlan, look_at, plan
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 BLOCKS = snippets("tests/kafka/test_kafka_tools.py")
 PARTITIONS = 4

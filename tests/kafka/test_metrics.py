@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaProducer
 
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, unique
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 def wait_for(condition: Callable[[], bool], worker: WorkerProcess) -> None:

@@ -25,12 +25,12 @@ from tests.support.kafka_fixtures import (
     recreate_topic,
 )
 from tests.support.stage import LINES, Stage, Workers, documents
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.changelog import SLACK, decode
 from worker.core.passes import MARKER_KEY
 from worker.core.scorer import PartitionScorer, cached_id
 from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_text, parse_trace
-from worker.kafka.topic_plan import CHANGELOG_CONFIG
+from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Start = Callable[..., WorkerProcess]
 BROKEN = b'{"not": "a trace"}'

@@ -11,9 +11,9 @@ from tests.support.crash_worker import DIMENSIONS
 from tests.support.kafka_fixtures import WorkerProcess, create_topics
 from tests.support.output_embedding import decode
 from tests.support.stage import Stage
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.documents import embedding_bytes
-from worker.kafka.topic_plan import OUTPUT_OVERHEAD
+from worker.kafka.cluster.topic_plan import OUTPUT_OVERHEAD
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Workers = Callable[..., WorkerProcess]
 

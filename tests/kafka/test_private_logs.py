@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.builders import trace_document
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import Stage
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MARKER = "marmalade"
 

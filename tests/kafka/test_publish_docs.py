@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.builders import read_jsonl
 from tests.support.kafka_fixtures import consume_all_async, create_topics_async, unique
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.trace import parse_trace
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text("utf-8")
 

@@ -10,9 +10,9 @@ from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_document
 from tests.support.commands import Desk, header
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import Stage
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.redaction import TYPES
 from worker.core.trace import parse_trace
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Workers = Callable[..., WorkerProcess]
 

@@ -16,12 +16,11 @@ import pytest
 from tests.support.builders import T0, trace_bytes
 from tests.support.commands import Desk, header
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.commands.redrive_selection import parse_offsets, parse_time
-from worker.core.documents import dead_letter
-from worker.core.fitting import fit_dead_letter, last_resort, readdressed
+from worker.commands.redrive.selection import parse_offsets, parse_time
+from worker.core.documents import dead_letter, fit_dead_letter, last_resort, readdressed
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import InvalidTrace, Reason
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 BAD = b"not a trace"
 STEPS = ("started", "before_begin", "after_begin", "mid_sends", "committing", "after_commit")

@@ -12,16 +12,15 @@ import pytest
 from aiokafka import TopicPartition
 
 from tests.support.kafka_fixtures import consume_all_async, create_topics_async, unique
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.records import OutputRecord, SourceRecord
-from worker.kafka import producer as producers
 from worker.kafka.aiokafka_private import Brokers, UnansweredError
-from worker.kafka.describe import current_limit
-from worker.kafka.producer import Producer
-from worker.kafka.producer_requests import ProduceV1, ProduceV2
-from worker.kafka.publication import Batch, OutputTopic
-from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher
-from worker.kafka.refusals import DoubtfulRefusalError
+from worker.kafka.cluster.describe import current_limit
+from worker.kafka.writing import producer as producers
+from worker.kafka.writing.producer import Producer
+from worker.kafka.writing.protocol import ProduceV1, ProduceV2
+from worker.kafka.writing.publication import Batch, DoubtfulRefusalError, OutputTopic
+from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -23,7 +23,7 @@ from tests.support.refused_records import (
     stage_of,
 )
 from tests.support.stage import Stage, Workers, origin
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = [
     pytest.mark.timeout(300),

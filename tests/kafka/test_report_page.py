@@ -9,12 +9,12 @@ import pytest
 from tests.support.builders import T0
 from tests.support.kafka_fixtures import create_topics, produce, unique
 from tests.support.reports import dump, parsed, run, scored_document
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.commands.report_columns import Traces
-from worker.commands.report_summary import summarize
-from worker.commands.scored_kafka import read_outputs
-from worker.commands.scored_rows import NoDocuments
+from worker.commands.report.columns import Traces
+from worker.commands.report.summary import summarize
+from worker.commands.shared.scored import NoDocuments
+from worker.commands.shared.scored_topics import read_outputs
 from worker.config import Settings
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 def test_the_topics_are_read_committed_to_their_end(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from tests.support.secure_kafka import (
     token,
 )
 from worker.config import load
-from worker.kafka.client import client_arguments
+from worker.kafka.cluster.client import client_arguments
 from worker.stream.faust_consumer import Hooks
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from tests.support.chaos import wait_until
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, produce
 from tests.support.snippets import Snippet, snippets
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MINE = snippets("tests/kafka/test_snippets.py")
 WRONG = (

@@ -11,8 +11,8 @@ from aiokafka.admin import NewPartitions
 
 from tests.support.kafka_fixtures import WorkerProcess, admin
 from tests.support.stage import LINES, Stage, Workers, origin
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.config import ConfigError, load
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 class Pair:

@@ -7,9 +7,8 @@ import msgspec
 
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import LINES, Stage
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.observe.status_page import PAGE
-from worker.observe.status_rows import KEPT_TRACES
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.observe.status import KEPT_TRACES, PAGE
 
 Workers = Callable[..., WorkerProcess]
 HTML = PAGE.read_text("utf-8")

@@ -14,10 +14,10 @@ from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.commands import ROOT, Desk
 from tests.support.kafka_fixtures import produce
 from tests.support.terminal import until_it_ends
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.documents import dead_letter, scored_record
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 DOMAINS = ("finance", "code", "customer_service")
 

@@ -25,7 +25,7 @@ from tests.support.terminal import (
     in_pipes,
     on_terminal,
 )
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import UnknownTopicOrPartitionError
 
 from tests.support.kafka_fixtures import create_topics_async, topic_id_async, unique
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.kafka.describe import topic_id
-from worker.kafka.restore import OffsetsError, confirm_topic
+from worker.kafka.cluster.describe import topic_id
+from worker.kafka.state.restore import OffsetsError, confirm_topic
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 async def test_a_topic_that_is_made_anew_has_another_id_and_none_is_created_by_asking(kafka: EmbeddedKafka) -> None:

@@ -16,8 +16,8 @@ from tests.support.contribute import Booth
 from tests.support.kafka_fixtures import WorkerProcess, admin, committed, produce
 from tests.support.registry import RegistryProcess
 from tests.support.stage import LINES, Stage
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.kafka.topic_plan import CHANGELOG_CONFIG
+from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 SECONDS = 10.0
 """Within this time a worker must be not ready, and say why."""
@@ -128,7 +128,7 @@ def test_an_output_that_is_deleted_under_load_is_named_until_it_is_there_again(
         since = delete(stage, name)
         assert f"deleted: topic {name} (KP_" in not_ready(worker, since, name)
         assert worker.get("/healthz")[0] == 200
-        assert f"ERROR worker.kafka.topic_watch: deleted: topic {name} (KP_" in worker.log()
+        assert f"ERROR worker.kafka.cluster.topic_watch: deleted: topic {name} (KP_" in worker.log()
         create(stage, name)
         worker.wait_ready()
         stage.wait_committed(progress(stage) + 100)

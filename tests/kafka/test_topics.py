@@ -18,15 +18,27 @@ from tests.support.kafka_fixtures import create_topics, create_topics_async, pro
 from tests.support.kafka_versions import since
 from tests.support.proxy import Cut, Proxy
 from tests.support.stage import Stage, Workers, untouched
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.config import ConfigError, load
-from worker.kafka import connections, topics
-from worker.kafka.client import client_arguments
-from worker.kafka.connections import connected_admin
-from worker.kafka.topic_plan import CHANGELOG_CONFIG, TopicPlan, plan
-from worker.kafka.topic_problems import CODECS, codec_problems, problems
-from worker.kafka.topic_state import AFTER, BEFORE, DIFFERENCE, NO_LIMIT, Observed, TopicState, look
-from worker.kafka.topics import Layout, create_missing, prepare_topics
+from worker.kafka.cluster import connections, topics
+from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.connections import connected_admin
+from worker.kafka.cluster.topic_plan import (
+    AFTER,
+    BEFORE,
+    CHANGELOG_CONFIG,
+    CODECS,
+    DIFFERENCE,
+    NO_LIMIT,
+    Observed,
+    TopicPlan,
+    TopicState,
+    codec_problems,
+    look,
+    plan,
+    problems,
+)
+from worker.kafka.cluster.topics import Layout, create_missing, prepare_topics
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 def planned(stage: Stage) -> list[TopicPlan]:

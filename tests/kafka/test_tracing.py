@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.support.commands import header
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import LINES, Stage, origin
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STATE = b"vendor=opaque,other=1"

@@ -11,7 +11,7 @@ from tests.support.builders import T0, trace_bytes
 from tests.support.commands import Desk, Diagnosis
 from tests.support.kafka_fixtures import produce
 from tests.support.whatif import scored
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 DOMAINS = ["finance", "Finance", "legal", "customer-service"]
 

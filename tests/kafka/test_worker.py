@@ -10,8 +10,8 @@ import pytest
 from tests.support.commands import header
 from tests.support.kafka_fixtures import create_topics
 from tests.support.stage import DATA, LINES, Stage, Workers, origin
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.trace import InvalidTrace, Limits, parse_trace
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 def test_each_record_comes_out_once_with_its_key_headers_and_time(kafka: EmbeddedKafka, workers: Workers) -> None:

@@ -11,7 +11,7 @@ from tests.support.commands import Desk
 from tests.support.kafka_fixtures import committed, produce
 from tests.support.stage import LINES, Workers, origin
 from worker import InvalidTrace, parse_trace
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 BEFORE = 30
 """Traces of each of two partitions before the first look; with room for 12, each cache has wrapped around twice."""

@@ -14,7 +14,8 @@ from tests.support.builders import trace_document
 from tests.support.output_embedding import decode
 from worker import parse_trace
 from worker.cli import cli
-from worker.core.views import embedded_texts, unit_mean
+from worker.core.novelty import unit_mean
+from worker.core.trace import embedded_texts
 from worker.embed.load import load_embedder
 
 TASKS = (

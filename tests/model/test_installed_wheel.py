@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.distribution import UV, build_distribution
 from tests.support.imports import ROOT
-from worker.broker.embedded_kafka import KAFKA_VERSION
-from worker.broker.kafka_jars import default_cache, install
+from worker.lab.broker.embedded_kafka import KAFKA_VERSION
+from worker.lab.broker.kafka_jars import default_cache, install
 
 
 def run(*command: str, cwd: Path, **env: str) -> str:

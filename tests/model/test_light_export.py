@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from worker.embed.embedder import packaged_weights
-from worker.embed.export_samples import TEXTS
-from worker.embed.export_source import CHECK_TOKENS, recorded_vectors
+from worker.embed.export_source import CHECK_TOKENS, TEXTS, recorded_vectors
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
 WITHOUT_TORCH = """

@@ -66,7 +66,7 @@ def test_reading_the_beginning_changes_no_vector(
         "x" * 9000 + " " + PROSE * 50,
     ]
     bounded = {name: [it.embed(text) for text in sample] for name, it in embedders.items()}
-    monkeypatch.setattr("worker.embed.long_texts.CHARS_A_TOKEN", 1 << 20)  # everything at once
+    monkeypatch.setattr("worker.embed.embedder.CHARS_A_TOKEN", 1 << 20)  # everything at once
     for name, embedder in embedders.items():
         for text, found in zip(sample, bounded[name], strict=True):
             whole = embedder.embed(text)
@@ -207,5 +207,5 @@ def test_a_model_of_another_family_is_exported_and_runs(
             assert found.truncated == expected.truncated, text[:60]
         bounded = [fast.embed(text).vector.tobytes() for text in sample]
         with monkeypatch.context() as everything_at_once:
-            everything_at_once.setattr("worker.embed.long_texts.CHARS_A_TOKEN", 1 << 20)
+            everything_at_once.setattr("worker.embed.embedder.CHARS_A_TOKEN", 1 << 20)
             assert [fast.embed(text).vector.tobytes() for text in sample] == bounded

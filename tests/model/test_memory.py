@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.memory_attacks import ATTACKS, measure
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PEAK_MIB = 700
 

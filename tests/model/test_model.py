@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import DATA, LINES, Stage, origin
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -33,7 +33,7 @@ from tests.pod.spec import Object, container_name, run_options
 from tests.support.chaos import Load, quiet_clients, traces, wait_until
 from tests.support.kafka_fixtures import committed, consume_all, create_topics
 from tests.support.oracle import origin
-from worker.broker.kafka_jars import BrokerError
+from worker.lab.broker.kafka_jars import BrokerError
 
 CHART: Final = Path(__file__).parents[2] / "deploy" / "helm" / "kp-worker"
 VALUES: Final = Path(__file__).with_name("values.yaml")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.secure_kafka import PASSWORD, USER, Files
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.broker.ports import HOST, free_ports
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.ports import HOST, free_ports
 
 LISTENER: Final = "PODS"
 LOGIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
-from worker.core.records import SourceRecord, memory_size
+from worker.core.records import EmbedderIdentity, SourceRecord, memory_size
 from worker.core.trace import CONTEXT, ReasoningTrace, parse_trace
 from worker.embed.embedder import Embedding
 

@@ -1,7 +1,6 @@
 """Load and violence: numbered traces at a steady rate, a supervised fleet of workers, seeded disturbances.
 
-Lives here: what test_crash.py and soak.py share. Must not live here: what is right (oracle.py), test doubles
-(crash_worker.py). Only processes that were started here are ever signalled.
+Only processes that were started here are ever signalled.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from aiokafka.errors import KafkaError
 
 from tests.support.forgetting import ANOTHER_ID, KEY, control_record
 from tests.support.kafka_fixtures import Record, Tree, WorkerProcess, committed, unique
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 LINES: Final = (Path(__file__).parents[1] / "data" / "traces.jsonl").read_bytes().splitlines()
 SESSION_SECONDS: Final = 6

@@ -12,10 +12,10 @@ from typing import Any
 
 from tests.support.builders import T0
 from tests.support.kafka_fixtures import consume_all, create_topics, produce, unique
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.core.documents import dead_letter
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,7 +1,6 @@
 """The real worker with a cheap embedder, and with crashes at exact steps: `python -m tests.support.crash_worker`.
 
-Lives here: test doubles at two seams of the product, the embedder (`run(load=...)` of worker/stream/process.py) and the
-Kafka producer below the publishers. Everything between them is the product's own code. Settings are the worker's
+Everything between them is the product's own code. Settings are the worker's
 (KP_...), and:
 
 - TEST_EMBED_MS: sleep of each embedding, to imitate a model's load; TEST_REAL_MODEL=1: the configured model instead.
@@ -30,18 +29,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 import msgspec
 import numpy as np
 
-import worker.kafka.refused_records
+import worker.kafka.writing.publisher
 import worker.stream.assignment
 import worker.stream.process
 import worker.stream.publishers
 from worker import config
-from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
+from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, Embedding
 from worker.embed.load import load_configured
-from worker.kafka.producer import Producer
-from worker.kafka.producer_requests import Offsets
-from worker.kafka.publication import Refused, Shipment
+from worker.kafka.writing.producer import Producer
+from worker.kafka.writing.protocol import Offsets
+from worker.kafka.writing.publication import Refused, Shipment
 from worker.stream.evaluator import Evaluator, Taken
 from worker.stream.faust_consumer import KpConsumer
 from worker.stream.partition_state import Decided
@@ -205,7 +204,7 @@ def install() -> None:
     """Put the doubles at their seams."""
     assignment: Any = worker.stream.assignment
     publishers: Any = worker.stream.publishers
-    refused_records: Any = worker.kafka.refused_records
+    refused_records: Any = worker.kafka.writing.publisher
     publishers.Producer = SteppedProducer
     assignment.restore = _slowly(assignment.restore)
     refused_records.find_culprits = _stepped(refused_records.find_culprits)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.support.builders import make_record
 from worker import InvalidTrace, embedding_text, parse_trace
-from worker.core.control import ForgetRequest, control_headers, encode_request, is_control
+from worker.core.forgetting import ForgetRequest, control_headers, encode_request, is_control
 from worker.core.records import SourceRecord
 from worker.core.scorer import event_time_ms
 from worker.embed.embedder import Embedder

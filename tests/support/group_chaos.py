@@ -14,7 +14,7 @@ from tests.support.crash_worker import hash_vector
 from tests.support.forgetting import KEY
 from tests.support.group_oracle import Watcher, check_group
 from tests.support.kafka_fixtures import create_topics, topic_id
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PATIENCE_S: Final = 300.0
 LAG_SECONDS: Final = 3

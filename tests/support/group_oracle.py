@@ -1,8 +1,5 @@
 """The judge of the novelty scope `group`: whether each output's nearest trace is one that a worker could see.
 
-Lives here: when records were decided and committed, and what must follow for `nearest`. Must not live here: missing,
-repeated and damaged outputs (oracle.py), brokers, workers, chaos.
-
 Times are those of this machine. A record's decision is noted by the worker (crash_worker.py, TEST_DECISIONS), and its
 commit is seen by a reader of committed outputs: never earlier than it was.
 """

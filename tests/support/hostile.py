@@ -1,7 +1,7 @@
 """Hostile and odd records among good ones, and what must become of them.
 
 Belongs here: batches of every kind that a broker accepts and a careless worker does not survive, a thread that sends
-them, and the reading of a source topic that holds them. Must not live here: scores (oracle.py), workers (chaos.py).
+them, and the reading of a source topic that holds them.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.broker.ports import free_ports
-from worker.kafka import describe
+from worker.kafka.cluster import describe
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.ports import free_ports
 
 __all__ = [
     "Record",

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from worker.broker.kafka_jars import Jar, check, default_cache, fetch, install
+from worker.lab.broker.kafka_jars import Jar, check, default_cache, fetch, install
 
 TOOLS_JAR: Final = Jar(
     "org.apache.kafka:kafka-tools:4.1.2", "cb7aedcd2e418b86079c4b35257c8e37800eea84723c78c8b90f535bd589888e"

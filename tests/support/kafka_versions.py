@@ -1,8 +1,4 @@
-"""The other Kafka releases that the tests can run on, by `--kafka VERSION`: their jars, and a Java that they support.
-
-Lives here: which releases there are, and installing one. Must not live here: fetching and checking jars
-(worker/broker/kafka_jars.py), writing a lock (tests/lock_kafka.py).
-"""
+"""The other Kafka releases that the tests can run on, by `--kafka VERSION`: their jars, and a Java for them."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from tests.support.distribution import UV
-from worker.broker.embedded_kafka import EmbeddedKafka, with_class_cache
-from worker.broker.kafka_jars import KAFKA_VERSION, BrokerError, Jre, Runtime, default_cache, install
+from worker.lab.broker.embedded_kafka import EmbeddedKafka, with_class_cache
+from worker.lab.broker.kafka_jars import KAFKA_VERSION, BrokerError, Jre, Runtime, default_cache, install
 
 LOCKS = Path(__file__).parents[1] / "data" / "kafka"
 JAVA = LOCKS / "java.txt"

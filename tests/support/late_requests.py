@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tests.support import kafka_versions
-from worker.broker.embedded_kafka import EmbeddedKafka
-from worker.broker.ports import HOST, free_ports
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.ports import HOST, free_ports
 
 NAMES = {
     0: "Produce", 22: "InitProducerId", 24: "AddPartitions", 25: "AddOffsets", 26: "EndTxn", 28: "TxnOffsetCommit",

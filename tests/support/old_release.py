@@ -1,7 +1,6 @@
 """An old release of the worker beside this checkout: its source by `git archive`, and an environment of its own.
 
-Both are kept in the user's cache directory, so that a second run is quick. Must not live here: what is done with it
-(tests/upgrade.py).
+Both are kept in the user's cache directory, so that a second run is quick.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from tests.support.distribution import UV
 from tests.support.kafka_fixtures import ROOT, Tree
-from worker.broker.kafka_jars import default_cache
+from worker.lab.broker.kafka_jars import default_cache
 
 FIRST_RELEASE = "7a7a6d92f356f06e3b2091b0e183ece10d4b917e"
 """The last commit of 0.1.0, the first release."""

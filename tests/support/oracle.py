@@ -1,8 +1,4 @@
-"""An independent judge: re-score the raw source topic by brute force, and compare with what came out.
-
-Lives here: the score, stream time, expiry and capacity once more, written from the design and not from the product's
-code (which only decides whether a document is valid). Must not live here: brokers, workers, chaos.
-"""
+"""An independent judge: re-score the raw source topic by brute force, and compare with what came out."""
 
 from __future__ import annotations
 

@@ -16,15 +16,14 @@ from tests.support.builders import (
 )
 from worker import PartitionScorer
 from worker.core.changelog import Entry, Housekeeping
-from worker.core.control import ControlConfig
-from worker.core.evaluation import EvaluationConfig
-from worker.core.forgetting import Forgetting
+from worker.core.forgetting import ControlConfig, Forgetting
 from worker.core.passes import NO_PASS, Pass
 from worker.core.records import OutputRecord, SourceRecord
-from worker.core.scorer import ScoredTrace
+from worker.core.scorer import EvaluationConfig
+from worker.core.scoring import ScoredTrace
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
 from worker.embed.embedder import Embedding
-from worker.kafka.publication import Batch
+from worker.kafka.writing.publication import Batch
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
 from worker.stream.dead_letter_limit import DeadLetterLimit

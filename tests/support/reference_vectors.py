@@ -8,8 +8,7 @@ import numpy as np
 
 from tests.support.imports import ROOT
 from worker.embed.embedder import OFFICIAL_SHA256
-from worker.embed.export_samples import TEXTS
-from worker.embed.export_source import CHECK_TOKENS, REFERENCE_VECTORS, texts_sha256
+from worker.embed.export_source import CHECK_TOKENS, REFERENCE_VECTORS, TEXTS, texts_sha256
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
 

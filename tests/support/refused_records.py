@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, create_topics
 from tests.support.stage import Stage, Workers, origin
-from worker.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Kind = tuple[bytes | None, bytes, list[tuple[str, bytes]], int]
 """Key, value, headers and how many ms later than now."""

@@ -15,9 +15,8 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
-from worker.registry.app import RegistryOptions, registry_app
-from worker.registry.limits import Tier
-from worker.registry.store import RegistryStore
+from worker.lab.registry.app import RegistryOptions, registry_app
+from worker.lab.registry.store import RegistryStore, Tier
 
 ROOT = Path(__file__).parents[2]
 AGENT = "kp:agent:test"

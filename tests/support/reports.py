@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 
 from tests.support.builders import T0, rfc3339, trace_document
 from worker.cli import cli
-from worker.commands.report_columns import COMPONENTS, Traces
-from worker.commands.report_numbers import ReportNumbers
-from worker.commands.report_summary import summarize
+from worker.commands.report.columns import COMPONENTS, Traces
+from worker.commands.report.numbers import ReportNumbers
+from worker.commands.report.summary import summarize
 
 WEIGHTS = {"finance": (0.2, 0.25, 0.1, 0.45), "default": (0.25, 0.35, 0.15, 0.25)}
 
@@ -56,7 +56,7 @@ def dump(document: dict[str, Any]) -> bytes:
 
 def render(summary: ReportNumbers, source: str) -> str:
     """Render the page. The import loads matplotlib, for seconds: not in every process that only collects tests."""
-    from worker.commands.report_page import render as render_page
+    from worker.commands.report.page import render as render_page
 
     return render_page(summary, source)
 

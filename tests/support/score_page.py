@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from worker.core.scorer import PartitionScorer, ScoredTrace
+from worker.core.scorer import PartitionScorer
+from worker.core.scoring import ScoredTrace
 from worker.core.trace import created_at_ms, parse_trace
 
 TEXT = (Path(__file__).parents[2] / "docs/how-a-score-comes-about.md").read_text("utf-8")

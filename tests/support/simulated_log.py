@@ -17,8 +17,8 @@ from worker.core.forgetting import FORGOTTEN_PREFIX
 from worker.core.passes import MARKER_KEY, Found, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.embed.embedder import Embedding
-from worker.kafka.publication import Batch
-from worker.kafka.publisher import offset_metadata, stream_time_from
+from worker.kafka.writing.publication import Batch
+from worker.kafka.writing.publisher import offset_metadata, stream_time_from
 
 DIMENSIONS = 6
 IDENTITY = TextEmbedder(DIMENSIONS).identity
@@ -106,7 +106,7 @@ class Topics:
         return {key: value for _, key, value in self.compacted() if value is not None and not key.startswith(others)}
 
     def restored(self, capacity: int, model: str = IDENTITY.key()) -> Restored:
-        """Read the changelog as worker/kafka/restore.py does; whether compaction has run makes no difference."""
+        """Read the changelog as worker/kafka/state/restore.py does; whether compaction has run makes no difference."""
         committed = None if self.metadata is None else committed_from(self.metadata)
         recreated = committed is not None and committed.topic_id not in (None, self.topic_id)
         if recreated:

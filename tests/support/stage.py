@@ -18,9 +18,9 @@ from tests.support.kafka_fixtures import (
     produce,
     unique,
 )
-from worker.broker.embedded_kafka import EmbeddedKafka
 from worker.cli import cli
 from worker.config import Settings, load
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 DATA = Path(__file__).parents[1] / "data"
 LINES = (DATA / "traces.jsonl").read_bytes().splitlines()

@@ -29,10 +29,9 @@ ROOMS = {
     "observe": {"config", "core"},
     "stream": {"config", "core", "embed", "kafka", "observe"},
     "contribute": {"config", "core", "kafka", "observe"},
-    "broker": set[str](),
-    "registry": {"core"},
-    "commands": {"broker", "config", "contribute", "core", "embed", "kafka", "observe", "registry"},
-    "cli": {"broker", "commands", "config", "contribute", "core", "embed", "kafka", "observe", "registry", "stream"},
+    "commands": {"config", "contribute", "core", "embed", "kafka", "observe"},
+    "lab": {"commands", "config", "core", "embed", "kafka", "observe"},
+    "cli": {"commands", "config", "contribute", "core", "embed", "kafka", "lab", "observe", "stream"},
     "__main__": {"cli"},
     "__init__": {"core"},
     "version": set[str](),
@@ -41,21 +40,21 @@ ROOMS = {
 HOMES = (
     {
         # library: the rooms (or modules) that may import it
-        "aiokafka": {"kafka", "stream", "commands", "contribute"},
+        "aiokafka": {"kafka", "stream", "commands", "contribute", "lab"},
         "faust": {"stream.worker", "stream.faust_consumer"},
         "mode": {"stream.faust_consumer"},
-        "cramjam": {"kafka.unpack"},
+        "cramjam": {"kafka.reading.unpack"},
         "simsimd": {"core.scan"},
-        "aiohttp": {"observe.http_server", "contribute.registry_client", "registry.app", "commands.registry"},
+        "aiohttp": {"observe.http_server", "contribute.registry_client", "lab.registry.app", "lab.registry.command"},
         "yarl": {"contribute.registry_client"},
-        "prometheus_client": {"observe", "commands.demo_process", "commands.doctor_registry"},
+        "prometheus_client": {"observe", "lab.demo.process", "commands.doctor.registry"},
         "pydantic": {"config"},
         "pydantic_settings": {"config"},
-        "click": {"cli", "commands.completion", "commands.console"},
-        "rich": {"commands"},
-        "jinja2": {"commands.page"},
-        "markupsafe": {"commands.page"},
-        "matplotlib": {"commands.report_charts", "commands.evaluate_page", "commands.svg"},
+        "click": {"cli", "commands.shared.completion", "commands.shared.console"},
+        "rich": {"commands", "lab"},
+        "jinja2": {"commands.shared.page"},
+        "markupsafe": {"commands.shared.page"},
+        "matplotlib": {"commands.report.charts", "commands.evaluate.page", "commands.shared.page"},
         "opentelemetry": {"observe.tracing", "stream.evaluator", "stream.partition_state"},  # stream: the type alone
     }
     | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}
@@ -74,10 +73,10 @@ AIOKAFKA_MODULES = {module.name for module in pkgutil.walk_packages(aiokafka.__p
 
 AIOKAFKA_INTERNAL = {
     # a module that aiokafka does not document: the modules that may import names without an underscore from it
-    "aiokafka.codec": {"kafka.topic_problems"},  # which codecs it can read
+    "aiokafka.codec": {"kafka.cluster.topic_plan"},  # which codecs it can read
     "aiokafka.coordinator.assignors.sticky": {"stream.faust_consumer"},  # an argument of its consumer
     "aiokafka.protocol": {  # requests that no method of its clients sends
-        "kafka.api_versions", "kafka.describe", "kafka.metadata", "kafka.producer_requests", "kafka.reaching",
+        "kafka.cluster.api_versions", "kafka.cluster.connections", "kafka.cluster.describe", "kafka.writing.protocol",
     },
 }  # fmt: skip
 
@@ -87,7 +86,7 @@ OF_OTHERS = {
     ("*", "_make"),
     ("*", "_replace"),
     ("cli", "_exit"),  # os
-    ("commands.doctor", "_exit"),
+    ("commands.doctor.command", "_exit"),
     ("stream.faust_consumer", "_stopped"),  # Faust's fetcher
     ("contribute.process", "_exit"),  # os
     ("stream.process", "_exit"),  # os
@@ -134,7 +133,7 @@ def test_the_walk_sees_imports_everywhere() -> None:
         "import a.b\nfrom c import d\ndef f():\n  import e\nif T:\n  from worker import g\n  from worker.h import i"
     )
     assert set(imports(ast.parse(source))) == {"a.b", "c", "c.d", "e", "worker", "worker.g", "worker.h", "worker.h.i"}
-    assert "commands.demo" in siblings("cli")
+    assert "lab.demo.command" in siblings("cli")
     assert {room(module) for module in MODULES} == ROOMS.keys()
 
 
@@ -215,7 +214,7 @@ def test_the_core_reads_no_clock_and_no_file(module: str) -> None:
 
 def test_the_command_line_imports_the_demo_and_the_broker_when_asked_for() -> None:
     at_once = [node for node in MODULES["cli"].body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not {name for node in at_once for name in imports(node) if ".demo" in name or "worker.broker" in name}
+    assert not {name for node in at_once for name in imports(node) if "worker.lab" in name}
 
 
 def test_settings_are_read_from_the_environment_in_one_place() -> None:
@@ -229,7 +228,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     # others start processes.
     assert readers <= {
         "config.loading", "config.sources", "cli", "embed.model_dir", "observe.tracing",
-        "commands.demo_process", "commands.fetch_model", "broker.kafka_node", "broker.kafka_jars",
+        "lab.demo.process", "commands.fetch_model", "lab.broker.kafka_node", "lab.broker.kafka_jars",
     }  # fmt: skip
 
 

@@ -1,7 +1,4 @@
-"""`kp-worker config`: check the settings, show them with their origin, print the schema of the config file.
-
-Lives here: what the three commands print. Must not live here: what is right (worker/config/).
-"""
+"""`kp-worker config`: check the settings, show them with their origin, print the schema of the config file."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from worker.commands.console import checked_settings, say_warnings, write_line
+from worker.commands.shared.console import checked_settings, say_warnings, write_line
 from worker.config import PREFIX, Loaded, Settings, config_schema
 from worker.config.sources import dotted
 from worker.core.terminal import clean, clean_json

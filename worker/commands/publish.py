@@ -1,24 +1,267 @@
-"""`kp-worker publish`: the traces of a file, published, with progress, refused lines and counts on standard error.
-
-Must not live here: reading and sending lines (publish_lines.py).
-"""
+"""Publishing the traces of a JSON Lines file to a topic, each checked before it is sent."""
 
 from __future__ import annotations
 
-from typing import BinaryIO
+import asyncio
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO, Final, Literal
 
+import msgspec
+from aiokafka import AIOKafkaProducer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from worker.commands.console import ArgumentError, CommandError, errors_for_the_user, open_file, say, size_of
-from worker.commands.json_lines import pretty_printed_hint
-from worker.commands.publish_lines import KeyField, PublishCounts, publish_lines
-from worker.commands.samples import SAMPLES
-from worker.commands.session import Session, run_session
+from worker.commands.shared.console import ArgumentError, CommandError, errors_for_the_user, open_file, say, size_of
+from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, is_pretty_printed, pretty_printed_hint
+from worker.commands.shared.samples import SAMPLES
+from worker.commands.shared.session import Session, SessionError, run_session
 from worker.config import Settings
+from worker.core.redaction import redact_json
 from worker.core.terminal import clean
-from worker.core.trace import InvalidTrace
+from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
+from worker.kafka.cluster.connections import idempotent_producer, while_sending
+
+IN_FLIGHT: Final = 1000
+"""Traces that may be on their way to the broker at once: bounds memory, and still fills batches."""
+
+LINGER_MS: Final = 5
+"""How long a batch waits for more records. Without it the first of many traces would each be sent alone."""
+
+MAX_BATCH_BYTES: Final = 262_144
+"""Bytes of one batch; aiokafka's 16 KiB would be one large trace."""
+
+MAX_REQUEST_BYTES: Final = 64 << 20
+"""Limit of the client alone; the broker enforces that of the topic (max.message.bytes)."""
+
+KeyField = Literal["agent", "id", "domain", "none"]
+
+
+@dataclass(slots=True)
+class PublishCounts:
+    """Counts of one run, kept up to date while it lasts."""
+
+    sent: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    pretty_printed: bool = False
+    redactions: Counter[str] = field(default_factory=Counter)
+
+    def count_answer(self, future: asyncio.Future[object]) -> None:
+        """Count a trace whose sending has ended: as sent, if it was acknowledged."""
+        self.sent += not future.cancelled() and future.exception() is None
+
+    def count_refused(self) -> None:
+        """Count a line that was not sent."""
+        self.refused += 1
+
+    def look_at_first(self, line: bytes) -> None:
+        """Note whether the first line opens a document that goes on in the next one."""
+        self.pretty_printed = is_pretty_printed(line)
+
+    def count_redactions(self, found: Mapping[str, int]) -> None:
+        """Count the markers of one line, by type."""
+        self.redactions.update(found)
+
+    def set_seconds(self, seconds: float) -> None:
+        """Set how long the run has lasted."""
+        self.seconds = seconds
+
+
+class _KeyMetadata(msgspec.Struct):
+    agent_id: str = ""
+    task_domain: str = ""
+
+
+class _KeyFields(msgspec.Struct):
+    id: str = ""
+    metadata: _KeyMetadata = msgspec.field(default_factory=_KeyMetadata)
+
+
+_key_decoder = msgspec.json.Decoder(_KeyFields)
+
+
+def key_of(line: bytes, choice: KeyField) -> bytes | None:
+    """Return the record key of a trace; None where the trace does not have that field.
+
+    An agent's traces have one key, so they stay in order and share one novelty cache.
+    """
+    if choice == "none":
+        return None
+    try:
+        fields = _key_decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # unvalidated lines may be anything
+        return None
+    text = {"agent": fields.metadata.agent_id, "id": fields.id, "domain": fields.metadata.task_domain}[choice]
+    return text.encode() or None
+
+
+async def publish_lines(
+    source: BinaryIO,
+    session: Session,
+    *,
+    topic: str,
+    key: KeyField,
+    rate: float | None,
+    validate: bool,
+    redact: bool,
+    counts: PublishCounts,
+    on_line: Callable[[int], None],
+    on_refused: Callable[[int, InvalidTrace], None],
+) -> None:
+    """Send every line of `source` that is a valid trace (or every line), at most `rate` a second.
+
+    `redact`: each line without secrets and personal data; its key is read, and its size checked, after that.
+    `counts` are kept up to date; `on_line` gets each line's size (bytes), `on_refused` its number (from 1) and
+    what is wrong. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
+    """
+    (target,) = await session.existing(topic)
+    unconnected = idempotent_producer(
+        session.client,
+        session.settings.transaction_timeout_seconds,
+        linger_ms=LINGER_MS,
+        max_batch_size=MAX_BATCH_BYTES,
+        max_request_size=MAX_REQUEST_BYTES,
+    )
+    async with session.connected(unconnected) as producer:
+        check = _LineCheck(producer, session.settings.limits if validate else None, target.max_bytes)
+        sender = _Sender(producer, topic, rate, counts)
+        lines = _lines(source, session.settings.max_message_bytes)
+        await while_sending(producer, _send_lines(lines, key, redact, check, sender, counts, on_line, on_refused))
+
+
+async def _send_lines(
+    lines: AsyncIterator[Line],
+    key: KeyField,
+    redact: bool,
+    check: _LineCheck,
+    sender: _Sender,
+    counts: PublishCounts,
+    on_line: Callable[[int], None],
+    on_refused: Callable[[int, InvalidTrace], None],
+) -> None:
+    async for number, line, size, problem in lines:
+        on_line(size)
+        if number == 1:
+            counts.look_at_first(line)
+        if problem is None and not line.strip():
+            continue
+        found: dict[str, int] = {}
+        try:
+            if problem is not None:
+                raise InvalidTrace(Reason.TOO_LARGE, "", problem)
+            if redact:
+                line, found = redact_json(line)  # noqa: PLW2901 the original must not be sent
+            record_key = key_of(line, key)
+            check.check(record_key, line)
+        except InvalidTrace as error:
+            counts.count_refused()
+            on_refused(number, error)
+        else:
+            counts.count_redactions(found)
+            await sender.send(number, record_key, line)
+    await sender.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _LineCheck:
+    """What a line must be to be sent: a valid trace (`limits` None: anything), and small enough for its topic."""
+
+    producer: AIOKafkaProducer
+    limits: Limits | None
+    max_batch_bytes: int
+
+    def check(self, key: bytes | None, line: bytes) -> None:
+        """Raise InvalidTrace for a line that the worker or the topic would refuse.
+
+        The topic's limit must be checked before sending: a refused batch breaks the sequence of an idempotent
+        producer.
+        """
+        key_size = len(key or b"")
+        if self.limits is not None:  # the key counts against the worker's limit, too
+            parse_trace(line, replace(self.limits, max_bytes=self.limits.max_bytes - key_size))
+        if len(line) + key_size < self.max_batch_bytes // 2:
+            return
+        batch = self.producer.create_batch()
+        batch.append(timestamp=None, key=key, value=line)
+        if batch.size() > self.max_batch_bytes:
+            limit = f"the topic, whose max.message.bytes is {self.max_batch_bytes}"
+            raise InvalidTrace(Reason.TOO_LARGE, "", f"{len(line)} bytes are too large for {limit}")
+
+
+class _Sender:
+    """Sends records at a limited rate, and awaits their acknowledgements in order."""
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str, rate: float | None, counts: PublishCounts) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._rate = rate
+        self._counts = counts
+        self._began = time.perf_counter()
+        self._due = 0
+        self._waiting: deque[tuple[int, asyncio.Future[object]]] = deque()
+
+    async def send(self, number: int, key: bytes | None, line: bytes) -> None:
+        """Send a line when its time has come. Raises SessionError for an earlier one that failed."""
+        if self._rate is not None:
+            await asyncio.sleep(self._began + self._due / self._rate - time.perf_counter())
+            self._due += 1
+        future = await self._producer.send(self._topic, line, key=key)
+        future.add_done_callback(self._counts.count_answer)
+        self._waiting.append((number, future))
+        self._counts.set_seconds(time.perf_counter() - self._began)
+        while len(self._waiting) >= IN_FLIGHT or (self._waiting and self._waiting[0][1].done()):
+            await self._next_answer()
+
+    async def finish(self) -> None:
+        """Return when all lines are acknowledged. Raises SessionError."""
+        while self._waiting:
+            await self._next_answer()
+        self._counts.set_seconds(time.perf_counter() - self._began)
+
+    async def _next_answer(self) -> None:
+        number, future = self._waiting.popleft()
+        try:
+            await future
+        except Exception as error:
+            raise SessionError(
+                f"line {number}: {error!r}; this line and later ones may not have been published"
+            ) from error
+
+
+async def _lines(source: BinaryIO, largest_trace: int) -> AsyncIterator[Line]:
+    """Yield the lines of a file, as `read_lines` does.
+
+    Read by a daemon thread from the file descriptor: a slow pipe must delay neither earlier lines nor Ctrl-C.
+    """
+    loop, chunks = asyncio.get_running_loop(), asyncio.Queue[bytes | OSError](maxsize=4)
+
+    def read() -> None:
+        chunk: bytes | OSError = b"-"
+        while isinstance(chunk, bytes) and chunk:
+            try:
+                chunk = os.read(source.fileno(), CHUNK_BYTES)
+            except OSError as error:
+                chunk = error
+            try:
+                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+            except (RuntimeError, asyncio.CancelledError):  # the command has ended
+                return
+
+    threading.Thread(target=read, daemon=True).start()
+    splitter = LineSplitter(largest_trace)
+    while chunk := await chunks.get():
+        if isinstance(chunk, OSError):
+            raise chunk
+        for line in splitter.feed(chunk):
+            yield line
+    for line in splitter.feed(b""):
+        yield line
 
 
 def run_publish(

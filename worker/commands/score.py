@@ -1,24 +1,32 @@
-"""`kp-worker score`: a JSON Lines file, scored, with its progress and counts on standard error.
+"""Scoring a JSON Lines file with the worker's own core: the same documents as on the topics.
 
-Must not live here: scoring the lines (score_file.py).
+The file counts as the source topic with one partition: line n (from 0) is offset n. Blank lines are passed over.
 """
 
 from __future__ import annotations
 
+import base64
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from worker.commands.console import CommandError, discard_buffered, json_output, say, size_of
-from worker.commands.json_lines import pretty_printed_hint
-from worker.commands.score_file import score_lines
+from worker.commands.shared.console import CommandError, discard_buffered, json_output, say, size_of
+from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
 from worker.config import Settings
-from worker.embed.embedder import ModelError
-from worker.embed.load import load_configured
+from worker.core.documents import embedding_failed
+from worker.core.records import SourceRecord
+from worker.core.scorer import Evaluation, EvaluationConfig
+from worker.core.trace import InvalidTrace, Reason, embedded_texts
+from worker.embed.embedder import Embedder, Embedding, ModelError, embed_or_diagnose
+from worker.embed.load import load_configured, new_scorer
+from worker.embed.pool import mean_of_parts
 
 
 def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, settings: Settings) -> None:
@@ -72,3 +80,92 @@ def _progress(console: Console, size: int | None) -> Iterator[Callable[[int], No
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("scoring", total=size)
         yield lambda count: progress.advance(task, count)
+
+
+@dataclass(slots=True)
+class Summary:
+    """Counts of one run; `scores` of every scored trace, in order. `pretty_printed`: the file is no JSON Lines.
+
+    `too_long`: the lines that were not read as a whole, and why; no dead letter holds them.
+    """
+
+    accepted: int = 0
+    rejected: int = 0
+    dead_letters: Counter[str] = field(default_factory=Counter)
+    truncated: int = 0
+    redactions: Counter[str] = field(default_factory=Counter)
+    pretty_printed: bool = False
+    too_long: list[str] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+
+
+def score_lines(
+    source: BinaryIO,
+    output: BinaryIO,
+    dead_letters: BinaryIO | None,
+    settings: Settings,
+    embedder: Embedder | None,
+    on_line: Callable[[int], None] = lambda size: None,
+) -> Summary:
+    """Score every line of `source` and write what the worker would publish. `on_line` gets each line's size, bytes.
+
+    A line that cannot be read is written to `dead_letters` as one JSON object with its reason. Raises OSError.
+    """
+    identity = None if embedder is None else embedder.identity
+    config = EvaluationConfig(settings.limits, settings.event_time, settings.output_embedding, settings.redact)
+    evaluation = Evaluation(new_scorer(settings, identity), identity, config)
+    summary = Summary()
+    for number, line, size, problem in read_lines(source, settings.max_message_bytes):
+        on_line(size)
+        if number == 1:
+            summary.pretty_printed = is_pretty_printed(line)
+        if problem is None and not line.strip():
+            continue
+        record = SourceRecord(settings.source_topic, 0, number - 1, None, None, line)
+        try:
+            if problem is not None:
+                summary.too_long.append(f"line {number}: {problem}")
+                raise InvalidTrace(Reason.TOO_LARGE, "", problem)
+            trace = evaluation.read(record)
+            vector = None
+            if embedder is not None:
+                vector, truncated = _embed(embedder, embedded_texts(trace, settings.embed_text))
+                summary.truncated += truncated
+        except InvalidTrace as error:
+            summary.dead_letters[str(error.reason)] += 1
+            if dead_letters is not None:
+                dead_letters.write(_dead_line(number, None if problem else line, error) + b"\n")
+            continue
+        scored, document = evaluation.evaluate(record, trace, vector)
+        summary.scores.append(scored.score)
+        if scored.accepted:
+            summary.accepted += 1
+        else:
+            summary.rejected += 1
+        summary.redactions.update(document.redactions or {})
+        output.write((document.value or b"") + b"\n")
+    return summary
+
+
+def _embed(embedder: Embedder, texts: Sequence[str]) -> Embedding:
+    try:
+        return mean_of_parts([embed_or_diagnose(embedder, text) for text in texts])
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:
+        raise embedding_failed(error) from error
+
+
+def _dead_line(number: int, line: bytes | None, error: InvalidTrace) -> bytes:
+    letter: dict[str, object] = {
+        "line": number,
+        "reason": str(error.reason),
+        "path": error.path,
+        "message": error.message,
+    }
+    if line is not None:
+        try:
+            letter["value"] = line.decode()
+        except UnicodeDecodeError:
+            letter["value_base64"] = base64.b64encode(line).decode()
+    return msgspec.json.encode(letter)

@@ -2,8 +2,6 @@
 
 These are the worker's five, and the one that records for `kp-worker redrive` what was redriven. The worker never
 needs that one, so nothing about it keeps the topics from being usable.
-
-Lives here: the comparison as rows, as JSON and as text. Must not live here: what should be there (topics.py).
 """
 
 from __future__ import annotations
@@ -23,18 +21,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from worker.commands.console import SettingsError, write_line
-from worker.commands.redrive_marks import create_marks_topic, marks_plan, marks_topic
-from worker.commands.session import Session
+from worker.commands.redrive.marks import create_marks_topic, marks_plan, marks_topic
+from worker.commands.shared.console import SettingsError, write_line
+from worker.commands.shared.session import Session
 from worker.config import ConfigError, Settings
 from worker.core.terminal import clean, clean_json
-from worker.kafka.client import client_arguments
-from worker.kafka.connections import connected_admin
-from worker.kafka.errors import error_text
-from worker.kafka.topic_plan import TopicPlan, plan
-from worker.kafka.topic_problems import Problem, problems
-from worker.kafka.topic_state import AFTER, Observed, look, look_at
-from worker.kafka.topics import create_missing
+from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.connections import connected_admin
+from worker.kafka.cluster.errors import error_text
+from worker.kafka.cluster.topic_plan import AFTER, Observed, Problem, TopicPlan, look, look_at, plan, problems
+from worker.kafka.cluster.topics import create_missing
 
 TIMEOUT_MS: Final = 10_000
 """How long one answer of the broker may take."""

@@ -1,8 +1,4 @@
-"""What is wrong with a setting, in words: where it is written, its value, what is allowed, what it is for.
-
-Lives here: the error of the room, and pydantic's findings put so that the user finds the place. Must not live here: the
-rules themselves (settings.py, profiles.py, security.py).
-"""
+"""What is wrong with a setting, in words: where it is written, its value, what is allowed, what it is for."""
 
 from __future__ import annotations
 

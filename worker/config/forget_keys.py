@@ -1,13 +1,10 @@
-"""The keys of control records: KP_FORGET_KEY, or the lines of KP_FORGET_KEY_FILE.
-
-Lives here: reading and checking them. Must not live here: signatures (core/control.py).
-"""
+"""The keys of control records: KP_FORGET_KEY, or the lines of KP_FORGET_KEY_FILE."""
 
 from __future__ import annotations
 
 from worker.config.errors import ConfigError
 from worker.config.settings import Settings
-from worker.core.control import MIN_KEY_BYTES
+from worker.core.forgetting import MIN_KEY_BYTES
 
 _MAKE = "make one with: openssl rand -hex 32"
 

@@ -1,8 +1,4 @@
-"""Reading the settings: options win over the environment, the environment over the config file, that over defaults.
-
-Lives here: which sources are read, in which order, and the checks that need all of them. Must not live here: reading
-one source (sources.py), the settings (settings.py).
-"""
+"""Reading the settings: options win over the environment, the environment over the config file, that over defaults."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The JSON Schema of the config file, for editors and for checks outside Python.
 
-Lives here: what pydantic's own schema lacks: no other key is allowed, the built-in profiles are named. Must not live
+Must not live
 here: the settings (settings.py). schemas/config.schema.json is this schema, written down.
 """
 

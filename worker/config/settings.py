@@ -1,29 +1,142 @@
-"""The settings: names, types, defaults, limits and meaning.
-
-Lives here: one field for each setting, and which of them fit together. Must not live here: where values come from
-(sources.py, loading.py), the words for a wrong one (errors.py), which security settings exclude each other
-(security.py), what a profile holds (profiles.py).
-"""
+"""The settings: names, types, defaults, limits and meaning."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ipaddress
+import re
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from worker.config.brokers import check_brokers
 from worker.config.errors import PEM
 from worker.config.profiles import ProfileSetting, merged_profiles
-from worker.config.registry import check_choices, check_registry_url
-from worker.config.security import SASL, TLS, check_security
 from worker.config.sources import PREFIX
 from worker.core.capacity import MOST_ELEMENTS
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.core.scoring import Profile
 from worker.core.trace import Limits
+
+BROKERS_FORM: Final = "give host:port, and several with a comma between them, such as kafka-1:9092,kafka-2:9092"
+
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]):([0-9]{1,5})")
+
+
+def check_brokers(servers: str) -> str:
+    """Return the addresses without the spaces around them. Raises ValueError that says which one is wrong, and why."""
+    addresses = [part.strip() for part in servers.split(",")]
+    for address in addresses:
+        match = _ADDRESS.fullmatch(address)
+        if match is not None and 0 < int(match[1]) < 65_536:
+            continue
+        if "://" in address:
+            shown = re.sub("//[^/]*@", "//", address)  # without a password
+            raise ValueError(f"{shown!r} is a URL, and a broker has none; {BROKERS_FORM}")
+        if match is not None:
+            raise ValueError(f"{address!r}: a port is a number from 1 to 65535; {BROKERS_FORM}")
+        if re.fullmatch(r"[A-Za-z0-9_.-]+:?", address):
+            raise ValueError(f"{address!r} has no port; {BROKERS_FORM}")
+        raise ValueError(f"{address!r} is no address of a broker; {BROKERS_FORM}")
+    return ",".join(addresses)
+
+
+TLS: Final = ("SSL", "SASL_SSL")
+SASL: Final = ("SASL_PLAINTEXT", "SASL_SSL")
+"""Protocols (KP_SECURITY_PROTOCOL) that encrypt, and those that log in."""
+
+_LOGIN: Final = ("sasl_username", "sasl_password", "sasl_password_file")
+_KEY: Final = ("tls_key_file", "tls_key_password", "tls_key_password_file")
+_TLS_FILES: Final = ("tls_ca_file", "tls_certificate_file", *_KEY)
+
+
+def check_security(given: Set[str], protocol: str, mechanism: str | None) -> None:
+    """Raise ValueError where settings contradict each other, or would be ignored. `given`: fields that have a value."""
+    for name in ("sasl_password", "tls_key_password", "registry_key"):
+        if len(both := _variables(given, name, f"{name}_file")) == 2:
+            raise ValueError(f"{both[0]} and {both[1]} are both set; keep one")
+    if (tls := _variables(given, *_TLS_FILES)) and protocol not in TLS:
+        raise ValueError(f"{tls[0]} is set, but KP_SECURITY_PROTOCOL={protocol} uses no TLS; set SSL or SASL_SSL")
+    if (key := _variables(given, *_KEY)) and "tls_certificate_file" not in given:
+        raise ValueError(f"{key[0]} is set without KP_TLS_CERTIFICATE_FILE; set both")
+    if protocol in SASL:
+        _check_login(given, protocol, mechanism)
+    elif sasl := _variables(given, "sasl_mechanism", *_LOGIN, "sasl_token_file"):
+        raise ValueError(f"{sasl[0]} is set, but KP_SECURITY_PROTOCOL={protocol} uses no SASL; set SASL_SSL")
+
+
+def _check_login(given: Set[str], protocol: str, mechanism: str | None) -> None:
+    login, token = _variables(given, *_LOGIN), _variables(given, "sasl_token_file")
+    if mechanism is None:
+        raise ValueError(
+            f"KP_SECURITY_PROTOCOL={protocol} needs KP_SASL_MECHANISM: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or "
+            "OAUTHBEARER"
+        )
+    if mechanism == "OAUTHBEARER":
+        if login:
+            raise ValueError(
+                f"{login[0]} is set, but KP_SASL_MECHANISM=OAUTHBEARER uses only KP_SASL_TOKEN_FILE; unset it"
+            )
+        if not token:
+            raise ValueError("KP_SASL_MECHANISM=OAUTHBEARER needs KP_SASL_TOKEN_FILE")
+        return
+    if token:
+        raise ValueError(f"{token[0]} is set, but KP_SASL_MECHANISM={mechanism} uses a user and a password; unset it")
+    if "sasl_username" not in given or len(login) < 2:
+        raise ValueError(
+            f"KP_SASL_MECHANISM={mechanism} needs KP_SASL_USERNAME, and KP_SASL_PASSWORD_FILE or KP_SASL_PASSWORD"
+        )
+
+
+def _variables(given: Set[str], *names: str) -> list[str]:
+    """Return the variables of those of the fields that have a value."""
+    return [f"KP_{name.upper()}" for name in names if name in given]
+
+
+URL_FORM: Final = "give the base URL, such as https://registry.example.org"
+
+
+def check_registry_url(url: str) -> str:
+    """Return the URL without a slash at its end. Raises ValueError, without quoting the URL."""
+    try:
+        parts = urlsplit(url.strip())
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(f"it is not a URL; {URL_FORM}") from None
+    if parts.scheme not in ("http", "https") or not host or any(ord(character) <= 32 for character in url.strip()):
+        raise ValueError(f"it is not a URL with https:// and a host; {URL_FORM}")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("it holds a user or a password; give the key by KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY")
+    if parts.query or parts.fragment:
+        raise ValueError(f"it has a query or a fragment; {URL_FORM}")
+    if parts.scheme == "http" and not _is_loopback(host):
+        raise ValueError("plain http would send the key and the traces unencrypted; use https (http only to loopback)")
+    return url.strip().rstrip("/")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_choices(*allowed: str) -> Callable[[str], str]:
+    """Return a check of a list with commas: each part must be one of `allowed`."""
+
+    def check(text: str) -> str:
+        parts = [part.strip() for part in text.split(",")]
+        wrong = [part for part in parts if part not in allowed]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is not one of {', '.join(allowed)}; several have a comma between them")
+        return ",".join(dict.fromkeys(parts))
+
+    return check
+
 
 Topic = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 

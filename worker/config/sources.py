@@ -1,6 +1,6 @@
 """Where the values of settings come from: options, the environment, the config file.
 
-Lives here: reading each source, which one wins, how each writes a key, and keys that no setting has. Must not live
+Must not live
 here: what the settings are (settings.py), the words for a wrong value (errors.py).
 """
 

@@ -1,8 +1,5 @@
 """What an answer of the registry means.
 
-Lives here: from status, headers and body to a verdict, and the limits that an answer states. Pure. Must not live here:
-requests (registry_client.py), what follows from a verdict (delivery.py).
-
 Only what the registry itself can have said counts. A proxy's page, half a document or a redirect is no verdict on a
 trace: the request is in doubt, and is looked up before it is sent again.
 """
@@ -16,8 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from worker.contribute.cleaning import clean_issues, clean_words
-from worker.contribute.unit import decode_json
+from worker.contribute.unit import clean_issues, clean_words, decode_json
 
 REFUSED: Final = {400: "invalid_unit", 413: "too_large", 422: "invalid_unit"}
 """Statuses that are verdicts on the unit, with the reason of the refused record."""

@@ -1,8 +1,5 @@
 """The member of the consumer group: which partitions it has, and the work on them.
 
-Lives here: assignment, revocation, the first failure, lag. Must not live here: the work itself (partition.py), signals
-and exit codes (process.py).
-
 When partitions are assigned:
  1. start each partition's producer: this fences the former owner and aborts its open transaction;
  2. read the committed offsets;
@@ -22,19 +19,16 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 
 from worker.config import Settings
-from worker.contribute.delivery import Delivery
-from worker.contribute.gateway import Gateway
-from worker.contribute.late import LateWatch
+from worker.contribute.delivery import Delivery, Gateway, LateWatch, Stop, StoppedError
 from worker.contribute.pace import AFTER_429_SECONDS
 from worker.contribute.partition import ContributePartition, limited_from
 from worker.contribute.receipts import ReceiptPublisher
 from worker.contribute.registry_client import RegistryClient
 from worker.contribute.topics import ContributeTopics
 from worker.contribute.unit import Gate
-from worker.contribute.waiting import Stop, StoppedError
-from worker.kafka.connections import connected
-from worker.kafka.restore import Position, read_positions
-from worker.kafka.topic_watch import TopicLostError, TopicWatch
+from worker.kafka.cluster.connections import connected
+from worker.kafka.cluster.topic_watch import TopicLostError, TopicWatch
+from worker.kafka.state.restore import Position, read_positions
 from worker.observe.contribute_metrics import ContributeMetrics
 
 log = logging.getLogger(__name__)

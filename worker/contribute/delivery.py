@@ -1,8 +1,5 @@
 """Delivery of one unit to the registry: at most one unit for its id, and never lost.
 
-Lives here: the order of look-ups and POSTs, and what follows from each verdict. Must not live here: the verdicts
-(answers.py), whose turn it is (gateway.py), Kafka (partition.py).
-
 For each unit:
  1. wait for a turn: a look-up and a POST that the limits allow;
  2. look the id up. With our content: done, without a POST. With other content: refused, because a POST would replace
@@ -18,22 +15,201 @@ replayed (Idempotency-Replayed) is therefore looked up (a 201) or asked for agai
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from worker.contribute.answers import Absent, Created, Denied, Doubtful, Limited, Present, Rejected, Verdict
-from worker.contribute.gateway import Gateway
-from worker.contribute.late import LateWatch
-from worker.contribute.pace import Pauses
+from worker.contribute.answers import (
+    Absent,
+    Created,
+    Denied,
+    Doubtful,
+    HttpAnswer,
+    Limited,
+    Present,
+    Rejected,
+    Verdict,
+    judge_look_up,
+    judge_post,
+    stated_rate,
+)
+from worker.contribute.pace import Pauses, RequestPace, pause_after_429
+from worker.contribute.registry_client import NoAnswerError, RegistryClient
 from worker.contribute.unit import Refusal, Unit, same_unit
-from worker.contribute.waiting import Stop
 from worker.observe.contribute_metrics import ContributeMetrics
+
+
+class StoppedError(Exception):
+    """The wait was ended, because the partition is to be given up or the process is to stop."""
+
+
+class Stop:
+    """Says when to stop, and ends all waits then."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Stop."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        return self._event.is_set()
+
+    def check(self) -> None:
+        """Raise StoppedError after `set`."""
+        if self._event.is_set():
+            raise StoppedError
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep. Raises StoppedError at once after `set`."""
+        self.check()
+        try:
+            await asyncio.wait_for(self._event.wait(), seconds)
+        except TimeoutError:
+            return
+        raise StoppedError
+
+
+STEP_SECONDS: Final = 0.5
+"""How long to sleep at once while waiting for a turn: the answers to other partitions change the pace."""
+
+
+class Gateway:
+    """Gives turns: each is one look-up and one POST that the registry's limits allow.
+
+    `trouble`: why nothing gets through at the moment, None: it does. `limited_at`: the time of the last 429, seconds
+    since 1970.
+    """
+
+    def __init__(self, client: RegistryClient, metrics: ContributeMetrics, most: float | None) -> None:
+        now = time.monotonic()
+        self.trouble: str | None = None
+        self.limited_at: float | None = None
+        self._client = client
+        self._metrics = metrics
+        self._posts = RequestPace(now, most, most)
+        self._look_ups = RequestPace(now, None, most)
+        self._blocked_until = now
+
+    @asynccontextmanager
+    async def turn(self, stop: Stop) -> AsyncIterator[Turn]:
+        """Wait for a turn, and take back what it does not use. Raises StoppedError."""
+        while (seconds := self._wait_seconds()) > 0:
+            await stop.sleep(min(seconds, STEP_SECONDS))
+        stop.check()
+        turn = Turn(self._client, self._look_ups, self._posts)
+        try:
+            yield turn
+        finally:
+            turn.end()
+            if self._look_ups.fallback is None:  # where only the answers to POSTs state a limit
+                self._look_ups.fallback = self._posts.limit
+            if (left := self._posts.seen_left()) is not None:
+                self._metrics.rate_left.set(left)
+
+    def limited(self) -> None:
+        """Note a 429, and give no turn for a long time."""
+        self.remember_429(time.time(), pause_after_429(random.SystemRandom().random()))
+
+    def remember_429(self, limited_at: float, seconds: float) -> None:
+        """Give no turn for some time after a 429 at `limited_at`, seconds since 1970."""
+        self.limited_at = max(limited_at, self.limited_at or 0.0)
+        self._blocked_until = max(self._blocked_until, time.monotonic() + seconds)
+
+    def blocked_seconds(self) -> float:
+        """Return how long no turn is given because of a 429."""
+        return max(0.0, self._blocked_until - time.monotonic())
+
+    def _wait_seconds(self) -> float:
+        now = time.monotonic()
+        return max(self._blocked_until - now, self._posts.wait_seconds(now), self._look_ups.wait_seconds(now))
+
+
+class Turn:
+    """One look-up and one POST, reserved when the turn begins."""
+
+    def __init__(self, client: RegistryClient, look_ups: RequestPace, posts: RequestPace) -> None:
+        self._client = client
+        self._paces = {"look_up": look_ups, "post": posts}
+        self.began = time.monotonic()
+        for pace in self._paces.values():
+            pace.spend(self.began)
+
+    async def look_up(self, trace_id: str) -> Verdict:
+        """Ask for the unit with this id."""
+        answer = await self._asked("look_up", self._client.look_up(trace_id))
+        return answer if isinstance(answer, Doubtful) else judge_look_up(answer, trace_id)
+
+    async def post(self, unit: Unit, key: str) -> Verdict:
+        """Post the unit."""
+        answer = await self._asked("post", self._client.post(unit.body, key))
+        return answer if isinstance(answer, Doubtful) else judge_post(answer, unit.trace_id)
+
+    def end(self) -> None:
+        """Give back what was not used."""
+        for pace in self._paces.values():
+            pace.give_back(time.monotonic())
+        self._paces.clear()
+
+    async def _asked(self, kind: str, request: Awaitable[HttpAnswer]) -> HttpAnswer | Doubtful:
+        pace = self._paces.pop(kind)
+        try:
+            answer = await request
+        except NoAnswerError as error:
+            return Doubtful(error.cause, str(error), unsent=error.unsent)
+        finally:
+            pace.finished()
+        rate = stated_rate(answer)
+        if rate is None:
+            pace.learn_nothing()
+        elif rate.limit > 0:
+            pace.learn(rate.limit, rate.remaining, time.monotonic())
+        return answer
+
+
+class _Watched(NamedTuple):
+    trace_id: str
+    time: str
+    due: float
+
+
+class LateWatch:
+    """Looks up a unit once more, some time after its second POST, and counts a request that landed last."""
+
+    def __init__(self, gateway: Gateway, metrics: ContributeMetrics, delay_seconds: float) -> None:
+        self._gateway = gateway
+        self._metrics = metrics
+        self._delay = delay_seconds
+        self._watched: deque[_Watched] = deque(maxlen=1000)
+
+    def watch(self, trace_id: str, registry_time: str) -> None:
+        """Look at the unit later. `registry_time`: what the answer to the second POST stated."""
+        if registry_time:
+            self._watched.append(_Watched(trace_id, registry_time, time.monotonic() + self._delay))
+
+    async def run(self, stop: Stop) -> None:
+        """Look at what is due, until stopped. Raises StoppedError."""
+        while True:
+            await stop.sleep(1.0)
+            while self._watched and self._watched[0].due <= time.monotonic():
+                await self._check(self._watched.popleft(), stop)
+
+    async def _check(self, watched: _Watched, stop: Stop) -> None:
+        async with self._gateway.turn(stop) as turn:
+            verdict = await turn.look_up(watched.trace_id)
+        if isinstance(verdict, Present) and verdict.time not in ("", watched.time):
+            self._metrics.late.inc()
+
 
 log = logging.getLogger(__name__)
 

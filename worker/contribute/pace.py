@@ -1,8 +1,5 @@
 """How fast requests may follow each other, so that the registry never answers 429.
 
-Lives here: the arithmetic of the limits and of pauses, on times that are given. Pure. Must not live here: clocks and
-sleeping (waiting.py), requests (registry_client.py).
-
 The registry counts requests in a bucket: it holds `limit` tokens when full, and gains `limit` a minute. All processes
 with keys of one agent share it, and each answer says how many tokens are left. So each process refills a small bucket
 of its own at the same rate, and slows down while fewer than half of the registry's tokens are left. One process alone

@@ -1,8 +1,4 @@
-"""One partition of the accepted topic: its records in order, each posted, refused or skipped before the next.
-
-Lives here: what is done with a record, and what is committed then. Must not live here: delivery to the registry
-(delivery.py), assignment (contributor.py).
-"""
+"""One partition of the accepted topic: its records in order, each posted, refused or skipped before the next."""
 
 from __future__ import annotations
 
@@ -14,13 +10,9 @@ from functools import partial
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from worker.contribute.cleaning import clean_words
-from worker.contribute.delivery import Delivered, Delivery, DeniedError
-from worker.contribute.gateway import Gateway
-from worker.contribute.outputs import receipt, refused_record
+from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway, Stop, StoppedError
 from worker.contribute.receipts import ReceiptPublisher, ReceiptQueue
-from worker.contribute.unit import Gate, Refusal, Skip, Unit, unit_from
-from worker.contribute.waiting import Stop, StoppedError
+from worker.contribute.unit import Gate, Refusal, Skip, Unit, clean_words, receipt, refused_record, unit_from
 from worker.core.records import Fault, OutputRecord, SourceRecord
 from worker.core.trace import Limits
 from worker.observe.contribute_metrics import ContributeMetrics

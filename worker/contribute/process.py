@@ -1,7 +1,5 @@
 """The process of `kp-worker contribute`: HTTP port, preparation, signals, and the exit code.
 
-Lives here: its life from start to exit code. Must not live here: records and partitions (contributor.py).
-
 Exit codes: 0 after SIGTERM or SIGINT, when what was in flight is finished and committed. 1 after a failure: a restart
 continues at the committed offsets. 2: the settings or the topics are wrong, or the registry does not accept the key.
 """
@@ -17,11 +15,10 @@ from typing import Any, NoReturn
 from worker.config import ConfigError, Settings
 from worker.contribute.contributor import Contributor
 from worker.contribute.delivery import DeniedError
-from worker.contribute.registry_client import RegistryClient
-from worker.contribute.registry_key import RegistryKey
+from worker.contribute.registry_client import RegistryClient, RegistryKey
 from worker.contribute.topics import prepare_contribute_topics
-from worker.kafka.client import client_arguments
-from worker.kafka.errors import error_text
+from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.errors import error_text
 from worker.observe import logs
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.observe.http_server import HttpServer

@@ -1,8 +1,5 @@
 """Writing receipts and refused records, each in one transaction with the offset behind its trace.
 
-Lives here: the transaction, and gathering what is due while another one is committed. Must not live here: the records
-(outputs.py).
-
 A receipt is written as soon as its answer is there. A transaction takes longer than a request, so the next traces are
 posted meanwhile, and their receipts share the next transaction. After a crash all of them are looked up.
 """
@@ -16,11 +13,11 @@ from typing import Any, Final, NamedTuple
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from worker.contribute.outputs import REFUSED
-from worker.core.fitting import fit_dead_letter
+from worker.contribute.unit import REFUSED
+from worker.core.documents import fit_dead_letter
 from worker.core.records import OutputRecord
-from worker.kafka.producer import Producer, PublishError
-from worker.kafka.publication import OutputTopic, Shipment
+from worker.kafka.writing.producer import Producer, PublishError
+from worker.kafka.writing.publication import OutputTopic, Shipment
 
 MAX_DUE: Final = 50
 """Most traces of a partition that are posted and not committed."""

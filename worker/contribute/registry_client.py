@@ -1,7 +1,5 @@
 """Requests to the registry: one at a time for each caller, each with a time limit and an answer of a bounded size.
 
-Lives here: HTTP. Must not live here: what an answer means (answers.py), when to ask and what follows (delivery.py).
-
 The key is in one header of the request, and nowhere else: an answer carries it along so that its words can be cleaned.
 """
 
@@ -10,16 +8,78 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
 import aiohttp
 from yarl import URL
 
+from worker.config import ConfigError, Settings
 from worker.contribute.answers import HttpAnswer
-from worker.contribute.registry_key import KeyFileError, RegistryKey
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.version import __version__
+
+
+class KeyFileError(Exception):
+    """The key's file cannot be used at the moment; the message says why, without the key."""
+
+
+class RegistryKey:
+    """The key. A file is read again when its time, size or inode changes."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raise ConfigError where there is no key."""
+        self._path = settings.registry_key_file
+        self._seen: tuple[int, int, int] | None = None
+        self._value = ""
+        if self._path is not None:
+            try:
+                self.read()
+            except KeyFileError as error:
+                raise ConfigError(str(error)) from None
+        elif settings.registry_key is not None:
+            try:
+                self._value = _checked(settings.registry_key.get_secret_value(), "KP_REGISTRY_KEY")
+            except KeyFileError as error:
+                raise ConfigError(str(error)) from None
+        else:
+            raise ConfigError("contribute needs the registry's key: set KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY")
+
+    @property
+    def source(self) -> str:
+        """Return the variable that names the key."""
+        return "KP_REGISTRY_KEY" if self._path is None else "KP_REGISTRY_KEY_FILE"
+
+    def read(self) -> str:
+        """Return the key as it is now. Raises KeyFileError."""
+        if self._path is not None:
+            self._refresh(self._path)
+        return self._value
+
+    def _refresh(self, path: Path) -> None:
+        try:
+            now = path.stat()
+            seen = (now.st_mtime_ns, now.st_size, now.st_ino)
+            if seen == self._seen:
+                return
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise KeyFileError(f"KP_REGISTRY_KEY_FILE={path} cannot be read: {reason}; check the mount") from None
+        self._value = _checked(text, f"KP_REGISTRY_KEY_FILE={path}")
+        self._seen = seen
+
+
+def _checked(text: str, where: str) -> str:
+    """Return the key. Raises KeyFileError for what no HTTP header may hold."""
+    key = text.strip()
+    if not key:
+        raise KeyFileError(f"{where} is empty; the secret that provides it has not been written yet")
+    if not all("!" <= character <= "~" for character in key):
+        raise KeyFileError(f"{where} holds more than one word of ASCII; give the key alone")
+    return key
+
 
 MAX_ANSWER_BYTES: Final = 64 << 20
 """An answer repeats the unit; a longer one is not the registry's."""

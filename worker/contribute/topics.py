@@ -1,7 +1,4 @@
-"""The topics of `contribute`: the accepted topic, receipts, and refused traces; created if KP_CREATE_TOPICS is set.
-
-Lives here: what they must be, and whether they are. Must not live here: the worker's five topics (kafka/topics.py).
-"""
+"""The topics of `contribute`: the accepted topic, receipts, and refused traces; created if KP_CREATE_TOPICS is set."""
 
 from __future__ import annotations
 
@@ -14,12 +11,11 @@ from typing import Any, Final
 from aiokafka.admin import AIOKafkaAdminClient
 
 from worker.config import ConfigError, Settings
-from worker.contribute.outputs import CONTRIBUTED, REFUSED
-from worker.kafka.connections import CONNECT_SECONDS, prepare_patiently
-from worker.kafka.publication import OutputTopic
-from worker.kafka.topic_plan import DEAD_LETTER_OVERHEAD, TopicPlan
-from worker.kafka.topic_state import MissingTopicsError, Observed, look_at
-from worker.kafka.topics import SETTLE_ATTEMPTS, create
+from worker.contribute.unit import CONTRIBUTED, REFUSED
+from worker.kafka.cluster.connections import CONNECT_SECONDS, prepare_patiently
+from worker.kafka.cluster.topic_plan import DEAD_LETTER_OVERHEAD, MissingTopicsError, Observed, TopicPlan, look_at
+from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
+from worker.kafka.writing.publication import OutputTopic
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,4 @@
-"""The knowledge unit that is posted for an accepted record, and whether the registry's unit is the same.
-
-Lives here: the gate, the schema's fields, the rewritten @context, redaction, equality. Pure. Must not live here:
-requests (registry_client.py), answers (answers.py), Kafka.
-"""
+"""The knowledge unit that is posted for an accepted record, and whether the registry's unit is the same."""
 
 from __future__ import annotations
 
@@ -17,8 +13,46 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from worker.contribute.cleaning import clean_unit, clean_words, secret_in_id
+from worker.core.records import OutputRecord, SourceRecord
+from worker.core.redaction import LEVELS, redact_document, redact_text
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, ReasoningTrace, parse_trace
+from worker.version import __version__
+
+STRICTEST: Final = "aggregated"
+"""The level for texts that state none: the one that redacts most."""
+
+MAX_ISSUES: Final = 2000
+"""Most characters of the registry's issues: they travel in a Kafka header."""
+
+NUMBERS: Final = frozenset({"phone"})
+"""What an id may seem to hold: in 1 of 100 random UUIDs ten digits look like a phone number."""
+
+
+def clean_unit(document: Mapping[str, Any], level: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the redacted document, and how many markers of each type were set."""
+    return redact_document(dict(document), level)
+
+
+def secret_in_id(trace_id: str, level: str) -> bool:
+    """Whether the id of a trace holds what must not leave."""
+    return not redact_text(trace_id, level)[1].keys() <= NUMBERS
+
+
+def clean_words(text: str) -> str:
+    """Return a text without anything secret."""
+    return redact_text(text, STRICTEST)[0]
+
+
+def clean_bytes(text: bytes) -> bytes:
+    """Return a key or a header's content without anything secret, whatever bytes it has."""
+    return clean_words(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def clean_issues(issues: Any) -> str:
+    """Return the registry's issues as JSON without anything secret, cut to MAX_ISSUES characters."""
+    cleaned = redact_document({"issues": issues}, STRICTEST)[0]["issues"]
+    return msgspec.json.encode(cleaned).decode()[:MAX_ISSUES]
+
 
 MAX_BYTES: Final = 1 << 30
 """The accepted topic limits the bytes of a document; this only has to be larger."""
@@ -146,3 +180,77 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _canonical(item) for name, item in value.items()}
     return value
+
+
+CONTRIBUTED: Final = "contributed"
+REFUSED: Final = "refused"
+
+KEPT_HEADERS: Final = ("kp-redriven-from", "kp-redrive-count")
+"""Headers of `kp-worker redrive`: they hold a place and a number."""
+
+
+class _Receipt(msgspec.Struct, frozen=True):
+    """The value of a receipt. `status`: 201 it was posted, 200 the registry had it. `sha256`: of the body."""
+
+    id: str
+    status: int
+    registry_time: str
+    sha256: str
+    source: Mapping[str, str | int]
+    worker_version: str
+
+
+def receipt(record: SourceRecord, unit: Unit, status: int, registry_time: str) -> OutputRecord:
+    """Build the receipt of a trace that the registry holds."""
+    source: dict[str, str | int] = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+    value = msgspec.json.encode(_Receipt(unit.trace_id, status, registry_time, unit.sha256, source, __version__))
+    return OutputRecord(CONTRIBUTED, unit.trace_id.encode(), value, [], None)
+
+
+def refused_record(record: SourceRecord, refusal: Refusal) -> OutputRecord:
+    """Build the record of a trace that is refused for good: the redacted record, and headers with the reason."""
+    headers = [
+        (name if name in KEPT_HEADERS else clean_words(name), value if name in KEPT_HEADERS else clean_bytes(value))
+        for name, value in ((name, content or b"") for name, content in record.headers)
+    ]
+    for name, text in (
+        ("kp-error-reason", refusal.reason),
+        ("kp-error-path", refusal.path),
+        ("kp-error-message", refusal.message),
+        ("kp-error-status", "" if refusal.status is None else str(refusal.status)),
+        ("kp-error-issues", refusal.issues or ""),
+        ("kp-source-topic", record.topic),
+        ("kp-source-partition", str(record.partition)),
+        ("kp-source-offset", str(record.offset)),
+        ("kp-source-timestamp", "" if record.timestamp_ms is None else str(record.timestamp_ms)),
+        ("kp-worker-version", __version__),
+    ):
+        headers.append((name, text.encode("utf-8", "backslashreplace")))
+    key = None if record.key is None else clean_bytes(record.key)
+    # The time is that of sending: a topic may refuse an old one.
+    return OutputRecord(REFUSED, key, _redacted(record.value), headers, None)
+
+
+def _redacted(value: bytes | None) -> bytes | None:
+    """Return the value of a record without anything secret; as text where it is no JSON object."""
+    if value is None:
+        return None
+    try:
+        document = decode_json(value)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        document = None
+    if not isinstance(document, dict):
+        return clean_bytes(value)
+    level = _level(document)
+    cleaned, _ = clean_unit(document, level)
+    known_as = document.get("id")
+    harmless = known_as is None or (isinstance(known_as, str) and not secret_in_id(known_as, level))
+    if not harmless:
+        cleaned["id"] = clean_unit({"value": known_as}, level)[0]["value"]
+    return msgspec.json.encode(cleaned)
+
+
+def _level(document: Mapping[str, Any]) -> str:
+    metadata = document.get("metadata")
+    level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
+    return level if isinstance(level, str) and level in LEVELS else STRICTEST

@@ -1,8 +1,4 @@
-"""How large a cache must be: capacity = rate x TTL.
-
-Lives here: the arithmetic on stream times, and its words. Must not live here: the cache itself (novelty.py), where the
-numbers come from (the worker's gauges, `kp-worker cache stats`, `kp-worker doctor`).
-"""
+"""How large a cache must be: capacity = rate x TTL."""
 
 from __future__ import annotations
 

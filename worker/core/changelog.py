@@ -1,7 +1,5 @@
 """Cache entries on the changelog topic: their keys and bytes, which of them count, and which must be deleted.
 
-Lives here: values only. Must not live here: reading and writing the topic (kafka/restore.py, kafka/publisher.py).
-
 The topic is compacted. A key names a pass (passes.py), a number of slots = capacity + slack, and a slot, sequence %
 slots. Within one pass and one capacity, a slot is only overwritten when no restart can need its old entry any more, as
 long as at most `slack` traces are past the committed offset (partition_task.py enforces that bound). Another pass or
@@ -23,7 +21,6 @@ import numpy as np
 from msgspec import Meta
 
 from worker.core.forgetting import FORGOTTEN_PREFIX, Kept, Processed, RemovedBy, Row, decode_processed
-from worker.core.identity import IdentityKey
 from worker.core.novelty import CACHED_ID_LENGTH, LENGTH_TOLERANCE, Label, Vector
 from worker.core.passes import (
     MARKER_KEY,
@@ -43,7 +40,7 @@ from worker.core.passes import (
     resolve,
     written_at,
 )
-from worker.core.records import Fault
+from worker.core.records import Fault, IdentityKey
 
 VERSION: Final = 1
 """Raise this when a field changes its meaning: a restore skips entries of another version and never guesses.

@@ -1,6 +1,6 @@
 """Domains that have no profile of their own, and the profile that such a domain may mean.
 
-Lives here: comparing names of domains and profiles. Must not live here: which profile a trace takes (scoring.py). A
+A
 profile is taken by the exact domain, whatever is found here: a near miss is said, never corrected.
 """
 

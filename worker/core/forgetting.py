@@ -1,29 +1,252 @@
-"""Forgetting: which changelog records of a partition belong to a trace or an agent, and the requests that removed them.
+"""Control records: records on the source topic that ask a partition to forget, their signature, and their receipts.
 
-Lives here: the index of a partition's live changelog records, the record of each processed request, and what a request
-removes. Must not live here: the control record and the receipt (control.py), vectors (novelty.py), the rules of passes
-(passes.py), Kafka clients.
-
-Each processed request is a record on the changelog partition, in the transaction that removes the entries. A restore
-needs it: the next sequence number must not fall when the newest entry is forgotten. It names what was asked by hashes,
-so that the ids themselves do not stay on the compacted topic.
+A control record is on the source topic because the order of two topics is lost in a replay. It is signed because many
+may write there. A copy of it does no harm: it is bound to a topic by its id, a partition and a stretch of offsets. The
+name of a topic is not enough, because a recreated topic has it again, with the same offsets.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Final, NamedTuple
+import hmac
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from worker.core.control import MAX_BEHIND, MAX_TRACE_IDS, ForgetRequest, Removed, copied, too_old
-from worker.core.identity import IdentityKey
-from worker.core.novelty import Label, VectorCache
+from worker.core.novelty import CACHED_ID_LENGTH, Label, VectorCache
 from worker.core.passes import Offset, PassNumber, StreamTime
-from worker.core.trace import InvalidTrace
+from worker.core.records import FORGOTTEN, Headers, IdentityKey, OutputRecord, SourceRecord
+from worker.core.trace import InvalidTrace, Reason
+from worker.version import __version__
+
+CONTROL_HEADER: Final = "kp-control"
+FORGET: Final = b"forget"
+SIGNATURE_HEADER: Final = "kp-control-signature"
+"""The signature: HMAC-SHA256 of the exact value, 64 hexadecimal digits."""
+
+MIN_KEY_BYTES: Final = 32
+"""Shortest key: as long as the hash, as RFC 2104 advises."""
+
+MAX_BEHIND: Final = 10_000
+"""A control record is honoured up to this many offsets behind the end that it was signed for.
+
+Between reading a partition's end and writing to it, others may write; a topic with transactions also counts their
+markers. Beyond that, the record is a copy of an older one."""
+
+MAX_TRACE_IDS: Final = 500
+"""Most trace ids of one request, so that body, receipt and changelog record are below Kafka's default limit of 1 MB."""
+
+LISTED_BYTES: Final = 262_144
+"""A receipt lists removed entries up to about this size; its count has all of them."""
+
+REQUEST_VERSION: Final = 2
+"""Of the body. Version 1 did not name the topic's id; it is never honoured."""
+
+_Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
+
+
+class ForgetRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a control record (schemas/forget.schema.json). Either `trace_ids` or `agent_id` is given.
+
+    Ids are cut to the length that the cache keeps. `topic_id`: Kafka's id of the topic, in the form of Kafka's tools.
+    `end_offsets`: the ends of all partitions when the request was issued, by partition.
+    """
+
+    version: Literal[2]
+    request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    issued_at: Annotated[str, Meta(min_length=1, max_length=40)]
+    topic: Annotated[str, Meta(min_length=1, max_length=249)]
+    topic_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{22}$")]
+    partition: Annotated[int, Meta(ge=0)]
+    end_offsets: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+    trace_ids: Annotated[list[_Id], Meta(min_length=1, max_length=MAX_TRACE_IDS)] | UnsetType = UNSET
+    agent_id: _Id | UnsetType = UNSET
+
+    def matcher(self) -> Callable[[Label], bool]:
+        """Return the function that tells whether an entry is to be forgotten."""
+        if isinstance(self.trace_ids, UnsetType):
+            agent_id = self.agent_id
+            return lambda label: label.agent_id == agent_id
+        trace_ids = frozenset(self.trace_ids)
+        return lambda label: label.trace_id in trace_ids
+
+
+class _Versioned(Struct):
+    version: int
+
+
+class Removed(Struct, frozen=True):
+    """An entry that was forgotten. `cached`: it was in the cache (otherwise on the changelog alone)."""
+
+    id: str
+    offset: int | None
+    sequence: int
+    cached: bool
+
+
+class _At(Struct, frozen=True):
+    topic: str
+    partition: int
+    offset: int
+
+
+class _Asked(Struct, frozen=True, omit_defaults=True):
+    trace_ids: list[str] | UnsetType = UNSET
+    agent_id: str | UnsetType = UNSET
+
+
+class _Count(Struct, frozen=True):
+    count: int
+    cached: int
+    listed: int
+    entries: list[Removed]
+
+
+class Receipt(Struct, frozen=True):
+    """The value of a receipt (schemas/forget-receipt.schema.json). `source`: where the control record is."""
+
+    version: Literal[1]
+    request_id: str
+    group: str
+    issued_at: str
+    source: _At
+    asked: _Asked
+    removed: _Count
+    worker_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlConfig:
+    """The settings of a worker that honours control records: the keys it accepts, and its consumer group."""
+
+    keys: Sequence[bytes]
+    group: str
+
+
+_versions = msgspec.json.Decoder(_Versioned)
+_decoder = msgspec.json.Decoder(ForgetRequest)
+_receipts = msgspec.json.Decoder(Receipt)
+_encoder = msgspec.json.Encoder()
+
+
+def encode_request(request: ForgetRequest) -> bytes:
+    """Return the value of a control record."""
+    return _encoder.encode(request)
+
+
+def control_headers(body: bytes, key: bytes) -> list[tuple[str, bytes]]:
+    """Return the headers of a control record, with its signature."""
+    return [(CONTROL_HEADER, FORGET), (SIGNATURE_HEADER, _signature(body, key))]
+
+
+def _signature(body: bytes, key: bytes) -> bytes:
+    return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
+
+
+def is_control(headers: Headers) -> bool:
+    """Whether a record with these headers is a control record."""
+    return any(name == CONTROL_HEADER and content == FORGET for name, content in headers)
+
+
+def read_control(record: SourceRecord, keys: Sequence[bytes], topic_id: str | None) -> ForgetRequest:
+    """Return the request of a control record. Raises InvalidTrace for one that must not be honoured.
+
+    `topic_id`: of the topic that the record is on; None if its broker has no ids. No request is honoured there.
+    """
+    body = record.value or b""
+    said = [content or b"" for name, content in record.headers if name == SIGNATURE_HEADER]
+    if len(said) != 1:
+        raise _bad(f"a control record needs one header {SIGNATURE_HEADER}, got {len(said)}")
+    if not any(hmac.compare_digest(_signature(body, key), said[0]) for key in keys):
+        raise _bad(f"{SIGNATURE_HEADER} is not the signature of this value by KP_FORGET_KEY")
+    try:
+        if _versions.decode(body).version == 1:
+            raise _bad(
+                "the request has version 1, which does not name the topic's id, so it may be a copy from another topic "
+                "of this name: run kp-worker forget again, with the workers' version"
+            )
+        request = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad(f"the value is no request to forget (schemas/forget.schema.json): {error}") from error
+    if isinstance(request.trace_ids, UnsetType) == isinstance(request.agent_id, UnsetType):
+        raise _bad("give either trace_ids or agent_id")
+    if (request.topic, request.partition) != (record.topic, record.partition):
+        raise _bad("the record was signed for another topic or partition")
+    if topic_id is None:
+        raise _bad(
+            "the brokers report no id of the topic (Kafka has ids since 2.8), so this may be a copy from another"
+        )
+    if request.topic_id != topic_id:
+        raise _bad(
+            f"the record was signed for another topic of this name, with the id {request.topic_id}. This one has the "
+            f"id {topic_id}: it was recreated, or is on another cluster; run kp-worker forget again"
+        )
+    end = request.end_offsets[record.partition] if record.partition < len(request.end_offsets) else None
+    if end is None or not end <= record.offset < end_of_validity(request.end_offsets, record.partition):
+        raise _bad(
+            f"the record was signed for the end {end} of the partition, and is honoured up to {MAX_BEHIND} offsets "
+            "behind it: run kp-worker forget again"
+        )
+    return request
+
+
+def end_of_validity(end_offsets: Sequence[int], partition: int) -> int:
+    """Return the first offset of a partition at which a control record is no longer honoured; 0: at none."""
+    return end_offsets[partition] + MAX_BEHIND + 1 if partition < len(end_offsets) else 0
+
+
+def copied(request: ForgetRequest, earlier: int) -> InvalidTrace:
+    """Return why a second control record of one request is a dead letter; `earlier`: the first one's offset."""
+    return _bad(f"request {request.request_id} was processed at offset {earlier}; this is a copy")
+
+
+def too_old(request: ForgetRequest, newer: int) -> InvalidTrace:
+    """Return why a request from before the last `newer` ones is a dead letter: it may be a copy."""
+    return _bad(
+        f"request {request.request_id} was signed before the last {newer} requests of this partition, so it may be a "
+        "copy: run kp-worker forget again"
+    )
+
+
+def _bad(message: str) -> InvalidTrace:
+    return InvalidTrace(Reason.BAD_CONTROL, "", message)
+
+
+def receipt_record(
+    record: SourceRecord, request: ForgetRequest, group: str, removed: Iterable[Removed]
+) -> OutputRecord:
+    """Build the receipt: its key is the request id. It has no timestamp, so that no topic refuses it for one."""
+    entries = sorted(removed, key=lambda it: -1 if it.offset is None else it.offset)
+    listed, size = 0, 0
+    for entry in entries:
+        size += len(_encoder.encode(entry)) + 1
+        if size > LISTED_BYTES:
+            break
+        listed += 1
+    value = Receipt(
+        version=1,
+        request_id=request.request_id,
+        group=group,
+        issued_at=request.issued_at,
+        source=_At(record.topic, record.partition, record.offset),
+        asked=_Asked(request.trace_ids, request.agent_id),
+        removed=_Count(len(entries), sum(it.cached for it in entries), listed, entries[:listed]),
+        worker_version=__version__,
+    )
+    return OutputRecord(FORGOTTEN, request.request_id.encode(), _encoder.encode(value), [], None)
+
+
+def read_receipt(value: bytes | None) -> Receipt | None:
+    """Read a receipt; None for anything else."""
+    try:
+        return _receipts.decode(value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
 
 FORGOTTEN_PREFIX: Final = b"forgotten:"
 """The key of a processed request is `forgotten:PASS:OFFSET`, with the offset of its control record."""
@@ -66,8 +289,8 @@ class Processed(msgspec.Struct, frozen=True, array_like=True):
         return id_hash("trace", label.trace_id) in self.hashes or id_hash("agent", label.agent_id) in self.hashes
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
-_decoder = msgspec.msgpack.Decoder(Processed)
+_packer = msgspec.msgpack.Encoder(order="deterministic")
+_unpacker = msgspec.msgpack.Decoder(Processed)
 
 
 @functools.lru_cache(4096)  # a fleet has few agents
@@ -95,7 +318,7 @@ class RemovedBy:
 
 def encode_processed(processed: Processed) -> bytes:
     """Return the record value of a processed request."""
-    return _encoder.encode(processed)
+    return _packer.encode(processed)
 
 
 def decode_processed(value: bytes, key: bytes | None = None) -> Processed:
@@ -104,7 +327,7 @@ def decode_processed(value: bytes, key: bytes | None = None) -> Processed:
     `key`: that of its record, which must be its own.
     """
     try:
-        processed = _decoder.decode(value)
+        processed = _unpacker.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not the record of a processed request: {error}") from error
     if processed.version != FORGOTTEN_VERSION:

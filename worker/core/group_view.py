@@ -1,7 +1,7 @@
 """The group view: the committed entries of all partitions, for traces that are compared across partitions.
 
-Lives here: which records of the changelog are foreign entries, how many are kept, and the nearest one. Must not live
-here: a partition's own cache (novelty.py), reading the changelog (kafka/changelog_follower.py), Kafka, any clock.
+Must not live
+here: a partition's own cache (novelty.py), reading the changelog (kafka/state/changelog_follower.py), Kafka, any clock.
 
 A foreign entry counts like an entry of a restored cache: its model is ours, its pass is the one that counts at its
 source offset, and it is among the newest `capacity` of its partition. It lives by the stream time of the partition
@@ -18,8 +18,7 @@ from typing import Final
 import numpy as np
 
 from worker.core.changelog import CorruptEntry, Entry, Restored, decode, impossible
-from worker.core.control import end_of_validity
-from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed, id_hash
+from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed, end_of_validity, id_hash
 from worker.core.novelty import Label, Neighbour, Vector
 from worker.core.passes import MARKER_KEY, Chain, at_offset, decode_marker, written_at
 from worker.core.scan import FROM_ROWS, Matrix, can_scan_codes

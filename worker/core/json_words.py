@@ -1,7 +1,4 @@
-"""What is wrong with a JSON value, in JSON's words: msgspec's messages name types of Python.
-
-Lives here: the words, and a value's beginning as JSON spells it. Must not live here: which documents are valid.
-"""
+"""What is wrong with a JSON value, in JSON's words: msgspec's messages name types of Python."""
 
 import heapq
 import json

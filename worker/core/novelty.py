@@ -1,8 +1,5 @@
 """The novelty cache: the latest embeddings of one partition, and the closest of them to a new one.
 
-Lives here: vectors, their times and ids, capacity and expiry. Must not live here: models, traces, Kafka, any clock;
-time is an argument, always stream time in milliseconds since 1970.
-
 Memory is a ring: the entry with sequence number s is in row s % max_elements. Rows, and with them the shape of the
 matrix product, depend on the sequence number alone, so that a cache restored from the changelog computes the same bits
 as one that was never interrupted. So an entry that is forgotten leaves a gap: its row is never compared, and the other
@@ -12,7 +9,7 @@ entries stay in their rows and live as long as they would have lived beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -84,6 +81,19 @@ def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
         if length == 0.0 or abs(_length(array.astype(np.float64)) - 1.0) <= UNIT_TOLERANCE:
             return array
     return (wide / length).astype(np.float32)
+
+
+def unit_mean(vectors: Sequence[Vector]) -> Vector:
+    """Return the unit vector of the mean, shape (dimensions,); a single vector is returned as it is.
+
+    Raises ValueError where the mean has no direction.
+    """
+    if len(vectors) == 1:
+        return vectors[0]
+    mean = np.sum(np.asarray(vectors, np.float64), axis=0)
+    if not np.abs(mean).max() > 0.0:
+        raise ValueError("the parts of this text cancel each other out")
+    return unit(mean, len(mean))
 
 
 def _length(wide: npt.NDArray[np.float64]) -> float:

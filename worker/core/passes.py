@@ -5,8 +5,7 @@ pass; a reset of the offset, or a recreated source topic, begins another. Each c
 the metadata that is committed with the offset. One record on the changelog partition, the marker, contains the chain of
 passes, with the offsets at which each one counts.
 
-Lives here: the rules, and the bytes of metadata and marker. Must not live here: entries (changelog.py), I/O
-(kafka/restore.py). Everything depends on committed data and the topic alone, not on a clock or on chance.
+Everything depends on committed data and the topic alone, not on a clock or on chance.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Redaction: secrets and personal data in a text, and in a trace document, become markers such as [REDACTED:email].
 
-Lives here: the patterns, their order, and which strings of a document are cleaned. Must not live here: which outputs
-are redacted (documents.py, KP_REDACT), metrics.
-
 `redact_text` gives, character by character, what the KnowledgePulse SDK's cleaner gives. The SDK's patterns are
 JavaScript's: case is ignored in ASCII only, a word is [0-9A-Za-z_], white space includes U+00A0 and U+FEFF, and a
 character beyond U+FFFF counts as two. Each pattern works on the result of the one before.

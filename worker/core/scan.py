@@ -1,8 +1,5 @@
 """The exact scan: which of many unit vectors is most similar to a query, bit for bit as the float32 product says.
 
-Lives here: the float32 rows, and the int8 codes that find the few rows that can be the maximum. Must not live here:
-what a row stands for, its time and its label (novelty.py).
-
 Memory bandwidth limits a scan of many float32 rows. From `FROM_ROWS` rows on, each row also has int8 codes, a quarter
 of the bytes, and an integer product with the query's codes (simsimd) bounds every similarity. Only the candidates, the
 rows whose upper bound reaches the greatest lower bound, are computed in float32, so the maximum and its bits are those

@@ -1,8 +1,5 @@
 """The scorer of one partition: its novelty cache and its stream time, and the decision on each trace.
 
-Lives here: the state of one source partition, and event time. Must not live here: documents (documents.py), Kafka
-clients, asyncio, models, clock, environment, logging.
-
 Calls follow the order of the partition: `PartitionScorer.score` is called once for each valid trace, in offset order,
 and never for a dead letter.
 """
@@ -15,42 +12,20 @@ from typing import NamedTuple
 
 import numpy.typing as npt
 
+from worker.core.documents import scored_record
 from worker.core.forgetting import Processed
 from worker.core.group_view import GroupView
 from worker.core.novelty import CACHED_ID_LENGTH, Label, Neighbour, Vector, VectorCache, unit
+from worker.core.records import RECORD_OVERHEAD, EmbedderIdentity, OutputRecord, SourceRecord, encoded_size
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,
     PROFILES,
-    Components,
     Profile,
-    Weights,
+    ScoredTrace,
     score_trace,
 )
-from worker.core.trace import LATEST_MS, ReasoningTrace, created_at_ms
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredTrace:
-    """The decision on one trace and everything that explains it.
-
-    `domain` is the trace's task domain, which decides the profile. `sequence` and `vector` (unit length) entered the
-    cache; None if there was no vector. `stream_time_ms` is the partition's stream time after this trace.
-    """
-
-    trace_id: str
-    domain: str
-    score: float
-    accepted: bool
-    threshold: float
-    components: Components
-    profile: str
-    weights: Weights
-    overrides: tuple[str, ...]
-    nearest: Neighbour | None
-    stream_time_ms: int
-    sequence: int | None
-    vector: Vector | None
+from worker.core.trace import LATEST_MS, InvalidTrace, Limits, Reason, ReasoningTrace, created_at_ms, parse_trace
 
 
 class Comparison(NamedTuple):
@@ -204,3 +179,69 @@ def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source
     if source == "record":
         return min(record_timestamp_ms, LATEST_MS)
     return min(created_at_ms(trace), record_timestamp_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationConfig:
+    """The settings: limits, which time counts (KP_EVENT_TIME), what a document contains, and which are redacted."""
+
+    limits: Limits
+    event_time: str = "created_at"
+    output_embedding: bool = False
+    redact: str = "off"
+
+
+def _check_size(record: SourceRecord, limits: Limits) -> None:
+    """Raise InvalidTrace for a record that is too large with its key and headers, in bytes as they are encoded.
+
+    Kafka's framing does not count: KP_MAX_MESSAGE_BYTES is the largest value of a record without key and headers.
+    """
+    size = encoded_size(record.key, record.value, record.headers) - RECORD_OVERHEAD
+    if size > limits.max_bytes:
+        raise InvalidTrace(
+            Reason.TOO_LARGE,
+            "",
+            f"the record has {size} bytes with key and headers, the limit is {limits.max_bytes} "
+            "(KP_MAX_MESSAGE_BYTES, and the output topics' max.message.bytes)",
+        )
+
+
+class Evaluation:
+    """The evaluation of one partition's records. `identity` is the embedder's; None without one.
+
+    `evaluate` does all steps; a caller that measures each step calls `compare`, `decide` and `document` in this order.
+    """
+
+    def __init__(self, scorer: PartitionScorer, identity: EmbedderIdentity | None, config: EvaluationConfig) -> None:
+        self._scorer = scorer
+        self._identity = identity
+        self._config = config
+
+    def read(self, record: SourceRecord) -> ReasoningTrace:
+        """Return the trace in a record. Raises InvalidTrace, which makes the record a dead letter."""
+        limits = self._config.limits
+        if record.fault is not None:
+            raise InvalidTrace(record.fault.reason, "", record.fault.message)
+        if record.size > limits.max_bytes:  # the size in memory is never smaller than the encoded one
+            _check_size(record, limits)
+        return parse_trace(record.value, limits)
+
+    def compare(self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None) -> Comparison:
+        """Advance stream time and find the nearest live neighbour of the vector, shape (dimensions,)."""
+        return self._scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._config.event_time))
+
+    def decide(self, record: SourceRecord, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
+        """Score the trace, and add its vector to the cache."""
+        return self._scorer.decide(trace, comparison, record.offset)
+
+    def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
+        """Build the accepted or rejected record."""
+        config = self._config
+        return scored_record(record, scored, self._identity, embedding=config.output_embedding, redact=config.redact)
+
+    def evaluate(
+        self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None
+    ) -> tuple[ScoredTrace, OutputRecord]:
+        """Score the partition's next trace; return its score and the record to publish."""
+        scored = self.decide(record, trace, self.compare(record, trace, vector))
+        return scored, self.document(record, scored)

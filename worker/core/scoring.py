@@ -1,8 +1,5 @@
 """The score of one trace: components, weights by domain, rule overrides.
 
-Lives here: arithmetic on values that are handed in. Must not live here: the novelty cache (novelty.py), any I/O,
-clock, environment or logging.
-
 The formula is the specification of the KnowledgePulse SDK's `evaluateValue`. The order of the floating point
 operations is part of it: it decides the last bit, and tests/data/scoring_cases.jsonl holds it to that.
 """
@@ -10,10 +7,16 @@ operations is part of it: it decides the last bit, and tests/data/scoring_cases.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from worker.core.trace import ReasoningTrace, Step
+
+if TYPE_CHECKING:
+    from worker.core.novelty import Neighbour, Vector
 
 NEUTRAL_NOVELTY = 0.5
 """Novelty of a trace that has nothing to be compared with (empty cache, or no embedder)."""
@@ -157,3 +160,76 @@ def _override(
         score = max(0.0, score - 0.1)
         overrides.append(OVERRIDE_LOW_TOOL_DIVERSITY)
     return score, tuple(overrides)
+
+
+FORMULAS: Final[Mapping[str, str]] = {
+    "complexity": "min(1, unique step types / 4 * 0.5 + (0.3 if any error_recovery) + steps / 20 * 0.2)",
+    "novelty": "1 - similarity to the nearest cached trace; 0.5 if there is none",
+    "tool_diversity": "min(1, unique tool names / steps * 3)",
+    "outcome_confidence": "confidence * (1 if success, else 0.3)",
+}
+"""The formula of each component, in the order in which the score adds them."""
+
+_OVERRIDES: Final[Mapping[str, tuple[str, Callable[[float], float]]]] = {
+    OVERRIDE_SINGLE_THOUGHT: ("a single step of type thought: 0.1, whatever the sum", lambda _: 0.1),
+    OVERRIDE_ERROR_RECOVERY: (
+        "more than 2 error recoveries, and success: + 0.1, at most 1",
+        lambda value: min(1.0, value + 0.1),
+    ),
+    OVERRIDE_LOW_TOOL_DIVERSITY: ("exactly one tool: - 0.1, at least 0", lambda value: max(0.0, value - 0.1)),
+}
+
+
+class Override(Struct, frozen=True):
+    """One override and what it did."""
+
+    name: str
+    rule: str
+    before: float
+    after: float
+
+
+class Arithmetic(Struct, frozen=True):
+    """The steps from the components to the score. `parts`: value times weight of each component."""
+
+    parts: dict[str, float]
+    weighted_sum: float
+    overrides: list[Override]
+    before_clamp: float
+
+
+def arithmetic(components: Components, weights: Weights, overrides: Sequence[str]) -> Arithmetic:
+    """Return the steps of a score, in the order of `score_trace`. `overrides`: the names of those that applied."""
+    parts = {name: getattr(components, name) * getattr(weights, name) for name in FORMULAS}
+    weighted_sum = (
+        parts["complexity"] + parts["novelty"] + parts["tool_diversity"] + parts["outcome_confidence"]
+    )  # in the order of score_trace: it decides the last bit
+    value, steps = weighted_sum, []
+    for name in overrides:
+        rule, change = _OVERRIDES[name]
+        steps.append(Override(name, rule, value, change(value)))
+        value = steps[-1].after
+    return Arithmetic(parts, weighted_sum, steps, value)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTrace:
+    """The decision on one trace and everything that explains it.
+
+    `domain` is the trace's task domain, which decides the profile. `sequence` and `vector` (unit length) entered the
+    cache; None if there was no vector. `stream_time_ms` is the partition's stream time after this trace.
+    """
+
+    trace_id: str
+    domain: str
+    score: float
+    accepted: bool
+    threshold: float
+    components: Components
+    profile: str
+    weights: Weights
+    overrides: tuple[str, ...]
+    nearest: Neighbour | None
+    stream_time_ms: int
+    sequence: int | None
+    vector: Vector | None

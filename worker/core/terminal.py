@@ -1,7 +1,6 @@
 r"""Text that is safe for a terminal or a log: characters that control a terminal, or hide or reverse text, are escaped.
 
-Lives here: which characters those are, and how they are written: `\x1b` in text, `\u001b` in JSON. Must not live here:
-output. All text from a record, a broker, a file or a file name passes through here.
+All text from a record, a broker, a file or a file name passes through here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""The reasoning trace: its model, its validation, its text and time, and the scored output document.
+"""The reasoning trace: its model, its validation, its text and time, and the scored output document.
 
 Here live the shape of a trace and every rule that makes a document one. No I/O, clock, environment, logging
 or asyncio: bytes come in, values go out, and the only exception is InvalidTrace.
@@ -16,10 +16,13 @@ As in the reference, the last of duplicate keys counts and the earlier ones need
 integers; null is not absence; U+0000 is a character like any other.
 """
 
+from __future__ import annotations
+
 import enum
 import functools
 import sys
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import chain
@@ -395,3 +398,25 @@ def _converts(value: Any, kind: Any) -> bool:
 def _refuse(reason: Reason, path: tuple[str | int, ...], problem: str) -> None:
     where = ".".join(map(str, path))
     raise InvalidTrace(reason, where, f"{where or 'document'}: {problem}")
+
+
+View = Literal["whole", "objective"]
+WHOLE: Final = "whole"
+
+
+def embedded_texts(trace: ReasoningTrace, view: str = WHOLE) -> tuple[str, ...]:
+    """Return the texts whose unit mean is the trace's vector.
+
+    `whole`: the objective and the contents of all steps, as one text. `objective`: the objective, and that text. A
+    trace whose steps have no content is its objective alone.
+    """
+    text = embedding_text(trace)
+    if view == WHOLE:
+        return (text,)
+    objective = trace.task.objective
+    return (objective, text) if any(step.content for step in trace.steps) else (objective,)
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Return one text that differs where any of the texts does; a single text is returned as it is."""
+    return texts[0] if len(texts) == 1 else f"{len(texts[0])}:{''.join(texts)}"

@@ -1,7 +1,5 @@
 """Which cores embed a text: all of them, or one of several equal shares.
 
-Lives here: that choice. Must not live here: the model's runtime (openvino_embedder.py), threads (pool.py).
-
 Two texts at once with one core each need less CPU than one after the other with two cores: the threads of one text wait
 for each other between layers, and spin meanwhile (short texts: 33 ms of CPU against 38, and 45 where they arrive one by
 one). But a text alone is done in 20 ms with two cores, and in 33 with one.

@@ -1,8 +1,5 @@
 """The embedder protocol (text in, unit vector out), and the default model.
 
-Lives here: the protocol, finding a model and checking its weights, and whether a text or the model causes a failure.
-Must not live here: model runtimes (torch_embedder.py, openvino_embedder.py), threads (pool.py).
-
 Each text alone, never padded: on CPU that is at least as fast as batches, has the lowest latency, and makes an
 embedding independent of the texts around it. So a restarted worker computes the same bits.
 """
@@ -10,14 +7,15 @@ embedding independent of the texts around it. So a restarted worker computes the
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import LENGTH_TOLERANCE, Vector, unit
+from worker.core.records import EmbedderIdentity
 
 OFFICIAL_NAME: Final = "all-MiniLM-L6-v2"
 FETCH_FIRST: Final = f"{OFFICIAL_NAME} is not on this machine: run kp-worker fetch-model"
@@ -146,3 +144,49 @@ def embed_or_diagnose(embedder: Embedder, text: str) -> Embedding:
         except Exception as broken:
             raise ModelError(f"the model fails on every text: {broken!r}") from broken
         raise
+
+
+CHARS_A_TOKEN: Final = 8
+"""Characters to tokenise first per needed token: nearly twice as many as English has."""
+
+SPARE_TOKENS: Final = 128
+"""Tokens that must follow the needed ones, so that the rest of the text cannot change them: a tokenizer looks at one
+word at a time, and WordPiece splits words of at most 100 characters."""
+
+MAX_CHARS: Final = 65_536
+"""Most characters to tokenise, for texts that have hardly any tokens (blanks, encoded files)."""
+
+Tokens = TypeVar("Tokens")
+
+
+def read_beginning(
+    text: str, wanted: int, read: Callable[[str], Tokens], count: Callable[[Tokens], int]
+) -> tuple[Tokens, bool]:
+    """Tokenise as much of a text as its first `wanted` tokens need; return the tokens, and whether text was left over.
+
+    Tokenising 1 MiB takes seconds. The tokens equal those of the whole text, unless they need MAX_CHARS or more.
+    """
+    size = CHARS_A_TOKEN * (wanted + SPARE_TOKENS)
+    most = max(MAX_CHARS, size)
+    while len(text) > size:
+        tokens = read(text[:size])
+        if size == most or count(tokens) >= wanted + SPARE_TOKENS:
+            return tokens, True
+        size = min(4 * size, most)
+    return read(text), False
+
+
+def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
+    """Return the unit vector of the windows' mean, weighted by their tokens (without special ones).
+
+    Raises ValueError if it has no direction, or a window's values are not finite.
+    """
+    mean = np.asarray(tokens, np.float64) @ np.asarray(vectors, np.float64)
+    if not np.abs(mean).max() > 0.0:
+        raise ValueError("the windows of this text cancel each other out")
+    return unit(mean, len(mean))
+
+
+def long_texts(windows: int) -> str:
+    """Return the value of `EmbedderIdentity.long_texts`."""
+    return "cut" if windows == 1 else f"windows{windows}"

@@ -1,7 +1,4 @@
-"""The embedder that the settings select, and the scorer for it.
-
-Lives here: the choice alone; embedders and scorer have their own modules.
-"""
+"""The embedder that the settings select, and the scorer for it."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from pathlib import Path
 
 from worker.config import Settings
 from worker.core.group_view import GroupView
-from worker.core.identity import EmbedderIdentity
+from worker.core.records import EmbedderIdentity
 from worker.core.scorer import PartitionScorer
 from worker.embed.embedder import FETCH_FIRST, OFFICIAL_NAME, OFFICIAL_SHA256, Embedder, ModelError
 from worker.embed.model_dir import default_directory, find_exported

@@ -1,6 +1,6 @@
 """all-MiniLM-L6-v2 as a graph, built from its weights alone, without torch or transformers.
 
-Lives here: reading the safetensors file, and the layers of this one model (BERT, 6 layers, mean pooling). Must not live
+Must not live
 here: other models (export_source.py), writing files (export.py).
 
 The architecture is BERT's (Devlin et al. 2018) with the sizes of the model's config.json. The largest difference of any

@@ -1,8 +1,4 @@
-"""Exported model directories: graph files, the tokenizer and `kp-model.json`, which describes them.
-
-Lives here: the manifest's format, the location of exported models, and the check that files are unchanged.
-Must not live here: a model runtime, torch, Kafka.
-"""
+"""Exported model directories: graph files, the tokenizer and `kp-model.json`, which describes them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The OpenVINO runtime on CPU, with a directory that `kp-worker export-model` wrote.
-
-Lives here: loading the exported graph, the runtime's settings, and which CPUs support a precision. Needs only
-openvino, tokenizers and numpy. Must not live here: torch, transformers, Kafka, the environment.
-"""
+"""The OpenVINO runtime on CPU, with a directory that `kp-worker export-model` wrote."""
 
 from __future__ import annotations
 
@@ -13,11 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
+from worker.core.records import EmbedderIdentity
 from worker.embed.cores import CoreShares, available_cores
-from worker.embed.embedder import Embedding, ModelError, embedding_of, finite
-from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
+from worker.embed.embedder import (
+    Embedding,
+    ModelError,
+    embedding_of,
+    finite,
+    long_texts,
+    mean_of_windows,
+    read_beginning,
+)
 from worker.embed.model_dir import Manifest, checked_path, read_manifest
 from worker.version import install_extra
 

@@ -1,8 +1,4 @@
-"""The reference runtime: any sentence-transformers model, in fp32.
-
-Lives here: loading the model and embedding one text. Must not live here: threads of the worker, Kafka, the environment.
-torch is imported when an embedder is created.
-"""
+"""The reference runtime: any sentence-transformers model, in fp32."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import Vector
+from worker.core.records import EmbedderIdentity
 from worker.embed.cores import available_cores
 from worker.embed.embedder import (
     PROBE_TEXT,
@@ -23,9 +19,11 @@ from worker.embed.embedder import (
     embedding_of,
     find_model,
     finite,
+    long_texts,
+    mean_of_windows,
+    read_beginning,
     weights_sha256,
 )
-from worker.embed.long_texts import long_texts, mean_of_windows, read_beginning
 from worker.version import install_extra
 
 if TYPE_CHECKING:

@@ -1,9 +1,5 @@
 """OpenTelemetry spans: one for each source record, from taken to committed. None are made unless KP_TRACING=true.
 
-Lives here: the span's name, attributes and events (semantic conventions for messaging, Kafka), its parent from the
-record's `traceparent`, the worker's own `traceparent` on the output, and the exporter that the OTEL_* variables name.
-Must not live here: trace contents; nothing of them is in a span.
-
 OpenTelemetry is imported only when tracing is on (the extra `tracing`).
 """
 
@@ -18,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from worker.config import ConfigError, Settings
 from worker.core.records import Headers, OutputRecord, SourceRecord
-from worker.core.scorer import ScoredTrace, cached_id
+from worker.core.scorer import cached_id
+from worker.core.scoring import ScoredTrace
 from worker.core.trace import Reason, ReasoningTrace
 from worker.version import __version__, install_extra
 

@@ -1,8 +1,4 @@
-"""The assignment: which partition tasks a worker has, from what state they start, and when they are closed.
-
-Lives here: the steps from an assigned partition to its first record. Must not live here: the group's protocol
-(faust_consumer.py), the records (partition_task.py), reading the changelog (kafka/restore.py).
-"""
+"""The assignment: which partition tasks a worker has, from what state they start, and when they are closed."""
 
 from __future__ import annotations
 
@@ -18,13 +14,13 @@ from worker.config import Settings
 from worker.core.changelog import Restored
 from worker.core.documents import embedding_bytes
 from worker.core.forgetting import Forgetting
-from worker.core.identity import EmbedderIdentity
 from worker.core.passes import without_embedder
+from worker.core.records import EmbedderIdentity
 from worker.embed.load import new_scorer
 from worker.embed.pool import EmbeddingPool
-from worker.kafka.publisher import Publisher
-from worker.kafka.restore import Position, read_positions, restore
-from worker.kafka.topics import Layout, prepare_topics
+from worker.kafka.cluster.topics import Layout, prepare_topics
+from worker.kafka.state.restore import Position, read_positions, restore
+from worker.kafka.writing.publisher import Publisher
 from worker.observe.metrics import Metrics
 from worker.stream.partition_state import PartitionState
 from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig

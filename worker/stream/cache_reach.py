@@ -1,8 +1,4 @@
-"""How far back full caches reach: their gauge, and a warning if that is long before the TTL.
-
-Lives here: which cache is told of, and how often. Must not live here: the arithmetic and its words (core/capacity.py),
-the other gauges (gauges.py).
-"""
+"""How far back full caches reach: their gauge, and a warning if that is long before the TTL."""
 
 from __future__ import annotations
 

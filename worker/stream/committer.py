@@ -1,8 +1,5 @@
 """The committer of one source partition: decided records become batches, one transaction at a time.
 
-Lives here: when a batch is committed, how large it grows, and the counters of committed records. Must not live here:
-scoring and its order (partition_task.py), the contents of a batch (partition_state.py), transactions (publisher.py).
-
 A transaction costs a third of an embedding's CPU, whether it carries one record or hundreds. So decided records linger
 while further ones wait (partition_task.py says for how long), and are committed at once otherwise. Scoring continues
 meanwhile.
@@ -19,7 +16,7 @@ from typing import Final
 
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
-from worker.kafka.publisher import Publisher
+from worker.kafka.writing.publisher import Publisher
 from worker.observe.metrics import Metrics
 from worker.stream.partition_state import Decided, PartitionState
 

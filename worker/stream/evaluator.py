@@ -1,9 +1,4 @@
-"""The evaluator: evaluates one partition's records, with measurements, log events and spans.
-
-Lives here: the stages of a record from taken to decided, their timing, and the dead letters that result.
-Must not live here: the order of records and their bounds (partition_task.py), scores and documents
-(core/evaluation.py).
-"""
+"""The evaluator: evaluates one partition's records, with measurements, log events and spans."""
 
 from __future__ import annotations
 
@@ -13,14 +8,12 @@ import time
 from typing import TYPE_CHECKING
 
 from worker.core.changelog import text_hash
-from worker.core.control import ControlConfig, ForgetRequest, is_control, read_control, receipt_record
 from worker.core.documents import dead_letter, embedding_failed
-from worker.core.evaluation import Evaluation, EvaluationConfig
+from worker.core.forgetting import ControlConfig, ForgetRequest, is_control, read_control, receipt_record
 from worker.core.novelty import Vector
 from worker.core.records import SourceRecord
-from worker.core.scorer import cached_id
-from worker.core.trace import InvalidTrace, ReasoningTrace
-from worker.core.views import embedded_texts, joined
+from worker.core.scorer import Evaluation, EvaluationConfig, cached_id
+from worker.core.trace import InvalidTrace, ReasoningTrace, embedded_texts, joined
 from worker.embed.embedder import Embedding, ModelError
 from worker.embed.pool import EmbeddingPool
 from worker.observe.metrics import Metrics

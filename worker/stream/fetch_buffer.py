@@ -1,8 +1,5 @@
 """The fetch buffer: fetched records that wait to be taken.
 
-Lives here: the queues between fetching and scoring, and their bounds. Must not live here: Kafka clients, scoring, whose
-turn it is (turns.py).
-
 The bounds limit memory: a partition is fetched again only when its queue is below them, so that a topic full of large
 documents uses a few MiB per partition. A share of the memory budget limits all partitions together; a record counts
 there from its fetch until its commit.
@@ -16,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from worker.core.records import SourceRecord
-from worker.kafka.budget import Share
+from worker.kafka.reading.budget import Share
 from worker.stream.turns import Turns
 
 LOW_WATER_RECORDS = 256

@@ -1,8 +1,4 @@
-"""The gauges of a worker's partitions: lag, cache, stream time; and counters that follow totals kept elsewhere.
-
-Lives here: metrics that are updated once per second. Must not live here: metrics that are counted at each event
-(committer.py, partition_task.py), how far back caches reach (cache_reach.py).
-"""
+"""The gauges of a worker's partitions: lag, cache, stream time; and counters that follow totals kept elsewhere."""
 
 from __future__ import annotations
 

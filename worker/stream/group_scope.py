@@ -1,8 +1,4 @@
-"""The novelty scope `group` of a worker: its group view, and whether traces may be decided while the view lags.
-
-Lives here: when the view is loaded, KP_GROUP_LAG_ACTION, and the view's metrics. Must not live here: the view
-(core/group_view.py), reading it (kafka/changelog_follower.py), the traces that wait (partition_task.py).
-"""
+"""The novelty scope `group` of a worker: its group view, and whether traces may be decided while the view lags."""
 
 from __future__ import annotations
 
@@ -14,10 +10,10 @@ from typing import Any
 
 from worker.config import Settings
 from worker.core.group_view import GroupView
-from worker.core.identity import EmbedderIdentity
+from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder
-from worker.kafka.changelog_follower import ChangelogFollower
-from worker.kafka.topics import Layout
+from worker.kafka.cluster.topics import Layout
+from worker.kafka.state.changelog_follower import ChangelogFollower
 from worker.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,4 @@
-"""The state of one source partition: its cache and stream time, its pass, and its changelog rows.
-
-Lives here: ready embeddings, cache entries, and building a batch from decided records. Must not live here: asyncio, the
-order of records (partition_task.py), when to commit (committer.py), Kafka clients.
-"""
+"""The state of one source partition: its cache and stream time, its pass, and its changelog rows."""
 
 from __future__ import annotations
 
@@ -10,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from worker.core.changelog import Entry, Housekeeping, encode, slot_key
-from worker.core.control import ForgetRequest
-from worker.core.forgetting import Forgetting, Forgotten
+from worker.core.forgetting import ForgetRequest, Forgetting, Forgotten
 from worker.core.passes import NO_PASS, Pass
 from worker.core.records import OutputRecord, SourceRecord
-from worker.core.scorer import PartitionScorer, ScoredTrace, label
+from worker.core.scorer import PartitionScorer, label
+from worker.core.scoring import ScoredTrace
 from worker.core.trace import InvalidTrace, ReasoningTrace
-from worker.kafka.publication import Batch
+from worker.kafka.writing.publication import Batch
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -1,8 +1,6 @@
 """The partition task: processes one source partition's records in offset order.
 
 taken -> evaluated (evaluator.py; texts are embedded by a pool that all partitions share) -> committed (committer.py).
-Lives here: that order, the bounds on uncommitted records, and how long a batch lingers. Must not live here: fetching,
-rebalances, the model, transactions.
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from worker.core.changelog import SLACK
-from worker.core.control import ControlConfig
-from worker.core.evaluation import EvaluationConfig
+from worker.core.forgetting import ControlConfig
 from worker.core.records import OutputRecord, SourceRecord
-from worker.core.scorer import ScoredTrace
+from worker.core.scorer import EvaluationConfig
+from worker.core.scoring import ScoredTrace
 from worker.core.trace import InvalidTrace
 from worker.embed.pool import EmbeddingPool
-from worker.kafka.publisher import Publisher
+from worker.kafka.writing.publisher import Publisher
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
 from worker.stream.committer import Committer

@@ -1,8 +1,5 @@
 """The worker's process: HTTP port, preparation, signals, and the exit code.
 
-Lives here: the life of a process from its start to its exit code. Must not live here: anything about records or
-partitions (worker.py).
-
 Exit codes: 0 after SIGTERM or SIGINT, when every record taken is committed. 1 after a failure: uncommitted work is
 discarded, and the restarted worker continues at the committed offsets. 2: the settings or the topics are wrong.
 """
@@ -19,15 +16,15 @@ from typing import Any, Final, NoReturn
 
 from worker.config import ConfigError, Settings
 from worker.config.forget_keys import forget_keys
-from worker.core.identity import EmbedderIdentity
+from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError
 from worker.embed.load import load_for_worker
-from worker.kafka.client import client_arguments
-from worker.kafka.errors import error_text
+from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.errors import error_text
 from worker.observe import logs
 from worker.observe.http_server import HttpServer
 from worker.observe.metrics import Metrics, process_registry
-from worker.observe.status_page import Status
+from worker.observe.status import Status
 from worker.observe.tracing import NO_TRACING, NoTracing, Tracing, start_tracing
 from worker.stream.assignment import prepare_layout
 from worker.stream.worker import Worker

@@ -9,10 +9,10 @@ from typing import Any
 from aiokafka import TopicPartition
 
 from worker.config import Settings
-from worker.kafka.describe import current_limit
-from worker.kafka.producer import Producer
-from worker.kafka.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
-from worker.kafka.topics import Layout
+from worker.kafka.cluster.describe import current_limit
+from worker.kafka.cluster.topics import Layout
+from worker.kafka.writing.producer import Producer
+from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
 
 CommitOffset = Callable[[TopicPartition, int, str], Awaitable[None]]
 """Commits a partition's offset with its metadata, as a member of the group."""

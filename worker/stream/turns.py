@@ -1,8 +1,5 @@
 """Turns: from which partition the next record is taken.
 
-Lives here: the order of the partitions with waiting records, and how long each keeps its turn. Must not live here: the
-records (fetch_buffer.py), commits (committer.py), any clock: time is an argument, in seconds.
-
 Behind a backlog a partition keeps its turn for a while, so that its next transaction carries many records: a
 transaction costs a third of an embedding's CPU, whether it carries one record or hundreds.
 """

@@ -1,8 +1,8 @@
 """The worker: a member of the consumer group, from its Faust app to its partition tasks.
 
-Lives here: how the parts of the stream are connected, the agent that takes records, health, start and stop. Must not
+Must not
 live here: the partitions and the state they start from (assignment.py), how a record is scored (partition_task.py),
-fetched (faust_consumer.py) or published (kafka/publisher.py), signals and exit codes (process.py).
+fetched (faust_consumer.py) or published (kafka/writing/publisher.py), signals and exit codes (process.py).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from aiokafka import TopicPartition
 
 from worker.config import Settings
 from worker.config.forget_keys import forget_keys
-from worker.core.control import ControlConfig
-from worker.core.evaluation import EvaluationConfig
+from worker.core.forgetting import ControlConfig
+from worker.core.scorer import EvaluationConfig
 from worker.embed.embedder import Embedder
 from worker.embed.pool import EmbeddingPool
-from worker.kafka.budget import Budget
-from worker.kafka.errors import error_text
-from worker.kafka.restore import confirm_topic
-from worker.kafka.topic_watch import TopicWatch
-from worker.kafka.topics import Layout
+from worker.kafka.cluster.errors import error_text
+from worker.kafka.cluster.topic_watch import TopicWatch
+from worker.kafka.cluster.topics import Layout
+from worker.kafka.reading.budget import Budget
+from worker.kafka.state.restore import confirm_topic
 from worker.observe.metrics import Metrics
-from worker.observe.status_page import Status
+from worker.observe.status import Status
 from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
 from worker.stream.assignment import Assignment
 from worker.stream.dead_letter_limit import DeadLetterLimit

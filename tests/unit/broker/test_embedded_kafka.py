@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import kafka_versions
-from worker.broker import kafka_jars
-from worker.broker.kafka_config import java_properties, server_properties
-from worker.broker.kafka_jars import KAFKA_VERSION, BrokerError, Jre, Runtime
+from worker.lab.broker import kafka_jars
+from worker.lab.broker.kafka_jars import KAFKA_VERSION, BrokerError, Jre, Runtime
+from worker.lab.broker.kafka_node import java_properties, server_properties
 
 ONE = [{"PLAINTEXT": 1, "CONTROLLER": 2}]
 PLAIN = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}

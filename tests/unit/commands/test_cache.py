@@ -12,21 +12,21 @@ import pytest
 
 from tests.support.builders import T0, make_trace
 from tests.support.damaged import bad_entries, entry_fields, mutated, packed, some_key
-from worker.commands import doctor_cache
-from worker.commands.cache_export import export_caches
-from worker.commands.cache_nearest import Query, nearest_report
-from worker.commands.cache_read import CachedPartition, PartitionLog, restore_cache, restore_latest
-from worker.commands.cache_rows import cache_stats, newest_rows
-from worker.commands.cache_view import print_entries, print_nearest, print_stats
-from worker.commands.console import CommandError
+from worker.commands.cache.export import export_caches
+from worker.commands.cache.nearest import Query, nearest_report
+from worker.commands.cache.read import CachedPartition, PartitionLog, restore_cache, restore_latest
+from worker.commands.cache.rows import cache_stats, newest_rows
+from worker.commands.cache.view import print_entries, print_nearest, print_stats
+from worker.commands.doctor.command import cache as doctor_cache
+from worker.commands.shared.console import CommandError
 from worker.config import Settings, load
 from worker.core.changelog import Entry, Log, decode_all, encode, slot_key
-from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import unit
 from worker.core.passes import Committed
+from worker.core.records import EmbedderIdentity
 from worker.core.scorer import PartitionScorer
 from worker.embed.embedder import Embedding
-from worker.kafka.restore import Position
+from worker.kafka.state.restore import Position
 
 IDENTITY = EmbedderIdentity("test", "0" * 64, 8, 256, "test", "fp32")
 TOPIC_ID = "a" * 22
@@ -261,7 +261,7 @@ def test_an_export_is_of_one_model_and_is_not_left_half_written(tmp_path: Path) 
 def test_tables_fit_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    monkeypatch.setattr("worker.commands.cache_view.text_console", lambda: Console(width=width, highlight=False))
+    monkeypatch.setattr("worker.commands.cache.view.text_console", lambda: Console(width=width, highlight=False))
     part = Written(11, settings_of(100_000, 3600))
     for number in range(300):
         part.offset = 7_000_000 + number

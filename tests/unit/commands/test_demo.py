@@ -16,13 +16,13 @@ from aiokafka.partitioner import DefaultPartitioner
 from rich.console import Console, RenderableType
 
 from worker import InvalidTrace, PartitionScorer, parse_trace
-from worker.commands import demo_view
-from worker.commands.demo_flow import DemoOutcome
-from worker.commands.demo_worker import PARTITIONS
-from worker.commands.samples import SAMPLES, samples
+from worker.commands.shared.samples import SAMPLES, samples
 from worker.core.documents import scored_record
 from worker.core.records import SourceRecord
 from worker.core.scorer import event_time_ms
+from worker.lab.demo import view as demo_view
+from worker.lab.demo.flow import DemoOutcome
+from worker.lab.demo.worker import PARTITIONS
 from worker.observe.metrics import quantile
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from tests.support.builders import trace_document
 from tests.support.reports import parsed
 from worker.cli import cli
-from worker.commands.evaluate_numbers import DRAWS, compared, figures
-from worker.commands.evaluate_page import render_evaluation
-from worker.commands.evaluate_partitions import ORDERS, spread_figures
-from worker.commands.evaluate_rows import EvaluateRow
+from worker.commands.evaluate.numbers import DRAWS, compared, figures
+from worker.commands.evaluate.page import render_evaluation
+from worker.commands.evaluate.partitions import ORDERS, spread_figures
+from worker.commands.evaluate.rows import EvaluateRow
 
 
 def brute_auc(high: list[float], low: list[float]) -> float:
@@ -48,7 +48,7 @@ def sample(rng: random.Random) -> tuple[Any, list[int]]:
 
 def test_traces_are_compared_as_an_oracle_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr("worker.commands.evaluate_numbers.BLOCK", 7)
+    monkeypatch.setattr("worker.commands.evaluate.numbers.BLOCK", 7)
     for _ in range(60):
         vectors, labels = sample(rng)
         everything = rng.sample(range(len(labels)), len(labels))

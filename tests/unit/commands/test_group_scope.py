@@ -11,12 +11,12 @@ from rich.console import Console
 
 from tests.support.builders import TextEmbedder, trace_bytes
 from tests.support.schemas import VALIDATORS
-from worker.commands.doctor_model import _findings
-from worker.commands.explain_steps import explain_trace
-from worker.commands.explain_view import explanation_text
-from worker.commands.score_file import score_lines
-from worker.commands.tail_records import TailRecord
-from worker.commands.tail_view import rows
+from worker.commands.doctor.model import _findings
+from worker.commands.explain.steps import explain_trace
+from worker.commands.explain.view import explanation_text
+from worker.commands.score import score_lines
+from worker.commands.tail.records import TailRecord
+from worker.commands.tail.view import rows
 from worker.config import Settings
 
 SCOPES = ("partition", "group")

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from tests.support.builders import trace_bytes
 from tests.support.whatif import scored
 from worker.cli import cli
-from worker.commands.json_lines import LINE_FACTOR, Line, LineSplitter, read_lines, too_long
+from worker.commands.shared.json_lines import LINE_FACTOR, Line, LineSplitter, read_lines, too_long
 
 CONVERT = (
     "convert", "--from", "chat", "--success", "true", "--confidence", "1", "--domain", "d", "--visibility", "org",

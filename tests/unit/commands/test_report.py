@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.builders import T0, trace_document
 from tests.support.reports import dump, random_documents, scored_document, summary_of
-from worker.commands.report_columns import COMPONENTS, Traces
-from worker.commands.report_numbers import CURVE, SHARES, THRESHOLDS
-from worker.commands.report_summary import DOMAINS_SHOWN, summarize
-from worker.commands.scored_rows import NoDocuments
-from worker.commands.shown import TEXT_LENGTH, shown_text
+from worker.commands.report.columns import COMPONENTS, Traces
+from worker.commands.report.numbers import CURVE, SHARES, THRESHOLDS
+from worker.commands.report.summary import DOMAINS_SHOWN, summarize
+from worker.commands.shared.scored import NoDocuments
+from worker.commands.shared.shown import TEXT_LENGTH, shown_text
 from worker.config import load
 from worker.core.scoring import PROFILES
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.builders import T0
 from tests.support.reports import dump, parsed, random_documents, render, run, scored_document, summary_of, words
-from worker.commands.report_columns import Traces
-from worker.commands.report_summary import DOMAINS_SHOWN, summarize
+from worker.commands.report.columns import Traces
+from worker.commands.report.summary import DOMAINS_SHOWN, summarize
 from worker.version import install_extra
 
 ROOT = Path(__file__).parents[3]
@@ -149,8 +149,8 @@ KEPT = [["scroll"], ["grid"], ["legend"]]
 
 
 def test_numbers_are_written_so_that_they_do_not_lie() -> None:
-    from worker.commands.report_page import duration
-    from worker.commands.shown import percent
+    from worker.commands.report.page import duration
+    from worker.commands.shared.shown import percent
 
     assert [percent(value) for value in (0, 0.0004, 0.0123, 0.9996, 1)] == ["0%", "<0.1%", "1.2%", ">99.9%", "100%"]
     assert [duration(value) for value in (5, 1500, 90_000, 7_200_000, 864e6)] == [

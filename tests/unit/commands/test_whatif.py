@@ -16,10 +16,10 @@ import pytest
 from tests.support.builders import trace_bytes
 from tests.support.imports import MODEL_RUNTIMES, loaded_after
 from tests.support.whatif import changed, random_profiles, random_sources, rescored, scored, whatif
-from worker.commands.pasted_config import config_to_paste
-from worker.commands.scored_rows import LEFT_OUT_SHOWN, NoDocuments
-from worker.commands.whatif_export import csv_line
-from worker.commands.whatif_summary import DOMAINS_SHOWN, BeforeAndAfter
+from worker.commands.shared.scored import LEFT_OUT_SHOWN, NoDocuments
+from worker.commands.shared.target_share import config_to_paste
+from worker.commands.whatif.export import csv_line
+from worker.commands.whatif.summary import DOMAINS_SHOWN, BeforeAndAfter
 from worker.config import load
 from worker.core.scoring import PROFILES, Profile, Weights
 
@@ -352,5 +352,5 @@ def test_wrong_input_is_a_clear_error(arguments: list[str], data: bytes, code: i
 
 
 def test_no_model_is_loaded() -> None:
-    loaded = loaded_after("import worker.commands.whatif")
+    loaded = loaded_after("import worker.commands.whatif.command")
     assert not loaded & {*MODEL_RUNTIMES, "aiokafka"}

@@ -15,11 +15,11 @@ import pytest
 
 from tests.support.builders import trace_bytes
 from tests.support.whatif import changed, random_profiles, random_sources, rescored, scored, whatif
-from worker.commands.shown import TEXT_LENGTH
-from worker.commands.target_share import FEW_TRACES, parse_share, share_threshold
-from worker.commands.whatif_rows import RescoredTraces
-from worker.commands.whatif_share import propose
-from worker.commands.whatif_summary import DOMAINS_SHOWN, BeforeAndAfter
+from worker.commands.shared.shown import TEXT_LENGTH
+from worker.commands.shared.target_share import FEW_TRACES, parse_share, share_threshold
+from worker.commands.whatif.rows import RescoredTraces
+from worker.commands.whatif.share import propose
+from worker.commands.whatif.summary import DOMAINS_SHOWN, BeforeAndAfter
 from worker.config import load
 from worker.core.scoring import PROFILES
 

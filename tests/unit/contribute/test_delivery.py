@@ -17,21 +17,17 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.contribute import accepted_document
 from tests.support.registry import LocalRegistry, local_registry
-from worker.broker.ports import free_ports
 from worker.config import Settings, load
 from worker.contribute import pace
-from worker.contribute.delivery import Delivered, Delivery, DeniedError
-from worker.contribute.gateway import Gateway
-from worker.contribute.late import LateWatch
-from worker.contribute.registry_client import RegistryClient
-from worker.contribute.registry_key import RegistryKey
+from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway, LateWatch, Stop, StoppedError
+from worker.contribute.registry_client import RegistryClient, RegistryKey
 from worker.contribute.unit import Gate, Refusal, Unit, unit_from
-from worker.contribute.waiting import Stop, StoppedError
 from worker.core.trace import Limits
+from worker.lab.broker.ports import free_ports
+from worker.lab.registry.app import RegistryOptions
+from worker.lab.registry.faults import FaultKind, Faults
+from worker.lab.registry.store import Tier
 from worker.observe.contribute_metrics import ContributeMetrics
-from worker.registry.app import RegistryOptions
-from worker.registry.faults import FaultKind, Faults
-from worker.registry.limits import Tier
 
 GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))
 FAST = Tier(60_000, 300_000)

@@ -12,11 +12,10 @@ from aiokafka.structs import ConsumerRecord
 from tests.support.builders import T0, make_record
 from tests.support.contribute import accepted_document
 from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
-from worker.contribute.outputs import receipt, refused_record
-from worker.contribute.unit import Gate, Refusal, Unit, unit_from
+from worker.contribute.unit import Gate, Refusal, Unit, receipt, refused_record, unit_from
 from worker.core.records import OutputRecord
 from worker.core.trace import Limits
-from worker.kafka.dead_letters import read_dead_letter
+from worker.kafka.reading.dead_letters import read_dead_letter
 
 GATE = Gate(frozenset({"network"}), frozenset({"aggregated", "federated"}))
 REFUSED = Refusal("invalid_unit", "the registry refuses the unit (400)", "", 400, '[{"path":"x"}]')

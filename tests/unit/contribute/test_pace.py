@@ -15,7 +15,7 @@ from worker.contribute.pace import (
     RequestPace,
     pause_after_429,
 )
-from worker.registry.limits import TokenBuckets
+from worker.lab.registry.store import TokenBuckets
 
 STEP = 0.5
 

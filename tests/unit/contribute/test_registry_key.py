@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker.config import ConfigError, load
-from worker.contribute.registry_key import KeyFileError, RegistryKey
+from worker.contribute.registry_client import KeyFileError, RegistryKey
 
 KEY = "kp_0123456789abcdef"
 

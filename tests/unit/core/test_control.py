@@ -10,18 +10,23 @@ from tests.support.builders import make_record
 from tests.support.forgetting import ANOTHER_ID, KEY, TOPIC_ID, control_record, of_version_1
 from worker.config import ConfigError, load
 from worker.config.forget_keys import forget_keys
-from worker.core.control import (
+from worker.core.forgetting import (
     LISTED_BYTES,
     MAX_BEHIND,
+    MAX_REQUESTS,
     MAX_TRACE_IDS,
+    Forgetting,
+    Kept,
+    Processed,
     Removed,
     control_headers,
+    decode_processed,
+    encode_processed,
     is_control,
     read_control,
     read_receipt,
     receipt_record,
 )
-from worker.core.forgetting import MAX_REQUESTS, Forgetting, Kept, Processed, decode_processed, encode_processed
 from worker.core.novelty import Label, VectorCache
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason

@@ -40,7 +40,8 @@ from worker.core.passes import (
     encode_marker,
 )
 from worker.core.records import Fault
-from worker.core.scorer import PartitionScorer, ScoredTrace
+from worker.core.scorer import PartitionScorer
+from worker.core.scoring import ScoredTrace
 from worker.core.trace import Reason
 
 DIMENSIONS, CAPACITY, TTL = 8, 10, 3_600_000

@@ -7,11 +7,11 @@ import random
 import pytest
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from worker.core.documents import dead_letter
-from worker.core.fitting import (
+from worker.core.documents import (
     DROPPED_HEADER,
     SOURCE_KEY_HEADER,
     TRUNCATED_HEADER,
+    dead_letter,
     fit_dead_letter,
     fits,
     last_resort,
@@ -21,7 +21,7 @@ from worker.core.fitting import (
 )
 from worker.core.records import BATCH_OVERHEAD, OutputRecord, SourceRecord, encoded_size, exact_size
 from worker.core.trace import MAX_MESSAGE, InvalidTrace, Reason
-from worker.kafka.dead_letters import originals
+from worker.kafka.reading.dead_letters import originals
 
 LIMIT = 20_000
 LONG_PATH = "steps.9999999.tool.name"

@@ -30,10 +30,9 @@ from tests.support.simulated_log import (
 )
 from worker.core import changelog, forgetting
 from worker.core.changelog import Restored
-from worker.core.control import ControlConfig, is_control
-from worker.core.evaluation import EvaluationConfig
-from worker.core.forgetting import Forgetting
+from worker.core.forgetting import ControlConfig, Forgetting, is_control
 from worker.core.records import FORGOTTEN, SourceRecord
+from worker.core.scorer import EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS
 from worker.observe.metrics import Metrics
 from worker.stream import partition_task

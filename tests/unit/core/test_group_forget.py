@@ -15,10 +15,10 @@ import pytest
 
 from tests.support.builders import make_trace, text_vector
 from tests.support.forgetting import KEY, TOPIC_ID, asked, control_record
-from worker.core import control, forgetting
+from worker.core import forgetting
+from worker.core import forgetting as control
 from worker.core.changelog import Log, encode, slot_key
-from worker.core.control import read_control
-from worker.core.forgetting import Forgetting
+from worker.core.forgetting import Forgetting, read_control
 from worker.core.group_view import GroupView
 from worker.core.novelty import Label, Vector
 from worker.core.passes import BEFORE_PASSES, MARKER_KEY, MARKER_VERSION, Found, Marker, committed_from, encode_marker

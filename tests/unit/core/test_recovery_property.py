@@ -30,12 +30,11 @@ from worker import InvalidTrace, embedding_text, parse_trace
 from worker.core import changelog
 from worker.core.changelog import Log, Restored
 from worker.core.documents import dead_letter, embedding_failed, scored_record
-from worker.core.evaluation import EvaluationConfig
 from worker.core.passes import MARKER_KEY, Found
 from worker.core.records import SourceRecord
-from worker.core.scorer import cached_id, event_time_ms
+from worker.core.scorer import EvaluationConfig, cached_id, event_time_ms
 from worker.core.trace import DEFAULT_LIMITS, Limits
-from worker.kafka.publication import Batch
+from worker.kafka.writing.publication import Batch
 from worker.observe.metrics import Metrics
 from worker.stream import partition_task
 from worker.stream.partition_state import PartitionState

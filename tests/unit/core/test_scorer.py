@@ -25,9 +25,8 @@ from tests.support.builders import (
 )
 from worker import InvalidTrace, PartitionScorer, Profile, Reason, ScoredTrace, Weights, __version__, parse_trace
 from worker.core.documents import dead_letter, embedding_failed, rfc3339, scored_record
-from worker.core.identity import EmbedderIdentity
 from worker.core.novelty import CACHED_ID_LENGTH, Neighbour
-from worker.core.records import Fault, SourceRecord
+from worker.core.records import EmbedderIdentity, Fault, SourceRecord
 from worker.core.scorer import cached_id, event_time_ms
 from worker.core.scoring import PROFILES
 from worker.core.trace import EARLIEST_MS, LATEST_MS, MAX_MESSAGE, embedding_text

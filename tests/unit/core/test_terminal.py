@@ -30,12 +30,12 @@ from tests.support.terminal import (
     on_terminal,
 )
 from worker.cli import cli
-from worker.commands import demo_view
-from worker.commands.demo_registry import REDACTED_ID, Contributed, registry_text
-from worker.commands.finding import as_lines, fail
-from worker.commands.redrive_view import examples_table
+from worker.commands.doctor.finding import as_lines, fail
+from worker.commands.redrive.view import examples_table
 from worker.commands.topics import TopicRow, TopicsReport, print_report
 from worker.core.terminal import clean, clean_json, clean_json_bytes
+from worker.lab.demo import view as demo_view
+from worker.lab.demo.registry import REDACTED_ID, Contributed, registry_text
 from worker.observe.logs import BareFormatter, JsonFormatter, TextFormatter
 
 VISIBLE = r"\x1b[2J"
@@ -107,7 +107,7 @@ def topics() -> str:
 def redrive() -> str:
     from aiokafka.structs import ConsumerRecord
 
-    from worker.kafka.dead_letters import read_dead_letter
+    from worker.kafka.reading.dead_letters import read_dead_letter
 
     letter = evil_letter()
     headers = [(name, EVIL.encode() if name == "kp-error-reason" else value) for name, value in letter.headers]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.support.builders import make_trace, trace_document
-from worker.core.identity import EmbedderIdentity
-from worker.core.trace import embedding_text, parse_trace
-from worker.core.views import embedded_texts, joined, unit_mean
+from worker.core.novelty import unit_mean
+from worker.core.records import EmbedderIdentity
+from worker.core.trace import embedded_texts, embedding_text, joined, parse_trace
 
 
 def test_the_whole_text_is_one_text() -> None:

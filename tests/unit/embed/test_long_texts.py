@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from worker import config
-from worker.embed.long_texts import (
+from worker.embed.embedder import (
     CHARS_A_TOKEN,
     MAX_CHARS,
     SPARE_TOKENS,

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from worker.embed.embedder import ModelError
-from worker.embed.export_samples import TEXTS
-from worker.embed.export_source import recorded_vectors
+from worker.embed.export_source import TEXTS, recorded_vectors
 from worker.embed.minilm import build_graph, read_safetensors
 
 

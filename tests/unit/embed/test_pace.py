@@ -3,7 +3,7 @@
 import math
 import random
 
-from worker.embed.pace import Pace
+from worker.embed.pool import Pace
 
 
 def test_nothing_is_expected_before_anything_was_seen() -> None:

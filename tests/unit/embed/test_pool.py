@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.builders import TextEmbedder
 from tests.support.clock import HandClock
-from worker.core.views import unit_mean
+from worker.core.novelty import unit_mean
 from worker.embed.embedder import Embedding
 from worker.embed.pool import LEAD_SECONDS, LEAD_SHARE, EmbeddingPool
 

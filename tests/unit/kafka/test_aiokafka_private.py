@@ -39,10 +39,10 @@ from aiokafka.protocol.transaction import (
 
 from worker.config import load
 from worker.kafka import aiokafka_private as private
-from worker.kafka.client import LOST_SECONDS, client_arguments
-from worker.kafka.fetch_results import install_reader
-from worker.kafka.metadata import DescribeTopicsRequest
-from worker.kafka.producer_requests import ProduceV1
+from worker.kafka.cluster.client import LOST_SECONDS, client_arguments
+from worker.kafka.cluster.describe import DescribeTopicsRequest
+from worker.kafka.reading.fetch_results import install_reader
+from worker.kafka.writing.protocol import ProduceV1
 
 THEIR_RECORDS: Any = private.PartitionRecords.__base__
 THEIR_RESULT: Any = private.FetchResult.__base__

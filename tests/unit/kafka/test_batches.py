@@ -20,11 +20,11 @@ from tests.support.raw_batches import CODECS, RawRecord, batch_of, blank_bomb, e
 from worker.core.records import Fault, SourceRecord, memory_size
 from worker.core.trace import Reason
 from worker.kafka import aiokafka_private
-from worker.kafka.batches import Batches
-from worker.kafka.budget import Budget, NoRoom
-from worker.kafka.fetch_results import PartitionFetch, PartitionReader
-from worker.kafka.reading import Reading, UnreadableError, read_as
-from worker.kafka.record_parser import HEADER, Head
+from worker.kafka.reading.batches import Batches
+from worker.kafka.reading.budget import Budget, NoRoom
+from worker.kafka.reading.faults import Reading, UnreadableError, read_as
+from worker.kafka.reading.fetch_results import PartitionFetch, PartitionReader
+from worker.kafka.reading.record_parser import HEADER, Head
 
 TP = TopicPartition("traces", 0)
 T0 = 1_776_153_600_000

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.secure_kafka import KEY_PASSWORD, PASSWORD, Files
 from worker.config import ConfigError, Settings, load
-from worker.kafka.client import client_arguments
+from worker.kafka.cluster.client import client_arguments
 
 TLS = {"security_protocol": "SSL"}
 PLAIN = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "u"}

@@ -7,8 +7,8 @@ import ssl
 import pytest
 from aiokafka import errors as kafka
 
-from worker.kafka.errors import HungUpError, error_text, is_final, remedy
-from worker.kafka.refusals import TopicRefusedError
+from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
+from worker.kafka.writing.publication import TopicRefusedError
 
 
 def tls_error(kind: type[ssl.SSLError], **attributes: object) -> ssl.SSLError:

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 from aiokafka.errors import IncompatibleBrokerVersion
 
-from worker.kafka.describe import describe_topics, topic_id
-from worker.kafka.metadata import NO_ID, DescribeTopicsRequest, MetadataResponse_v8, MetadataResponse_v10
+from worker.kafka.cluster.describe import (
+    NO_ID,
+    DescribeTopicsRequest,
+    MetadataResponse_v8,
+    MetadataResponse_v10,
+    describe_topics,
+    topic_id,
+)
 
 
 class Broker:

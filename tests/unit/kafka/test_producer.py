@@ -13,10 +13,10 @@ from aiokafka.errors import ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Network, Odds
-from worker.kafka import producer as producer_module
-from worker.kafka import producer_requests as requests
-from worker.kafka.producer import AbortableError, Producer, PublishError
-from worker.kafka.publication import OutputTopic, Row, Shipment
+from worker.kafka.writing import producer as producer_module
+from worker.kafka.writing import protocol as requests
+from worker.kafka.writing.producer import AbortableError, Producer, PublishError
+from worker.kafka.writing.publication import OutputTopic, Row, Shipment
 
 GROUP = "group"
 SOURCE = TopicPartition("source", 0)

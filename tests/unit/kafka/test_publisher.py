@@ -13,12 +13,12 @@ from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Netwo
 from worker.core.passes import Pass
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
-from worker.kafka import producer as producer_module
-from worker.kafka import publisher as publisher_module
 from worker.kafka.aiokafka_private import UnansweredError
-from worker.kafka.producer import Producer, PublishError
-from worker.kafka.publication import Batch, OutputTopic
-from worker.kafka.publisher import (
+from worker.kafka.writing import producer as producer_module
+from worker.kafka.writing import publisher as publisher_module
+from worker.kafka.writing.producer import Producer, PublishError
+from worker.kafka.writing.publication import Batch, OutputTopic
+from worker.kafka.writing.publisher import (
     AtLeastOncePublisher,
     ExactlyOncePublisher,
     offset_metadata,

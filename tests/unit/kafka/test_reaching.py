@@ -8,9 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from worker.config import Settings
-from worker.kafka.client import client_arguments
-from worker.kafka.connections import connected_admin
-from worker.kafka.reaching import BrokerFault, UnreachableError
+from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.connections import BrokerFault, UnreachableError, connected_admin
 
 
 @contextmanager

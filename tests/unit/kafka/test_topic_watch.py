@@ -16,9 +16,9 @@ from aiokafka.errors import (
 )
 
 from worker.config import Settings
-from worker.kafka import topic_watch
-from worker.kafka.describe import TopicDescription
-from worker.kafka.topic_watch import TopicLostError, TopicWatch
+from worker.kafka.cluster import topic_watch
+from worker.kafka.cluster.describe import TopicDescription
+from worker.kafka.cluster.topic_watch import TopicLostError, TopicWatch
 
 SOURCE, OUTPUT, CACHE = "traces", "traces.accepted", "cache"
 GONE = UnknownTopicOrPartitionError

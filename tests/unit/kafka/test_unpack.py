@@ -11,7 +11,7 @@ import cramjam
 import pytest
 
 from tests.support.raw_batches import CODECS, compress
-from worker.kafka.unpack import CorruptError, TooLargeError, unpack
+from worker.kafka.reading.unpack import CorruptError, TooLargeError, unpack
 
 CODEC_NAMES = [name for name in CODECS if name != "none"]
 LIMIT = 4 << 20

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.partition import TaskHarness, record, settle
 from worker.core.trace import Reason
-from worker.kafka.budget import Share
+from worker.kafka.reading.budget import Share
 from worker.observe.metrics import Histogram, Metrics, lag_seconds
 from worker.stream.fetch_buffer import FetchBuffer
 

@@ -14,21 +14,23 @@ from prometheus_client import CollectorRegistry
 from tests.support.builders import NEVER_ACCEPTED, make_record, trace_bytes
 from tests.support.partition import ManualPublisher, idle_callbacks, settle
 from worker import PartitionScorer
-from worker.commands.explain_steps import explain_trace
-from worker.commands.explain_view import explanation_json
+from worker.commands.explain.steps import explain_trace
+from worker.commands.explain.view import explanation_json
 from worker.config import Settings
-from worker.core.evaluation import EvaluationConfig
+from worker.core.scorer import EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS
 from worker.observe.http_server import HttpServer
 from worker.observe.metrics import Metrics
-from worker.observe.status_page import PAGE, WINDOW_SECONDS, Status
-from worker.observe.status_rows import (
+from worker.observe.status import (
     DOMAIN_LENGTH,
     KEPT_DEAD_LETTERS,
     KEPT_DOMAINS,
     KEPT_OF_DOMAIN,
     KEPT_TRACES,
+    PAGE,
     TEXT_LENGTH,
+    WINDOW_SECONDS,
+    Status,
 )
 from worker.stream.partition_state import PartitionState
 from worker.stream.partition_task import PartitionTask, TaskConfig

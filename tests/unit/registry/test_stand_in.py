@@ -14,10 +14,9 @@ import pytest
 from tests.support.builders import read_jsonl, trace_document
 from tests.support.registry import AGENT, Clock, LocalRegistry, RegistryProcess, local_registry
 from worker.core.trace import CONTEXT, LEGACY_CONTEXT
-from worker.registry.app import RegistryOptions
-from worker.registry.documents import read_unit
-from worker.registry.faults import FaultKind, Faults
-from worker.registry.limits import TIERS, Tier, TokenBuckets
+from worker.lab.registry.app import RegistryOptions
+from worker.lab.registry.faults import FaultKind, Faults
+from worker.lab.registry.store import TIERS, Tier, TokenBuckets, read_unit
 
 
 def spoilt(kind: FaultKind, *, after: bool, slow: float = 0.0) -> RegistryOptions:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.builders import make_record
 from tests.support.clock import HandClock
 from worker.core.records import SourceRecord
-from worker.kafka.budget import Share
+from worker.kafka.reading.budget import Share
 from worker.stream.fetch_buffer import LOW_WATER_BYTES, LOW_WATER_RECORDS, FetchBuffer
 from worker.stream.turns import LONGEST_TURN_SECONDS, TURN_RECORDS, TURN_SECONDS
 

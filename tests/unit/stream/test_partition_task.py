@@ -18,13 +18,13 @@ from tests.support.builders import (
 from tests.support.forgetting import ANOTHER_ID, KEY, TOPIC_ID, control_record
 from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
-from worker.core.control import ControlConfig
+from worker.core.forgetting import ControlConfig
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
 from worker.core.records import HEADER_OVERHEAD, Fault
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
-from worker.kafka.restore import OffsetsError
+from worker.kafka.state.restore import OffsetsError
 from worker.stream import committer, partition_task
 from worker.stream.dead_letter_limit import DeadLetterLimit, DeadLetterLimitError
 

@@ -1,1 +1,0 @@
-"""Apache Kafka on one machine, for the demo and the tests."""

@@ -1,0 +1,136 @@
+"""How `kp-worker cache` writes entries, the nearest of them, and statistics: tables, which only a terminal cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from worker.commands.cache.rows import CacheRow, CacheStats, NearestReport
+from worker.commands.shared.console import text_console
+from worker.commands.shared.shown import duration, shown_text
+from worker.core.capacity import megabytes
+
+
+def print_entries(rows: Sequence[CacheRow], total: int) -> None:
+    """Print entries, newest first, and how many there are."""
+    table = _table(("part", 4), ("sequence", 8), ("offset", 8), ("stream time", 19), ("age", 8))
+    _id_columns(table, 52)
+    for row in rows:
+        table.add_row(
+            str(row.partition), str(row.sequence), str(row.offset), _time(row.stream_time), _age(row.age_seconds),
+            *_ids(row.agent_id, row.trace_id),
+        )  # fmt: skip
+    console = text_console()
+    if rows:
+        console.print(table)
+    more = "" if len(rows) == total else f", {len(rows)} shown (--limit 0: all)"
+    console.print(f"{_count(total, 'live entry', 'live entries')}{more}", soft_wrap=True)
+
+
+def print_nearest(report: NearestReport) -> None:
+    """Print novelty, and the nearest entries."""
+    console = text_console()
+    compared = _count(report.compared, "live entry", "live entries")
+    if not report.nearest:
+        console.print(f"novelty {report.novelty:g}: there is no live entry to compare with")
+        return
+    cut = "; the text is longer than the model reads (KP_MAX_TOKENS)" if report.truncated else ""
+    told = f"novelty {report.novelty:.4f} = 1 - {report.nearest[0].similarity:.4f}, compared with {compared}{cut}"
+    console.print(told, soft_wrap=True)
+    table = _table(("similarity", 10), ("part", 4), ("offset", 8), ("age", 8))
+    _id_columns(table, 34)
+    for row in report.nearest:
+        table.add_row(
+            f"{row.similarity:.4f}", str(row.partition), str(row.offset), _age(row.age_seconds),
+            *_ids(row.agent_id, row.trace_id),
+        )  # fmt: skip
+    console.print(table)
+
+
+def print_stats(rows: Sequence[CacheStats]) -> None:
+    """Print the statistics of each partition, then what was skipped, and advice."""
+    table = _table(
+        ("partition", 0),
+        ("entries", 0),
+        ("evicted", 0),
+        ("oldest", 0),
+        ("stream time", 0),
+        ("rate", 0),
+        ("leave after", 0),
+    )
+    for row in rows:
+        rate, after = row.rate_per_second, row.leave_after_seconds
+        table.add_row(
+            str(row.partition),
+            f"{row.entries}/{row.capacity}",
+            str(row.evicted),
+            "-" if row.oldest_age_seconds is None else _age(row.oldest_age_seconds),
+            "-" if row.stream_time is None else _time(row.stream_time),
+            "-" if rate is None else _rate(rate),
+            "-" if after is None else f"{_age(after)}, {row.leave_by}",
+        )
+    console = text_console()
+    console.print(table)
+    for line in _notes(rows):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _notes(rows: Sequence[CacheStats]) -> list[str]:
+    size, records = sum(row.changelog_bytes for row in rows), sum(row.changelog_records for row in rows)
+    memory = megabytes(rows[0].memory_bytes) if rows else ""
+    lines = [f"changelog: {records} records, {megabytes(size)}; a full cache takes at most {memory} for each partition"]
+    lines += [f"model: {shown_text(model)}" for model in sorted({row.model for row in rows if row.model})]
+    for name, told in (("other_model", "another model"), ("other_pass", "another pass")):
+        if count := sum(getattr(row, name) for row in rows):
+            lines.append(f"skipped: {_count(count, 'entry', 'entries')} of {told}")
+    if count := sum(row.corrupt for row in rows):
+        lines.append(f"skipped: {_count(count, 'record that cannot be read', 'records that cannot be read')}")
+    short = [row for row in rows if row.advice and row.leave_after_seconds is not None]
+    for row in short:
+        lines.append(
+            f"partition {row.partition}: entries leave after {_age(row.leave_after_seconds or 0)}, the TTL is "
+            f"{_age(row.ttl_seconds or 0)}: {row.advice}"
+        )
+    return lines
+
+
+def _table(*columns: tuple[str, int]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    for name, width in columns:
+        right = name not in ("stream time", "leave after")
+        table.add_column(name, no_wrap=True, min_width=width or None, justify="right" if right else "left")
+    return table
+
+
+def _id_columns(table: Table, taken: int) -> None:
+    """Add the agent and the trace, in what the other columns leave of a terminal's width."""
+    console = text_console()
+    left = max(20, console.width - taken - 1)
+    table.add_column("agent", no_wrap=True, overflow="ellipsis", max_width=left // 3)
+    table.add_column("trace", no_wrap=True, overflow="ellipsis", max_width=left - left // 3)
+
+
+def _ids(agent: str, trace: str) -> tuple[Text, Text]:
+    """Return both without the prefix that all of them may have."""
+    return Text(shown_text(agent.removeprefix("kp:agent:"))), Text(shown_text(trace.removeprefix("kp:trace:")))
+
+
+def _rate(per_second: float) -> str:
+    for factor, unit in ((1, "s"), (60, "min"), (3600, "h")):
+        if per_second * factor >= 1 or unit == "h":
+            break
+    return f"{per_second * factor:.3g}/{unit}"
+
+
+def _time(moment: str) -> str:
+    return moment[:19].replace("T", " ")
+
+
+def _age(seconds: float) -> str:
+    return duration(1000 * seconds)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

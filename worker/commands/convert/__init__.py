@@ -1,0 +1,1 @@
+"""kp-worker convert: logs of agents become traces."""

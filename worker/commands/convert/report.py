@@ -1,0 +1,95 @@
+"""What a conversion kept, changed and left out: counts of a run, and the report of a file, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from worker.commands.convert.fields import MAX_SHOWN
+
+MAX_KINDS: Final = 100
+"""Kinds of losses that are counted apart. A log with ids as field names must not fill the memory."""
+
+MAX_EXAMPLES: Final = 100
+"""Refused runs that a report lists; all are counted, and named on standard error."""
+
+
+@dataclass(slots=True)
+class RunCounts:
+    """What became of the parts of a run: its steps by type, and how often what was left out, changed or cut."""
+
+    steps: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
+
+    def drop(self, kind: str, count: int = 1) -> None:
+        """Count what has no place in a trace: `kind` is a word, or a field's path such as `messages[].name`."""
+        if count:
+            self.dropped[kind] += count
+
+    def change(self, kind: str, count: int = 1) -> None:
+        """Count what is in the trace, but not as it was in the log."""
+        self.changed[kind] += count
+
+
+@dataclass(slots=True)
+class FileReport:
+    """The counts of one file, or of all files together."""
+
+    file: str
+    read: int = 0
+    written: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    counts: RunCounts = field(default_factory=RunCounts)
+    examples: list[dict[str, object]] = field(default_factory=list)
+
+    def add_run(self) -> None:
+        """Count a run that was read."""
+        self.read += 1
+
+    def add_written(self, run: RunCounts) -> None:
+        """Count a run that was written, and what became of its parts."""
+        self.written += 1
+        self.counts.steps.update(run.steps)
+        _add_bounded(self.counts.dropped, run.dropped)
+        _add_bounded(self.counts.changed, run.changed)
+
+    def add_refused(self, line: int | None, reason: str, message: str) -> None:
+        """Count a run that was not written. `line`: from 1; None where the file is one run."""
+        self.refused[reason] += 1
+        if len(self.examples) < MAX_EXAMPLES:
+            self.examples.append({"line": line, "reason": reason, "message": message})
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the report as it is written to JSON; counts in falling order."""
+        return {
+            "file": self.file,
+            "runs": {"read": self.read, "written": self.written, "refused": self.refused.total()},
+            "steps": dict(self.counts.steps.most_common()),
+            "dropped": _sorted(self.counts.dropped),
+            "changed": _sorted(self.counts.changed),
+            "refused": {"by_reason": _sorted(self.refused), "first": self.examples},
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        runs = f"{self.read} run{'s' * (self.read != 1)} read, {self.written} written, {self.refused.total()} refused"
+        steps = [f"{count} {kind}" for kind, count in self.counts.steps.most_common()]
+        lines = [f"{self.file}: {runs}" + (f" ({', '.join(steps)})" if steps else "")]
+        for title, counts in (("not in the traces", self.counts.dropped), ("changed", self.counts.changed)):
+            if counts:
+                lines.append(f"  {title}:")
+                width = len(str(max(counts.values())))
+                lines += [f"    {count:>{width}}  {kind}" for kind, count in _sorted(counts).items()]
+        return lines
+
+
+def _add_bounded(total: Counter[str], more: Counter[str]) -> None:
+    for kind, count in more.items():
+        short = kind if len(kind) <= MAX_SHOWN else kind[:MAX_SHOWN] + "..."
+        total[short if short in total or len(total) < MAX_KINDS else "other fields"] += count
+
+
+def _sorted(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,237 @@
+"""A run, step by step, and the ReasoningTrace that it becomes.
+
+Must not live
+here: the shape of a log (convert_chat.py, convert_atif.py), where a field's value comes from (convert_fields.py),
+reading and writing files (convert.py).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from worker.commands.convert.fields import FieldPath, RunField, RunRefused
+from worker.commands.convert.report import RunCounts
+from worker.core.trace import CONTEXT, InvalidTrace, Limits, ReasoningTrace, parse_trace
+
+ID_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, CONTEXT)
+
+RESERVED: Final = frozenset(info.encode_name for info in msgspec.structs.fields(ReasoningTrace)) | {"scoring"}
+"""Fields that --keep may not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """What the options say: a field for each value that a log lacks, and how steps are made.
+
+    `fields` has the names of the options without dashes: success, confidence, domain, visibility, privacy, and where
+    given agent_id, framework, created_at, objective, result_summary.
+    """
+
+    fields: Mapping[str, RunField]
+    keep: Mapping[str, RunField]
+    messages: FieldPath
+    error_prefixes: tuple[str, ...]
+    max_content: int | None
+    limits: Limits
+
+
+@dataclass(slots=True)
+class Transcript:
+    """A run as it is read, part by part, in its order. `used`: the paths of root fields that a reader has read.
+
+    The first text of the user is the objective, unless `objective` is set before.
+    """
+
+    options: ConvertOptions
+    objective: str | None = None
+    framework: str | None = None
+    created_at: str | None = None
+    last_text: str | None = None
+    used: set[FieldPath] = field(default_factory=set)
+    counts: RunCounts = field(default_factory=RunCounts)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    _errors: list[int] = field(default_factory=list)
+    _waiting: Counter[tuple[str | None, str]] = field(default_factory=Counter)
+    _names: dict[str, str] = field(default_factory=dict)
+    _last_action: int = -1
+
+    def add_user(self, text: str) -> None:
+        """Add a text of the user: the objective, or an observation."""
+        if not self._is_blank(text):
+            if self.objective is None:
+                self.objective = text
+            else:
+                self._add("observation", text)
+
+    def add_thought(self, text: str) -> None:
+        """Add a text of the agent."""
+        if not self._is_blank(text):
+            self._last_action = len(self.steps)
+            self.last_text = text
+            self._add("thought", text)
+
+    def add_call(self, name: str, arguments: Any, call_id: str | None) -> None:
+        """Add a tool call. `arguments`: an object, or its JSON; anything else is kept under the name `arguments`."""
+        if isinstance(arguments, str):
+            arguments = self._parsed(arguments)
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, dict):
+            self.counts.change("arguments that are no JSON object, kept as input.arguments")
+            arguments = {"arguments": arguments}
+        self._waiting[call_id, "" if call_id else name] += 1
+        if call_id:
+            self._names[call_id] = name
+        self._last_action = len(self.steps)
+        self._add("tool_call", None, call_id, tool={"name": name}, input=arguments)
+
+    def add_result(self, text: str, call_id: str | None, name: str = "", *, is_error: bool) -> None:
+        """Add what a tool returned: an observation, or an error_recovery if it is an error and the agent goes on."""
+        key = (call_id, "" if call_id else name)
+        if self._waiting[key]:
+            self._waiting[key] -= 1
+        elif call_id or name:
+            self.counts.change("results without a call, kept as observations")
+            self.counts.drop("names of results without a call", 0 if call_id else 1)
+        if is_error or text.startswith(self.options.error_prefixes):
+            self._errors.append(len(self.steps))
+        self._add("observation", text, call_id)
+
+    def called_name(self, call_id: str | None) -> str | None:
+        """Return the name of the tool that was called with this id; None where no call has it."""
+        return self._names.get(call_id or "")
+
+    def finish(self) -> None:
+        """Decide what can be decided at the end of the run only: which errors the agent went on after."""
+        for index in self._errors:
+            if index < self._last_action:
+                self.steps[index]["type"] = "error_recovery"
+        if without := self._waiting.total():
+            self.counts.change("tool calls without a result", without)
+        self.counts.steps.update(step["type"] for step in self.steps)
+
+    def _add(self, kind: str, content: str | None, call_id: str | None = None, **more: Any) -> None:
+        step: dict[str, Any] = {"step_id": len(self.steps), "type": kind}
+        if content is not None:
+            step["content"] = self._cut(content)
+        step |= more
+        if call_id:
+            step["tool_call_id"] = call_id
+        self.steps.append(step)
+
+    def _is_blank(self, text: str) -> bool:
+        if text and not text.strip():
+            self.counts.drop("blank texts")
+        return not text.strip()
+
+    def _cut(self, text: str) -> str:
+        most = self.options.max_content
+        if most is None or len(text) <= most:
+            return text
+        self.counts.change("step contents cut by --max-content")
+        self.counts.change("characters cut by --max-content", len(text) - most)
+        return text[:most]
+
+    def _parsed(self, arguments: str) -> Any:
+        if not arguments.strip():
+            return None
+        try:
+            value = parse_json(arguments)
+            json.dumps(value, ensure_ascii=False).encode()
+        except ValueError:  # also half of a surrogate pair, which the text has as an escape
+            return arguments
+        return value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises ValueError where it would lose something: NaN, 1e400, a key twice."""
+    try:
+        return json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_without_repeated_keys
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number; write null")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"the number {digits[:20]} is beyond a double")
+    return number
+
+
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def trace_of(run: Any, transcript: Transcript, options: ConvertOptions) -> bytes:
+    """Return the trace of a run as JSON. Raises RunRefused where a value is missing or the trace is not valid."""
+    given = {name: value.value(run) for name, value in options.fields.items()}
+    metadata = {
+        "created_at": _required(given, "created_at", transcript.created_at, "no time"),
+        "agent_id": given.get("agent_id"),
+        "framework": given.get("framework", transcript.framework),
+        "task_domain": given["domain"],
+        "success": given["success"],
+        "quality_score": 0,
+        "visibility": given["visibility"],
+        "privacy_level": given["privacy"],
+    }
+    document: dict[str, Any] = {
+        "@context": CONTEXT,
+        "@type": "ReasoningTrace",
+        "id": f"kp:trace:{uuid.uuid5(ID_NAMESPACE, _canonical(run))}",
+        "metadata": {name: value for name, value in metadata.items() if value is not None},
+        "task": {"objective": _required({}, "objective", transcript.objective, "no text of a user")},
+        "steps": transcript.steps,
+        "outcome": {
+            "result_summary": _required(given, "result_summary", transcript.last_text, "no text of the agent"),
+            "confidence": given["confidence"],
+        },
+        **{name: value.value(run) for name, value in options.keep.items()},
+    }
+    return _checked(document, options.limits)
+
+
+def _required(given: Mapping[str, Any], name: str, found: str | None, missing: str) -> Any:
+    value = given.get(name, found)
+    if value is None:
+        raise RunRefused("missing_value", f"the run has {missing}: give --{name.replace('_', '-')}")
+    return value
+
+
+def _canonical(run: Any) -> str:
+    try:
+        text = json.dumps(run, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        text.encode()
+    except RecursionError:
+        raise RunRefused("too_deep", "the run is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise RunRefused("not_utf8", "a text has half of a surrogate pair (\\ud800 to \\udfff) alone") from None
+    return text
+
+
+def _checked(document: dict[str, Any], limits: Limits) -> bytes:
+    raw = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    try:
+        parse_trace(raw, limits)
+    except InvalidTrace as error:
+        hint = "; --max-content cuts long steps" if error.reason == "too_large" else ""
+        raise RunRefused(str(error.reason), f"{error}{hint}") from None
+    return raw

@@ -1,0 +1,236 @@
+"""The doctor's checks of the broker: connection, APIs, topics, permissions, group and lag. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    IncompatibleBrokerVersion,
+    KafkaError,
+    TransactionalIdAuthorizationFailed,
+    UnknownTopicOrPartitionError,
+)
+
+from worker.commands.doctor.finding import Finding, fail, ok, warn
+from worker.commands.doctor.lag import check_lag
+from worker.config import ConfigError, Settings
+from worker.kafka.cluster.api_versions import lacking_apis, transactions_of
+from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.connections import connected_admin, find_fault
+from worker.kafka.cluster.describe import TopicDescription, describe_group, describe_topics
+from worker.kafka.cluster.errors import error_text
+from worker.kafka.cluster.topic_plan import (
+    CHANGELOG_CONFIG,
+    MissingTopicsError,
+    Observed,
+    TopicState,
+    look,
+    plan,
+    problems,
+)
+from worker.kafka.state.restore import OffsetsError
+from worker.kafka.writing.publisher import TRANSACTIONS
+
+ANSWER_MS: Final = 5_000
+"""How long one answer may take."""
+
+RETRIES, RETRY_SECONDS = 10, 0.5
+"""A coordinator that moves or loads its data is available again within seconds."""
+
+Answer = TypeVar("Answer")
+
+GROUPS, TRANSACTION_LOG = "__consumer_offsets", "__transaction_state"
+"""A broker creates these when a client asks for a coordinator: if they are missing, the doctor does not ask."""
+
+
+async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
+    """Yield the findings about brokers, topics and group, each as soon as it is known."""
+    try:
+        client = {**client_arguments(settings), "request_timeout_ms": ANSWER_MS}
+    except ConfigError as error:
+        yield fail("broker", str(error))
+        return
+    fault = await find_fault(client)
+    if fault is not None:
+        remedy = "; ".join([*filter(None, [fault.advice()]), "topics and group were not checked"])
+        yield fail("broker", f"{fault.where}: {fault.words()}", remedy)
+        return
+    try:
+        async with connected_admin(settings, client) as admin:
+            async for finding in _checks(admin, settings, client):
+                yield finding
+    except ConfigError as error:
+        yield fail("broker", str(error), "topics and group were not checked")
+    except (KafkaError, OSError) as error:
+        yield fail("broker", error_text(error), "later checks were skipped")
+
+
+async def _checks(admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any]) -> AsyncIterator[Finding]:
+    brokers = (await admin.describe_cluster())["brokers"]
+    login = f", logged in by {settings.sasl_mechanism}" if settings.uses_sasl else ""
+    yield ok("broker", f"{len(brokers)} reachable over {settings.security_protocol}{login}")
+    if settings.uses_sasl and not settings.uses_tls:
+        yield warn("broker", "SASL_PLAINTEXT: login and records cross the network unencrypted", "use SASL_SSL")
+    yield await _apis(admin, settings)
+    try:
+        found = await look(admin, settings, list(settings.topics.values()))
+    except MissingTopicsError as error:
+        yield warn("topics", str(error), "run this again: the topic is new")
+        return
+    for finding in _topics(settings, found):
+        yield finding
+    try:
+        names = [*settings.topics.values(), GROUPS, TRANSACTION_LOG]
+        described = await describe_topics(admin, names, operations=True)
+    except IncompatibleBrokerVersion:
+        yield warn("permissions", "the broker is older than Kafka 2.3 and does not report it", "see docs/security.md")
+        return
+    for finding in _permissions(settings, found, described):
+        yield finding
+    missing = {name for name, topic in described.items() if topic.error is UnknownTopicOrPartitionError}
+    if settings.delivery == "exactly_once":
+        yield await _transactions(admin, settings, TRANSACTION_LOG in missing)
+    async for finding in _group(admin, settings, client, found, unused=GROUPS in missing):
+        yield finding
+
+
+async def _apis(admin: AIOKafkaAdminClient, settings: Settings) -> Finding:
+    lacking, needed = await lacking_apis(admin, transactions=settings.delivery == "exactly_once")
+    if lacking:
+        return fail(
+            "API versions",
+            f"no version in common with the broker: {', '.join(lacking)}",
+            "use another Kafka version; 4.1 is tested",
+        )
+    return ok("API versions", f"a version in common for each of {needed} requests")
+
+
+def _topics(settings: Settings, found: Observed) -> Iterator[Finding]:
+    for problem in problems(settings, found):
+        if problem.missing and settings.create_topics:
+            yield warn("topics", f"{problem.message}: the worker will create them", "see kp-worker topics")
+        else:
+            yield Finding(problem.level, "topics", problem.message, problem.remedy)
+    for name, topic in found.topics.items():
+        yield from _topic(settings, name, topic, found)
+
+
+def _topic(settings: Settings, name: str, topic: TopicState, found: Observed) -> Iterator[Finding]:
+    check = f"topic {name}"
+    told = f"{topic.partitions} partitions, replicas {topic.replicas}"
+    if name in found.configs:
+        shown = ("min.insync.replicas", "max.message.bytes", "cleanup.policy")
+        told = ", ".join([told, *(f"{key} {found.config(name, key, '?')}" for key in shown)])
+    wrong = list(_topic_problems(settings, name, topic, found))
+    yield from wrong or [ok(check, told)]
+
+
+def _topic_problems(settings: Settings, name: str, topic: TopicState, found: Observed) -> Iterator[Finding]:
+    check = f"topic {name}"
+    in_sync = int(found.config(name, "min.insync.replicas", "0"))  # 0: not known
+    if topic.leaderless:
+        yield fail(check, f"{topic.leaderless} partitions have no leader", "bring back the brokers that hold them")
+    if in_sync > topic.replicas:
+        yield fail(
+            check,
+            f"min.insync.replicas={in_sync} with {topic.replicas} replicas: no write is ever acknowledged",
+            f"lower min.insync.replicas, or add replicas (kafka-reassign-partitions.sh) to {name}",
+        )
+    elif topic.replicas == 1:
+        yield warn(check, "one replica: its records are lost with its broker", "3 replicas, min.insync.replicas=2")
+    elif in_sync == 1 and name != settings.source_topic:
+        yield warn(
+            check,
+            f"min.insync.replicas=1 with {topic.replicas} replicas: what one broker alone acknowledged can be lost",
+            "set min.insync.replicas=2",
+        )
+    wanted = {topic.name: topic.configs for topic in plan(settings, found)}[name]
+    if name == settings.changelog and name in found.configs:
+        values = {key: found.config(name, key, "") for key in CHANGELOG_CONFIG if key != "cleanup.policy"}
+        other = [f"{key}={value} (not {wanted[key]})" for key, value in values.items() if value != wanted[key]]
+        if other:
+            yield warn(check, f"is not set as intended: {', '.join(other)}", "kp-worker topics has the command")
+
+
+def _permissions(settings: Settings, found: Observed, described: Mapping[str, TopicDescription]) -> Iterator[Finding]:
+    needed = {name: {"Write"} for name in settings.topics.values()}
+    needed[settings.source_topic] = {"Read"}
+    needed[settings.changelog] = {"Read", "Write", *(["Alter"] if settings.create_topics else [])}
+    complete = True
+    for name in found.topics:
+        topic = described.get(name)
+        have = None if topic is None or topic.error is not None else topic.operations
+        if have is None:
+            complete = False
+            yield warn("permissions", f"the broker does not report permissions on topic {name}", "see docs/security.md")
+        elif lacking := needed[name] - have:
+            complete = False
+            operations = " and ".join(sorted(lacking))
+            yield fail("permissions", f"{operations} denied on topic {name}", f"grant the ACL {operations} on it")
+    if complete and found.topics:
+        yield ok("permissions", f"Read and Write on {len(found.topics)} topics as needed")
+
+
+async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: bool) -> Finding:
+    if unused:
+        return ok(
+            "transactions", "never used on this cluster yet: not checked, because the lookup would create a topic"
+        )
+    transactional_id = f"{settings.group_id}-0"
+    try:
+        await _patiently(lambda: admin.find_coordinator(transactional_id, 1))
+    except TransactionalIdAuthorizationFailed as error:
+        return fail("transactions", f"transactional id {transactional_id} is denied", error_text(error))
+    except KafkaError as error:
+        return fail("transactions", error_text(error), "the worker's transactions need a coordinator")
+    protocol = TRANSACTIONS[await transactions_of(admin)]
+    return ok(
+        "transactions", f"{protocol}; transactional id {transactional_id}: Describe is granted, coordinator found"
+    )
+
+
+async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Ask a coordinator again while it moves or loads its data. Raises KafkaError."""
+    for _ in range(RETRIES):
+        try:
+            return await ask()
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+        await asyncio.sleep(RETRY_SECONDS)
+    return await ask()
+
+
+async def _group(
+    admin: AIOKafkaAdminClient, settings: Settings, client: Mapping[str, Any], found: Observed, unused: bool
+) -> AsyncIterator[Finding]:
+    check = f"group {settings.group_id}"
+    if unused:
+        yield ok(check, "no group was ever used on this cluster: not checked, because the lookup would create a topic")
+        return
+    try:
+        group, allowed = await _patiently(lambda: describe_group(admin, settings.group_id))
+    except KafkaError as error:
+        yield fail(check, error_text(error), "the worker cannot join the group without it")
+        return
+    if allowed is not None and "Read" not in allowed:
+        yield fail(check, "Read denied", "grant the ACL Read on the group")
+        return
+    if group["protocol_type"] not in ("", "consumer"):
+        yield fail(check, f"is used for {group['protocol_type']!r}", "set another KP_GROUP_ID")
+        return
+    state = "does not exist yet" if group["state"] == "Dead" else f"{group['state']}, {len(group['members'])} members"
+    yield ok(check, state)
+    source = found.topics.get(settings.source_topic)
+    if source is None:
+        return
+    try:
+        for finding in await check_lag(settings, client, source.partitions, ANSWER_MS / 1000):
+            yield finding
+    except OffsetsError as error:
+        yield fail("lag", str(error), "the worker does not choose an offset by itself")
+    except (KafkaError, TimeoutError) as error:
+        yield fail("lag", error_text(error), "offsets of the group or of the source cannot be read")

@@ -1,0 +1,117 @@
+"""The doctor's checks of the model: whether it loads, and how fast it embeds. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from worker.commands.doctor.finding import Finding, fail, ok, warn
+from worker.config import Settings
+from worker.core.group_view import memory_bytes
+from worker.core.records import EmbedderIdentity
+from worker.embed.embedder import FETCH_FIRST, Embedder, ModelError, find_model
+from worker.embed.load import load_configured
+from worker.embed.model_dir import find_exported
+from worker.embed.openvino_embedder import PRECISIONS, runs_here
+
+MODEL_SECONDS: Final = 120.0
+"""Longest time to load the model and embed with it."""
+
+TIMED_TEXTS: Final = 5
+
+
+async def check_model(settings: Settings) -> list[Finding]:
+    """Check the model in a thread that cannot keep the process alive."""
+    result: list[Finding] = []
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def check() -> None:
+        result.extend(_check(settings))
+        loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=check, daemon=True).start()
+    try:
+        await asyncio.wait_for(done.wait(), MODEL_SECONDS)
+    except TimeoutError:
+        return [fail("model", f"not ready after {MODEL_SECONDS:.0f} s", "check the CPU load and the model's files")]
+    return result
+
+
+def _check(settings: Settings) -> Iterator[Finding]:
+    if settings.embedder == "none":
+        yield warn("model", "KP_EMBEDDER=none: novelty is 0.5 for every trace", "set KP_EMBEDDER=auto to compare texts")
+        return
+    try:
+        hub_name = find_model(settings.model)
+    except ModelError as error:
+        yield fail("model", str(error), "check the path for typos")
+        return
+    if find_exported(settings.model) is None and settings.embedder != "openvino" and not Path(hub_name).is_dir():
+        if settings.model is None and find_spec("sentence_transformers") is None:
+            yield fail("model", FETCH_FIRST)
+            return
+        yield warn(
+            "model",
+            f"{hub_name} is not a directory here: the worker would download it from the hub (not checked, because that "
+            "would store the model)",
+            "export it beforehand (kp-worker export-model), or set KP_MODEL to a directory",
+        )
+        return
+    started = time.perf_counter()
+    try:
+        embedder = load_configured(settings)
+        if embedder is None:
+            raise AssertionError("this is a bug: no embedder although one is set")
+        loaded = time.perf_counter() - started
+        slowest = _median_seconds(embedder, settings.max_tokens)
+    except ModelError as error:  # says what to do
+        yield fail("model", str(error))
+    except Exception as error:
+        yield fail("model", f"fails with {type(error).__name__}: {error}", "export it again, or use another KP_MODEL")
+    else:
+        yield from _findings(settings, embedder.identity, loaded, slowest)
+
+
+def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slowest: float) -> Iterator[Finding]:
+    """Yield what a loaded model is and how fast: seconds to load, seconds for the longest text."""
+    yield ok(
+        "model",
+        f"{identity.name} ({identity.runtime}, {identity.precision}), sha256 {identity.weights_sha256[:12]}..., "
+        f"loaded and checked in {loaded:.1f} s",
+    )
+    offered = [name for name in PRECISIONS if runs_here(name)]
+    yield ok("precision", f"this CPU supports {', '.join(offered)}; KP_PRECISION={settings.precision}")
+    if settings.novelty_scope == "group":
+        yield _group_view(settings, identity)
+    budget = settings.latency_budget_seconds
+    told = f"a text of {settings.max_tokens} tokens takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
+    if slowest < budget:
+        yield ok("embedding", told)
+    else:
+        yield warn(
+            "embedding", told, "more or faster CPU, kp-worker export-model, a lower KP_MAX_TOKENS or KP_PRECISION"
+        )
+
+
+def _group_view(settings: Settings, identity: EmbedderIdentity) -> Finding:
+    most = settings.group_max_elements
+    size = memory_bytes(most, identity.dimensions) / 1e6
+    return ok("group view", f"at most {most} entries of other partitions: {size:.0f} MB of memory, ids apart")
+
+
+def _median_seconds(embedder: Embedder, tokens: int) -> float:
+    """Return the median of some embeddings of the longest text, s; the first one warms up."""
+    text = "word " * tokens
+    seconds = []
+    for _ in range(TIMED_TEXTS + 1):
+        started = time.perf_counter()
+        embedder.embed(text)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])

@@ -1,0 +1,1 @@
+"""kp-worker evaluate: how well novelty tells repeated tasks from new ones."""

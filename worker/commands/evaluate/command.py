@@ -1,0 +1,170 @@
+"""`kp-worker evaluate`: how well novelty tells repeated tasks from new ones, on labelled traces."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from worker.commands.evaluate.numbers import QUANTILES, Interval, figures
+from worker.commands.evaluate.partitions import ORDERS, spread_figures
+from worker.commands.evaluate.rows import EvaluateRow, named
+from worker.commands.evaluate.traces import LabelError, Vectors, numbered, read_labelled
+from worker.commands.shared.console import (
+    ArgumentError,
+    CommandError,
+    checked_settings,
+    report_libraries,
+    say,
+    write_line,
+)
+from worker.commands.shared.shown import shown_text
+from worker.config import Settings
+from worker.core.terminal import clean, clean_json
+from worker.embed.embedder import ModelError
+
+GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model", "precision", "embedder")
+"""Settings that --grid may vary: those that change vectors."""
+
+BAD_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateTask:
+    """What to evaluate: the fields of label and key (None: one partition), partitions (None: one a key), and seed."""
+
+    label: str
+    key: str | None
+    partitions: int | None
+    seed: int
+
+
+def run_evaluate(
+    files: Sequence[str], task: EvaluateTask, grid: Sequence[str], *, as_json: bool, page: Path | None
+) -> None:
+    """Write the figures of each file with each choice of settings. Raises CommandError and SettingsError."""
+    choices = list(_choices(grid))
+    render = None if page is None else _renderer()  # before the minutes of embedding
+    console = Console(stderr=True)
+    rows = []
+    try:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            rows = list(_rows(files, task, choices, progress))
+    except (LabelError, ModelError, OSError) as error:
+        raise CommandError(str(error)) from None
+    for row in rows:
+        if as_json:
+            write_line(clean_json(msgspec.json.encode(row).decode()))
+    if not as_json:
+        _write_table(rows)
+    if page is not None and render is not None:
+        _write_page(render(rows, task.label), page)
+
+
+def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]]:
+    """Yield the settings of each point of the grid, with what is shown of them."""
+    axes = []
+    for axis in grid:
+        name, _, values = axis.partition("=")
+        if name not in GRID or not values:
+            raise ArgumentError("--grid", f"{axis!r}: give NAME=VALUE,VALUE with a name of {', '.join(GRID)}")
+        axes.append([f"{name}={value}" for value in values.split(",")])
+    for point in itertools.product(*axes):
+        settings = checked_settings(assignments=point).settings
+        names = {"embed_text", "max_tokens", *(assignment.partition("=")[0] for assignment in point)}
+        if settings.long_texts != "cut":
+            names |= {"long_texts", "max_windows"}
+        yield settings, {name: getattr(settings, name) for name in GRID if name in names}
+
+
+def _rows(
+    files: Sequence[str], task: EvaluateTask, choices: Sequence[tuple[Settings, dict[str, object]]], progress: Progress
+) -> Iterator[EvaluateRow]:
+    vectors = Vectors()
+    for file in files:
+        traces = read_labelled(file, task.label, choices[0][0].limits, task.key)
+        for text in traces.bad[:BAD_SHOWN]:
+            say(f"{traces.name}: {text}")
+        if len(traces.bad) > BAD_SHOWN:
+            say(f"{traces.name}: {len(traces.bad) - BAD_SHOWN} more lines are no valid trace")
+        if len(set(traces.labels)) < 2 or len(set(traces.labels)) == len(traces.labels):
+            raise LabelError(
+                f"{traces.name}: {len(traces.labels)} traces with {len(set(traces.labels))} labels: there must be at "
+                "least two tasks, and a repeat of one"
+            )
+        labels = numbered(traces.labels)
+        for settings, shown in choices:
+            bar = progress.add_task(clean(f"{traces.name}: {named(shown)}"), total=len(traces.traces))
+            made, cut = vectors.of(traces, settings, lambda bar=bar: progress.advance(bar))  # type: ignore[misc]
+            spread = None
+            if task.key is not None:
+                spread = spread_figures(made, labels, task.key, numbered(traces.keys), task.partitions, task.seed)
+            yield EvaluateRow(traces.name, shown, cut, len(traces.bad), figures(made, labels, task.seed), spread)
+            progress.remove_task(bar)
+
+
+def _write_table(rows: Sequence[EvaluateRow]) -> None:
+    width = max(len(named(row.settings)) for row in rows)
+    for file, group in itertools.groupby(rows, key=lambda row: row.file):
+        own = list(group)
+        first = own[0].figures
+        write_line(clean(f"{file}: {first.traces} traces, {first.labels} labels, {first.repeats} repeats"))
+        write_line(f"  {'':{width}}  {'AUC warm':18}  {'AUC in order':18}  nearest  pairs   cut")
+        for row in own:
+            found = row.figures
+            write_line(
+                f"  {named(row.settings):{width}}  {_text(found.auc_warm):18}  {_text(found.auc_in_order):18}  "
+                f"{_short(found.nearest_is_same):7}  {_short(found.auc_pairs):5}  {row.cut:4}"
+            )
+        head = "  ".join(f"p{100 * quantile:.0f}".ljust(4) for quantile in QUANTILES)
+        write_line(f"  {'novelty':{width}}  firsts {head}   repeats {head}")
+        for row in own:
+            firsts, repeats = (
+                "  ".join(_short(value) for value in values)
+                for values in (row.figures.first_quantiles, row.figures.repeat_quantiles)
+            )
+            write_line(f"  {named(row.settings):{width}}         {firsts}           {repeats}")
+        _write_spread(own, width)
+        write_line("")
+
+
+def _write_spread(rows: Sequence[EvaluateRow], width: int) -> None:
+    spread = rows[0].spread
+    if spread is None:
+        return
+    keys = f"{shown_text(spread.key)}, {spread.keys} keys"
+    write_line(clean(f"  AUC in {ORDERS} random orders, keyed by {keys}"))
+    write_line(f"  {'':{width}}  {'one partition':18}  {spread.partitions} partitions")
+    for row in rows:
+        if row.spread is not None:
+            write_line(
+                f"  {named(row.settings):{width}}  {_text(row.spread.auc_one):18}  {_text(row.spread.auc_spread)}"
+            )
+
+
+def _text(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.value:.3f} {interval.low:.3f}-{interval.high:.3f}"
+
+
+def _short(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{round(interval.value, 2) + 0.0:.2f}"  # no -0.00
+
+
+def _renderer() -> Callable[[Sequence[EvaluateRow], str], str]:
+    with report_libraries():
+        from worker.commands.evaluate.page import render_evaluation
+    return render_evaluation
+
+
+def _write_page(text: str, page: Path) -> None:
+    try:
+        page.write_text(text, "utf-8")
+    except OSError as error:
+        raise CommandError(f"{page} cannot be written: {error.strerror}; choose another file (--page)") from None
+    say(f"{len(text.encode()) // 1000} kB to {page}")

@@ -1,0 +1,200 @@
+"""How well novelty tells a repeated task from a new one: figures on labelled traces, with intervals.
+
+A trace is a *first* where no earlier one has its label, otherwise a *repeat*. AUC is the probability that a first has a
+higher novelty than a repeat, ties counting half (Mann-Whitney); 0.5 is chance, 1 is perfect. One partition, no TTL and
+no capacity: what the view and the model can tell, whatever the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.integer[Any]]
+
+DRAWS: Final = 500
+"""Bootstrap samples of the labels: the ends of a 95 % interval then move by less than a tenth of its width."""
+
+HALVINGS: Final = 2
+"""Random halvings of the labels for the warm figure; each is used both ways round."""
+
+QUANTILES: Final = (0.1, 0.5, 0.9)
+BINS: Final = 40
+BLOCK: Final = 512
+"""Rows of similarities at once: 512 x 100,000 float32 are 200 MB."""
+
+MOST_PAIRS: Final = 400_000
+"""Pairs whose similarities are compared at most; more are drawn at random."""
+
+
+class Interval(Struct, frozen=True):
+    """A figure and its 95 % bootstrap interval over the labels."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Figures(Struct, frozen=True):
+    """The figures of one file with one setting. None: there was nothing to compare.
+
+    `auc_warm`: half of the labels come first as history, in random order; `auc_in_order`: all in the file's order, the
+    very first trace left out. `auc_pairs`: similarity of two traces with the same label against other pairs.
+    `nearest_is_same`: share of the repeats whose nearest earlier trace has their label. Quantiles (QUANTILES) and
+    histograms (of BINS equal bins over 0..1, the last one also holding what is greater) are of the file's order.
+    """
+
+    traces: int
+    labels: int
+    repeats: int
+    auc_warm: Interval | None
+    auc_in_order: Interval | None
+    auc_pairs: Interval | None
+    nearest_is_same: Interval | None
+    first_quantiles: list[Interval]
+    repeat_quantiles: list[Interval]
+    first_histogram: list[int]
+    repeat_histogram: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Traces in the order in which they were compared. `same`: whether the nearest one has the same label."""
+
+    novelty: Floats
+    labels: Ints
+    first: npt.NDArray[np.bool_]
+    same: npt.NDArray[np.bool_]
+
+
+def figures(vectors: Floats, labels: Ints, seed: int) -> Figures:
+    """Return the figures of traces in their order: unit vectors (n, dimensions), and labels 0..k-1, shape (n,)."""
+    rng = np.random.default_rng(seed)
+    count = int(labels.max()) + 1 if len(labels) else 0
+    weights = np.vstack([np.ones(count), rng.multinomial(count, np.full(count, 1 / max(count, 1)), DRAWS)])
+    in_order = compared(vectors, labels, np.arange(0), np.arange(len(labels)))
+    warm = [run for _ in range(HALVINGS) for run in _halves(vectors, labels, rng)]
+    repeats = ~in_order.first
+    return Figures(
+        len(labels),
+        count,
+        int(repeats.sum()),
+        interval([auc(run, weights) for run in warm]),
+        interval([auc(_without_the_very_first(in_order), weights)]),
+        interval([auc(_pairs(vectors, labels, rng), weights)]),
+        interval([_share(in_order.same[repeats], in_order.labels[repeats], weights)]),
+        _quantiles(in_order, in_order.first, weights),
+        _quantiles(in_order, repeats, weights),
+        _histogram(in_order.novelty[in_order.first]),
+        _histogram(in_order.novelty[repeats]),
+    )
+
+
+def compared(vectors: Floats, labels: Ints, history: Ints, order: Ints) -> Run:
+    """Compare the traces of `order` (indices) with the history and with those before them."""
+    known = vectors[history]
+    novelty, nearest = np.empty(len(order)), np.empty(len(order), np.int64)
+    everything = np.concatenate([history, order])
+    for start in range(0, len(order), BLOCK):
+        rows = order[start : start + BLOCK]
+        similar = vectors[rows] @ np.vstack([known, vectors[order[: start + len(rows)]]]).T
+        for row in range(len(rows)):
+            similar[row, len(history) + start + row :] = -np.inf
+        best = similar.argmax(1)
+        novelty[start : start + len(rows)] = 1 - similar[np.arange(len(rows)), best]
+        nearest[start : start + len(rows)] = everything[best]
+    novelty[np.isinf(novelty)] = 0.5  # as the worker says of an empty cache
+    ordered = labels[order]
+    first = np.zeros(len(order), bool)
+    first[np.unique(ordered, return_index=True)[1]] = True
+    first &= ~np.isin(ordered, labels[history])
+    return Run(novelty, ordered, first, labels[nearest] == ordered)
+
+
+def _halves(vectors: Floats, labels: Ints, rng: np.random.Generator) -> list[Run]:
+    shuffled = rng.permutation(int(labels.max()) + 1)
+    parts = shuffled[: len(shuffled) // 2], shuffled[len(shuffled) // 2 :]
+    runs = []
+    for part in parts:
+        known = np.isin(labels, part)
+        runs.append(compared(vectors, labels, rng.permutation(np.flatnonzero(known)), np.flatnonzero(~known)))
+    return runs
+
+
+def _without_the_very_first(run: Run) -> Run:
+    return Run(run.novelty[1:], run.labels[1:], run.first[1:], run.same[1:])
+
+
+def _pairs(vectors: Floats, labels: Ints, rng: np.random.Generator) -> Run:
+    """Return pairs of traces as if each were one trace: its novelty is the similarity, a `first` has the same label."""
+    left, right = (
+        np.triu_indices(len(labels), 1) if len(labels) <= 1200 else rng.integers(len(labels), size=(2, MOST_PAIRS))
+    )
+    apart = left != right
+    left, right = left[apart], right[apart]
+    if len(left) > MOST_PAIRS:
+        drawn = rng.choice(len(left), MOST_PAIRS, replace=False)
+        left, right = left[drawn], right[drawn]
+    similar = np.einsum("ij,ij->i", vectors[left], vectors[right]) if len(left) else np.empty(0)
+    same = labels[left] == labels[right]
+    return Run(similar, labels[left], same, same)
+
+
+def auc(run: Run, weights: Floats) -> Floats | None:
+    """Return the AUC of each draw, shape (draws + 1,); the first draw is the sample itself."""
+    if run.first.all() or not run.first.any():
+        return None
+    values, place = np.unique(run.novelty, return_inverse=True)
+    result = np.full(len(weights), np.nan)
+    for draw, weight in enumerate(weights):
+        of_trace = weight[run.labels]
+        repeats = np.bincount(place, of_trace * ~run.first, len(values))
+        firsts = np.bincount(place, of_trace * run.first, len(values))
+        total = repeats.sum() * firsts.sum()
+        if total:
+            result[draw] = (firsts @ (np.cumsum(repeats) - repeats / 2)) / total
+    return result
+
+
+def _share(hits: npt.NDArray[np.bool_], labels: Ints, weights: Floats) -> Floats | None:
+    if not len(hits):
+        return None
+    of_trace = weights[:, labels]
+    with np.errstate(invalid="ignore"):
+        return np.asarray((of_trace @ hits) / of_trace.sum(1))
+
+
+def _quantiles(run: Run, chosen: npt.NDArray[np.bool_], weights: Floats) -> list[Interval]:
+    if not chosen.any():
+        return []
+    order = np.argsort(run.novelty[chosen])
+    values, labels = run.novelty[chosen][order], run.labels[chosen][order]
+    sums = np.cumsum(weights[:, labels], axis=1)
+    found = []
+    for quantile in QUANTILES:
+        # The least value that at least this share of the traces does not exceed.
+        places = np.minimum((sums < quantile * sums[:, -1:] - 1e-9).sum(1), len(values) - 1)
+        quantile_interval = interval([values[places]])
+        if quantile_interval is not None:
+            found.append(quantile_interval)
+    return found
+
+
+def _histogram(novelty: Floats) -> list[int]:
+    return [int(count) for count in np.histogram(np.clip(novelty, 0, 1), BINS, (0, 1))[0]]
+
+
+def interval(of_draws: Sequence[Floats | None]) -> Interval | None:
+    """Return the mean over runs, with the interval of its draws."""
+    runs = [draws for draws in of_draws if draws is not None]
+    if not runs:
+        return None
+    mean = np.mean(runs, axis=0)
+    low, high = np.nanquantile(mean[1:], (0.025, 0.975))
+    return Interval(round(float(mean[0]), 4), round(float(low), 4), round(float(high), 4))

@@ -1,0 +1,1 @@
+"""kp-worker explain: how one score came about."""

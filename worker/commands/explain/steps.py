@@ -1,0 +1,311 @@
+"""The score of one trace, step by step, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from worker.config import Settings
+from worker.core.documents import rfc3339
+from worker.core.domains import near_miss
+from worker.core.json_words import in_json_words
+from worker.core.scoring import (
+    DEFAULT_PROFILE,
+    FORMULAS,
+    NEUTRAL_NOVELTY,
+    Arithmetic,
+    Components,
+    Override,
+    Profile,
+    Score,
+    Weights,
+    arithmetic,
+    score_trace,
+)
+from worker.core.trace import Limits, ReasoningTrace, created_at_ms, parse_trace
+
+_decoder: Final = msgspec.json.Decoder(float_hook=float)  # as the parser does: 1e400 in an unknown field is valid
+
+
+class Nearest(Struct, frozen=True):
+    """The nearest earlier trace, as the document gives it; with the novelty scope `group` its source record, too."""
+
+    id: str
+    similarity: float
+    partition: int | UnsetType = UNSET
+    offset: int | UnsetType | None = UNSET
+
+    def __str__(self) -> str:
+        place = "" if self.partition is UNSET else f", source partition {self.partition} offset {self.offset}"
+        return f"{self.id}, similarity {self.similarity:.4f}{place}"
+
+
+class RecordPlace(Struct, frozen=True):
+    """Where a record is; its text is what `kp-worker explain` takes."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.offset}"
+
+
+class SimilarityPart(Struct, frozen=True):
+    """One part of a trace, and its share of the similarity to the nearest one; the shares' sum is the similarity.
+
+    `alone`: cosine similarity to the same part of the nearest trace; None where that has no such part.
+    """
+
+    name: str
+    share: float
+    alone: float | None
+
+
+class RecordedScoring(Struct, frozen=True):
+    """What the `scoring` object of a scored document says about its score."""
+
+    score: float
+    decision: str
+    threshold: float
+    nearest: Nearest | None
+    profile: str
+    weights: Weights
+    components: Components
+    stream_time: object = ""
+    source: RecordPlace | None = None
+
+
+class Counts(Struct, frozen=True):
+    """What the formulas count in a trace."""
+
+    unique_step_types: int
+    error_recoveries: int
+    steps: int
+    unique_tools: int
+    confidence: float
+    success: bool
+
+
+class Formula(Struct, frozen=True):
+    """One component: its formula, the formula with the numbers put in, and its share of the score."""
+
+    formula: str
+    numbers: str
+    value: float
+    weight: float
+    weighted: float
+
+
+class Explanation(Struct, frozen=True):
+    """A score in steps, in the order in which they are taken. Field names are those of the JSON output.
+
+    `recorded_score`: the score in the document; None for a trace that is not scored, or with another novelty. `source`
+    and `stream_time`: what a scored document says. `record`: the document's own place, and `record_time` its timestamp,
+    where it comes from a topic; `also`: places of the same trace's other records, newest first. `parts`: the similarity
+    to the nearest trace by part, where it was asked for.
+    """
+
+    id: str
+    objective: str
+    counts: Counts
+    novelty_from: str
+    nearest: Nearest | None
+    task_domain: str
+    profile: str
+    profile_because: str
+    components: dict[str, Formula]
+    weighted_sum: float
+    overrides: list[Override]
+    before_clamp: float
+    score: float
+    threshold: float
+    threshold_from: str
+    decision: str
+    recorded_score: float | None
+    created_at: str
+    stream_time: str | None
+    source: RecordPlace | None
+    notes: list[str]
+    record: RecordPlace | None = None
+    record_time: str | None = None
+    also: list[str] = []
+    parts: list[SimilarityPart] = []
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the document's own score follows from its figures; True where it has none."""
+        return self.recorded_score is None or self.recorded_score == self.score
+
+
+class _Basis(Struct, frozen=True):
+    """What a trace is scored with, and where it comes from. `threshold` None: that of the settings."""
+
+    profiles: Mapping[str, Profile]
+    novelty: float
+    novelty_from: str
+    threshold: float | None = None
+    nearest: Nearest | None = None
+    recorded_score: float | None = None
+    recorded: RecordedScoring | None = None
+
+
+def explain_trace(
+    raw: bytes, settings: Settings, novelty: float | None = None, limits: Limits | None = None
+) -> Explanation:
+    """Explain the score of a trace, or of a document that kp-worker has scored. Raises InvalidTrace.
+
+    A scored document is explained with its own novelty, profile and threshold; a bare trace with the settings' and
+    `novelty`, or 0.5. `limits`: those of the settings by default.
+    """
+    trace = parse_trace(raw, limits or settings.limits)
+    recorded, notes = _recorded(raw)
+    if recorded is None:
+        basis, more = _basis_of_settings(settings, novelty)
+    else:
+        basis, more = _basis_of_document(recorded, settings, novelty)
+        more += _about_time(trace, recorded, settings)
+    explanation = _explain_score(trace, basis, settings, notes + more)
+    if explanation.agrees:
+        return explanation
+    changed = f"the document says {basis.recorded_score!r}: it was changed after scoring, or scored differently"
+    return msgspec.structs.replace(explanation, notes=[*explanation.notes, changed])
+
+
+def _basis_of_settings(settings: Settings, novelty: float | None) -> tuple[_Basis, list[str]]:
+    profiles = settings.scoring_profiles()
+    if novelty is not None:
+        return _Basis(profiles, novelty, "--novelty"), []
+    note = "novelty needs the worker's cache: 0.5 is the value for an empty cache; try --novelty"
+    return _Basis(profiles, NEUTRAL_NOVELTY, "nothing to compare with"), [note]
+
+
+def _basis_of_document(
+    recorded: RecordedScoring, settings: Settings, novelty: float | None
+) -> tuple[_Basis, list[str]]:
+    profiles, notes = settings.scoring_profiles(), []
+    own = {DEFAULT_PROFILE: profiles[DEFAULT_PROFILE], recorded.profile: Profile(recorded.weights)}
+    if own[recorded.profile].weights != profiles.get(recorded.profile, profiles[DEFAULT_PROFILE]).weights:
+        notes.append(
+            f"the document was scored with other weights for {recorded.profile} than the current settings have"
+        )
+    if novelty is not None:
+        return _Basis(own, novelty, "--novelty", recorded.threshold, recorded=recorded), notes
+    own_novelty, nearest = recorded.components.novelty, recorded.nearest
+    return _Basis(own, own_novelty, "the document", recorded.threshold, nearest, recorded.score, recorded), notes
+
+
+def _explain_score(trace: ReasoningTrace, basis: _Basis, settings: Settings, notes: list[str]) -> Explanation:
+    score = score_trace(trace, basis.novelty, basis.profiles)
+    steps = arithmetic(score.components, score.weights, score.overrides)
+    if min(1.0, max(0.0, steps.before_clamp)) != score.score:
+        raise RuntimeError(f"this is a bug: the steps lead to {steps.before_clamp!r}, the score is {score.score!r}")
+    counts, recorded = _count(trace), basis.recorded
+    threshold, threshold_from = _threshold(basis, settings, score.profile)
+    return Explanation(
+        id=trace.id,
+        objective=trace.task.objective,
+        counts=counts,
+        novelty_from=basis.novelty_from,
+        nearest=basis.nearest,
+        task_domain=trace.metadata.task_domain,
+        profile=score.profile,
+        profile_because=_because(trace.metadata.task_domain, score.profile, settings),
+        components=_formulas(_numbers(counts, score.components, basis), score, steps),
+        weighted_sum=steps.weighted_sum,
+        overrides=steps.overrides,
+        before_clamp=steps.before_clamp,
+        score=score.score,
+        threshold=threshold,
+        threshold_from=threshold_from,
+        decision="accepted" if score.score >= threshold else "rejected",
+        recorded_score=basis.recorded_score,
+        created_at=trace.metadata.created_at,
+        stream_time=recorded.stream_time if recorded and isinstance(recorded.stream_time, str) else None,
+        source=recorded.source if recorded else None,
+        notes=notes,
+    )
+
+
+def _because(domain: str, profile: str, settings: Settings) -> str:
+    """Return why a trace takes its profile, with the profile that its domain may mean."""
+    because = f"metadata.task_domain is {domain!r}"
+    if domain == profile:
+        return because
+    near = near_miss(domain, settings.scoring_profiles())
+    return f"{because}, which has no profile" + ("" if near is None else f" (is {near!r} meant?)")
+
+
+def _threshold(basis: _Basis, settings: Settings, profile: str) -> tuple[float, str]:
+    """Return the threshold and where it comes from."""
+    if basis.threshold is not None:
+        return basis.threshold, "of the document"
+    own = basis.profiles[profile].threshold
+    return (settings.threshold, "KP_THRESHOLD") if own is None else (own, f"KP_PROFILES, {profile}")
+
+
+def _recorded(raw: bytes) -> tuple[RecordedScoring | None, list[str]]:
+    document = _decoder.decode(raw)
+    if "scoring" not in document:
+        return None, []
+    try:
+        return msgspec.convert(document["scoring"], RecordedScoring), []
+    except msgspec.ValidationError as error:
+        return None, [f"`scoring` is not kp-worker's ({in_json_words(str(error))}): treated as an unscored trace"]
+
+
+def is_json(raw: bytes) -> bool:
+    """Return whether the bytes are one JSON document, as the parser reads it."""
+    try:
+        _decoder.decode(raw)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return False
+    return True
+
+
+def _about_time(trace: ReasoningTrace, recorded: RecordedScoring, settings: Settings) -> list[str]:
+    """Return a note where stream time is behind the trace's own time, and a setting can be the cause."""
+    step, created = settings.stream_time_max_step_seconds, rfc3339(created_at_ms(trace))
+    compared = recorded.stream_time
+    if step is None or not isinstance(compared, str) or not "" < compared < created:
+        return []
+    note = (
+        f"it was compared at stream time {compared}, before its created_at ({created}): its record's timestamp was "
+        f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) limited it"
+    )
+    return [note]
+
+
+def _count(trace: ReasoningTrace) -> Counts:
+    return Counts(
+        unique_step_types=len({step.type for step in trace.steps}),
+        error_recoveries=sum(step.type == "error_recovery" for step in trace.steps),
+        steps=len(trace.steps),
+        unique_tools=len({step.tool.name for step in trace.steps if step.tool is not None}),
+        confidence=trace.outcome.confidence,
+        success=trace.metadata.success,
+    )
+
+
+def _numbers(counts: Counts, values: Components, basis: _Basis) -> dict[str, str]:
+    """Return the formulas with the numbers put in."""
+    recovery = "0.3" if counts.error_recoveries else "0"
+    nearest = basis.nearest
+    return {
+        "complexity": f"min(1, {counts.unique_step_types} / 4 * 0.5 + {recovery} + {counts.steps} / 20 * 0.2)",
+        "novelty": f"1 - {nearest.similarity:.6g}" if nearest else f"{values.novelty:.6g} ({basis.novelty_from})",
+        "tool_diversity": f"min(1, {counts.unique_tools} / {counts.steps} * 3)",
+        "outcome_confidence": f"{counts.confidence:.6g} * {'1' if counts.success else '0.3'}",
+    }
+
+
+def _formulas(numbers: Mapping[str, str], score: Score, steps: Arithmetic) -> dict[str, Formula]:
+    return {
+        name: Formula(
+            formula, numbers[name], getattr(score.components, name), getattr(score.weights, name), steps.parts[name]
+        )
+        for name, formula in FORMULAS.items()
+    }

@@ -1,0 +1,78 @@
+"""What `kp-worker explain` is asked for: a file, a trace id, or the place of a record."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import PurePath
+from typing import Final, NamedTuple
+
+from worker.commands.shared.console import ArgumentError
+from worker.config import Settings
+
+ID_PREFIX: Final = "kp:trace:"
+
+FORMS: Final = (
+    "TRACE is a JSON file, - for standard input, a trace id (kp:trace:...) or its beginning, as tail and the status "
+    "page show it, PARTITION:OFFSET on the source topic, or TOPIC:PARTITION:OFFSET on an output topic"
+)
+
+_PLACE: Final = re.compile(r"(?:(?P<topic>[A-Za-z0-9._-]{1,249})[:/])?(?P<partition>\d{1,9})[:/](?P<offset>\d{1,18})")
+_FILE_SUFFIXES: Final = frozenset({".json", ".jsonl", ".ndjson", ".txt"})
+
+
+class WantedId(NamedTuple):
+    """A trace id, or the beginning of one; always with its kp:trace:."""
+
+    beginning: str
+
+
+class WantedSource(NamedTuple):
+    """The record of the source topic that a trace or a dead letter was made of."""
+
+    partition: int
+    offset: int
+
+
+class WantedOutput(NamedTuple):
+    """A record of the accepted, rejected or dead-letter topic."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+Wanted = WantedId | WantedSource | WantedOutput
+
+
+def is_file(target: str) -> bool:
+    """Return whether the argument is to be read as a file. Raises ArgumentError for a file that is missing."""
+    if target == "-" or os.path.exists(target):
+        return True
+    # An id may contain slashes and dots, too, and a topic dots.
+    if target.startswith(ID_PREFIX) or _PLACE.fullmatch(target):
+        return False
+    if os.sep in target or PurePath(target).suffix.lower() in _FILE_SUFFIXES:
+        raise ArgumentError("TRACE", f"no such file: {target}. {FORMS}")
+    return False
+
+
+def parse_target(target: str, settings: Settings) -> Wanted:
+    """Return what an argument that is no file asks for. Raises ArgumentError."""
+    if place := _PLACE.fullmatch(target):
+        topic, partition, offset = place["topic"], int(place["partition"]), int(place["offset"])
+        if topic in (None, settings.source_topic):
+            return WantedSource(partition, offset)
+        if topic not in output_topics(settings):
+            known = ", ".join((settings.source_topic, *output_topics(settings)))
+            raise ArgumentError("TRACE", f"{target}: {topic} is none of the topics {known}")
+        return WantedOutput(topic, partition, offset)
+    beginning = target if target.startswith(ID_PREFIX) else ID_PREFIX + target
+    if beginning == ID_PREFIX:
+        raise ArgumentError("TRACE", f"{target!r} is no id. {FORMS}")
+    return WantedId(beginning)
+
+
+def output_topics(settings: Settings) -> tuple[str, str, str]:
+    """Return the topics that a trace comes out on."""
+    return settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic

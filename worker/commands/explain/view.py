@@ -1,0 +1,95 @@
+"""How `kp-worker explain` shows an explanation: as one line of JSON, or as tables for a terminal."""
+
+from __future__ import annotations
+
+import shlex
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from worker.commands.explain.steps import Explanation
+from worker.core.terminal import clean, clean_json
+
+
+def explanation_json(explanation: Explanation) -> str:
+    """Return the explanation as one line of JSON."""
+    return clean_json(msgspec.json.encode(explanation).decode())
+
+
+def explanation_text(it: Explanation) -> RenderableType:
+    """Return the explanation for a terminal."""
+    head = Text(clean(it.id), "bold")
+    objective = Text(clean(it.objective), "dim", no_wrap=True, overflow="ellipsis")
+    parts: list[RenderableType] = [head, objective, "", _formulas(it), "", _weighting(it), "", _steps(it)]
+    return Group(*parts, "", _places(it)) if it.source or it.record or it.nearest else Group(*parts)
+
+
+def _weighting(it: Explanation) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("component", no_wrap=True)
+    for name in ("value", "* weight", "= part"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, formula in it.components.items():
+        cells = (f"{formula.value:.4f}", f"{formula.weight:.2f}", f"{formula.weighted:.4f}")
+        table.add_row(name.replace("_", " "), *cells)
+    table.add_row("sum", "", "", Text(f"{it.weighted_sum:.4f}", "bold"))
+    return table
+
+
+def named_rows() -> Table:
+    """Return an empty table of names and what they mean."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    return table
+
+
+def _formulas(it: Explanation) -> Table:
+    table = named_rows()
+    for name, formula in it.components.items():
+        table.add_row(name.replace("_", " "), Text(formula.formula, "dim"))
+        table.add_row("", Text(f"= {formula.numbers} = {formula.value:.6g}"))
+    return table
+
+
+def _steps(it: Explanation) -> Table:
+    table = named_rows()
+    table.add_row("profile", Text(clean(f"{it.profile}, because {it.profile_because}")))
+    for override in it.overrides:
+        change = f"{override.before:.4f} -> {override.after:.4f}"
+        table.add_row("override", f"{override.name}: {change} ({override.rule})")
+    if not it.overrides:
+        table.add_row("overrides", "none applies")
+    clamped = it.score != it.before_clamp
+    table.add_row("clamp to 0..1", f"{it.before_clamp:.4f} -> {it.score:.4f}" if clamped else "changes nothing")
+    sign, colour = (">=", "green") if it.decision == "accepted" else ("<", "red")
+    verdict = Text(f"{it.score!r} {sign} {it.threshold:g} ({it.threshold_from}): ")
+    table.add_row(Text("score", "bold"), verdict.append(it.decision, f"bold {colour}"))
+    for note in it.notes:
+        table.add_row(Text("note", "yellow"), Text(clean(note)))
+    return table
+
+
+def _places(it: Explanation) -> Table:
+    """Tabulate where the verdict and its trace are, when, and how the nearest trace is explained."""
+    table = named_rows()
+    if it.record is not None:
+        table.add_row("decision", Text(clean(str(it.record))))
+    for place in it.also:
+        table.add_row("also", Text(clean(f"kp-worker explain {place}")))
+    if it.source is not None:
+        table.add_row("source", Text(clean(str(it.source))))
+    times = (("created at", it.created_at), ("stream time", it.stream_time), ("record time", it.record_time))
+    for name, time in times:
+        if time:
+            table.add_row(name, Text(clean(time)))
+    if it.nearest is not None:
+        table.add_row("nearest", Text(clean(str(it.nearest))))
+        for part in it.parts:
+            alone = "" if part.alone is None else f"; to the nearest trace's {part.name} alone {part.alone:.4f}"
+            table.add_row("", f"of it {part.share:.4f} by the {part.name}{alone}")
+        if it.record is not None:
+            table.add_row("", Text(f"kp-worker explain {shlex.quote(clean(it.nearest.id))}"))
+    return table

@@ -1,0 +1,1 @@
+"""kp-worker redrive: dead letters return to the source topic."""

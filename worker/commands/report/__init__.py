@@ -1,0 +1,1 @@
+"""kp-worker report: a page about the scores of many traces."""

@@ -1,0 +1,1 @@
+"""What several commands use: the console, sessions with Kafka, JSON Lines, scored documents, pages."""

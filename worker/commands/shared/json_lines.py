@@ -1,0 +1,151 @@
+"""Reading JSON Lines, for every command that does: line by line, within bounds. And files that are no JSON Lines.
+
+Must not
+live here: what is in a line, what becomes of one that is too long.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from io import BufferedReader
+from typing import Any, BinaryIO, Final, NamedTuple, cast
+
+
+def line_of(raw: bytes, path: str) -> int | None:
+    """Return the line of a path such as steps.1.tool.name, or of what should hold it; None: the text has none."""
+    try:
+        text = raw.decode()
+        json.loads(text)
+    except UnicodeDecodeError as error:
+        return raw.count(b"\n", 0, error.start) + 1
+    except json.JSONDecodeError as error:
+        return error.lineno
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        return None
+    return text.count("\n", 0, _position(text, path.split("."))) + 1 if path else None
+
+
+def _position(text: str, path: list[str]) -> int:
+    """Return the index of the value at `path` in a JSON text, or of the innermost value on the way that exists."""
+    index = _skip(text, 0)
+    for name in path:
+        found = _members(text, index).get(name)
+        if found is None:
+            break
+        index = found
+    return index
+
+
+def _members(text: str, index: int) -> dict[str, int]:
+    """Return where the members of the object or array at `index` begin, by name (the last counts) or number."""
+    decoder = json.JSONDecoder()
+    found: dict[str, int] = {}
+    kind = text[index]
+    if kind not in "{[":
+        return found
+    index = _skip(text, index + 1)
+    while text[index] not in "}]":
+        name = str(len(found))
+        if kind == "{":
+            name, index = decoder.raw_decode(text, index)
+            index = _skip(text, _skip(text, index) + 1)  # past the colon
+        found[name] = index
+        _, index = decoder.raw_decode(text, index)
+        index = _skip(text, index)
+        if text[index] == ",":
+            index = _skip(text, index + 1)
+    return found
+
+
+def _skip(text: str, index: int) -> int:
+    while index < len(text) and text[index] in " \t\r\n":
+        index += 1
+    return index
+
+
+def label_of(document: Mapping[str, Any], path: str) -> str | None:
+    """Return the text or number at a field, dotted where it is nested; None where there is none."""
+    value: Any = document
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return None if value is None or isinstance(value, Mapping | list) else str(value)
+
+
+CHUNK_BYTES: Final = 1 << 16
+
+LINE_FACTOR: Final = 32
+"""How many times as long as the largest trace (KP_MAX_MESSAGE_BYTES) a line may be. A run to convert may hold far more
+than its trace (images, what tools have printed), and the JSON of a line takes six times its size in memory."""
+
+
+class Line(NamedTuple):
+    """A line without its end; `number` from 1, `size` with its end. `problem`: it is too long, so `data` is empty."""
+
+    number: int
+    data: bytes
+    size: int
+    problem: str | None = None
+
+
+class LineSplitter:
+    """Makes lines of chunks, keeping no more of a line than it may have. `largest_trace`: KP_MAX_MESSAGE_BYTES."""
+
+    def __init__(self, largest_trace: int) -> None:
+        self._most = line_limit(largest_trace)
+        self._number = 0
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[Line]:
+        """Yield the lines that end in a chunk; an empty one is the end of the file."""
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            self._add(piece)
+            yield self._line(self._size + 1)
+        self._add(rest)
+        if not chunk and self._size:
+            yield self._line(self._size)
+
+    def _add(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self._most:
+            self._pieces.clear()
+        elif piece:
+            self._pieces.append(piece)
+
+    def _line(self, size: int) -> Line:
+        self._number += 1
+        problem = too_long(self._most) if self._size > self._most else None
+        line = Line(self._number, b"".join(self._pieces).rstrip(b"\r"), size, problem)
+        self._pieces.clear()
+        self._size = 0
+        return line
+
+
+def read_lines(file: BinaryIO, largest_trace: int) -> Iterator[Line]:
+    """Yield the lines of a file, each as soon as it is there. Raises OSError."""
+    lines = LineSplitter(largest_trace)
+    while chunk := cast("BufferedReader", file).read1(CHUNK_BYTES):
+        yield from lines.feed(chunk)
+    yield from lines.feed(b"")
+
+
+def line_limit(largest_trace: int) -> int:
+    """Return the most bytes of a line."""
+    return LINE_FACTOR * largest_trace
+
+
+def too_long(most: int) -> str:
+    """Return what is wrong with a line, or a document, of more than `most` bytes."""
+    return f"longer than {most} bytes, {LINE_FACTOR} times KP_MAX_MESSAGE_BYTES; shorten it, or raise that setting"
+
+
+def is_pretty_printed(first_line: bytes) -> bool:
+    """Return whether the first line of a file opens a document that goes on in the next one."""
+    return first_line.strip() in (b"{", b"[")
+
+
+def pretty_printed_hint(file: str) -> str:
+    """Return what to do with such a file."""
+    return f"{file} holds JSON over several lines; one trace a line is expected: jq -c . {file}"

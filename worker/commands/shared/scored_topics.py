@@ -1,0 +1,78 @@
+"""Reading the accepted and rejected topics once, from an offset or a time to the current end.
+
+It joins no group and
+commits nothing; it needs the ACLs Read and Describe on the two topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+
+from worker.commands.shared.session import SessionError, read_to
+from worker.config import ConfigError, Settings
+from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.connections import committed_reader, connected_admin, running, unreachable
+from worker.kafka.cluster.describe import describe_topics
+
+TakeDocument = Callable[[bytes | None, str, int], None]
+"""Takes an output document, where it was found, and its record's timestamp (ms; 0: it comes from a file)."""
+
+FETCH_BYTES: Final = 4 << 20
+
+
+async def read_outputs(settings: Settings, take: TakeDocument, since_ms: int | None, last: int | None) -> int:
+    """Hand over the records of the two topics; return the time (record timestamp, ms) from which on they are complete.
+
+    `since_ms`: no records before it. `last`: at most that many offsets of each partition. One partition may then reach
+    further back than another: the result is later than `since_ms`, and earlier records must be left out. Raises
+    ConfigError, also if no broker can be reached.
+    """
+    client = client_arguments(settings)
+    try:
+        partitions = await _partitions(settings, client)
+        return await _read(client, partitions, take, since_ms, last)
+    except KafkaError as error:
+        raise await unreachable(settings, client, error) from error
+    except SessionError as error:
+        raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error}") from error
+
+
+async def _partitions(settings: Settings, client: Mapping[str, Any]) -> list[TopicPartition]:
+    """Return the topics' partitions, by the admin client: a consumer that asks for a topic may create it."""
+    async with connected_admin(settings, client) as admin:
+        found = await describe_topics(admin, [settings.accepted_topic, settings.rejected_topic])
+    for topic in found.values():
+        if topic.error is not None:
+            raise ConfigError(
+                f"topic {topic.name} cannot be read ({topic.error.__name__}): check KP_ACCEPTED_TOPIC and "
+                "KP_REJECTED_TOPIC, and the ACL Read on both"
+            )
+    return sorted(TopicPartition(topic.name, partition) for topic in found.values() for partition in topic.partitions)
+
+
+async def _read(
+    client: Mapping[str, Any], partitions: list[TopicPartition], take: TakeDocument, since_ms: int | None,
+    last: int | None,
+) -> int:  # fmt: skip
+    async with running(committed_reader(client, max_partition_fetch_bytes=FETCH_BYTES)) as consumer:
+        consumer.assign(partitions)
+        starts, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
+        if since_ms is not None:
+            for tp, found in (await consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))).items():
+                starts[tp] = ends[tp] if found is None else found.offset
+        cut = set()
+        for tp in partitions:
+            if last is not None and ends[tp] - last > starts[tp]:
+                starts[tp] = ends[tp] - last
+                cut.add((tp.topic, tp.partition))
+        complete_from = since_ms or 0
+        async for record in read_to(consumer, starts, ends):
+            if cut and (place := (record.topic, record.partition)) in cut:
+                cut.remove(place)
+                complete_from = max(complete_from, record.timestamp)
+            take(record.value, f"{record.topic}/{record.partition} offset {record.offset}", record.timestamp)
+        return complete_from

@@ -1,0 +1,134 @@
+"""A command's session with Kafka: its clients, its topics, and reading them to a known end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from aiokafka.structs import ConsumerRecord
+
+from worker.config import ConfigError, Settings
+from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.connections import Client, committed_reader, connected, connected_admin
+from worker.kafka.cluster.describe import describe_topics, topic_configs
+from worker.kafka.cluster.errors import error_text
+from worker.kafka.cluster.topic_plan import DEFAULT_MAX_BYTES
+from worker.kafka.writing.producer import PublishError
+
+Result = TypeVar("Result")
+
+STALL_SECONDS: Final = 30.0
+"""How long reading to a known end may return no record before it is an error."""
+
+
+class SessionError(Exception):
+    """Kafka did not do what a command asked for; the message is for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic: its name, number of partitions and settings (empty if the broker does not show them)."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str]
+
+    @property
+    def max_bytes(self) -> int:
+        """Return the largest record batch that it accepts."""
+        return int(self.config.get("max.message.bytes", DEFAULT_MAX_BYTES))
+
+    @property
+    def retention_ms(self) -> int | None:
+        """Return how long it keeps records, by their timestamps; None: forever, or unknown."""
+        limit = int(self.config.get("retention.ms", -1))
+        return limit if limit >= 0 and "delete" in self.config.get("cleanup.policy", "delete") else None
+
+
+def run_session(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a command's work. Raises ConfigError, SessionError and OSError (of files), with messages for the user."""
+    for library in ("aiokafka", "asyncio"):  # they log what is raised here, and futures of a fenced producer
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    try:
+        return asyncio.run(work)
+    except (KafkaError, PublishError, TimeoutError) as error:
+        raise SessionError(error_text(error)) from error
+
+
+class Session:
+    """The settings and the arguments that all clients of one command share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.client = client_arguments(settings)
+
+    def connected(self, client: Client, *, tolerant: bool = False) -> AbstractAsyncContextManager[Client]:
+        """Start a consumer or producer, stop it at the end (connections.connected). Raises ConfigError."""
+        return connected(self.settings, self.client, client, tolerant=tolerant)
+
+    def reader(self, *topics: str) -> AIOKafkaConsumer:
+        """Return a consumer without a group that reads committed records, by default from the oldest on."""
+        return committed_reader(self.client, *topics)
+
+    def admin(self) -> AbstractAsyncContextManager[AIOKafkaAdminClient]:
+        """Start an admin client, close it at the end. Raises ConfigError where no broker lets it in."""
+        return connected_admin(self.settings, self.client)
+
+    async def topics(self, admin: AIOKafkaAdminClient, *names: str) -> dict[str, Topic]:
+        """Return those of the topics that exist. Raises ConfigError for one that may not be described."""
+        described = await describe_topics(admin, names)
+        for name, topic in described.items():
+            if topic.error is TopicAuthorizationFailedError:
+                raise ConfigError(f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)")
+        found = {name: len(topic.partitions) for name, topic in described.items() if topic.error is None}
+        configs, _ = await topic_configs(admin, list(found))  # not told without the ACL DescribeConfigs
+        return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in found.items()}
+
+    async def existing(self, *names: str) -> list[Topic]:
+        """Return the topics, in order. Raises ConfigError that names the missing ones."""
+        async with self.admin() as admin:
+            found = await self.topics(admin, *names)
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise ConfigError(
+                f"missing on {self.settings.bootstrap_servers}: topic {', '.join(missing)}. Correct the name (the KP_ "
+                "topic settings must be the worker's), or create it: a worker does so with KP_CREATE_TOPICS=true"
+            )
+        return [found[name] for name in names]
+
+
+async def read_to(
+    consumer: AIOKafkaConsumer, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> AsyncIterator[ConsumerRecord]:
+    """Yield the records from `starts` up to `ends`, in the order of each partition. Raises SessionError on a stall.
+
+    `ends` are exclusive and must not lie past the end that the consumer's isolation level sees.
+    """
+    todo = {tp for tp in starts if starts[tp] < ends[tp]}
+    if not todo:
+        return
+    consumer.assign(sorted(todo))
+    for tp in todo:
+        consumer.seek(tp, starts[tp])
+    idle = 0.0
+    while todo:
+        batches = await consumer.getmany(*todo, timeout_ms=500)
+        for tp, records in batches.items():
+            for record in records:
+                if record.offset < ends[tp]:
+                    yield record
+        done = {tp for tp in todo if await consumer.position(tp) >= ends[tp]}
+        consumer.pause(*done)
+        todo -= done
+        idle = 0.0 if batches or done else idle + 0.5
+        if idle > STALL_SECONDS:
+            raise SessionError(
+                f"no record arrived from {sorted(todo)} for {STALL_SECONDS:.0f} s; is the leader available?"
+            )

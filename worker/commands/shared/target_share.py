@@ -1,0 +1,143 @@
+"""Thresholds and profiles as a config file (TOML) to paste: what differs from the built-in ones."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from decimal import ROUND_FLOOR, Decimal
+from fractions import Fraction
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.core.scoring import DEFAULT_PROFILE, DEFAULT_THRESHOLD, PROFILES, Profile
+
+FEW_TRACES: Final = 50
+"""With fewer traces a threshold says little about the next ones: of 50 traces, the best tenth are five."""
+
+_SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,9})?|\.\d{1,9})(%?)")
+_FEWEST_DECIMALS, _MOST_DECIMALS = 2, 17
+
+
+class ShareThreshold(NamedTuple):
+    """A threshold, and how many traces it accepts.
+
+    `wanted`: the share in traces, rounded up. `accepted` is more than that where scores tie: `above` traces lie above
+    the tie, all others that are accepted have the same score.
+    """
+
+    threshold: float
+    wanted: int
+    accepted: int
+    above: int
+
+
+def parse_share(text: str) -> Fraction:
+    """Read a share, 0.1 or 10%, exactly. Raises ValueError."""
+    found = _SHARE.fullmatch(text.strip())
+    share = Fraction(found[1]) / (100 if found[2] else 1) if found else Fraction(0)
+    if not 0 < share <= 1:
+        raise ValueError(f"{text!r}: give a share above 0 and up to 1, such as 0.1 or 10%")
+    return share
+
+
+def share_cutoff(ordered: npt.NDArray[np.float64], share: Fraction) -> float:
+    """Return the greatest threshold that accepts at least a share of scores (at least one, ascending)."""
+    return float(ordered[len(ordered) - math.ceil(share * len(ordered))])
+
+
+def share_threshold(scores: npt.NDArray[Any], share: Fraction) -> ShareThreshold:
+    """Return the threshold for the best `share` of scores (at least one), as a short decimal.
+
+    It accepts the same traces as the greatest threshold that accepts at least the share.
+    """
+    ordered = np.sort(scores)
+    cutoff = share_cutoff(ordered, share)
+    lower, above = (int(np.searchsorted(ordered, cutoff, side)) for side in ("left", "right"))
+    below = float(ordered[lower - 1]) if lower else None
+    count = len(ordered)
+    return ShareThreshold(_short(cutoff, below), math.ceil(share * count), count - lower, count - above)
+
+
+def _short(cutoff: float, below: float | None) -> float:
+    """Round a score down to as few decimals as keep it above the score `below` it."""
+    written = Decimal(repr(cutoff))  # not its binary value: 0.6 stays 0.6
+    for decimals in range(_FEWEST_DECIMALS, _MOST_DECIMALS + 1):
+        short = float(written.quantize(Decimal(1).scaleb(-decimals), ROUND_FLOOR))
+        if below is None or short > below:
+            return short
+    return cutoff
+
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def config_to_paste(
+    profiles: Mapping[str, Profile], threshold: float, comments: Mapping[str, str] | None = None
+) -> str:
+    """Return the lines of a config file that give these settings; "" where they are the built-in ones.
+
+    `comments` stand behind the thresholds of the profiles that they name.
+    """
+    lines = [f"threshold = {threshold!r}"] if threshold != DEFAULT_THRESHOLD else []
+    for name in dict.fromkeys((DEFAULT_PROFILE, *profiles)):
+        profile = profiles[name]
+        if profile != PROFILES.get(name):
+            comment = (comments or {}).get(name, "")
+            lines += ["", *_table(f"profiles.{_key(name)}", profile, _weights_left_out(name, profiles), comment)]
+    return "\n".join(lines).strip("\n")
+
+
+def thresholds_to_paste(thresholds: Mapping[str, float], comments: Mapping[str, str]) -> str:
+    """Return the lines of a config file that give profiles a threshold; weights stay what they are."""
+    return "\n\n".join(
+        f"[profiles.{_key(name)}]\n{_threshold(value, comments[name])}" for name, value in thresholds.items()
+    )
+
+
+def accepts(accepted: int, traces: int) -> str:
+    """Return the comment on a threshold that says what it rests on."""
+    few = f"; fewer than {FEW_TRACES} traces say little" if traces < FEW_TRACES else ""
+    return f"accepts {accepted} of {traces}{few}"
+
+
+def _threshold(value: float, comment: str) -> str:
+    return f"threshold = {value!r}  # {comment}" if comment else f"threshold = {value!r}"
+
+
+def _weights_left_out(name: str, profiles: Mapping[str, Profile]) -> Profile | None:
+    """Return a profile whose weights this one has when the file gives none; None: the file must give them."""
+    if name in PROFILES:
+        return PROFILES[name]
+    # A new profile takes the default's. Which ones these are depends on the file where it changes the default, too.
+    built_in = PROFILES[DEFAULT_PROFILE]
+    return built_in if profiles[DEFAULT_PROFILE].weights == built_in.weights else None
+
+
+def _table(key: str, profile: Profile, left_out: Profile | None, comment: str) -> Iterator[str]:
+    given = left_out is None or profile.weights != left_out.weights
+    if profile.threshold is not None or not given:
+        yield f"[{key}]"
+    if profile.threshold is not None:
+        yield _threshold(profile.threshold, comment)
+    if given:
+        yield f"[{key}.weights]"
+        yield from (f"{name} = {weight!r}" for name, weight in asdict(profile.weights).items())
+
+
+def _key(name: str) -> str:
+    """Return a name as a TOML key; in quotes, with every character escaped that is not printable."""
+    if _BARE_KEY.fullmatch(name):
+        return name
+    return '"' + "".join(map(_escaped, name)) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"

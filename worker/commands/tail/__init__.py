@@ -1,0 +1,1 @@
+"""kp-worker tail: scored traces as they come."""

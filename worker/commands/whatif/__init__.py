@@ -1,0 +1,1 @@
+"""kp-worker whatif: which decisions other settings would have changed."""

@@ -1,0 +1,1 @@
+"""The cluster: connections, its topics and what is wrong with them, its errors in words."""

@@ -1,0 +1,296 @@
+"""Whether brokers can be reached, asked by single connections, and why not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.protocol.metadata import MetadataRequest
+
+from worker.config import ConfigError, Settings
+from worker.kafka.aiokafka_private import ask_once, sender_task, split_servers
+from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
+from worker.kafka.reading.faults import tolerant as reading_tolerantly
+from worker.kafka.writing.producer import Producer, PublishError
+
+PROBE_MS: Final = 5000
+"""How long one broker may take to answer."""
+
+NAMED: Final = 3
+"""Brokers that an error names, each with its reason."""
+
+CONNECTION_ARGUMENTS: Final = (
+    "client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password",
+    "sasl_oauth_token_provider",
+)  # fmt: skip
+"""What a single connection takes of a client's arguments."""
+
+Address = tuple[str, int]
+
+
+class UnreachableError(ConfigError):
+    """No broker can be reached, or the login is refused. `final`: trying again cannot help."""
+
+    def __init__(self, message: str, *, final: bool) -> None:
+        super().__init__(message)
+        self.final = final
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFault:
+    """Why a broker cannot be reached; `advertised`: another broker named its address, and not the settings."""
+
+    address: Address
+    cause: Exception
+    advertised: bool = False
+
+    @property
+    def where(self) -> str:
+        """Return the address as it is written in the settings."""
+        host, port = self.address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def words(self) -> str:
+        """Say what happened."""
+        if isinstance(self.cause, socket.gaierror):
+            return "unknown host name"
+        if f"[Errno {errno.ECONNREFUSED}]" in str(self.cause):  # also among several addresses of one name
+            return "connection refused"
+        if isinstance(self.cause, TimeoutError):
+            return f"no answer in {PROBE_MS / 1000:g} s"
+        return error_text(self.cause)
+
+    def advice(self) -> str | None:
+        """Say what to do where the words do not; None: they do."""
+        if self.advertised:
+            return (
+                "a broker advertises this address: correct its advertised.listeners, or use a listener whose address "
+                "this machine can reach"
+            )
+        if is_final(self.cause) or (remedy(self.cause) and not isinstance(self.cause, TimeoutError)):
+            return None
+        return (
+            "start the broker or correct the address (-b, KP_BOOTSTRAP_SERVERS); kp-worker broker runs one to try "
+            "things out"
+        )
+
+
+async def reach_any(settings: Settings, client: Mapping[str, Any]) -> UnreachableError | None:
+    """Ask the brokers of KP_BOOTSTRAP_SERVERS, all at once; return None as soon as one answers, otherwise the error."""
+    asked = [asyncio.create_task(_ask(client, address)) for address in split_servers(client["bootstrap_servers"])]
+    faults: list[BrokerFault] = []
+    try:
+        for answer in asyncio.as_completed(asked):
+            found = await answer
+            if not isinstance(found, BrokerFault):
+                return None
+            faults.append(found)
+    finally:
+        for task in asked:
+            task.cancel()
+    return _no_answer(settings, faults)
+
+
+async def unreachable(settings: Settings, client: Mapping[str, Any], error: KafkaError) -> UnreachableError:
+    """Return the error for a client that did not start, with the reason that aiokafka hides."""
+    fault = await find_fault(client)
+    if fault is None:  # the brokers can be reached: what failed came after that
+        return UnreachableError(error_text(error), final=is_final(error))
+    return _no_answer(settings, [fault])
+
+
+async def find_fault(client: Mapping[str, Any]) -> BrokerFault | None:
+    """Connect once to each broker, also at its advertised address, and return why that fails; None if it succeeds.
+
+    A refusal takes precedence over a broker that is down.
+    """
+    given = split_servers(client["bootstrap_servers"])
+    todo, faults = list(given), []
+    for address in todo:
+        answer = await _ask(client, address, advertised=address not in given)
+        if isinstance(answer, BrokerFault):
+            faults.append(answer)
+        else:
+            todo += [other for other in answer if other not in todo]
+    return min(faults, key=lambda fault: not is_final(fault.cause), default=None)
+
+
+async def _ask(client: Mapping[str, Any], address: Address, *, advertised: bool = False) -> list[Address] | BrokerFault:
+    """Connect to a broker, and return the addresses that it advertises."""
+    arguments = {name: client[name] for name in CONNECTION_ARGUMENTS if name in client}
+    try:
+        async with asyncio.timeout(PROBE_MS / 1000):  # a name server may be silent, too
+            answer = await ask_once(*address, MetadataRequest([]), request_timeout_ms=PROBE_MS, **arguments)
+    except (KafkaConnectionError, ConnectionResetError) as error:
+        hung_up = HungUpError("the connection was closed")
+        hung_up.__cause__ = error
+        return BrokerFault(address, hung_up, advertised)
+    except (KafkaError, OSError, TimeoutError) as error:
+        return BrokerFault(address, error, advertised)
+    return [(host, port) for _, host, port, *_ in answer.brokers]
+
+
+def _no_answer(settings: Settings, faults: Sequence[BrokerFault]) -> UnreachableError:
+    """Return the error that names the brokers; a refusal comes first, and alone."""
+    final = [fault for fault in faults if is_final(fault.cause)]
+    named = final[:1] or faults[:NAMED]
+    alone = named[0].where == settings.bootstrap_servers
+    text = ", ".join(fault.words() if alone else f"{fault.where} ({fault.words()})" for fault in named)
+    advice = next((advice for fault in named if (advice := fault.advice())), None)
+    return UnreachableError(
+        f"no Kafka broker answers at KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}: {text}"
+        + (f"; {advice}, kp-worker doctor tells more" if advice else ""),
+        final=bool(final),
+    )
+
+
+log = logging.getLogger(__name__)
+
+Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer, Producer)
+Result = TypeVar("Result")
+
+CONNECT_SECONDS: Final = 30.0
+"""How long the worker tries to reach a broker at start before it exits."""
+
+RETRY_SECONDS: Final = 1.0
+"""Pause between two attempts."""
+
+
+@asynccontextmanager
+async def admin_client(client: Mapping[str, Any]) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Start an admin client, close it at the end. Raises KafkaError."""
+    admin = AIOKafkaAdminClient(**client)
+    try:
+        await admin.start()
+        yield admin
+    finally:
+        await admin.close()
+
+
+@asynccontextmanager
+async def running(client: Client, *, tolerant: bool = False) -> AsyncIterator[Client]:
+    """Start a consumer or producer, stop it at the end. Raises KafkaError.
+
+    `tolerant`: records that cannot be read come as faults (reading.py); otherwise they are an error.
+    """
+    try:
+        with reading_tolerantly() if tolerant else nullcontext():
+            await client.start()
+        yield client
+    finally:
+        await client.stop()
+
+
+def committed_reader(client: Mapping[str, Any], *topics: str, **more: Any) -> AIOKafkaConsumer:
+    """Return a consumer without a group that reads committed records, by default from the oldest on; not started."""
+    return AIOKafkaConsumer(
+        *topics,
+        **client,
+        **more,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",  # without it a reader of a compacted topic reads nothing, silently
+        isolation_level="read_committed",
+    )
+
+
+def idempotent_producer(client: Mapping[str, Any], timeout_seconds: float, **more: Any) -> AIOKafkaProducer:
+    """Return aiokafka's producer, not started: for commands that send records one by one."""
+    return AIOKafkaProducer(
+        **client, **more, acks="all", enable_idempotence=True, request_timeout_ms=round(timeout_seconds * 1000)
+    )
+
+
+async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, Result]) -> Result:
+    """Await work that needs aiokafka's sender task, or raise the error that ended that task.
+
+    Acknowledgements would then be awaited forever.
+    """
+    task = asyncio.ensure_future(work)
+    sender = sender_task(producer)
+    try:
+        await asyncio.wait({task, sender}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            cause = None if sender.cancelled() else sender.exception()
+            raise PublishError(f"the producer ended: {cause!r}") from cause
+        return task.result()
+    finally:
+        task.cancel()
+
+
+@asynccontextmanager
+async def connected_admin(
+    settings: Settings, client: Mapping[str, Any], patience_seconds: float = 0.0
+) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Start an admin client, close it at the end. Raises UnreachableError.
+
+    `patience_seconds`: how long to try again, so that a worker that is restarted while the brokers are away waits for
+    them. A client would log each failure, and wait for one that is silent: so single connections ask first.
+    """
+    loop = asyncio.get_running_loop()
+    until, told = loop.time() + patience_seconds, False
+    async with AsyncExitStack() as stack:
+        while True:
+            failure = await reach_any(settings, client)
+            if failure is None:
+                try:
+                    admin = await stack.enter_async_context(admin_client(client))
+                    break
+                except KafkaError as error:
+                    failure = await unreachable(settings, client, error)
+            if loop.time() >= until or failure.final:
+                raise failure
+            if not told:
+                told = True
+                log.warning("%s; trying again for %.0f s", failure, patience_seconds)
+            await asyncio.sleep(RETRY_SECONDS)
+        yield admin
+
+
+async def prepare_patiently(
+    settings: Settings,
+    client: Mapping[str, Any],
+    work: Callable[[AIOKafkaAdminClient], Awaitable[Result]],
+    patience_seconds: float,
+) -> Result:
+    """Return what `work` returns with an admin client. Raises ConfigError.
+
+    If a broker closes a connection or does not answer, the work begins anew, for `patience_seconds`; so it may be done
+    twice.
+    """
+    loop = asyncio.get_running_loop()
+    until, told = loop.time() + patience_seconds, False
+    while True:
+        try:
+            async with connected_admin(settings, client, max(0.0, until - loop.time())) as admin:
+                return await work(admin)
+        except (KafkaError, OSError, TimeoutError) as error:
+            where = f"KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}"
+            failure = ConfigError(f"the topics cannot be prepared at {where}: {error_text(error)}")
+            if loop.time() >= until or (isinstance(error, KafkaError) and not error.retriable):
+                raise failure from error
+            if not told:
+                told = True
+                log.warning("%s; trying again for %.0f s", failure, patience_seconds)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+@asynccontextmanager
+async def connected(
+    settings: Settings, arguments: Mapping[str, Any], client: Client, *, tolerant: bool = False
+) -> AsyncIterator[Client]:
+    """Do `running`, but raise UnreachableError."""
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(running(client, tolerant=tolerant))
+        except KafkaError as error:
+            raise await unreachable(settings, arguments, error) from error
+        yield client

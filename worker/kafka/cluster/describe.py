@@ -1,0 +1,298 @@
+"""What a broker reports about topics and groups: partitions, settings, ids, and the operations this login may do."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, NoError, for_code
+from aiokafka.protocol.abstract import AbstractType
+from aiokafka.protocol.admin import DescribeGroupsResponse_v3
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.types import (
+    Array,
+    Boolean,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Schema,
+    String,
+    TaggedFields,
+)
+
+from worker.kafka.aiokafka_private import send_request, with_versions
+from worker.kafka.cluster.connections import admin_client
+
+NO_ID: Final = bytes(16)
+
+
+class Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka is untyped
+    """16 bytes as they are."""
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        """Write the 16 bytes."""
+        return value
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> bytes:
+        """Read 16 bytes. Raises ValueError where fewer are left."""
+        value = data.read(16)
+        if len(value) != 16:
+            raise ValueError("Buffer underrun decoding UUID")
+        return value
+
+
+_TAGS: Final = ("tags", TaggedFields)
+_FLAGS: Final = (
+    ("allow_auto_topic_creation", Boolean),
+    ("include_cluster_authorized_operations", Boolean),
+    ("include_topic_authorized_operations", Boolean),
+)
+
+
+def _answer(*, with_ids: bool) -> Schema:
+    """Return the format of the answer; the version with ids is a flexible one (compact types, tags)."""
+    array, string = (CompactArray, CompactString) if with_ids else (Array, String)
+    topic_id, tags = ([("topic_id", Uuid)], [_TAGS]) if with_ids else ([], [])
+    partitions = array(
+        ("error_code", Int16),
+        ("partition", Int32),
+        ("leader", Int32),
+        ("leader_epoch", Int32),
+        ("replicas", array(Int32)),
+        ("isr", array(Int32)),
+        ("offline_replicas", array(Int32)),
+        *tags,
+    )
+    topics = array(
+        ("error_code", Int16),
+        ("topic", string()),
+        *topic_id,
+        ("is_internal", Boolean),
+        ("partitions", partitions),
+        ("authorized_operations", Int32),
+        *tags,
+    )
+    brokers = array(("node_id", Int32), ("host", string()), ("port", Int32), ("rack", string()), *tags)
+    return Schema(
+        ("throttle_time_ms", Int32),
+        ("brokers", brokers),
+        ("cluster_id", string()),
+        ("controller_id", Int32),
+        ("topics", topics),
+        ("authorized_operations", Int32),
+        *tags,
+    )
+
+
+class MetadataResponse_v8(Response):  # type: ignore[misc]  # noqa: N801  # named as aiokafka's are
+    """Brokers, and the requested topics, with the operations that the login may do."""
+
+    API_KEY = 3
+    API_VERSION = 8
+    SCHEMA = _answer(with_ids=False)
+
+
+class MetadataResponse_v10(Response):  # type: ignore[misc]  # noqa: N801
+    """The same, with the topics' ids."""
+
+    API_KEY = 3
+    API_VERSION = 10
+    SCHEMA = _answer(with_ids=True)
+
+
+class MetadataRequest_v8(RequestStruct):  # type: ignore[misc]  # noqa: N801
+    """Ask for topics by name."""
+
+    API_KEY = 3
+    API_VERSION = 8
+    RESPONSE_TYPE = MetadataResponse_v8
+    SCHEMA = Schema(("topics", Array(String())), *_FLAGS)
+
+
+class MetadataRequest_v10(RequestStruct):  # type: ignore[misc]  # noqa: N801
+    """Ask for topics by name (they could be named by id, too)."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 3
+    API_VERSION = 10
+    RESPONSE_TYPE = MetadataResponse_v10
+    SCHEMA = Schema(("topics", CompactArray(("topic_id", Uuid), ("name", CompactString()), _TAGS)), *_FLAGS, _TAGS)
+
+
+@with_versions(MetadataRequest_v8, MetadataRequest_v10)
+class DescribeTopicsRequest(MetadataRequest):  # type: ignore[misc]
+    """Request topics by name, in the highest version that the broker knows; creates none.
+
+    `operations`: also what the login may do with them, from version 8 on.
+    """
+
+    def __init__(self, topics: Sequence[str], operations: bool = False) -> None:
+        # Without the flag a broker with auto.create.topics.enable would create missing topics.
+        super().__init__(list(topics), allow_auto_topic_creation=False)
+        self._names = list(topics)
+        self._operations = operations
+
+    def build(self, request_struct_class: type[Any]) -> Any:
+        """Return the request in one version. Raises IncompatibleBrokerVersion."""
+        if request_struct_class is MetadataRequest_v10:
+            names: list[Any] = [(NO_ID, name, {}) for name in self._names]
+            return MetadataRequest_v10(names, False, False, self._operations, {})
+        if request_struct_class is MetadataRequest_v8:
+            return MetadataRequest_v8(self._names, False, False, self._operations)
+        if self._operations:
+            raise IncompatibleBrokerVersion(
+                "the broker is older than Kafka 2.3 and does not report permitted operations"
+            )
+        return super().build(request_struct_class)
+
+
+OPERATIONS: Final[Mapping[int, str]] = {
+    3: "Read", 4: "Write", 5: "Create", 6: "Delete", 7: "Alter", 8: "Describe", 9: "ClusterAction",
+    10: "DescribeConfigs", 11: "AlterConfigs", 12: "IdempotentWrite",
+}  # fmt: skip
+"""Names of the bits that stand for operations (KIP-430)."""
+
+NOT_TOLD: Final = -(2**31)
+"""The value from a broker that does not report the operations."""
+
+LIMIT_SECONDS: Final = 5.0
+"""How long reading one topic's limit may take, during a transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic as a broker describes it. `error`: why the description is missing or incomplete; None: it is complete.
+
+    `replicas`: the least of any partition. `leaderless`: partitions without a leader. `topic_id`: as Kafka's tools
+    write it (22 characters), None from a broker without topic ids. `operations`: what this login may do, None if that
+    was not requested or not reported.
+    """
+
+    name: str
+    error: type[KafkaError] | None
+    partitions: Sequence[int]
+    replicas: int
+    leaderless: int
+    topic_id: str | None
+    operations: frozenset[str] | None
+
+
+async def describe_topics(
+    admin: AIOKafkaAdminClient, names: Sequence[str], *, operations: bool = False
+) -> dict[str, TopicDescription]:
+    """Return the topics by name, also those that are missing or denied. Creates none.
+
+    Raises KafkaError; IncompatibleBrokerVersion for operations from a broker before Kafka 2.3.
+    """
+    response = await send_request(admin, DescribeTopicsRequest(names, operations))
+    return {topic["topic"]: _topic(topic) for topic in response.to_object()["topics"]}
+
+
+def _topic(answer: Mapping[str, Any]) -> TopicDescription:
+    parts = answer["partitions"]
+    identity = answer.get("topic_id", NO_ID)
+    error = for_code(answer["error_code"])
+    return TopicDescription(
+        name=answer["topic"],
+        error=None if error is NoError else error,
+        partitions=[part["partition"] for part in parts],
+        replicas=min((len(part["replicas"]) for part in parts), default=0),
+        leaderless=sum(part["leader"] < 0 for part in parts),
+        topic_id=None if identity == NO_ID else base64.urlsafe_b64encode(identity).decode().rstrip("="),
+        operations=_names(answer.get("authorized_operations", NOT_TOLD)),
+    )
+
+
+async def topic_id(admin: AIOKafkaAdminClient, name: str) -> str | None:
+    """Return a topic's id, which is another one after the topic was deleted and created again.
+
+    None from a broker without topic ids (before Kafka 2.8). Raises KafkaError, for example if the topic is missing.
+    """
+    topic = (await describe_topics(admin, [name]))[name]
+    if topic.topic_id is None and topic.error is not None:
+        raise topic.error(f"topic {name}")
+    return topic.topic_id
+
+
+async def topic_configs(
+    admin: AIOKafkaAdminClient, names: Sequence[str]
+) -> tuple[dict[str, Mapping[str, str]], dict[str, tuple[type[KafkaError], str]]]:
+    """Return the settings by topic, and for topics without them the error and the broker's message.
+
+    Raises KafkaError if the whole request fails.
+    """
+    configs: dict[str, Mapping[str, str]] = {}
+    refused: dict[str, tuple[type[KafkaError], str]] = {}
+    if not names:
+        return configs, refused
+    for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]):
+        for code, message, _, name, entries in response.resources:
+            if code:
+                refused[name] = for_code(code), message or for_code(code).__name__
+            else:
+                configs[name] = {entry[0]: entry[1] for entry in entries}
+    return configs, refused
+
+
+async def broker_configs(admin: AIOKafkaAdminClient) -> Mapping[str, str]:
+    """Return the settings of one broker; none if this login may not read them. Raises KafkaError."""
+    broker = (await admin.describe_cluster())["brokers"][0]["node_id"]
+    for response in await admin.describe_configs([ConfigResource(ConfigResourceType.BROKER, str(broker))]):
+        for _, _, _, _, entries in response.resources:
+            return {entry[0]: entry[1] for entry in entries}
+    return {}
+
+
+async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
+    """Return a topic's current max.message.bytes; None if the broker does not report it."""
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS), admin_client(client) as admin:
+            configs, _ = await topic_configs(admin, [name])
+        return int(configs[name]["max.message.bytes"])
+    except (KafkaError, TimeoutError, KeyError):
+        return None
+
+
+class _DescribeGroups(RequestStruct):  # type: ignore[misc]  # aiokafka is untyped
+    API_KEY = 15
+    API_VERSION = 3
+    RESPONSE_TYPE = DescribeGroupsResponse_v3  # aiokafka's own v3 request reads the answer as v2, without operations
+    SCHEMA = Schema(("groups", Array(String())), ("include_authorized_operations", Boolean))
+
+
+class _DescribeGroupsRequest(Request[_DescribeGroups]):  # type: ignore[misc]
+    API_KEY = 15
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def build(self, request_struct_class: type[_DescribeGroups]) -> _DescribeGroups:
+        return request_struct_class([self._group], True)
+
+
+async def describe_group(admin: AIOKafkaAdminClient, group: str) -> tuple[dict[str, Any], frozenset[str] | None]:
+    """Return the group as its coordinator describes it, and its operations (None: not reported). Raises KafkaError.
+
+    If no group was ever used, looking up a coordinator makes the broker create __consumer_offsets.
+    """
+    coordinator = await admin.find_coordinator(group)
+    answer = (await send_request(admin, _DescribeGroupsRequest(group), coordinator)).to_object()["groups"][0]
+    if answer["error_code"]:
+        raise for_code(answer["error_code"])(group)
+    return answer, _names(answer["authorized_operations"])
+
+
+def _names(bits: int) -> frozenset[str] | None:
+    if bits == NOT_TOLD:
+        return None
+    return frozenset(name for bit, name in OPERATIONS.items() if bits >> bit & 1)

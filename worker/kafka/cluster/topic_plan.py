@@ -1,0 +1,500 @@
+"""What is wrong with the worker's topics, and what to do about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from aiokafka import codec
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+
+from worker.config import ConfigError, Settings
+from worker.kafka.cluster.describe import broker_configs, describe_topics, topic_configs
+
+DEFAULT_MAX_BYTES: Final = 1_048_588
+"""Kafka's default max.message.bytes, assumed if the worker may not read a topic's settings."""
+
+AFTER: Final = "message.timestamp.after.max.ms"
+"""Kafka 3.6 and later. Before, DIFFERENCE limits how far records may be dated ahead and back alike."""
+
+DIFFERENCE: Final = "message.timestamp.difference.max.ms"
+BEFORE: Final = "message.timestamp.before.max.ms"
+
+NO_LIMIT: Final = 2**63 - 1
+"""The value that Kafka shows for a topic without a limit."""
+
+
+class MissingTopicsError(ConfigError):
+    """A topic is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as it is.
+
+    `replicas`: the least of any partition; `leaderless`: partitions without a leader; `topic_id`: None from a broker
+    without topic ids.
+    """
+
+    partitions: int
+    replicas: int
+    leaderless: int
+    topic_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the broker reports about the topics: those that exist, and those to which it denies access.
+
+    `configs`: settings by topic. `unreadable`: the broker's message, for topics whose settings it does not show.
+    `defaults`: settings of a broker, if no topic shows any.
+    """
+
+    topics: Mapping[str, TopicState]
+    denied: Sequence[str]
+    configs: Mapping[str, Mapping[str, str]]
+    unreadable: Mapping[str, str]
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+    def config(self, topic: str, name: str, default: str) -> str:
+        """Return a topic's setting; `default` if it is not known."""
+        return self.configs.get(topic, {}).get(name, default)
+
+    @property
+    def has_after(self) -> bool:
+        """Whether the broker has the setting AFTER, as far as the topics or its own settings show it."""
+        if f"log.{DIFFERENCE}" in self.defaults and f"log.{AFTER}" not in self.defaults:
+            return False
+        return not any(DIFFERENCE in shown and AFTER not in shown for shown in self.configs.values())
+
+    def max_bytes(self, topic: str) -> int:
+        """Return the largest record that a topic accepts; Kafka's default if that is not known."""
+        return int(self.config(topic, "max.message.bytes", str(DEFAULT_MAX_BYTES)))
+
+    def milliseconds(self, topic: str, name: str) -> float | None:
+        """Return a limit of a topic: infinity if it sets none, None if it is not known."""
+        text = self.configs.get(topic, {}).get(name)
+        if text is None:
+            return None
+        return math.inf if int(text) < 0 or int(text) == NO_LIMIT else int(text)
+
+    def stamps(self, topic: str) -> bool:
+        """Whether the broker sets the timestamps of the topic's records, in place of the producer's."""
+        return self.config(topic, "message.timestamp.type", "CreateTime") == "LogAppendTime"
+
+
+async def look(admin: AIOKafkaAdminClient, settings: Settings, settings_of: Sequence[str]) -> Observed:
+    """Look at the topics, and at the settings of those in `settings_of` that exist. Changes nothing.
+
+    Raises KafkaError, and MissingTopicsError for a topic so new that its settings are not known yet.
+    """
+    return await look_at(admin, list(settings.topics.values()), settings_of)
+
+
+async def look_at(admin: AIOKafkaAdminClient, names: Sequence[str], settings_of: Sequence[str]) -> Observed:
+    """Look at topics by their names, as `look` does."""
+    described = await describe_topics(admin, names)
+    denied = [name for name, topic in described.items() if topic.error is TopicAuthorizationFailedError]
+    topics = {
+        name: TopicState(len(topic.partitions), topic.replicas, topic.leaderless, topic.topic_id)
+        for name in names
+        if (topic := described.get(name)) is not None and topic.error is None
+    }
+    configs, unreadable = await _configs(admin, [name for name in settings_of if name in topics])
+    return Observed(topics, denied, configs, unreadable, {} if configs else await _defaults(admin))
+
+
+async def _defaults(admin: AIOKafkaAdminClient) -> Mapping[str, str]:
+    try:
+        return await broker_configs(admin)
+    except KafkaError as error:
+        if error.retriable:
+            raise
+        return {}
+
+
+async def _configs(
+    admin: AIOKafkaAdminClient, names: Sequence[str]
+) -> tuple[Mapping[str, Mapping[str, str]], Mapping[str, str]]:
+    """Return the topics' settings, and the broker's message for those that it does not show."""
+    try:
+        configs, refused = await topic_configs(admin, names)
+    except KafkaError as error:
+        if error.retriable:
+            raise
+        return {}, dict.fromkeys(names, str(error))
+    for name, (error_type, _) in refused.items():
+        if error_type.retriable:
+            raise MissingTopicsError(f"topic {name}: its settings are not known yet ({error_type.__name__})")
+    return configs, {name: words for name, (_, words) in refused.items()}
+
+
+OUTPUT_OVERHEAD: Final = 8192
+"""Bytes by which an output may be larger than its input: the `scoring` object (about 1 kB, 3 kB with a long nearest
+id), headers, and the record's framing. KP_OUTPUT_EMBEDDING adds to it."""
+
+DEAD_LETTER_OVERHEAD: Final = 65_536
+"""The same for a created dead-letter topic; generous, because no record may be too large for it."""
+
+SOURCE_AFTER_MS: Final = 60_000
+"""message.timestamp.after.max.ms of a created source topic: how far ahead of the broker's clock a record may be dated.
+A producer sets created_at and the record's timestamp, so this limits how far one record moves stream time. Clocks that
+are synchronized by NTP differ by less than a second; a minute tolerates one that is not, and expires at most a
+sixtieth of an hour's cache."""
+
+DEFAULT_AFTER_MS: Final = 3_600_000
+"""Kafka's default of AFTER, from version 4.0 on."""
+
+CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
+    "cleanup.policy": "compact",
+    # Only closed segments are compacted: with the default of 7 days and 1 GiB the topic would grow without bound.
+    "segment.ms": "600000",
+    "segment.bytes": "16777216",
+    "min.cleanable.dirty.ratio": "0.1",
+    "delete.retention.ms": "60000",
+    # Entries must never age out while they are the latest of their slot.
+    "retention.ms": "-1",
+    # The broker's time: a worker whose clock is an hour ahead could not commit (message.timestamp.after.max.ms).
+    "message.timestamp.type": "LogAppendTime",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """A topic as it should be: the variable that names it, partitions, and the settings that it is created with."""
+
+    variable: str
+    name: str
+    partitions: int
+    configs: Mapping[str, str]
+
+
+def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[TopicPlan]:
+    """Return the topics as they should be, given those that exist; the source first."""
+    source = found.topics.get(settings.source_topic)
+    partitions = settings.topic_partitions if source is None else source.partitions
+    largest = settings.max_message_bytes + OUTPUT_OVERHEAD + extra_bytes
+    # An output keeps its record's timestamp: if the source accepts more than Kafka's default, outputs must, too.
+    ahead = found.milliseconds(settings.source_topic, AFTER) or 0
+    times = {AFTER: limit_text(ahead)} if ahead > DEFAULT_AFTER_MS and not found.stamps(settings.source_topic) else {}
+    outputs = {"max.message.bytes": str(max(DEFAULT_MAX_BYTES, largest)), **times}
+    # A dead letter contains the source's record: no record of the source may be too large for it.
+    dead_letters = {"max.message.bytes": str(found.max_bytes(settings.source_topic) + DEAD_LETTER_OVERHEAD), **times}
+    bounded = found.has_after and not found.stamps(settings.source_topic)
+    source_configs = {AFTER: str(SOURCE_AFTER_MS)} if bounded else {}
+    configs: dict[str, Mapping[str, str]] = {
+        settings.source_topic: source_configs,
+        settings.accepted_topic: outputs,
+        settings.rejected_topic: outputs,
+        settings.dead_letter_topic: dead_letters,
+        settings.changelog: CHANGELOG_CONFIG,
+        settings.forgotten: {},
+    }
+    return [TopicPlan(variable, name, partitions, configs[name]) for variable, name in settings.topics.items()]
+
+
+def limit_text(milliseconds: float) -> str:
+    """Write a limit as Kafka's settings spell it."""
+    return str(NO_LIMIT if milliseconds == math.inf else int(milliseconds))
+
+
+HARMLESS_SHARE: Final = 0.1
+"""The share of KP_CACHE_TTL_SECONDS that one record may expire without a warning."""
+
+ENTRY_BYTES: Final = 2048
+"""A cache entry of 384 dimensions is about 1.7 kB, with its record's and batch's framing below this."""
+
+LARGEST_ENTRY_BYTES: Final = 4096
+"""The same with the longest trace id that is kept."""
+
+LARGEST_REQUEST_BYTES: Final = 131_072
+"""The changelog's record of a request to forget, with the most ids and the ends of 10,000 partitions, is below this."""
+
+CODECS: Final[Mapping[str, Callable[[], bool]]] = {
+    "gzip": codec.has_gzip, "snappy": codec.has_snappy, "lz4": codec.has_lz4, "zstd": codec.has_zstd,
+}  # fmt: skip
+"""The codecs that a batch may be compressed with, and whether each can be read here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong with the topics. `fail`: the worker does not start; `warn`: it does."""
+
+    level: Literal["warn", "fail"]
+    message: str
+    remedy: str = ""
+    missing: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Problem]:
+    """Return what is wrong with the topics, in the order in which it should be fixed.
+
+    `extra_bytes`: by how much an output may be larger than its input beyond OUTPUT_OVERHEAD (the embedding in it).
+    """
+    return [
+        *_denied_topics(settings, found),
+        *_missing_topics(settings, found),
+        *_changelog_problems(settings, found),
+        *_small_changelog_for_requests(settings, found),
+        *_no_id_for_requests(settings, found),
+        *_compression_problems(found),
+        *_unreadable_settings(found),
+        *_small_outputs(settings, found, extra_bytes),
+        *_refused_outputs(settings, found),
+        *_stream_time_problems(settings, found),
+    ]
+
+
+def _denied_topics(settings: Settings, found: Observed) -> list[Problem]:
+    return [
+        Problem(
+            "fail",
+            f"the broker denies access to topic {name}",
+            f"grant the ACL {_needed(settings, name)} on it (docs/security.md)",
+        )
+        for name in found.denied
+    ]
+
+
+def _missing_topics(settings: Settings, found: Observed) -> list[Problem]:
+    missing = [
+        f"{name} ({variable})"
+        for variable, name in settings.topics.items()
+        if name not in found.topics and name not in found.denied
+    ]
+    if not missing:
+        return []
+    return [
+        Problem(
+            "fail",
+            f"missing on {settings.bootstrap_servers}: {', '.join(missing)}",
+            "create them (kp-worker topics shows how), or let the worker do it with KP_CREATE_TOPICS=true, or "
+            "correct the names",
+            missing=True,
+        )
+    ]
+
+
+def _unreadable_settings(found: Observed) -> list[Problem]:
+    return [
+        Problem(
+            "warn",
+            f"cannot read the settings of topic {name}: {words}; assuming Kafka's defaults",
+            "grant the ACL DescribeConfigs on it",
+        )
+        for name, words in found.unreadable.items()
+    ]
+
+
+def _small_outputs(settings: Settings, found: Observed, extra_bytes: int) -> list[Problem]:
+    accepted, rejected = settings.accepted_topic, settings.rejected_topic
+    fits = largest_trace(settings, found, extra_bytes)
+    if not {accepted, rejected} <= found.topics.keys() or fits >= settings.max_message_bytes:
+        return []
+    return [
+        Problem(
+            "warn",
+            f"the output topics accept records of at most {fits + OUTPUT_OVERHEAD + extra_bytes} bytes: traces above "
+            f"{fits} bytes become dead letters",
+            f"raise max.message.bytes of {accepted} and {rejected} by {settings.max_message_bytes - fits} to "
+            "accept traces up to KP_MAX_MESSAGE_BYTES",
+        )
+    ]
+
+
+def codec_problems() -> list[Problem]:
+    """Return a warning if producers may send what cannot be read here; no topic setting shows which codecs they use."""
+    missing = [name for name, readable in CODECS.items() if not readable()]
+    if not missing:
+        return []
+    return [
+        Problem(
+            "warn",
+            f"records that producers compress with {' or '.join(missing)} cannot be read here",
+            "install cramjam (pip install cramjam)",
+        )
+    ]
+
+
+def _compression_problems(found: Observed) -> list[Problem]:
+    """Return the topics that the broker compresses with a codec that cannot be read here, also the worker's outputs."""
+    result = []
+    for name in found.topics:
+        kind = found.config(name, "compression.type", "producer")
+        if kind in CODECS and not CODECS[kind]():
+            result.append(
+                Problem(
+                    "fail",
+                    f"topic {name} has compression.type={kind}, which cannot be read here",
+                    "install cramjam (pip install cramjam), or set compression.type=gzip",
+                )
+            )
+    return result
+
+
+def _refused_outputs(settings: Settings, found: Observed) -> list[Problem]:
+    """Return the outputs that would refuse a record of the worker: by key, by size or by timestamp."""
+    result = []
+    source = settings.source_topic
+    for name in (settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic):
+        policy = found.config(name, "cleanup.policy", "delete")
+        if "compact" in policy:
+            result.append(
+                Problem(
+                    "warn",
+                    f"topic {name} has cleanup.policy={policy}: records without a key are refused",
+                    "set cleanup.policy=delete",
+                )
+            )
+        result += _refused_timestamps(source, name, found)
+    letters = settings.dead_letter_topic
+    wanted = found.max_bytes(source) + DEAD_LETTER_OVERHEAD
+    if {source, letters} <= found.configs.keys() and found.max_bytes(letters) < wanted:
+        result.append(
+            Problem(
+                "warn",
+                f"topic {letters} has max.message.bytes={found.max_bytes(letters)}, the source {source} "
+                f"{found.max_bytes(source)}: dead letters of the largest records are truncated",
+                f"set max.message.bytes={wanted} on {letters}",
+            )
+        )
+    return result
+
+
+def _refused_timestamps(source: str, output: str, found: Observed) -> list[Problem]:
+    """Compare the timestamps that the source accepts with those that an output accepts: records keep theirs."""
+    if found.stamps(output):
+        return []
+    result = []
+    ahead, takes_ahead = found.milliseconds(source, AFTER), found.milliseconds(output, AFTER)
+    if found.stamps(source):
+        ahead = 0.0
+    if ahead is not None and takes_ahead is not None and takes_ahead < ahead:
+        result.append(
+            Problem(
+                "warn",
+                f"topic {output} has {AFTER}={takes_ahead:.0f}, less than the source {source} ({limit_text(ahead)}): "
+                "outputs of records from the future are refused",
+                f"set {AFTER}={limit_text(ahead)} on {output}, or less on {source}",
+            )
+        )
+    old, takes_old = found.milliseconds(source, BEFORE), found.milliseconds(output, BEFORE)
+    kept = found.milliseconds(source, "retention.ms")
+    if found.stamps(source):
+        old = 0.0
+    if old is not None and takes_old is not None and kept is not None and takes_old < old + kept:
+        result.append(  # a record ages on the source, up to its retention, before it is scored
+            Problem(
+                "warn",
+                f"topic {output} has {BEFORE}={takes_old:.0f}, and records of the source {source} may be older when "
+                f"they are scored ({BEFORE}={limit_text(old)} there, retention.ms={limit_text(kept)}): outputs are "
+                "refused",
+                f"set {BEFORE}={limit_text(old + kept)} on {output}",
+            )
+        )
+    return result
+
+
+def _stream_time_problems(settings: Settings, found: Observed) -> list[Problem]:
+    """Warn if one record, dated as far ahead as the source accepts, would expire much of a cache."""
+    source, ttl = settings.source_topic, settings.cache_ttl_ms
+    limit = AFTER if found.has_after else DIFFERENCE
+    ahead, step = found.milliseconds(source, limit), settings.stream_time_max_step_ms
+    if ttl is None or settings.embedder == "none" or ahead is None or found.stamps(source):
+        return []
+    harmless = max(SOURCE_AFTER_MS, int(ttl * HARMLESS_SHARE))
+    if min(ahead, math.inf if step is None else step) <= harmless:
+        return []
+    effect = "empties a partition's cache" if ahead >= ttl else "expires much of a partition's cache"
+    step_setting = "KP_STREAM_TIME_MAX_STEP_SECONDS (docs/security.md)"
+    remedy = f"set {AFTER}={SOURCE_AFTER_MS} on {source}, or {step_setting}"
+    if not found.has_after:
+        remedy = f"set {step_setting}; Kafka before 3.6 cannot limit the future alone"
+    return [
+        Problem(
+            "warn",
+            f"topic {source} accepts records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} "
+            f"ahead ({limit}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
+            remedy,
+        )
+    ]
+
+
+def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
+    result = []
+    name = settings.changelog
+    source, changelog = found.topics.get(settings.source_topic), found.topics.get(name)
+    if source is not None and changelog is not None and changelog.partitions < source.partitions:
+        result.append(
+            Problem(
+                "fail",
+                f"topic {name} has {changelog.partitions} partitions, the source {settings.source_topic} has "
+                f"{source.partitions}: the changelog needs at least as many",
+                f"add partitions to it (kafka-topics --alter --partitions {source.partitions})",
+            )
+        )
+    policy = found.config(name, "cleanup.policy", "compact")
+    if "compact" not in policy or "delete" in policy:
+        result.append(
+            Problem(
+                "fail",
+                f"topic {name} has cleanup.policy={policy}: cache entries would be deleted, or never compacted",
+                "set cleanup.policy=compact",
+            )
+        )
+    limit = found.max_bytes(name)
+    if limit < LARGEST_ENTRY_BYTES and settings.embedder != "none":
+        result.append(
+            Problem(
+                "fail" if limit < ENTRY_BYTES else "warn",
+                f"topic {name} has max.message.bytes={limit}, less than "
+                + ("a cache entry" if limit < ENTRY_BYTES else "a cache entry with a long trace id"),
+                f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}",
+            )
+        )
+    return result
+
+
+def _small_changelog_for_requests(settings: Settings, found: Observed) -> list[Problem]:
+    limit = found.max_bytes(settings.changelog)
+    if not settings.forget or limit >= LARGEST_REQUEST_BYTES:
+        return []
+    return [
+        Problem(
+            "fail",
+            f"topic {settings.changelog} has max.message.bytes={limit}, less than the record of a request to forget",
+            f"set max.message.bytes={DEFAULT_MAX_BYTES} on {settings.changelog}, or KP_FORGET=false",
+        )
+    ]
+
+
+def _no_id_for_requests(settings: Settings, found: Observed) -> list[Problem]:
+    source = found.topics.get(settings.source_topic)
+    if not settings.forget or source is None or source.topic_id is not None:
+        return []
+    return [
+        Problem(
+            "warn",
+            f"the brokers report no id of topic {settings.source_topic} (Kafka has ids since 2.8): no request to "
+            "forget is honoured, because one of an earlier topic of this name could be sent again",
+            "upgrade the brokers, or set KP_FORGET=false",
+        )
+    ]
+
+
+def largest_trace(settings: Settings, found: Observed, extra_bytes: int) -> int:
+    """Return the bytes of the largest trace whose output fits."""
+    limit = min(found.max_bytes(name) for name in (settings.accepted_topic, settings.rejected_topic))
+    return limit - OUTPUT_OVERHEAD - extra_bytes
+
+
+def _needed(settings: Settings, topic: str) -> str:
+    if topic == settings.source_topic:
+        return "Read"
+    return "Read and Write" if topic == settings.changelog else "Write"

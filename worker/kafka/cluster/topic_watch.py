@@ -1,0 +1,143 @@
+"""Whether the topics of a running worker are still the ones that it started with.
+
+Must not live
+here: what topics must be at start (topics.py, topic_problems.py), readiness and exit (stream/worker.py).
+
+Clients do not tell: a producer waits for a missing topic until its timeout, and goes on with another topic of the same
+name. On a broker with auto.create.topics.enable it creates that one itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
+
+from worker.config import Settings
+from worker.kafka.cluster.connections import CONNECT_SECONDS, connected_admin
+from worker.kafka.cluster.describe import TopicDescription, describe_topics
+from worker.kafka.cluster.errors import chain, error_text
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS: Final = 2.0
+"""Time between two requests for the metadata of the topics; each takes about a millisecond of CPU."""
+
+ANSWER_SECONDS: Final = 5.0
+"""How long one answer may take; a later request may go to another broker."""
+
+MISSING_TIMES: Final = 3
+"""Answers in a row without a topic after which it is missing: a broker that has just started may not know it yet."""
+
+
+class TopicLostError(Exception):
+    """A topic was deleted, or created again; the message names it and says what to do."""
+
+
+class TopicWatch:
+    """Watches the topics, by the variable that names each.
+
+    `state`: topics whose records the worker relies on (its source, its cache): it must restart if one was created
+    again. `cache`: of these the one that is lost with its topic, so that waiting for it is of no use.
+    """
+
+    def __init__(
+        self, settings: Settings, client: Mapping[str, Any], topics: Mapping[str, str], *, state: Collection[str],
+        cache: str | None = None,
+    ) -> None:  # fmt: skip
+        self.problem: str | None = None
+        self._settings = settings
+        self._client = {**client, "metadata_max_age_ms": 600_000}  # of the brokers alone: it follows no topic
+        self._variables = {name: variable for variable, name in topics.items()}
+        self._state = state
+        self._cache = cache
+        self._first: dict[str, TopicDescription] = {}
+        self._missing: Counter[str] = Counter()
+        self._stack = AsyncExitStack()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, fail: Callable[[BaseException], None]) -> None:
+        """Note which topics there are, and watch them; `fail` ends the worker. Raises UnreachableError."""
+        admin = await self._stack.enter_async_context(connected_admin(self._settings, self._client, CONNECT_SECONDS))
+        await self._check(admin)
+        self._task = asyncio.create_task(self._watch(admin, fail), name="topic-watch")
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._stack.aclose()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return the error of Kafka that follows from a missing topic with the topic's name, any other one as it is."""
+        missing = self._gone(1)
+        if not missing or not any(isinstance(cause, KafkaError | TimeoutError) for cause in chain(error)):
+            return error
+        return TopicLostError(f"{missing}; {error_text(error)}")
+
+    async def _watch(self, admin: AIOKafkaAdminClient, fail: Callable[[BaseException], None]) -> None:
+        try:
+            while True:
+                await asyncio.sleep(CHECK_SECONDS)
+                await self._check(admin)
+        except Exception as error:
+            fail(error)
+
+    async def _check(self, admin: AIOKafkaAdminClient) -> None:
+        """Ask once; brokers that do not answer are no subject of this watch. Raises TopicLostError."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                found = await describe_topics(admin, list(self._variables))
+        except (KafkaError, OSError, TimeoutError) as error:
+            log.debug("the topics could not be looked at: %r", error)
+            return
+        for topic in found.values():
+            self._compare(topic)
+        problem = self._gone(MISSING_TIMES)
+        if self._cache is not None and self._missing[self._cache] >= MISSING_TIMES:
+            raise TopicLostError(f"{problem}; the caches are lost with {self._cache}")
+        if problem is None and self.problem is not None:
+            log.info("all topics are there again")
+        elif problem != self.problem:
+            log.error("%s", problem)
+        self.problem = problem
+
+    def _compare(self, now: TopicDescription) -> None:
+        """Compare a topic with the one that was there first. Raises TopicLostError."""
+        if now.error is UnknownTopicOrPartitionError:
+            self._missing[now.name] += 1
+            return
+        if now.error is not None:
+            return  # it may not be described, or has no leader: others tell
+        del self._missing[now.name]
+        first = self._first.setdefault(now.name, now)
+        if first.topic_id is None:  # a broker before Kafka 2.8; the next one may be newer
+            self._first[now.name] = now
+        if None in (now.topic_id, first.topic_id) or now.topic_id == first.topic_id:
+            return
+        said = f"{self._said(now.name)} was deleted and created again (topic id {now.topic_id}, was {first.topic_id})"
+        if now.name == self._cache:
+            raise TopicLostError(f"{said}, and the caches with it: the restart begins with empty ones")
+        if now.name in self._state:
+            raise TopicLostError(f"{said}: the restart reads it from its oldest record")
+        if len(now.partitions) < len(first.partitions):
+            raise TopicLostError(f"{said}, with {len(now.partitions)} partitions instead of {len(first.partitions)}")
+        log.warning("%s", said)
+        self._first[now.name] = now
+
+    def _gone(self, times: int) -> str | None:
+        """Return which topics were missing in so many answers in a row, and what to do; None: none was."""
+        missing = [self._said(name) for name in self._variables if self._missing[name] >= times]
+        if not missing:
+            return None
+        return f"deleted: {', '.join(missing)}; create it again (kp-worker topics --create, or KP_CREATE_TOPICS=true)"
+
+    def _said(self, name: str) -> str:
+        return f"topic {name} ({self._variables[name]})"

@@ -1,0 +1,1 @@
+"""Reading: fetched batches become records, and what cannot be read becomes a fault."""

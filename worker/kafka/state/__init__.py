@@ -1,0 +1,1 @@
+"""State: what a partition resumes from, read from committed offsets and the changelog."""

@@ -1,0 +1,277 @@
+"""Restoring a newly assigned partition: its committed offset, and its cache from the changelog topic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+
+from worker.core.changelog import Log, Restored
+from worker.core.passes import Committed, Found, committed_from
+from worker.core.records import Fault
+from worker.core.trace import Reason
+from worker.kafka.aiokafka_private import send_request
+from worker.kafka.cluster.connections import admin_client, committed_reader, running
+from worker.kafka.cluster.describe import topic_id
+from worker.kafka.writing.protocol import FetchOffsets, UnstableOffsetError, fetched_offsets
+
+log = logging.getLogger(__name__)
+
+FETCH_BYTES: Final = 4 << 20
+"""Bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one."""
+
+PROGRESS_SECONDS: Final = 2.0
+"""A longer restore logs its progress at this interval."""
+
+RETRY_SECONDS: Final = 0.2
+"""Pause before the group's coordinator is asked again while it moves or loads its data."""
+
+UNSTABLE_SECONDS: Final = 10.0
+UNSTABLE_PAUSE_SECONDS: Final = 0.02
+"""How long, and how often, an offset is asked for that a transaction is about to commit: normally some ms."""
+
+SHOWN_MODELS: Final = 3
+"""Other models that a warning names: whoever may write to the changelog chooses their names."""
+
+LOOKUP_BACKOFF_MS: Final = 20
+"""aiokafka's first attempt to ask for a topic's offsets always fails: it has not looked for the leaders yet. With
+its default of 100 ms the pause before the second was most of the time between assignment and first record."""
+
+
+class OffsetsError(Exception):
+    """The committed offset does not fit the source topic; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a partition continues: the next source offset, and the stream time that was committed with it.
+
+    `lost`: records between the committed offset and the oldest one on the topic. `committed_offset`: None if there is
+    none. `committed`: the metadata with the offset, if it is ours. `topic_id`: of the source topic as it is now, None
+    if the broker has no topic ids. `recreated`: the offset was committed for another topic of this name. `metadata`: as
+    it was committed, whoever wrote it.
+    """
+
+    offset: int
+    stream_time_ms: int | None
+    lost: int = 0
+    committed_offset: int | None = None
+    committed: Committed | None = None
+    topic_id: str | None = None
+    recreated: bool = False
+    metadata: str = ""
+
+    def found(self) -> Found:
+        """Return the facts that decide which pass continues."""
+        return Found(self.offset, self.committed_offset is not None, self.committed, self.topic_id, self.recreated)
+
+
+async def read_positions(
+    client: Mapping[str, Any], group: str, topic: str, partitions: Sequence[int], timeout_seconds: float
+) -> dict[int, Position]:
+    """Return where each partition continues. Raises OffsetsError, KafkaError, TimeoutError.
+
+    A partition without a committed offset starts at the oldest record. If the committed offset is older than that, the
+    partition continues at the oldest record, with the number of lost records. If the offset was committed for another
+    topic of the same name, the partition starts at the oldest record, however long the new topic is: none of its
+    records was scored.
+    """
+    tps = [TopicPartition(topic, partition) for partition in partitions]
+    async with asyncio.timeout(timeout_seconds):
+        committed, now = await _committed(client, group, tps)
+        oldest, ends = await topic_offsets(client, tps)
+    positions = {}
+    for tp in tps:
+        found = committed.get(tp)
+        if found is not None and found.offset > ends[tp] and not _recreated(found, now):
+            raise OffsetsError(
+                f"{topic}/{tp.partition}: the group {group} has committed offset {found.offset}, the topic ends at "
+                f"{ends[tp]}: it was recreated or truncated. Choose where to continue: kafka-consumer-groups "
+                f"--group {group} --topic {topic} --reset-offsets --to-earliest --execute"
+            )
+        positions[tp.partition] = _position(found, oldest[tp], now)
+    moved = [partition for partition, position in positions.items() if position.recreated]
+    if moved:
+        log.warning(
+            "%s was recreated (topic id %s) after group %s committed partitions %s: these start at the oldest record "
+            "with empty caches. If a mirror copied the offsets from another cluster, stop all workers, and commit them "
+            "anew: kafka-consumer-groups --group %s --topic %s --reset-offsets --to-current --execute",
+            topic, now, group, moved, group, topic,
+        )  # fmt: skip
+    return positions
+
+
+def _recreated(found: OffsetAndMetadata, now: str | None) -> bool:
+    """Whether an offset was committed for another topic of the same name; `now`: the topic's current id."""
+    committed = committed_from(found.metadata)
+    before = None if committed is None else committed.topic_id
+    return before is not None and now is not None and before != now
+
+
+def _position(found: OffsetAndMetadata | None, oldest: int, now: str | None) -> Position:
+    if found is None:
+        return Position(oldest, None, topic_id=now)
+    if _recreated(found, now):
+        return Position(oldest, None, committed_offset=found.offset, topic_id=now, recreated=True)
+    committed = committed_from(found.metadata)
+    lost = max(0, oldest - found.offset)
+    stream_time_ms = None if committed is None else committed.stream_time_ms
+    return Position(
+        found.offset + lost, stream_time_ms, lost, found.offset, committed, topic_id=now, metadata=found.metadata
+    )
+
+
+async def confirm_topic(client: Mapping[str, Any], topic: str, known: str | None, timeout_seconds: float) -> None:
+    """Check that a topic has the id that is known. Raises OffsetsError if not, KafkaError, TimeoutError.
+
+    A consumer asks for records by the topic's name. If it was paused while the topic was recreated, it reads on in the
+    new one.
+    """
+    async with asyncio.timeout(timeout_seconds):
+        while True:
+            try:
+                async with admin_client(client) as admin:
+                    now = await topic_id(admin, topic)
+                break
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                log.info("the id of topic %s is not available yet: %r", topic, error)
+                await asyncio.sleep(RETRY_SECONDS)
+    if now != known:
+        raise OffsetsError(
+            f"{topic} was recreated while this worker read it: its id was {known}, and is {now} now. A restarted "
+            "worker starts at its oldest record"
+        )
+
+
+async def topic_offsets(
+    client: Mapping[str, Any], tps: Sequence[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the oldest offset and the end of each partition. Raises KafkaError."""
+    consumer = AIOKafkaConsumer(**client, enable_auto_commit=False, retry_backoff_ms=LOOKUP_BACKOFF_MS)
+    async with running(consumer):
+        return await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
+
+
+async def _committed(
+    client: Mapping[str, Any], group: str, tps: Sequence[TopicPartition]
+) -> tuple[dict[TopicPartition, OffsetAndMetadata], str | None]:
+    """Ask the group's coordinator for committed offsets, and a broker for the topic's id, until they answer.
+
+    aiokafka's own methods ignore an error of the whole response (while the coordinator moves or loads) and report that
+    nothing is committed; a worker would then start at the oldest record. A transaction whose end is decided is waited
+    for: its offset is the committed one. A late request may leave an offset behind that no transaction ever commits.
+    """
+    unstable_until = time.monotonic() + UNSTABLE_SECONDS
+    async with admin_client(client) as admin:
+        while True:
+            stable = time.monotonic() < unstable_until
+            try:
+                return await _ask_committed(admin, group, tps, stable=stable), await topic_id(admin, tps[0].topic)
+            except UnstableOffsetError:
+                await asyncio.sleep(UNSTABLE_PAUSE_SECONDS)
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                log.info("the offsets of group %s are not available yet: %r", group, error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _ask_committed(
+    admin: AIOKafkaAdminClient, group: str, tps: Sequence[TopicPartition], *, stable: bool
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    coordinator = await admin.find_coordinator(group)
+    return fetched_offsets(await send_request(admin, FetchOffsets(group, tps, stable=stable), coordinator))
+
+
+async def restore(
+    client: Mapping[str, Any],
+    changelog: str,
+    positions: Mapping[int, Position],
+    model: str,
+    dimensions: int,
+    capacity: int,
+) -> dict[int, Restored]:
+    """Read the changelog of the given source partitions to its end, and decide which pass continues (changelog.Log).
+
+    Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
+    committed then. Entries of another model, and damaged records, are skipped and counted, with one warning each.
+    """
+    logs = await read_logs(client, changelog, list(positions))
+    result = {}
+    for partition in list(logs):
+        read = logs.pop(partition)  # its values are not needed any more: they need as much memory as the entries
+        # In a thread: 100,000 entries take about a second, and meanwhile this member's heartbeats must go out.
+        restored = await asyncio.to_thread(read.restore, positions[partition].found(), model, dimensions, capacity)
+        _report(changelog, partition, restored, model)
+        result[partition] = restored
+    return result
+
+
+async def read_logs(client: Mapping[str, Any], changelog: str, partitions: Sequence[int]) -> dict[int, Log]:
+    """Read partitions of the changelog from the beginning to their ends at the time of the call. Raises KafkaError."""
+    logs = {partition: Log() for partition in partitions}
+    reader = committed_reader(client, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES)
+    async with running(reader, tolerant=True) as consumer:
+        tps = [TopicPartition(changelog, partition) for partition in partitions]
+        consumer.assign(tps)
+        await consumer.seek_to_beginning(*tps)
+        ends = await consumer.end_offsets(tps)
+        todo = [tp for tp in tps if await consumer.position(tp) < ends[tp]]
+        told = time.monotonic()
+        while todo:
+            if time.monotonic() - told > PROGRESS_SECONDS:
+                left = sum([ends[tp] - await consumer.position(tp) for tp in todo])
+                log.info(
+                    "restoring from %s: %d of %d partitions left, %d offsets", changelog, len(todo), len(tps), left
+                )
+                told = time.monotonic()
+            for tp, records in (await consumer.getmany(*todo, timeout_ms=500)).items():
+                for record in records:
+                    fault = fault_of(record)
+                    if fault is None:
+                        logs[tp.partition].apply(record.key, record.value, record.offset)
+                    else:
+                        logs[tp.partition].skip(fault, record.offset)
+            todo = [tp for tp in todo if await consumer.position(tp) < ends[tp]]
+    return logs
+
+
+def fault_of(record: ConsumerRecord) -> Fault | None:
+    """Return why a record of the changelog, or a batch, has no key and value; its headers do not matter."""
+    fault = record.checksum
+    lost = isinstance(fault, Fault) and fault.reason in (Reason.UNREADABLE, Reason.BATCH_TOO_LARGE)
+    return fault if lost else None
+
+
+def _report(changelog: str, partition: int, restored: Restored, model: str) -> None:
+    """Log which entries were skipped, and whether a new pass begins."""
+    if restored.problem:
+        log.warning(
+            "changelog %s/%d %s; the entry is skipped (%d damaged in all)",
+            changelog, partition, restored.problem, restored.skipped["corrupt"],
+        )  # fmt: skip
+    if restored.skipped["other_model"]:
+        others = sorted(name.removeprefix("model ") for name in restored.skipped if name.startswith("model "))
+        others[SHOWN_MODELS:] = [f"{len(others) - SHOWN_MODELS} more"] if len(others) > SHOWN_MODELS else []
+        log.warning(
+            "partition %d: %d changelog entries belong to another model (%s), but this worker runs %s; they are "
+            "skipped, so the first traces are compared with fewer entries",
+            partition, restored.skipped["other_model"], ", ".join(others), model,
+        )  # fmt: skip
+    if restored.begins is not None:
+        log.info(
+            "partition %d: pass %d over the source begins at offset %d (%s), with %d earlier cache entries; "
+            "%d entries of other passes are skipped",
+            partition, restored.current.number, restored.current.start, restored.begins, len(restored.entries),
+            restored.overridden,
+        )  # fmt: skip

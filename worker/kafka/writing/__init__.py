@@ -1,0 +1,1 @@
+"""Writing: the producer, its protocol, and the publication of a batch in one transaction."""

@@ -1,0 +1,598 @@
+"""A producer: appends batches of records, each once; with a transactional id in transactions, with source offsets.
+
+Why not aiokafka's (0.14): a connection may close before a request is answered, and the request may still reach the
+broker, after it was sent again on another connection, and in the midst of the next transaction. In the first version
+of the transaction protocol all transactions of a producer have the same epoch, so the broker cannot tell such a late
+request from one of the next transaction: a late EndTxn ends it half-way, a late TxnOffsetCommit takes its offset back.
+Here no transaction begins in an epoch of which a request may still be on its way:
+
+- transactions V2 (KIP-890), if the cluster has finalised transaction.version 2: each transaction has its own epoch;
+- transactions V1 otherwise: when a request was not answered, the producer asks for its next epoch once the transaction
+  has ended (InitProducerId with its id and epoch, KIP-360). Before Kafka 4.0 the epoch does not keep out a late
+  TxnOffsetCommit entirely, so each committed offset is read back (producer_requests.has_late_offsets).
+
+Within its own transaction a late request does no harm: the broker knows each batch by its sequence number, and adding a
+partition, committing an offset or ending twice is the same as once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final, Protocol
+
+from aiokafka import TopicPartition
+from aiokafka.errors import ProducerFenced, for_code
+
+from worker.core.records import encoded_size
+from worker.kafka.aiokafka_private import BatchBuilder, Brokers, UnansweredError, UnsentError, UnsupportedError
+from worker.kafka.writing import protocol as requests
+from worker.kafka.writing.protocol import NO_PRODUCER, Offsets, ProducerEpoch
+from worker.kafka.writing.publication import REFUSALS, DoubtfulRefusalError, Refused, Row, Shipment, TopicRefusedError
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH_BYTES: Final = 262_144
+"""Bytes of one batch: a busy transaction carries hundreds of traces."""
+
+BUSY_SECONDS: Final = 0.02
+"""Pause before a request is sent again to a broker that is still completing the last transaction, some ms."""
+
+FIRST_PAUSE_SECONDS: Final = 0.02
+LONGEST_PAUSE_SECONDS: Final = 1.0
+"""Other pauses double from the first to the longest."""
+
+FIRST_READ_SECONDS: Final = 0.005
+"""Pause before a committed offset is read back again; it doubles up to the longest one, 1.3 s in all."""
+
+TELL_SECONDS: Final = 10.0
+"""How often the log warns that a request is sent again and again."""
+
+ABORT_SECONDS: Final = 3.0
+"""How long a producer that has failed tries to abort."""
+
+SEQUENCES: Final = 2**31
+"""Sequence numbers are less than this; 0 follows the last."""
+
+
+class PublishError(Exception):
+    """It is unknown whether something was written; the message names the topic or the request."""
+
+
+class AbortableError(Exception):
+    """The transaction cannot be committed. Once it is aborted, the same producer can run it again."""
+
+
+class Answer(Enum):
+    """What an error code means for a producer."""
+
+    DONE = auto()
+    BUSY = auto()  # ask the same broker again; it did nothing
+    MOVED = auto()  # look for the leader or coordinator again; this broker did nothing
+    UNSURE = auto()  # the same, but it may have done it
+    ABORT = auto()  # the transaction cannot be committed
+    FENCED = auto()  # another producer has the transactional id
+
+
+ANSWERS: Final[Mapping[int, Answer]] = {
+    0: Answer.DONE,
+    46: Answer.DONE,  # DUPLICATE_SEQUENCE_NUMBER: an earlier try is in the log
+    14: Answer.BUSY,  # COORDINATOR_LOAD_IN_PROGRESS
+    19: Answer.BUSY,  # NOT_ENOUGH_REPLICAS; also where the broker cannot verify the transaction at present
+    51: Answer.BUSY,  # CONCURRENT_TRANSACTIONS: the markers of the last one are being written
+    3: Answer.MOVED,  # UNKNOWN_TOPIC_OR_PARTITION
+    5: Answer.MOVED,  # LEADER_NOT_AVAILABLE
+    6: Answer.MOVED,  # NOT_LEADER_OR_FOLLOWER
+    15: Answer.MOVED,  # COORDINATOR_NOT_AVAILABLE
+    16: Answer.MOVED,  # NOT_COORDINATOR
+    7: Answer.UNSURE,  # REQUEST_TIMED_OUT: not all replicas have it
+    13: Answer.UNSURE,  # NETWORK_EXCEPTION
+    20: Answer.UNSURE,  # NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    56: Answer.UNSURE,  # KAFKA_STORAGE_ERROR
+    120: Answer.ABORT,  # TRANSACTION_ABORTABLE
+    47: Answer.FENCED,  # INVALID_PRODUCER_EPOCH
+    90: Answer.FENCED,  # PRODUCER_FENCED
+}
+"""What follows from Kafka's error codes. Any other one is final, but for those about a batch (refusals.REFUSALS).
+
+Final, too, is a producer id that the coordinator has forgotten (after a week without a transaction): it would give any
+former owner a new one, also one that is behind a successor that it has forgotten as well.
+"""
+
+AGAIN: Final = {Answer.BUSY, Answer.MOVED, Answer.UNSURE}
+INVALID_TXN_STATE, OPERATION_NOT_ATTEMPTED = 48, 55
+GROUP, TRANSACTION = 0, 1  # kinds of coordinators, as FindCoordinator numbers them
+
+
+class Cluster(Protocol):
+    """What a producer needs of its connections (aiokafka_private.Brokers; in tests also a model of the brokers).
+
+    Look-ups and `send` raise UnsentError while no broker can be asked. `send` raises UnansweredError where the request
+    has left and may still arrive, and UnsupportedError where the broker does not know it in any of its versions.
+    """
+
+    async def start(self) -> None:
+        """Connect. Raises KafkaError."""
+
+    async def stop(self) -> None:
+        """Disconnect."""
+
+    async def send(self, node: int, request: Any) -> Any:
+        """Send a request to a broker and return the response."""
+
+    async def any_node(self) -> int:
+        """Return a broker."""
+
+    async def coordinator(self, kind: int, key: str) -> int:
+        """Return the broker that coordinates a group or a transactional id."""
+
+    async def leader(self, partition: TopicPartition) -> int | None:
+        """Return the broker that leads a partition, as far as is known; None: none is known."""
+
+    async def refresh(self) -> None:
+        """Ask for the leaders again."""
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """Rows [first, first + count) of a shipment. `unsure`: an earlier try may be in the log."""
+
+    first: int
+    count: int
+    builder: BatchBuilder
+    unsure: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Delivery:
+    """A shipment on its way: the batches that are left, and those that were refused.
+
+    `limit`: the topic's limit when the batches were made (bytes).
+    """
+
+    shipment: Shipment
+    limit: int
+    batches: deque[_Batch]
+    refused: list[Refused] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """Why something must be sent again; `busy`: the broker is there and only needs a moment."""
+
+    why: str
+    busy: bool = False
+
+
+def batches_of(rows: Sequence[Row], limit: int, *, transactional: bool) -> deque[_Batch]:
+    """Return rows as batches of at most `limit` bytes; a single row may have more."""
+    small = limit < MAX_BATCH_BYTES  # otherwise the builder's own limit is the lower one
+    batches: deque[_Batch] = deque()
+    for number, (key, value, timestamp_ms, headers) in enumerate(rows):
+        last = batches[-1] if batches else None
+        if last is not None and small and last.builder.size() + encoded_size(key, value, headers) > limit:
+            last = None
+        if last is None or not last.builder.append(timestamp_ms, key, value, headers):
+            last = _Batch(number, 0, BatchBuilder(MAX_BATCH_BYTES, transactional=transactional))
+            last.builder.append(timestamp_ms, key, value, headers)
+            batches.append(last)
+        last.count += 1
+    return batches
+
+
+class Producer:
+    """Appends rows to topics, each once, and those of one partition in their order. One coroutine at a time uses it.
+
+    With a transactional id `start` fences whoever has the id, and `send` and `send_offsets` are called inside of
+    `transaction`. After AbortableError the transaction may be run again; after any other error it is unknown what was
+    written, and the producer must be stopped. Without an id there are no transactions: `send` appends at once.
+
+    `owns`: whether this process still has the partition, as far as it knows. It is asked before a new epoch, which
+    would fence a successor that has a transaction open.
+    """
+
+    def __init__(
+        self,
+        client: Mapping[str, Any],
+        transactional_id: str | None,
+        timeout_seconds: float,
+        *,
+        owns: Callable[[], bool] = lambda: True,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self.transactions = 1
+        """The version of the transaction protocol, known after `start`."""
+        self.waits_for = "nothing"
+        """What the producer waits for, or waited for last, in words."""
+        self._id = transactional_id
+        self._timeout_ms = round(timeout_seconds * 1000)
+        self._owns = owns
+        self._cluster: Cluster = cluster or Brokers(client, self._timeout_ms)
+        self._producer = NO_PRODUCER
+        self._sequences: dict[TopicPartition, int] = {}  # of the next record, in this epoch
+        self._coordinators: dict[int, int] = {}  # brokers, by kind
+        self._late = False  # a request of this epoch may still reach a broker
+        self._reads_back = False  # a late TxnOffsetCommit of an earlier epoch may have taken an offset away
+        # Of the open transaction:
+        self._open = False
+        self._added: set[TopicPartition | str] = set()  # V1: the partitions and the group that are part of it
+        self._known = False  # the coordinator may know of it
+        self._offsets: tuple[str, Offsets] | None = None  # the group and its offsets
+        self._ending: bool | None = None  # its end was sent and is not answered: whether it commits
+
+    # -- start and stop
+
+    async def start(self) -> None:
+        """Connect, and fence whoever has the transactional id; return once that one's transaction has ended."""
+        await self._cluster.start()
+        if self._id is not None:
+            self.transactions = await self._protocol()
+        await self._initialise(NO_PRODUCER)
+
+    async def stop(self) -> None:
+        """Disconnect. An open transaction ends with the next owner's start, or after its timeout."""
+        await self._cluster.stop()
+
+    async def _protocol(self) -> int:
+        """Return 2 if the cluster has finalised transaction.version 2, otherwise 1."""
+        try:
+            response = await self._ask("ApiVersions", requests.FeaturesRequest(), None)
+        except UnsupportedError:  # before Kafka 2.4
+            return 1
+        self._reads_back = requests.has_late_offsets(response)
+        return requests.transaction_protocol(response)
+
+    async def _initialise(self, current: ProducerEpoch) -> None:
+        """Get a producer id, or the epoch after the current one."""
+        request = requests.InitProducerId(self._id, self._timeout_ms, current)
+        response = await self._ask("InitProducerId", request, None if self._id is None else TRANSACTION)
+        self._enter(ProducerEpoch(response.producer_id, response.producer_epoch))
+
+    def _enter(self, producer: ProducerEpoch) -> None:
+        """Go on in a new epoch: none of its requests is on its way, and its sequence numbers begin with 0."""
+        self._producer = producer
+        self._sequences.clear()
+        self._late = False
+
+    # -- transactions
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Run a block as one transaction: commit at its end; if it raises, abort and raise its error.
+
+        After AbortableError (the block may raise it, too) the transaction is aborted, and it may be run again. Raises
+        PublishError if it takes longer than the timeout.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                await self.begin()
+                try:
+                    yield
+                    await self.commit()
+                except AbortableError:
+                    await self.abort()
+                    raise
+        except AbortableError:
+            raise
+        except Exception as error:
+            try:  # readers then need not wait for the timeout; the next owner's start aborts it, too
+                await asyncio.wait_for(self.abort(), ABORT_SECONDS)
+            except Exception as failure:
+                log.info("%s: the open transaction was not aborted: %r", self._id, failure)
+            if isinstance(error, TimeoutError):
+                raise PublishError(
+                    f"no end after {self._timeout_ms / 1000:g} s, waiting for {self.waits_for}"
+                ) from error
+            raise
+
+    async def begin(self) -> None:
+        """Begin a transaction; the brokers learn of it with its first record or offset."""
+        if self._open or self._late:
+            raise RuntimeError("this is a bug: the last transaction has not ended")
+        self._open, self._known, self._offsets = True, False, None
+        self._added.clear()
+
+    async def send(self, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[Refused]]]:
+        """Append shipments to different partitions; return the batches that their topics refuse for good.
+
+        Raises PublishError, which names the topic, and AbortableError; without transactions DoubtfulRefusalError.
+        """
+        deliveries: dict[TopicPartition, _Delivery] = {}
+        for each in shipments:
+            limit = each.topic.batch_bytes
+            batches = batches_of(each.rows, limit, transactional=self._id is not None)
+            deliveries[TopicPartition(each.topic.name, each.partition)] = _Delivery(each, limit, batches)
+        if len(deliveries) < len(shipments) or (self._id is not None and not self._open):
+            raise RuntimeError("this is a bug: a partition twice, or no transaction")
+        if self._id is not None and self.transactions == 1:
+            await self._add_partitions(self._id, sorted(deliveries.keys() - self._added))
+        pauses = _Pauses(self._id)
+        while left := {partition: each for partition, each in deliveries.items() if each.batches}:
+            troubles = await self._send_next(left)
+            if troubles:
+                await pauses.pause(troubles)
+        return [(each.shipment, each.refused) for each in deliveries.values() if each.refused]
+
+    async def send_offsets(self, group: str, offsets: Offsets) -> None:
+        """Commit a group's offsets with the transaction."""
+        if self._id is None or not self._open:
+            raise RuntimeError("this is a bug: no transaction is open")
+        self._known = True
+        self._offsets = group, offsets
+        if self.transactions == 2:
+            request: Any = requests.CommitOffsetsV2(self._id, self._producer, group, offsets)
+        else:
+            if group not in self._added:
+                await self._ask("AddOffsetsToTxn", requests.add_offsets(self._id, self._producer, group), TRANSACTION)
+                self._added.add(group)
+            request = requests.commit_offsets_v1(self._id, self._producer, group, offsets)
+        await self._ask("TxnOffsetCommit", request, GROUP, group)
+
+    async def commit(self) -> None:
+        """Commit. After an error it is unknown whether the transaction is committed."""
+        await self._end(commit=True)
+        while self._reads_back and self._offsets is not None and not await self._are_committed(*self._offsets):
+            log.warning("%s: a late request has taken the committed offset away; it is committed again", self._id)
+            group, offsets = self._offsets
+            await self.begin()
+            await self.send_offsets(group, offsets)
+            await self._end(commit=True)
+
+    async def _are_committed(self, group: str, offsets: Offsets) -> bool:
+        """Whether the group's coordinator has the offsets; it learns of the transaction's end some ms later."""
+        request = requests.FetchOffsets(group, offsets, stable=False)
+        pause = FIRST_READ_SECONDS
+        while pause <= LONGEST_PAUSE_SECONDS:
+            there = requests.fetched_offsets(await self._ask("OffsetFetch", request, GROUP, group))
+            if all(
+                partition in there and there[partition].offset >= offset.offset for partition, offset in offsets.items()
+            ):
+                return True
+            await asyncio.sleep(pause)
+            pause *= 2
+        return False
+
+    async def abort(self) -> None:
+        """Abort the transaction, if one is open. Raises PublishError if it may be committed already."""
+        if self._ending:
+            raise PublishError("the transaction may be committed: its end was sent, and not answered")
+        if self._open:
+            await self._end(commit=False)
+
+    async def _end(self, *, commit: bool) -> None:
+        if self._id is None or not self._open:
+            raise RuntimeError("this is a bug: no transaction is open")
+        self._ending = commit
+        if self._known:
+            what = f"EndTxn({'commit' if commit else 'abort'})"
+            if self.transactions == 1:
+                await self._ask(what, requests.end_v1(self._id, self._producer, commit), TRANSACTION)
+            else:
+                await self._end_epoch(what, requests.EndV2(self._id, self._producer, commit), commit)
+        self._open, self._ending = False, None
+        if self._late:
+            await self._renew()
+
+    async def _end_epoch(self, what: str, request: Any, commit: bool) -> None:
+        """End a transaction V2, and go on in the next epoch."""
+        response = await self._ask(what, request, TRANSACTION, also=() if commit else (INVALID_TXN_STATE,))
+        if response.error_code == INVALID_TXN_STATE:  # all was refused before it became part of the transaction
+            self._late = True
+        else:
+            self._enter(ProducerEpoch(response.producer_id, response.producer_epoch))
+
+    async def _renew(self) -> None:
+        """Get the next epoch: requests of this one that still arrive are refused from now on."""
+        why = "a request was not answered, and may still arrive"
+        if not self._owns():
+            raise ProducerFenced(f"{self._id}: {why}, and the partition is another worker's by now")
+        before = self._producer
+        try:
+            await self._initialise(before)
+        except UnsupportedError as error:
+            raise PublishError(f"{self._id}: {why}; brokers before Kafka 2.7 give no new epoch") from error
+        log.info("%s: %s; epoch %d follows %d", self._id, why, self._producer.epoch, before.epoch)
+
+    async def _add_partitions(self, transactional_id: str, partitions: Sequence[TopicPartition]) -> None:
+        """Make partitions part of the transaction (V1)."""
+        if partitions:
+            self._known = True
+            request = requests.add_partitions(transactional_id, self._producer, partitions)
+            await self._ask("AddPartitionsToTxn", request, TRANSACTION)
+            self._added.update(partitions)
+
+    # -- records
+
+    async def _send_next(self, deliveries: Mapping[TopicPartition, _Delivery]) -> list[_Trouble]:
+        """Send the next batch of each partition, all at once; return what stands in the way of some."""
+        troubles = []
+        by_node: dict[int, dict[TopicPartition, _Delivery]] = {}
+        for partition, each in deliveries.items():
+            self.waits_for = f"a leader of topic {partition.topic}, partition {partition.partition}"
+            node = await self._cluster.leader(partition)
+            if node is None:
+                troubles.append(_Trouble(f"topic {partition.topic}, partition {partition.partition} has no leader"))
+            else:
+                by_node.setdefault(node, {})[partition] = each
+        sent = (self._produce(node, some) for node, some in by_node.items())
+        for result in await asyncio.gather(*sent, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+            troubles += result
+        if not all(trouble.busy for trouble in troubles):
+            await self._cluster.refresh()
+        return troubles
+
+    async def _produce(self, node: int, deliveries: Mapping[TopicPartition, _Delivery]) -> list[_Trouble]:
+        """Send one request with the next batch of each partition that a broker leads."""
+        data = {
+            partition: each.batches[0].builder.build(self._producer, self._sequences.get(partition, 0))
+            for partition, each in deliveries.items()
+        }
+        if self._id is not None and self.transactions == 2:
+            request: Any = requests.ProduceV2(self._id, self._timeout_ms, data)
+        else:
+            request = requests.ProduceV1(self._id, self._timeout_ms, data)
+        topics = ", ".join(sorted({partition.topic for partition in deliveries}))
+        self.waits_for = f"Produce to topic {topics} at broker {node}"
+        self._known = True
+        try:
+            response = await self._send_to(node, request)
+        except UnsentError as error:
+            return [_Trouble(f"topic {topics}: {error}")]
+        except UnansweredError as error:
+            for each in deliveries.values():
+                each.batches[0].unsure = True
+            return [_Trouble(f"topic {topics}: {error}")]
+        troubles = []
+        for topic, results in response.topics:
+            for number, code, *rest in results:
+                partition = TopicPartition(topic, number)
+                trouble = self._settle(partition, deliveries[partition], code, rest)
+                if trouble is not None:
+                    troubles.append(trouble)
+        return troubles
+
+    def _settle(
+        self, partition: TopicPartition, delivery: _Delivery, code: int, rest: Sequence[Any]
+    ) -> _Trouble | None:
+        """Note what became of a partition's next batch. `rest`: offset, time, log start, from v8 on the messages."""
+        batch = delivery.batches[0]
+        where = f"topic {partition.topic}, partition {partition.partition}"
+        if code in REFUSALS:
+            error = _refusal(partition, code, rest)
+            if batch.unsure:
+                self._doubtful(error)
+            delivery.refused.append(Refused(batch.first, batch.count, batch.builder.size(), delivery.limit, error))
+            delivery.batches.popleft()  # the broker counts no refused record: the sequence number stays
+            return None
+        answer = ANSWERS.get(code)
+        if answer is Answer.DONE:
+            self._sequences[partition] = (self._sequences.get(partition, 0) + batch.count) % SEQUENCES
+            delivery.batches.popleft()
+            return None
+        if answer not in AGAIN:
+            self._fail(where, code, partition.topic)
+        if answer is Answer.UNSURE:
+            batch.unsure = self._late = True
+        return _Trouble(f"{where}: {for_code(code).__name__}", busy=answer is Answer.BUSY)
+
+    def _doubtful(self, refusal: TopicRefusedError) -> None:
+        """Raise the error of a batch that was refused, but may have been appended by an earlier try.
+
+        Only a new epoch, or a new producer, gets round the unknown sequence number.
+        """
+        if self._id is None:
+            raise DoubtfulRefusalError(f"{refusal}; it is unknown whether an earlier try was written") from refusal
+        self._late = True
+        raise AbortableError(f"{refusal}; an earlier try may be written") from refusal
+
+    # -- requests
+
+    async def _ask(
+        self, what: str, request: Any, kind: int | None, key: str | None = None, *, also: Sequence[int] = ()
+    ) -> Any:
+        """Send a request until it is answered for good. `kind` and `key`: its coordinator; None: any broker.
+
+        `also`: further error codes that the caller understands.
+        """
+        pauses = _Pauses(self._id)
+        unsure = False
+        while True:
+            self.waits_for = f"the coordinator for {what}"
+            try:
+                node = await self._node(kind, key or self._id or "")
+                self.waits_for = f"{what} at broker {node}"
+                response = await self._send_to(node, request)
+            except (UnsentError, UnansweredError) as error:
+                unsure |= isinstance(error, UnansweredError)
+                trouble = _Trouble(f"{what}: {error}")
+                await self._cluster.refresh()
+            else:
+                code, topic = _error(response)
+                answer = ANSWERS.get(code)
+                if answer is Answer.DONE or code in also:
+                    return response
+                if answer not in AGAIN:
+                    self._fail(what, code, topic or key or self._id or "", unsure=unsure)
+                if answer is Answer.UNSURE:
+                    unsure = self._late = True
+                trouble = _Trouble(f"{what}: {for_code(code).__name__}", busy=answer is Answer.BUSY)
+            if kind is not None and not trouble.busy:
+                self._coordinators.pop(kind, None)
+            await pauses.pause([trouble])
+
+    async def _node(self, kind: int | None, key: str) -> int:
+        if kind is None:
+            return await self._cluster.any_node()
+        if kind not in self._coordinators:
+            self._coordinators[kind] = await self._cluster.coordinator(kind, key)
+        return self._coordinators[kind]
+
+    async def _send_to(self, node: int, request: Any) -> Any:
+        """Send a request once. Without an answer, whatever the reason, it may still reach the broker."""
+        try:
+            return await self._cluster.send(node, request)
+        except (UnsentError, UnsupportedError):
+            raise
+        except BaseException:
+            self._late |= not isinstance(request, requests.FetchOffsets)  # it changes nothing
+            raise
+
+    def _fail(self, where: str, code: int, name: str, *, unsure: bool = False) -> None:
+        """Raise the error for a code that is final. `unsure`: an earlier try may have been done."""
+        answer = ANSWERS.get(code)
+        if answer is Answer.FENCED:
+            raise ProducerFenced(f"{self._id}: {where}: the epoch {self._producer.epoch} is over")
+        if answer is Answer.ABORT and self._open and (self._ending is None or (self._ending and not unsure)):
+            self._ending = None
+            raise AbortableError(f"{where}: the broker wants the transaction aborted")
+        error = for_code(code)(name)
+        raise PublishError(f"{where}: {error!r}") from error
+
+
+class _Pauses:
+    """The pauses between the tries of a request."""
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name or "producer"
+        self._seconds = FIRST_PAUSE_SECONDS
+        self._told: float | None = None
+
+    async def pause(self, troubles: Sequence[_Trouble]) -> None:
+        """Wait before the next try, and say why now and then."""
+        if all(trouble.busy for trouble in troubles):
+            await asyncio.sleep(BUSY_SECONDS)
+            return
+        now = asyncio.get_running_loop().time()
+        why = "; ".join(trouble.why for trouble in troubles)
+        if self._told is None:  # most troubles are over after a moment: a new leader, a coordinator that is loading
+            self._told = now
+            log.info("%s: %s; trying again", self._name, why)
+        elif now - self._told >= TELL_SECONDS:
+            self._told = now
+            log.warning("%s: %s; still trying", self._name, why)
+        await asyncio.sleep(self._seconds)
+        self._seconds = min(2 * self._seconds, LONGEST_PAUSE_SECONDS)
+
+
+def _error(response: Any) -> tuple[int, str | None]:
+    """Return the error code of a response (0: none), and the topic if it is about one."""
+    if getattr(response, "error_code", 0) or not (hasattr(response, "errors") or hasattr(response, "topics")):
+        return response.error_code, None
+    by_topic = response.errors if hasattr(response, "errors") else response.topics
+    errors = [(code, topic) for topic, partitions in by_topic for *_, code in partitions if code]
+    # The broker attempts none if it refuses one of them.
+    return min(errors, key=lambda error: error[0] == OPERATION_NOT_ATTEMPTED, default=(0, None))
+
+
+def _refusal(partition: TopicPartition, code: int, rest: Sequence[Any]) -> TopicRefusedError:
+    records, words = (rest[3], rest[4]) if len(rest) >= 5 else ((), "")
+    about = {index: message or "" for index, message in records}
+    told = next(iter(about.values()), "") or words or ""
+    return TopicRefusedError(partition.topic, partition.partition, code, told, about)

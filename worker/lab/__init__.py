@@ -1,0 +1,1 @@
+"""For trying out and for tests: an embedded broker, a stand-in for the registry, the demo."""

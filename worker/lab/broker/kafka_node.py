@@ -1,0 +1,291 @@
+"""One Kafka node: its directory, and the JVM process that runs on it.
+
+A node ends with its parent: the child forks a small watchdog that blocks on a pipe whose write end only the parent has,
+and then becomes the JVM by exec. However the parent dies, the pipe closes and the watchdog kills the JVM.
+PR_SET_PDEATHSIG would be Linux only, and would also fire when just the starting *thread* ends. A node has its own
+session, so Ctrl-C in the terminal reaches only the worker, which can drain first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from worker.lab.broker.kafka_jars import JAVA_25, BrokerError, Runtime
+from worker.lab.broker.ports import HOST
+
+# No output in normal operation: the two loggers below would warn at each first start and while another node is down.
+LOG4J2 = """\
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = out
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d %p %c{1} - %m%n
+logger.controller.name = org.apache.kafka.controller.QuorumController
+logger.controller.level = error
+logger.network.name = org.apache.kafka.clients.NetworkClient
+logger.network.level = error
+"""
+
+_TUNING = {
+    "auto.create.topics.enable": "false",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",  # lets a test notice a dead member quickly
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "log.cleaner.dedupe.buffer.size": "4194304",  # the default of 128 MB would be half the heap
+    "log.cleaner.backoff.ms": "1000",  # compacts within a second, where the topic's own settings allow it
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "3000",  # until then a killed node's partitions do not move, and it cannot return
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+}
+
+
+def server_properties(
+    node_id: int,
+    ports: Sequence[Mapping[str, int]],
+    protocols: Mapping[str, str],
+    log_dir: Path,
+    overrides: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the server.properties of one node.
+
+    ports: listener name -> port, for each node; protocols: listener name -> security protocol. Both contain
+    PLAINTEXT (clients and brokers) and CONTROLLER. Overrides win; advertised.listeners follows the
+    resulting listeners unless it is overridden itself.
+    """
+    replicas = min(3, len(ports))
+    in_sync = 2 if replicas == 3 else 1
+    properties = {
+        "process.roles": "broker,controller",
+        "node.id": str(node_id),
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.voters": ",".join(f"{i}@{HOST}:{p['CONTROLLER']}" for i, p in enumerate(ports)),
+        "listeners": ",".join(f"{name}://{HOST}:{port}" for name, port in ports[node_id].items()),
+        "listener.security.protocol.map": ",".join(f"{name}:{p}" for name, p in protocols.items()),
+        "inter.broker.listener.name": "PLAINTEXT",
+        "log.dirs": str(log_dir),
+        "default.replication.factor": str(replicas),
+        "min.insync.replicas": str(in_sync),
+        "offsets.topic.replication.factor": str(replicas),
+        "transaction.state.log.replication.factor": str(replicas),
+        "transaction.state.log.min.isr": str(in_sync),
+        "share.coordinator.state.topic.replication.factor": str(replicas),
+        "share.coordinator.state.topic.min.isr": str(in_sync),
+        **_TUNING,
+        **overrides,
+    }
+    if "advertised.listeners" not in overrides:
+        controllers = properties["controller.listener.names"].split(",")
+        listeners = properties["listeners"].split(",")
+        clients = [item for item in listeners if item.split("://")[0] not in controllers]
+        properties["advertised.listeners"] = ",".join(clients)
+    return properties
+
+
+def java_properties(properties: Mapping[str, str]) -> bytes:
+    """Write Java's .properties format: Latin-1, escapes for the rest, backslashes and line ends (PEM!) escaped."""
+    lines = (f"{k}={v}".replace("\\", "\\\\").replace("\n", "\\n") + "\n" for k, v in properties.items())
+    return "".join(lines).encode("latin-1", "backslashreplace")
+
+
+STOP_TIMEOUT_S = 30.0  # 0.2 s on an idle machine; then SIGKILL, which costs a log recovery at the next start
+LOG_TAIL_LINES = 20
+
+# The child: start a watchdog, then become the JVM. The watchdog is the JVM's child, so getppid() shows
+# whether the JVM still runs: it can never kill another process that got the same pid.
+_LAUNCH = """
+import os, sys
+java = os.getpid()
+if os.fork() == 0:
+    os.read(0, 1)
+    if os.getppid() == java:
+        os.kill(java, 9)
+    os._exit(0)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+_JVM_FLAGS = [
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xms48m",  # 155 MB resident; without it the JVM starts with 1/64 of the machine and takes 325 MB
+    "-XX:-UsePerfData",
+    "-XX:+IgnoreUnrecognizedVMOptions",  # the next ones are diagnostic: another JRE may not know them
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:-AOTAdapterCaching",  # with stubs in the class cache Java 25 warns of wrong links
+    "-XX:-AOTStubCaching",
+]
+
+# An older JVM refuses to start with these.
+_JAVA_25_FLAGS = [
+    "--sun-misc-unsafe-memory-access=allow",  # no warning of Kafka's use of Unsafe
+    "-Xlog:aot*=off",
+]
+
+
+class KafkaNode:
+    """A combined broker and controller. It keeps its ports and data between starts."""
+
+    def __init__(
+        self, number: int, directory: Path, runtime: Runtime, *, heap_mb: int, jvm_flags: Sequence[str] = ()
+    ) -> None:
+        self.log = directory / "node.log"
+        self.listeners: Mapping[str, str] = {}
+        """The advertised listeners: name -> host:port."""
+        self._number = number
+        self._directory = directory
+        self._runtime = runtime
+        self._heap_mb = heap_mb
+        self._jvm_flags = tuple(jvm_flags)
+        self._probe = ""  # host:port of a listener without TLS or SASL; empty: there is none
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def data(self) -> Path:
+        """Return the directory of the node's log segments."""
+        return self._directory / "data"
+
+    @property
+    def formatted(self) -> bool:
+        """Return whether the node has storage from an earlier start."""
+        return (self.data / "meta.properties").exists()
+
+    @property
+    def alive(self) -> bool:
+        """Return whether the process runs (paused counts as running)."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Return the process id. Raises BrokerError if the node does not run."""
+        if self._process is None or self._process.poll() is not None:
+            raise BrokerError(f"node {self._number} is not running")
+        return self._process.pid
+
+    def write_files(self, properties: Mapping[str, str]) -> None:
+        """Write the configuration files for these server.properties."""
+        (self._directory / "tmp").mkdir(parents=True, exist_ok=True)
+        (self._directory / "server.properties").write_bytes(java_properties(properties))
+        (self._directory / "log4j2.properties").write_text(LOG4J2)
+        advertised = properties["advertised.listeners"].split(",")
+        protocol = dict(p.split(":") for p in properties["listener.security.protocol.map"].split(","))
+        self.listeners = dict(item.split("://", 1) for item in advertised)
+        plain = (address for name, address in self.listeners.items() if protocol.get(name) == "PLAINTEXT")
+        self._probe = next(plain, "")
+
+    def start_format(self, cluster_id: str, features: Mapping[str, int]) -> None:
+        """Start Kafka's StorageTool on the node; `reap` returns its exit status."""
+        levels = (argument for name, level in features.items() for argument in ("--feature", f"{name}={level}"))
+        self._process = self._java("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", *levels, "-c")
+
+    def start(self) -> None:
+        """Start the node; it is `ready` some time later."""
+        self._process = self._java("kafka.Kafka", jvm_flags=self._jvm_flags)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal. Raises BrokerError if the node does not run."""
+        os.kill(self.pid, number)
+
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal that ends the process, also while it is paused; do nothing without a process."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)
+
+    def reap(self, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
+        """Wait for the process to end, then release its watchdog; return the exit status. Raises BrokerError."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        late = False
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            late = True
+            process.kill()
+            process.wait()
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()
+        if late:
+            raise BrokerError(f"Kafka did not stop in {timeout_s} s and was killed; {self.tail()}")
+        return process.returncode
+
+    def ready(self, wanted: set[int]) -> bool:
+        """Return whether the node answers and knows all wanted nodes as live."""
+        with contextlib.suppress(OSError):
+            if self._probe:
+                return wanted <= _live_brokers(self._probe)
+            for address in self.listeners.values():  # TLS or SASL only: an accepted TCP connection must suffice
+                socket.create_connection(_split(address), timeout=2).close()
+            return True
+        return False
+
+    def tail(self) -> str:
+        """Return the end of the log, for an error."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return f"last lines of {self.log}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
+
+    def _java(self, main: str, *arguments: str, jvm_flags: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start one of Kafka's programs on the node's server.properties, with its output in the node's log."""
+        aot = self._runtime.aot_cache
+        flags = [*_JVM_FLAGS, f"-Xmx{self._heap_mb}m", *jvm_flags]
+        if self._runtime.jre.version >= JAVA_25:
+            flags += _JAVA_25_FLAGS
+        if aot.exists() and aot.stat().st_size:
+            flags.append(f"-XX:{self._runtime.class_cache_options[1]}={aot}")
+        flags.append(f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}")
+        flags.append(f"-Djava.io.tmpdir={self._directory / 'tmp'}")
+        java = [str(self._runtime.jre.java), *flags, "-cp", self._runtime.class_path, main, *arguments]
+        # A reduced environment: no JAVA_TOOL_OPTIONS that change the JVM, and no secrets.
+        environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCH, *java, str(self._directory / "server.properties")],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment | {"LC_ALL": "C.UTF-8"},
+                cwd=self._directory,
+                start_new_session=True,
+            )
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, port = address.rsplit(":", 1)
+    return host, int(port)
+
+
+def _live_brokers(address: str) -> set[int]:
+    """Ask one broker for the ids of all live brokers it knows: Metadata v1 for no topics, without TLS or SASL.
+
+    Raises OSError while nobody answers.
+    """
+    request = struct.pack(">hhih5si", 3, 1, 0, 5, b"probe", 0)
+    with socket.create_connection(_split(address), timeout=2) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        with connection.makefile("rb") as stream:
+            (size,) = struct.unpack(">i", stream.read(4).ljust(4, b"\0"))
+            answer = stream.read(size)
+    if size < 8 or len(answer) < size:
+        raise ConnectionError("the broker closed the connection")
+    (count,), at = struct.unpack_from(">i", answer, 4), 8
+    ids = set()
+    for _ in range(count):  # node id, host, port, nullable rack
+        node_id, length = struct.unpack_from(">ih", answer, at)
+        (rack,) = struct.unpack_from(">h", answer, at + 6 + length + 4)
+        ids.add(node_id)
+        at += 6 + length + 4 + 2 + max(rack, 0)
+    return ids

@@ -1,0 +1,1 @@
+"""kp-worker demo."""
