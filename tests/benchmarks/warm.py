@@ -14,7 +14,6 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.benchmarks.workload import PARTITIONS, Source, documents, fill, fresh_topics
 from worker.core.records import ACCEPTED
-from worker.kafka.writing.producer import producer_arguments
 
 RECORDS: Final = 20_000
 """Records written in large batches and read: the other half of what the runs do."""
@@ -53,9 +52,7 @@ async def _transact(
 ) -> None:
     tp = TopicPartition(source.name, partition)
     value = source.values[partition]
-    async with AIOKafkaProducer(
-        bootstrap_servers=bootstrap, **producer_arguments({}), transactional_id=f"{group}-warm-{partition}"
-    ) as producer:
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{group}-warm-{partition}") as producer:
         for i in range(count):
             async with producer.transaction():
                 sent = [await producer.send(target, value, b"key", partition) for target in targets]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -20,6 +20,7 @@ from aiokafka.protocol.types import CompactString, Int16, TaggedFields, Unsigned
 
 from worker.kafka.aiokafka_private import RecordBatch, UnansweredError, UnsentError, UnsupportedError
 
+UNKNOWN_TOPIC, NOT_ATTEMPTED = 3, 55
 NONE, OUT_OF_ORDER, DUPLICATE, INVALID_EPOCH, INVALID_STATE, INVALID_MAPPING, CONCURRENT, FENCED, ABORTABLE = (
     0, 45, 46, 47, 48, 49, 51, 90, 120,
 )  # fmt: skip
@@ -104,7 +105,7 @@ class BrokerModel:
 
     `transactions`: the finalised transaction.version, 0 or 2. `release`: before (3, 6) Kafka appends records of a
     transaction that the coordinator does not know; before (4, 0) a late offset takes away a pending one, and there are
-    no transactions V2.
+    no transactions V2. `deleted`: topics that it does not have; it then takes no other partition of the request either.
     """
 
     def __init__(self, *, transactions: int, release: tuple[int, int] = (4, 1), last_epoch: int = LAST_EPOCH) -> None:
@@ -112,6 +113,7 @@ class BrokerModel:
         self.release = release
         self.last_epoch = last_epoch
         self.logs: dict[TopicPartition, Log] = {}
+        self.deleted: set[str] = set()
         self.offsets: dict[tuple[str, TopicPartition], int] = {}
         self.metadata: dict[tuple[str, TopicPartition], str] = {}
         self._pending_offsets: dict[int, dict[tuple[str, TopicPartition], tuple[int, str]]] = {}
@@ -198,6 +200,9 @@ class BrokerModel:
 
     def _addpartitionstotxn(self, request: Any) -> tuple[Any, ...]:
         partitions = [TopicPartition(topic, number) for topic, numbers in request.topics for number in numbers]
+        codes = {topic: self._missing(request.topics, topic) for topic, _ in request.topics}
+        if any(codes.values()):
+            return 0, [(topic, [(number, codes[topic]) for number in numbers]) for topic, numbers in request.topics]
         code = self._add(request.transactional_id, request.producer_id, request.producer_epoch, set(partitions))
         code = INVALID_EPOCH if code == FENCED else code  # this version does not know the other
         return 0, [(topic, [(number, code) for number in numbers]) for topic, numbers in request.topics]
@@ -316,10 +321,17 @@ class BrokerModel:
             rows = []
             for number, data in partitions:
                 partition = TopicPartition(topic, number)
-                code = self._append(request.transactional_id, partition, bytes(data), adds=adds)
+                code = self._missing(request.topics, topic) if adds else NONE
+                code = code or self._append(request.transactional_id, partition, bytes(data), adds=adds)
                 rows.append((number, code, 0, -1, 0, [], ""))
             topics.append((topic, rows))
         return topics, 0
+
+    def _missing(self, topics: Sequence[Any], topic: str) -> int:
+        """Return the error code for a topic of a request that adds all its partitions to a transaction, or none."""
+        if topic in self.deleted:
+            return UNKNOWN_TOPIC
+        return NOT_ATTEMPTED if any(other in self.deleted for other, _ in topics) else NONE
 
     def _append(self, name: str | None, partition: TopicPartition, data: bytes, *, adds: bool) -> int:
         batch = RecordBatch(data)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.crash_worker import SteppedProducer
 from worker import cli
-from worker.commands.redrive.command import command as redrive
+from worker.commands.redrive import command as redrive
 
 RECORDS = 7
 """Letters in one transaction, so that there are many to be killed in."""

@@ -1,4 +1,4 @@
-"""The reasoning trace: its model, its validation, its text and time, and the scored output document.
+r"""The reasoning trace: its model, its validation, its text and time, and the scored output document.
 
 Here live the shape of a trace and every rule that makes a document one. No I/O, clock, environment, logging
 or asyncio: bytes come in, values go out, and the only exception is InvalidTrace.
@@ -15,8 +15,6 @@ The verdict is that of JSON.parse followed by the reference's zod 3 schema, with
 As in the reference, the last of duplicate keys counts and the earlier ones need only be JSON; 1.0 and 1e0 are
 integers; null is not absence; U+0000 is a character like any other.
 """
-
-from __future__ import annotations
 
 import enum
 import functools

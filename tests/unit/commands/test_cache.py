@@ -17,7 +17,7 @@ from worker.commands.cache.nearest import Query, nearest_report
 from worker.commands.cache.read import CachedPartition, PartitionLog, restore_cache, restore_latest
 from worker.commands.cache.rows import cache_stats, newest_rows
 from worker.commands.cache.view import print_entries, print_nearest, print_stats
-from worker.commands.doctor.command import cache as doctor_cache
+from worker.commands.doctor import cache as doctor_cache
 from worker.commands.shared.console import CommandError
 from worker.config import Settings, load
 from worker.core.changelog import Entry, Log, decode_all, encode, slot_key

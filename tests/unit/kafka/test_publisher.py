@@ -228,6 +228,18 @@ async def test_a_request_without_an_answer_is_sent_again(exactly_once: Pair) -> 
     assert cluster.asked[-1] == ("EndTxn(commit)" if cluster.broker.transactions else "InitProducerId")
 
 
+async def test_a_batch_waits_for_a_topic_that_is_missing(exactly_once: Pair) -> None:
+    publisher, cluster = exactly_once
+    cluster.broker.deleted.add("traces.rejected")
+    publishing = asyncio.create_task(publisher.publish(BATCH))
+    await asyncio.sleep(0.05)
+    assert not publishing.done()
+    assert not cluster.broker.logs
+    cluster.broker.deleted.clear()
+    await publishing
+    assert cluster.visible() == SENT
+
+
 async def test_a_publish_that_is_cancelled_commits_nothing(exactly_once: Pair) -> None:
     publisher, cluster = exactly_once
     cluster.gate.clear()

@@ -9,7 +9,7 @@ import msgspec
 
 from worker.core.trace import CONTEXT
 
-SAMPLES: Final = Path(__file__).parents[1] / "data" / "demo_traces.jsonl"
+SAMPLES: Final = Path(__file__).parents[2] / "data" / "demo_traces.jsonl"
 
 
 class Sample(NamedTuple):

@@ -90,6 +90,7 @@ ANSWERS: Final[Mapping[int, Answer]] = {
     6: Answer.MOVED,  # NOT_LEADER_OR_FOLLOWER
     15: Answer.MOVED,  # COORDINATOR_NOT_AVAILABLE
     16: Answer.MOVED,  # NOT_COORDINATOR
+    55: Answer.MOVED,  # OPERATION_NOT_ATTEMPTED: another partition of the request is the reason
     7: Answer.UNSURE,  # REQUEST_TIMED_OUT: not all replicas have it
     13: Answer.UNSURE,  # NETWORK_EXCEPTION
     20: Answer.UNSURE,  # NOT_ENOUGH_REPLICAS_AFTER_APPEND
