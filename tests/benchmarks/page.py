@@ -1,4 +1,7 @@
-"""docs/benchmarks.md out of a run: `python -m tests.benchmarks.page RESULTS.json > docs/benchmarks.md`."""
+"""docs/benchmarks.md out of a run: `python -m tests.benchmarks.page RESULTS.json > docs/benchmarks.md`.
+
+`python -m tests.benchmarks.page RESULTS.json --run` prints the table of the run in docs/benchmark-method.md.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,26 @@ from tests.benchmarks.results import spread
 
 HEAD = """# Benchmarks
 
-`make bench` measures the worker against the alternatives, all in one run on one machine, and prints the tables below.
-Install the peers with `.venv/bin/python -m pip install -e '.[bench]'`. The lower precisions are measured if they were
-exported: `kp-worker export-model --precision bf16 --precision int8`. A run that does not produce every output is an
-error, not a fast result; in part b every output must equal that of the reference job, byte for byte. Ratios are taken
-within a round. Figures are median (least..most).
+Speed against the alternatives, by `make bench`. [benchmark-method.md](benchmark-method.md) says how and on what it was
+measured. Figures are median (least..most).
 
 ![Results](benchmarks.svg)
 """
 
 
-def page(found: dict[str, Any]) -> str:
-    """Return the page."""
-    machine = found["machine"]
-    lines = [HEAD, "## The run", "", "| | |", "|---|---|"]
-    for name, value in machine.items():
+def run_table(found: dict[str, Any]) -> str:
+    """Return what the run was measured on, as a table."""
+    lines = ["| | |", "|---|---|"]
+    for name, value in found["machine"].items():
         several = [f"{k} {v}" for k, v in value.items()] if isinstance(value, dict) else value
         shown = ", ".join(map(str, several)) if isinstance(several, list) else several
         lines.append(f"| {name} | {shown} |")
-    lines += ["", "## Goals", "", "| | goal | wanted | measured | |", "|---|---|---|---|---|"]
+    return "\n".join(lines) + "\n"
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the page."""
+    lines = [HEAD, "## Goals", "", "| | goal | wanted | measured | |", "|---|---|---|---|---|"]
     for goal in sorted(found["goals"], key=lambda goal: goal["part"]):
         sign = "at most" if goal["best"] == "max" else "at least"
         verdict = "reached" if goal["reached"] else "**missed**"
@@ -51,4 +55,5 @@ def page(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page(json.loads(Path(sys.argv[1]).read_bytes())))
+    results = json.loads(Path(sys.argv[1]).read_bytes())
+    sys.stdout.write(run_table(results) if "--run" in sys.argv else page(results))
