@@ -32,7 +32,6 @@ import numpy as np
 import worker.kafka.writing.publisher
 import worker.stream.assignment
 import worker.stream.process
-import worker.stream.publishers
 from worker import config
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
@@ -41,9 +40,9 @@ from worker.embed.load import load_configured
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.protocol import Offsets
 from worker.kafka.writing.publication import Refused, Shipment
-from worker.stream.evaluator import Evaluator, Taken
+from worker.stream.evaluator import Evaluator
 from worker.stream.faust_consumer import KpConsumer
-from worker.stream.partition_state import Decided
+from worker.stream.state import Pending
 
 DIMENSIONS: Final = 384
 FAMILIES: Final = 12
@@ -203,9 +202,8 @@ class SteppedProducer(Producer):
 def install() -> None:
     """Put the doubles at their seams."""
     assignment: Any = worker.stream.assignment
-    publishers: Any = worker.stream.publishers
     refused_records: Any = worker.kafka.writing.publisher
-    publishers.Producer = SteppedProducer
+    assignment.Producer = SteppedProducer
     assignment.restore = _slowly(assignment.restore)
     refused_records.find_culprits = _stepped(refused_records.find_culprits)
     if os.environ.get("TEST_DECISIONS"):
@@ -220,13 +218,13 @@ def install() -> None:
     KpConsumer.commit_offset = stepped  # type: ignore[method-assign,assignment]
 
 
-def _noted(decide: Callable[[Evaluator, Taken], Decided]) -> Callable[[Evaluator, Taken], Decided]:
+def _noted(decide: Callable[[Evaluator, Pending], None]) -> Callable[[Evaluator, Pending], None]:
     path = Path(os.environ["TEST_DECISIONS"]) / f"{os.getpid()}-{time.time_ns()}.decisions"
     file = path.open("w", buffering=1)  # a line reaches the system before the next step, whatever becomes of us
 
-    def noting(self: Evaluator, taken: Taken) -> Decided:
-        file.write(f"{taken.record.partition} {taken.record.offset} {time.time():.6f}\n")
-        return decide(self, taken)
+    def noting(self: Evaluator, pending: Pending) -> None:
+        file.write(f"{pending.record.partition} {pending.record.offset} {time.time():.6f}\n")
+        decide(self, pending)
 
     return noting
 

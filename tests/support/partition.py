@@ -26,10 +26,9 @@ from worker.embed.embedder import Embedding
 from worker.kafka.writing.publication import Batch
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
-from worker.stream.dead_letter_limit import DeadLetterLimit
 from worker.stream.group_scope import GroupScope
-from worker.stream.partition_state import PartitionState
-from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
+from worker.stream.partition import Context, DeadLetterLimit, Partition
+from worker.stream.state import PartitionState
 
 DIMENSIONS = 8
 
@@ -100,20 +99,60 @@ def source_offset(output: Any) -> int:
     return int(json.loads(output.value)["scoring"]["source"]["offset"])
 
 
-async def same_topic(topic_id: str | None) -> None:
-    """Find that the source topic has this id."""
+class ManualBuffer:
+    """The fetch buffer, with waiting records and turns as the test says."""
+
+    def __init__(self) -> None:
+        self.number_waiting = 0
+        self.turn = True
+        self.others_wait = False
+        self.given_back = 0
+        self.held = False
+        self.releases = 0
+
+    def __bool__(self) -> bool:
+        return self.number_waiting > 0 or self.others_wait
+
+    def waiting(self, partition: int) -> int:
+        return self.number_waiting
+
+    def has_turn(self, partition: int) -> bool:
+        return self.turn
+
+    def hold(self, partition: int) -> None:
+        self.held = True
+
+    def release(self, partition: int) -> None:
+        self.held = False
+        self.releases += 1
+
+    def give_back(self, size: int) -> None:
+        self.given_back += size
 
 
-def idle_callbacks(failures: list[BaseException]) -> Callbacks:
-    """Return the callbacks of a worker in which no record waits; failures go to the list."""
-    return Callbacks(
-        waiting=lambda _: 0,
-        has_turn=lambda _: False,
-        busy=lambda: False,
-        on_room=lambda: None,
-        on_failure=lambda _, error: failures.append(error),
-        confirm_topic=same_topic,
-    )
+class CommittedRecords:
+    """The status page's place: notes what is committed."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[SourceRecord, OutputRecord, ScoredTrace | None]] = []
+
+    def committed(self, *what: Any) -> None:
+        self.records.append(what)
+
+    def forgotten(self) -> None:
+        pass
+
+
+def idle_context(failures: list[BaseException], **more: Any) -> Context:
+    """Return the context of a worker in which no record waits; failures go to the list."""
+    buffer: Any = ManualBuffer()
+    buffer.turn = False
+    fields = {
+        "metrics": Metrics(CollectorRegistry()),
+        "evaluation": EvaluationConfig(DEFAULT_LIMITS),
+        "fail": lambda _, error: failures.append(error),
+    }
+    return Context(**{"buffer": buffer, **fields, **more})
 
 
 class TaskHarness:
@@ -140,52 +179,34 @@ class TaskHarness:
         self.metrics = Metrics(CollectorRegistry())
         self.scorer = PartitionScorer(5, 60_000, DIMENSIONS)
         self.scorer.restore([], stream_time_ms)
-        self.room = 0
-        self.waiting = 0
-        self.has_turn = True
-        self.others_wait = False
+        self.buffer = ManualBuffer()
+        self.status = CommittedRecords()
         self.failures: list[BaseException] = []
-        self.given_back = 0
         self.confirmed: list[str | None] = []
         self.not_confirmed: Exception | None = None
-        self.committed: list[tuple[SourceRecord, OutputRecord, ScoredTrace | None]] = []
-        self.task = PartitionTask(
-            0,
-            PartitionState(
-                self.scorer,
-                next_offset,
-                replay,
-                source_pass,
-                housekeeping,
-                None if control is None else Forgetting({}, [], 0, self.pool.identity.key(), None),
-            ),
-            self.publisher,
-            self.pool if embed else None,  # type: ignore[arg-type]
-            TaskConfig(EvaluationConfig(limits), 0.1, commit_interval, dead_letter_limit, tracing, group, control),
-            self.metrics,
-            Callbacks(
-                waiting=lambda _: self.waiting,
-                has_turn=lambda _: self.has_turn,
-                busy=lambda: self.waiting > 0 or self.others_wait,
-                on_room=self._count_room,
-                on_failure=lambda _, error: self.failures.append(error),
-                confirm_topic=self._confirm_topic,
-                on_committed=lambda *what: self.committed.append(what),
-                give_back=self._give_back,
-            ),
-        )
+        context: dict[str, Any] = {
+            "buffer": self.buffer,
+            "pool": self.pool if embed else None,
+            "metrics": self.metrics,
+            "evaluation": EvaluationConfig(limits),
+            "commit_interval_seconds": commit_interval,
+            "dead_letter_limit": dead_letter_limit,
+            "tracing": tracing,
+            "status": self.status,
+            "group": group,
+            "control": control,
+            "confirm_topic": self._confirm_topic,
+            "fail": lambda _, error: self.failures.append(error),
+        }
+        forgetting = None if control is None else Forgetting({}, [], 0, self.pool.identity.key(), None)
+        state = PartitionState(self.scorer, next_offset, replay, source_pass, housekeeping, forgetting)
+        self.task = Partition(0, state, self.publisher, Context(**context))
         self.task.start()
-
-    def _give_back(self, size: int) -> None:
-        self.given_back += size
 
     async def _confirm_topic(self, topic_id: str | None) -> None:
         self.confirmed.append(topic_id)
         if self.not_confirmed is not None:
             raise self.not_confirmed
-
-    def _count_room(self) -> None:
-        self.room += 1
 
     def take(self, *offsets: int, **fields: Any) -> None:
         for offset in offsets:

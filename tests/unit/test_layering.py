@@ -55,7 +55,7 @@ HOMES = (
         "jinja2": {"commands.shared.page"},
         "markupsafe": {"commands.shared.page"},
         "matplotlib": {"commands.report.charts", "commands.evaluate.page", "commands.shared.page"},
-        "opentelemetry": {"observe.tracing", "stream.evaluator", "stream.partition_state"},  # stream: the type alone
+        "opentelemetry": {"observe.tracing", "stream.state"},  # stream: the type alone
     }
     | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}
     | {"huggingface_hub": {"commands.fetch_model", "embed"}}
@@ -84,7 +84,6 @@ OF_OTHERS = {
     # (module, attribute): underscores that are not aiokafka's
     ("*", "_asdict"),  # named tuples
     ("*", "_make"),
-    ("*", "_replace"),
     ("cli", "_exit"),  # os
     ("commands.doctor.command", "_exit"),
     ("stream.faust_consumer", "_stopped"),  # Faust's fetcher

@@ -2,7 +2,7 @@
 
 The topic is compacted. A key names a pass (passes.py), a number of slots = capacity + slack, and a slot, sequence %
 slots. Within one pass and one capacity, a slot is only overwritten when no restart can need its old entry any more, as
-long as at most `slack` traces are past the committed offset (partition_task.py enforces that bound). Another pass or
+long as at most `slack` traces are past the committed offset (stream/partition.py enforces that bound). Another pass or
 another capacity has other keys and overwrites nothing: each entry that it found is deleted by a tombstone as soon as it
 is no longer among the newest `slots`. So a partition never has more than `slots` live entries.
 """

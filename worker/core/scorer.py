@@ -209,7 +209,7 @@ def _check_size(record: SourceRecord, limits: Limits) -> None:
 class Evaluation:
     """The evaluation of one partition's records. `identity` is the embedder's; None without one.
 
-    `evaluate` does all steps; a caller that measures each step calls `compare`, `decide` and `document` in this order.
+    `evaluate` does all steps; a caller that measures each one calls the scorer's `compare` and `decide` itself.
     """
 
     def __init__(self, scorer: PartitionScorer, identity: EmbedderIdentity | None, config: EvaluationConfig) -> None:
@@ -226,13 +226,9 @@ class Evaluation:
             _check_size(record, limits)
         return parse_trace(record.value, limits)
 
-    def compare(self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None) -> Comparison:
-        """Advance stream time and find the nearest live neighbour of the vector, shape (dimensions,)."""
-        return self._scorer.compare(vector, event_time_ms(trace, record.timestamp_ms, self._config.event_time))
-
-    def decide(self, record: SourceRecord, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
-        """Score the trace, and add its vector to the cache."""
-        return self._scorer.decide(trace, comparison, record.offset)
+    def event_time_ms(self, record: SourceRecord, trace: ReasoningTrace) -> int:
+        """Return the time that counts for a trace (KP_EVENT_TIME), ms since 1970."""
+        return event_time_ms(trace, record.timestamp_ms, self._config.event_time)
 
     def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
         """Build the accepted or rejected record."""
@@ -243,5 +239,6 @@ class Evaluation:
         self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None
     ) -> tuple[ScoredTrace, OutputRecord]:
         """Score the partition's next trace; return its score and the record to publish."""
-        scored = self.decide(record, trace, self.compare(record, trace, vector))
+        comparison = self._scorer.compare(vector, self.event_time_ms(record, trace))
+        scored = self._scorer.decide(trace, comparison, record.offset)
         return scored, self.document(record, scored)

@@ -1,11 +1,12 @@
-"""The assignment: which partition tasks a worker has, from what state they start, and when they are closed."""
+"""The assignment: which partitions a worker has, from what state they start, and when they are closed."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -17,14 +18,13 @@ from worker.core.forgetting import Forgetting
 from worker.core.passes import without_embedder
 from worker.core.records import EmbedderIdentity
 from worker.embed.load import new_scorer
-from worker.embed.pool import EmbeddingPool
+from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topics import Layout, prepare_topics
 from worker.kafka.state.restore import Position, read_positions, restore
-from worker.kafka.writing.publisher import Publisher
-from worker.observe.metrics import Metrics
-from worker.stream.partition_state import PartitionState
-from worker.stream.partition_task import Callbacks, PartitionTask, TaskConfig
-from worker.stream.publishers import Publishers
+from worker.kafka.writing.producer import Producer
+from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
+from worker.stream.partition import Context, Partition
+from worker.stream.state import PartitionState
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ async def prepare_layout(settings: Settings, client: Mapping[str, Any], identity
 
 
 class Assignment:
-    """The partition tasks of one worker, by partition.
+    """The partitions of one worker, by number.
 
-    A task is kept if it took part in the previous generation and has no uncommitted records: its state then equals the
-    changelog. Any other task is restored, because another worker may have processed the partition meanwhile.
+    A partition is kept if it took part in the previous generation and has no uncommitted records: its state then equals
+    the changelog. Any other one is restored, because another worker may have processed it meanwhile.
 
-    For a new task, the guarantee depends on this order:
+    For a new partition, the guarantee depends on this order:
      1. start the producer (exactly once: this fences the former owner and ends its open transaction);
      2. read the committed offset;
      3. read the changelog to its end; entries below that offset form the cache;
@@ -49,6 +49,9 @@ class Assignment:
 
     Step 1 must not come late: once the group has given the partition to another worker, it would fence that one. So a
     rebalance waits for producers that are starting (`drain`).
+
+    `client`: the arguments of every Kafka client. `generation` returns the group's current generation, as far as this
+    member knows. `commit_offset` commits an offset as a member of the group (at least once).
     """
 
     def __init__(
@@ -56,30 +59,28 @@ class Assignment:
         settings: Settings,
         client: Mapping[str, Any],
         layout: Layout,
-        publishers: Publishers,
-        pool: EmbeddingPool | None,
-        config: TaskConfig,
-        metrics: Metrics,
-        callbacks: Callbacks,
+        context: Context,
+        generation: Callable[[], int],
+        commit_offset: Callable[[TopicPartition, int, str], Awaitable[None]],
     ) -> None:
-        self.tasks: dict[int, PartitionTask] = {}
+        self.partitions: dict[int, Partition] = {}
         self._settings = settings
         self._client = client
         self._layout = layout
-        self._publishers = publishers
-        self._pool = pool
-        self._config = config
-        self._metrics = metrics
-        self._callbacks = callbacks
+        self._context = context
+        self._pool = context.pool
+        self._metrics = context.metrics
+        self._generation = generation
+        self._commit_offset = commit_offset
         self._fencing = asyncio.Lock()
 
     def next_offsets(self) -> dict[TopicPartition, int]:
         """Return the next offset to read of each partition."""
         topic = self._settings.source_topic
-        return {TopicPartition(topic, partition): task.committed for partition, task in self.tasks.items()}
+        return {TopicPartition(topic, each.number): each.committed for each in self.partitions.values()}
 
     async def change(self, mine: Sequence[int], generation: int) -> int:
-        """Take over the partitions of a new generation: close former tasks, open new ones; return their number.
+        """Take over the partitions of a new generation: close former ones, open new ones; return their number.
 
         The caller does step 4: it calls `confirm`, unless the group is rebalancing again, and then fetches. It must not
         call this method while the group is rebalancing.
@@ -90,15 +91,15 @@ class Assignment:
         return len(new)
 
     async def _take_over(self, mine: Sequence[int], generation: int) -> tuple[list[int], dict[int, Publisher]]:
-        """Close former tasks, and start the producers of new ones (step 1)."""
+        """Close former partitions, and start the producers of new ones (step 1)."""
         kept = {
-            partition
-            for partition, task in self.tasks.items()
-            if partition in mine and not task.failed and not len(task) and task.generation == generation - 1
+            number
+            for number, partition in self.partitions.items()
+            if number in mine and not partition.failed and not len(partition) and partition.generation == generation - 1
         }
-        gone = [partition for partition in self.tasks if partition not in kept]
-        await asyncio.gather(*(self.tasks.pop(partition).close() for partition in gone))
-        if gone and self._config.control is not None and self._pool is not None:
+        gone = [number for number in self.partitions if number not in kept]
+        await asyncio.gather(*(self.partitions.pop(number).close() for number in gone))
+        if gone and self._context.control is not None and self._pool is not None:
             self._pool.drop_remembered()  # other workers process the control records of these partitions
         for partition in set(gone) - set(mine):
             self._metrics.forget_partition(partition)
@@ -106,7 +107,7 @@ class Assignment:
             identity = None if self._pool is None else self._pool.identity
             self._layout = await prepare_layout(self._settings, self._client, identity)
         new = [partition for partition in mine if partition not in kept]
-        publishers = {partition: self._publishers.publisher(partition, self._layout) for partition in new}
+        publishers = {partition: self._publisher(partition) for partition in new}
         try:
             await asyncio.gather(*(publisher.start() for publisher in publishers.values()))  # 1
         except BaseException:
@@ -117,24 +118,24 @@ class Assignment:
         return new, publishers
 
     def confirm(self, generation: int) -> None:
-        """Record that all tasks took part in this generation; otherwise the next `change` restores them again."""
-        for task in self.tasks.values():
-            task.generation = generation
+        """Record that all partitions took part in this generation; otherwise the next `change` restores them again."""
+        for partition in self.partitions.values():
+            partition.generation = generation
 
     def advance(self) -> None:
-        """Let every task decide the records that waited."""
-        for task in self.tasks.values():
-            task.advance()
+        """Let every partition decide the records that waited."""
+        for partition in self.partitions.values():
+            partition.advance()
 
     async def drain(self) -> None:
-        """Wait until no producer is starting, and every task has committed the records it took."""
+        """Wait until no producer is starting, and every partition has committed the records it took."""
         async with self._fencing:
             pass
-        await asyncio.gather(*(task.drain() for task in self.tasks.values()))
+        await asyncio.gather(*(partition.drain() for partition in self.partitions.values()))
 
     async def close(self) -> None:
-        """Close every task."""
-        await asyncio.gather(*(task.close() for task in self.tasks.values()))
+        """Close every partition."""
+        await asyncio.gather(*(partition.close() for partition in self.partitions.values()))
 
     async def _open(self, partitions: Sequence[int], publishers: Mapping[int, Publisher]) -> None:
         try:
@@ -147,10 +148,30 @@ class Assignment:
         except BaseException:
             await _stop(publishers.values())
             raise
-        for partition in partitions:
-            task = self._task(partition, states[partition], publishers[partition])
-            self.tasks[partition] = task
-            task.start()
+        for number in partitions:
+            partition = Partition(number, states[number], publishers[number], self._context)
+            self.partitions[number] = partition
+            partition.start()
+
+    def _publisher(self, partition: int) -> Publisher:
+        """Return a new publisher for a source partition, by KP_DELIVERY."""
+        settings, layout = self._settings, self._layout
+        timeout = settings.transaction_timeout_seconds
+        source = TopicPartition(settings.source_topic, partition)
+        limit_of = partial(current_limit, self._client)
+        if settings.delivery == "exactly_once":
+            transactional_id = f"{settings.group_id}-{partition}"
+            producer = Producer(self._client, transactional_id, timeout, owns=partial(self._owns, partition))
+            return ExactlyOncePublisher(producer, settings.group_id, source, layout.outputs, layout.changelog, limit_of)
+        producer = Producer(self._client, None, timeout)
+        return AtLeastOncePublisher(
+            producer, source, layout.outputs, layout.changelog, self._commit_offset, timeout, limit_of
+        )
+
+    def _owns(self, number: int) -> bool:
+        """Whether this member has a partition, as far as it knows: its group has not given it away meanwhile."""
+        partition = self.partitions.get(number)
+        return partition is not None and partition.generation == self._generation()
 
     async def _positions(self, partitions: Sequence[int]) -> dict[int, Position]:
         if not partitions:
@@ -199,7 +220,7 @@ class Assignment:
 
     async def _state(self, partition: int, position: Position, restored: Restored) -> PartitionState:
         identity = None if self._pool is None else self._pool.identity
-        group = self._config.group
+        group = self._context.group
         scorer = new_scorer(self._settings, identity, partition, None if group is None else group.view)
         # In a thread: a large cache takes a while, and meanwhile this member's heartbeats must go out.
         await asyncio.to_thread(
@@ -212,11 +233,8 @@ class Assignment:
             scorer, position.offset, restored.replay, restored.current, restored.housekeeping, forgetting
         )
 
-    def _task(self, partition: int, state: PartitionState, publisher: Publisher) -> PartitionTask:
-        return PartitionTask(partition, state, publisher, self._pool, self._config, self._metrics, self._callbacks)
-
     def _forgetting(self, restored: Restored) -> Forgetting | None:
-        if self._config.control is None or self._pool is None:
+        if self._context.control is None or self._pool is None:
             return None
         return Forgetting(
             restored.kept(),

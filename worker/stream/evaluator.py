@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from worker.core.changelog import text_hash
 from worker.core.documents import dead_letter, embedding_failed
@@ -18,30 +17,9 @@ from worker.embed.embedder import Embedding, ModelError
 from worker.embed.pool import EmbeddingPool
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NoTracing, Tracing
-from worker.stream.partition_state import Decided, PartitionState
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+from worker.stream.state import PartitionState, Pending
 
 log = logging.getLogger(__name__)
-
-
-class Taken:
-    """A record between its admission and its decision. `embedding` None: nothing is embedded."""
-
-    __slots__ = ("embedding", "parsed", "record", "span", "started", "submitted", "text_hash")
-
-    def __init__(self, record: SourceRecord) -> None:
-        self.started = self.submitted = time.perf_counter()
-        self.record = record
-        self.span: Span | None = None
-        self.parsed: ReasoningTrace | InvalidTrace | ForgetRequest
-        self.embedding: Embedding | asyncio.Future[Embedding] | None = None
-        self.text_hash = b""  # of what is embedded
-
-    def ready(self) -> bool:
-        """Whether the record can be decided."""
-        return not isinstance(self.embedding, asyncio.Future) or self.embedding.done()
 
 
 class Evaluator:
@@ -73,140 +51,140 @@ class Evaluator:
         self._control = control
         self._evaluation = Evaluation(state.scorer, identity, config)
 
-    def take(self, record: SourceRecord) -> Taken:
+    def take(self, record: SourceRecord) -> Pending:
         """Parse a record and submit its text. The evaluation time starts here."""
-        taken = Taken(record)
-        taken.span = self._tracing.begin(record)
+        pending = Pending(record)
+        pending.span = self._tracing.begin(record)
         try:
-            taken.parsed = self._evaluation.read(record) if self._control is None else self._read(record, self._control)
+            pending.parsed = self._read(record)
         except InvalidTrace as error:
-            taken.parsed = error.with_traceback(None)  # it leads to this frame: a cycle that would keep the record
-        taken.submitted = time.perf_counter()
-        self._parsing.observe(taken.submitted - taken.started)
-        if self._pool is not None and isinstance(taken.parsed, ReasoningTrace):
-            taken.embedding = self._embed(taken, taken.parsed, self._pool)
-        return taken
+            pending.parsed = error.with_traceback(None)  # it leads to this frame: a cycle that would keep the record
+        pending.submitted = time.perf_counter()
+        self._parsing.observe(pending.submitted - pending.started)
+        if self._pool is not None and isinstance(pending.parsed, ReasoningTrace):
+            pending.embedding = self._embed(pending, pending.parsed, self._pool)
+        return pending
 
-    def _read(self, record: SourceRecord, control: ControlConfig) -> ReasoningTrace | ForgetRequest:
+    def _read(self, record: SourceRecord) -> ReasoningTrace | ForgetRequest:
         """Return the trace or the request in a record. Raises InvalidTrace."""
-        if record.fault is None and is_control(record.headers):
-            return read_control(record, control.keys, self._state.topic_id)
+        if self._control is not None and record.fault is None and is_control(record.headers):
+            return read_control(record, self._control.keys, self._state.topic_id)
         return self._evaluation.read(record)
 
-    def _embed(self, taken: Taken, trace: ReasoningTrace, pool: EmbeddingPool) -> asyncio.Future[Embedding] | Embedding:
+    def _embed(
+        self, pending: Pending, trace: ReasoningTrace, pool: EmbeddingPool
+    ) -> asyncio.Future[Embedding] | Embedding:
         texts = embedded_texts(trace, pool.identity.embed_text)
-        taken.text_hash = text_hash(joined(texts))
-        ready = self._state.ready_embedding(taken.record.offset, taken.text_hash)
+        pending.text_hash = text_hash(joined(texts))
+        ready = self._state.ready_embedding(pending.record.offset, pending.text_hash)
         return pool.embed(*texts) if ready is None else Embedding(ready.array(), False)
 
-    def decide(self, taken: Taken) -> Decided:
-        """Return what becomes of a record that is ready. Raises errors after which the worker cannot continue."""
-        trace = taken.parsed
-        if isinstance(trace, InvalidTrace):
-            return self._refused(taken, trace)
-        if isinstance(trace, ForgetRequest):
-            return self._forget(taken, trace)
-        try:
-            vector = self._vector(taken)
-        except InvalidTrace as error:
-            return self._refused(taken, error.with_traceback(None), trace)
-        return self._scored(taken, trace, vector)
+    def decide(self, pending: Pending) -> None:
+        """Decide what becomes of a record that is ready. Raises errors after which the worker cannot continue."""
+        trace = pending.parsed
+        if isinstance(trace, ReasoningTrace):
+            try:
+                vector = self._vector(pending)
+            except InvalidTrace as error:
+                self._refuse(pending, error.with_traceback(None))
+            else:
+                self._score(pending, trace, vector)
+        elif isinstance(trace, ForgetRequest):
+            self._forget(pending, trace)
+        elif trace is not None:
+            self._refuse(pending, trace)
+        pending.parsed = pending.embedding = None  # a commit may take a while, and they are large
 
-    def _vector(self, taken: Taken) -> Vector | None:
+    def _vector(self, pending: Pending) -> Vector | None:
         """Return the trace's vector; None without an embedder. Raises InvalidTrace if the model failed."""
-        embedding = taken.embedding
+        embedding = pending.embedding
         if isinstance(embedding, asyncio.Future):
             failure = embedding.exception()
             if failure is not None:
-                raise self._embedding_failed(taken, failure)
+                raise self._embedding_failed(pending, failure)
             embedding = embedding.result()
         if embedding is None:
             if self._pool is not None:
-                record = taken.record
+                record = pending.record
                 place = f"{record.topic}/{record.partition}/{record.offset}"
                 raise RuntimeError(f"this is a bug: record {place} was not embedded")
             return None
-        self._embedding.observe(time.perf_counter() - taken.submitted)
-        self._tracing.embedded(taken.span)
+        self._embedding.observe(time.perf_counter() - pending.submitted)
+        self._tracing.embedded(pending.span)
         if embedding.truncated:
             self._metrics.truncated.inc()
         return embedding.vector
 
-    def _embedding_failed(self, taken: Taken, failure: BaseException) -> InvalidTrace:
+    def _embedding_failed(self, pending: Pending, failure: BaseException) -> InvalidTrace:
         """Return the reason for the dead letter. Raises the failure if this text alone did not cause it."""
         if isinstance(failure, ModelError | MemoryError) or not isinstance(failure, Exception):
             raise failure
-        about = _about(taken.record, taken.parsed)
+        about = _about(pending.record, pending.parsed)
         log.warning("the model failed on this text alone: %s", type(failure).__name__, extra=about)
         log.debug("the model's error: %r", failure, extra=about)  # it may quote the text
         return embedding_failed(failure)
 
-    def _scored(self, taken: Taken, trace: ReasoningTrace, vector: Vector | None) -> Decided:
-        record, evaluation = taken.record, self._evaluation
+    def _score(self, pending: Pending, trace: ReasoningTrace, vector: Vector | None) -> None:
+        record, evaluation, scorer = pending.record, self._evaluation, self._state.scorer
         begun = time.perf_counter()
-        comparison = evaluation.compare(record, trace, vector)
+        comparison = scorer.compare(vector, evaluation.event_time_ms(record, trace))
         compared = time.perf_counter()
-        scored = evaluation.decide(record, trace, comparison)
+        scored = scorer.decide(trace, comparison, record.offset)
         done = time.perf_counter()
         self._comparing.observe(compared - begun)
         self._scoring.observe(done - compared)
-        self._evaluated(taken, done)
-        output = self._tracing.scored(taken.span, trace, scored, evaluation.document(record, scored))
-        entry = self._state.entry(record, trace, scored, taken.text_hash, self._model)
-        return Decided(record, output, scored, entry, taken.span)
+        self._evaluated(pending, done)
+        pending.output = self._tracing.scored(pending.span, trace, scored, evaluation.document(record, scored))
+        pending.result = scored
+        pending.entry = self._state.entry(record, trace, scored, pending.text_hash, self._model)
 
-    def _forget(self, taken: Taken, request: ForgetRequest) -> Decided:
+    def _forget(self, pending: Pending, request: ForgetRequest) -> None:
         """Honour a control record. All traces before it are decided, so what is embedded now belongs to later ones."""
-        state, control, record = self._state, self._control, taken.record
+        state, control, record = self._state, self._control, pending.record
         if state.forgetting is None or control is None:
             raise RuntimeError("this is a bug: a control record was read that is not honoured")
         refusal = state.forgetting.refusal(request, record.offset)
         if refusal is not None:
-            return self._refused(taken, refusal)
+            self._refuse(pending, refusal)
+            return
         forgotten = state.forget(request, record.offset)
         if self._pool is not None:
             self._pool.drop_remembered()
-        self._evaluated(taken, time.perf_counter())
-        self._tracing.forgotten(taken.span)
+        self._evaluated(pending, time.perf_counter())
+        self._tracing.forgotten(pending.span)
         about = _about(record, None)
         log.info("request %s: %d entries are forgotten", request.request_id, len(forgotten.removed), extra=about)
-        output = receipt_record(record, request, control.group, forgotten.removed)
-        return Decided(record, output, None, None, taken.span, forgotten)
+        pending.output = receipt_record(record, request, control.group, forgotten.removed)
+        pending.forgotten = forgotten
 
-    def _refused(self, taken: Taken, error: InvalidTrace, trace: ReasoningTrace | None = None) -> Decided:
-        self._evaluated(taken, time.perf_counter())
-        return self._dead_letter(taken.record, error, None, taken.span, trace)
+    def _refuse(self, pending: Pending, error: InvalidTrace) -> None:
+        self._evaluated(pending, time.perf_counter())
+        self._dead_letter(pending, error)
 
-    def refused_by_topic(self, decided: Decided, error: InvalidTrace) -> Decided:
-        """Return the dead letter of a scored trace or a receipt that its topic refused; its rows stay."""
-        letter = self._dead_letter(decided.record, error, decided.entry, decided.span)
-        return letter if decided.forgotten is None else letter._replace(forgotten=decided.forgotten)
+    def refused_by_topic(self, pending: Pending, error: InvalidTrace) -> None:
+        """Replace a scored trace or a receipt that its topic refused by its dead letter; its rows stay."""
+        self._dead_letter(pending, error)
 
-    def _dead_letter(
-        self,
-        record: SourceRecord,
-        error: InvalidTrace,
-        entry: tuple[bytes, bytes] | None,
-        span: Span | None,
-        trace: ReasoningTrace | None = None,
-    ) -> Decided:
-        about = {**_about(record, trace), "reason": str(error.reason), "path": error.path}
+    def _dead_letter(self, pending: Pending, error: InvalidTrace) -> None:
+        trace = pending.parsed
+        about = {**_about(pending.record, trace), "reason": str(error.reason), "path": error.path}
         log.info("dead letter", extra=about)
         log.debug("dead letter: %s", error.message, extra=about)  # the message may quote the document
-        self._tracing.refused(span, error.reason)
-        return Decided(record, dead_letter(record, error), error, entry, span)
+        self._tracing.refused(pending.span, error.reason)
+        pending.output = dead_letter(pending.record, error)
+        pending.result = error
 
-    def _evaluated(self, taken: Taken, now: float) -> None:
-        seconds = now - taken.started
+    def _evaluated(self, pending: Pending, now: float) -> None:
+        seconds = now - pending.started
         self._metrics.evaluation.observe(seconds)
         if seconds > self._latency_budget_seconds:
             self._metrics.over_budget.inc()
             if log.isEnabledFor(logging.DEBUG):
-                about = {**_about(taken.record, taken.parsed), "seconds": round(seconds, 4)}
+                about = {**_about(pending.record, pending.parsed), "seconds": round(seconds, 4)}
                 log.debug("over KP_LATENCY_BUDGET_SECONDS", extra=about)
 
 
-def _about(record: SourceRecord, trace: ReasoningTrace | InvalidTrace | ForgetRequest | None) -> dict[str, object]:
+def _about(record: SourceRecord, trace: object) -> dict[str, object]:
     """Return the fields of a log event about one source record (logs.py)."""
     place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
     return {**place, "trace": cached_id(trace)} if isinstance(trace, ReasoningTrace) else place

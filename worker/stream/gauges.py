@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from aiokafka import TopicPartition
 
+from worker.core.capacity import advice, is_short
+from worker.core.novelty import VectorCache
 from worker.embed.pool import EmbeddingPool
 from worker.observe.metrics import Metrics, lag_seconds
-from worker.stream.cache_reach import CacheReach
 from worker.stream.faust_consumer import KpConsumer
 from worker.stream.fetch_buffer import FetchBuffer
-from worker.stream.partition_task import PartitionTask
+from worker.stream.partition import Partition
+
+log = logging.getLogger(__name__)
+
+WARNING_SECONDS: Final = 3600.0
+"""Pause between two warnings of one worker."""
+
+
+class CacheReach:
+    """Updates `kp_cache_reach_seconds`, and warns of the partition whose entries leave earliest."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._warned: float | None = None
+
+    def update(self, caches: Mapping[int, VectorCache]) -> None:
+        """Look at the caches of all partitions."""
+        short = []
+        for partition, cache in caches.items():
+            reach_ms = cache.reach_ms
+            self._metrics.cache_ttl.set((cache.ttl_ms or 0) / 1000)
+            if reach_ms is None:
+                with contextlib.suppress(KeyError):  # not set
+                    self._metrics.cache_reach.remove(str(partition))
+                continue
+            self._metrics.cache_reach.labels(str(partition)).set(reach_ms / 1000)
+            if is_short(reach_ms, cache.ttl_ms):
+                short.append((reach_ms, partition))
+        if short and (self._warned is None or time.monotonic() - self._warned >= WARNING_SECONDS):
+            self._warned = time.monotonic()
+            _warn(*min(short), caches[min(short)[1]], len(short) - 1)
+
+
+def _warn(reach_ms: int, partition: int, cache: VectorCache, others: int) -> None:
+    ttl_ms = cache.ttl_ms or 0
+    rate = 1000 * cache.max_elements / reach_ms if reach_ms else None
+    log.warning(
+        "partition %d: entries leave the full cache (KP_CACHE_MAX_ELEMENTS=%d) after %g s, the TTL is %g s: %s%s",
+        partition, cache.max_elements, round(reach_ms / 1000, 2), ttl_ms / 1000,
+        advice(rate, reach_ms, ttl_ms, cache.dimensions),
+        f"; {others} more partitions evict before half of the TTL" if others else "",
+    )  # fmt: skip
 
 
 class _Growth:
@@ -42,31 +86,31 @@ class Gauges:
         self._growth = _Growth()
         self._reach = CacheReach(metrics)
 
-    def update(self, tasks: Mapping[int, PartitionTask], consumer: KpConsumer) -> None:
-        """Look at every partition task and the embedding pool."""
-        for partition, task in tasks.items():
-            self._update_cache(partition, task)
-            self._update_lag(partition, task, consumer)
-        self._reach.update({partition: task.state.scorer.cache for partition, task in tasks.items()})
+    def update(self, partitions: Mapping[int, Partition], consumer: KpConsumer) -> None:
+        """Look at every partition and the embedding pool."""
+        for partition in partitions.values():
+            self._update_cache(partition)
+            self._update_lag(partition, consumer)
+        self._reach.update({number: partition.state.scorer.cache for number, partition in partitions.items()})
         if self._pool is not None:
             self._metrics.remembered.inc(self._growth.of(self._pool, "hits", self._pool.hits))
 
-    def _update_cache(self, partition: int, task: PartitionTask) -> None:
-        metrics, label, scorer = self._metrics, str(partition), task.state.scorer
+    def _update_cache(self, partition: Partition) -> None:
+        metrics, label, scorer = self._metrics, str(partition.number), partition.state.scorer
         metrics.cache_entries.labels(label).set(len(scorer.cache))
         if scorer.stream_time_ms is not None:
             metrics.stream_time.labels(label).set(scorer.stream_time_ms / 1000)
         for cause, total in (("expired", scorer.cache.expired), ("capacity", scorer.cache.displaced)):
             metrics.cache_evictions.labels(cause).inc(self._growth.of(scorer, cause, total))
 
-    def _update_lag(self, partition: int, task: PartitionTask, consumer: KpConsumer) -> None:
-        metrics, label = self._metrics, str(partition)
-        oldest = task.oldest() or self._buffer.oldest(partition)
-        source = TopicPartition(self._source_topic, partition)
-        lag = consumer.lag(source, task.committed, idle=oldest is None)
+    def _update_lag(self, partition: Partition, consumer: KpConsumer) -> None:
+        metrics, label = self._metrics, str(partition.number)
+        oldest = partition.oldest() or self._buffer.oldest(partition.number)
+        source = TopicPartition(self._source_topic, partition.number)
+        lag = consumer.lag(source, partition.committed, idle=oldest is None)
         if lag is not None:
             metrics.lag.labels(label).set(lag)
             age = lag_seconds(lag, None if oldest is None else oldest.timestamp_ms, time.time())
             if age is not None:
                 metrics.lag_seconds.labels(label).set(age)
-        metrics.committed_offset.labels(label).set(task.committed)
+        metrics.committed_offset.labels(label).set(partition.committed)

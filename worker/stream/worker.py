@@ -1,9 +1,4 @@
-"""The worker: a member of the consumer group, from its Faust app to its partition tasks.
-
-Must not
-live here: the partitions and the state they start from (assignment.py), how a record is scored (partition_task.py),
-fetched (faust_consumer.py) or published (kafka/writing/publisher.py), signals and exit codes (process.py).
-"""
+"""The worker: a member of the consumer group, from its Faust app to its partitions."""
 
 from __future__ import annotations
 
@@ -32,13 +27,11 @@ from worker.observe.metrics import Metrics
 from worker.observe.status import Status
 from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
 from worker.stream.assignment import Assignment
-from worker.stream.dead_letter_limit import DeadLetterLimit
 from worker.stream.faust_consumer import Hooks, KpConsumer, connect, create_app
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.gauges import Gauges
-from worker.stream.group_scope import GroupScope, group_scope
-from worker.stream.partition_task import Callbacks, TaskConfig
-from worker.stream.publishers import Publishers
+from worker.stream.group_scope import group_scope
+from worker.stream.partition import Context, DeadLetterLimit
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +43,7 @@ GAUGE_SECONDS: Final = 1.0
 
 
 class Worker:
-    """One member of the group, with a partition task for each assigned partition.
+    """One member of the group, and its assigned partitions.
 
     `failure` is the first error; `failed` is set at the same time, and the worker must then stop.
     """
@@ -70,28 +63,37 @@ class Worker:
         self._settings = settings
         self._metrics = metrics
         self._status = status
-        self._room = asyncio.Event()
         self._assigned = False
         self._pool = _new_pool(embedder, settings)
         budget = Budget(settings.memory_budget_bytes)
         self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
-        publishers = Publishers(settings, client, self._commit_offset, self._owns)
-        callbacks = Callbacks(
-            waiting=self._buffer.waiting,
-            has_turn=self._buffer.has_turn,
-            busy=lambda: bool(self._buffer),
-            on_room=self._room.set,
-            on_failure=self._task_failed,
+        self._group = group_scope(settings, client, layout, embedder, metrics)
+        share = settings.dead_letter_breaker_share
+        context = Context(
+            buffer=self._buffer,
+            pool=self._pool,
+            metrics=metrics,
+            evaluation=evaluation_config(settings, layout),
+            latency_budget_seconds=settings.latency_budget_seconds,
+            commit_interval_seconds=settings.commit_interval_seconds,
+            dead_letter_limit=DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,
+            tracing=tracing,
+            status=status,
+            group=self._group,
+            control=ControlConfig(forget_keys(settings), settings.group_id) if settings.forget else None,
             confirm_topic=lambda known: confirm_topic(
                 client, settings.source_topic, known, settings.transaction_timeout_seconds
             ),
-            on_committed=None if status is None else status.committed,
-            on_forgotten=(lambda: None) if status is None else status.forgotten,
-            give_back=budget.records.give_back,
+            fail=self._partition_failed,
         )
-        self._group = group_scope(settings, client, layout, embedder, metrics)
-        config = task_config(settings, layout, tracing, self._group)
-        self._assignment = Assignment(settings, client, layout, publishers, self._pool, config, metrics, callbacks)
+        self._assignment = Assignment(
+            settings,
+            client,
+            layout,
+            context,
+            generation=lambda: self.app.consumer_generation_id,
+            commit_offset=self._commit_offset,
+        )
         self._topics = TopicWatch(
             settings, client, settings.topics,
             state={settings.source_topic, *([] if embedder is None else [settings.changelog])},
@@ -112,11 +114,6 @@ class Worker:
     @property
     def _consumer(self) -> KpConsumer:
         return cast("KpConsumer", self.app.consumer)
-
-    def _owns(self, partition: int) -> bool:
-        """Whether this member has a partition, as far as it knows: its group has not given it away meanwhile."""
-        task = self._assignment.tasks.get(partition)
-        return task is not None and task.generation == self.app.consumer_generation_id
 
     async def _commit_offset(self, source: TopicPartition, offset: int, metadata: str) -> None:
         await self._consumer.commit_offset(source, offset, metadata)
@@ -147,40 +144,34 @@ class Worker:
             await self._take_all()
 
     async def _take_all(self) -> None:
-        """Take records until none waits; turns.py says from which partition. After its turn a partition commits."""
-        tasks = self._assignment.tasks
+        """Take records until none waits; the buffer says from which partition. After its turn a partition commits."""
+        partitions = self._assignment.partitions
         yields = time.perf_counter() + YIELD_SECONDS
         last: int | None = None
         while self._buffer:
             if self._pool is not None:
                 await self._pool.admission()
-            record = self._buffer.next(self._has_room)
+            record = self._buffer.next()
             turn = None if record is None else record.partition
-            if turn != last and last in tasks:
-                tasks[last].flush()
+            if turn != last and last in partitions:
+                partitions[last].flush()
             last = turn
             if record is None:
                 if self._buffer:  # all partitions with waiting records are full: one must commit first
-                    self._room.clear()
-                    await self._room.wait()
+                    await self._buffer.released()
                 continue
-            tasks[record.partition].take(record)
+            partitions[record.partition].take(record)
             if time.perf_counter() > yields:
                 await asyncio.sleep(0)
                 yields = time.perf_counter() + YIELD_SECONDS
-        for task in tasks.values():
-            task.flush()
-
-    def _has_room(self, partition: int) -> bool:
-        task = self._assignment.tasks.get(partition)
-        return task is not None and task.has_room()
+        for partition in partitions.values():
+            partition.flush()
 
     # -- rebalances
 
     async def _drain(self) -> None:
-        """Wait until every partition task has committed the records it took; called while no records flow."""
+        """Wait until every partition has committed the records it took; called while no records flow."""
         self._not_assigned()
-        self._room.set()
         await self._assignment.drain()
 
     async def _on_revoked(self, sender: Any, revoked: Any, **kwargs: Any) -> None:
@@ -220,7 +211,7 @@ class Worker:
             mine, topic, generation, new, len(mine) - new, time.perf_counter() - started,
         )  # fmt: skip
 
-    def _task_failed(self, partition: int, error: BaseException) -> None:
+    def _partition_failed(self, partition: int, error: BaseException) -> None:
         log.error("partition %d: %s", partition, error_text(error))
         self._fail(error)
 
@@ -242,7 +233,7 @@ class Worker:
     async def watch(self) -> None:
         """Update the gauges, until cancelled or Faust crashes."""
         while not self.app.crashed:
-            self._gauges.update(self._assignment.tasks, self._consumer)
+            self._gauges.update(self._assignment.partitions, self._consumer)
             if self._group is not None:
                 self._group.update_metrics()
             self._metrics.ready.set(self.not_ready() is None)
@@ -270,18 +261,7 @@ def _new_pool(embedder: Embedder | None, settings: Settings) -> EmbeddingPool | 
     return EmbeddingPool(embedder, settings.embed_remembered, settings.embed_in_flight)
 
 
-def task_config(
-    settings: Settings, layout: Layout, tracing: Tracing | NoTracing, group: GroupScope | None = None
-) -> TaskConfig:
-    """Return the configuration of a partition task; the topics may accept less than KP_MAX_MESSAGE_BYTES."""
+def evaluation_config(settings: Settings, layout: Layout) -> EvaluationConfig:
+    """Return how records are evaluated; the topics may accept less than KP_MAX_MESSAGE_BYTES."""
     limits = replace(settings.limits, max_bytes=layout.max_message_bytes)
-    share = settings.dead_letter_breaker_share
-    return TaskConfig(
-        EvaluationConfig(limits, settings.event_time, settings.output_embedding, settings.redact),
-        settings.latency_budget_seconds,
-        settings.commit_interval_seconds,
-        DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,
-        tracing,
-        group,
-        ControlConfig(forget_keys(settings), settings.group_id) if settings.forget else None,
-    )
+    return EvaluationConfig(limits, settings.event_time, settings.output_embedding, settings.redact)

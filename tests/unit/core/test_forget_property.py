@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from tests.support.builders import TextEmbedder
 from tests.support.forgetting import ANOTHER_ID, KEY, ForgetOracle, asked, honoured, recreated, with_requests
-from tests.support.partition import idle_callbacks
+from tests.support.partition import idle_context
 from tests.support.simulated_log import (
     DIMENSIONS,
     IDENTITY,
@@ -32,17 +31,14 @@ from worker.core import changelog, forgetting
 from worker.core.changelog import Restored
 from worker.core.forgetting import ControlConfig, Forgetting, is_control
 from worker.core.records import FORGOTTEN, SourceRecord
-from worker.core.scorer import EvaluationConfig
-from worker.core.trace import DEFAULT_LIMITS
-from worker.observe.metrics import Metrics
-from worker.stream import partition_task
-from worker.stream.partition_state import PartitionState
-from worker.stream.partition_task import PartitionTask, TaskConfig
+from worker.stream import partition
+from worker.stream.partition import Partition
+from worker.stream.state import PartitionState
 
 
 def new_task(
     rng: random.Random, plan: Plan, topics: Topics, found: Restored, pool: RandomPool, failing: float, forget: bool
-) -> tuple[PartitionTask, list[BaseException]]:
+) -> tuple[Partition, list[BaseException]]:
     """Start a task from what is restored. `forget` False: KP_FORGET is off."""
     failures: list[BaseException] = []
     number = found.current.number or 0
@@ -55,16 +51,8 @@ def new_task(
     async def confirm(topic_id: str | None) -> None:
         assert topic_id == topics.topic_id
 
-    task = PartitionTask(
-        0,
-        state,
-        SimulatedPublisher(topics, plan, rng, failing),
-        pool,  # type: ignore[arg-type]
-        TaskConfig(EvaluationConfig(DEFAULT_LIMITS), control=control),
-        Metrics(CollectorRegistry()),
-        replace(idle_callbacks(failures), confirm_topic=confirm),
-    )
-    return task, failures
+    context = idle_context(failures, pool=pool, control=control, confirm_topic=confirm)
+    return Partition(0, state, SimulatedPublisher(topics, plan, rng, failing), context), failures
 
 
 async def live(rng: random.Random, plan: Plan, topics: Topics, records: Sequence[SourceRecord], failing: float) -> None:
@@ -140,7 +128,7 @@ async def test_a_crash_changes_no_byte_and_forgets_nothing_else(seed: int, monke
     for _ in range(30):
         plan = replace(Plan.random(rng), exactly_once=True)
         monkeypatch.setattr(changelog, "SLACK", plan.slack)
-        monkeypatch.setattr(partition_task, "SLACK", plan.slack)
+        monkeypatch.setattr(partition, "SLACK", plan.slack)
         monkeypatch.setattr(forgetting, "MAX_REQUESTS", rng.choice([plan.slack + 1, 2048]))
         records = with_requests(rng, random_records(rng, rng.randint(5, 50)))
         calm = await undisturbed(plan, records)
@@ -165,7 +153,7 @@ async def test_requests_of_an_earlier_topic_of_this_name_remove_nothing(
     for _ in range(20):
         plan = replace(Plan.random(rng), ttl_ms=None, exactly_once=True)
         monkeypatch.setattr(changelog, "SLACK", plan.slack)
-        monkeypatch.setattr(partition_task, "SLACK", plan.slack)
+        monkeypatch.setattr(partition, "SLACK", plan.slack)
         earlier = with_requests(rng, random_records(rng, rng.randint(20, 50)))
         topics = await undisturbed(plan, earlier)
         records = recreated(rng, earlier, random_records(rng, len(earlier)))
@@ -185,7 +173,7 @@ async def wrong_runs(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> int
     """Return how many of 20 runs with crashes differ from the undisturbed one."""
     wrong = 0
     monkeypatch.setattr(changelog, "SLACK", 5)
-    monkeypatch.setattr(partition_task, "SLACK", 5)
+    monkeypatch.setattr(partition, "SLACK", 5)
     for _ in range(20):
         plan = Plan(5, None, 5, exactly_once=True)
         records = with_requests(rng, random_records(rng, 50))
@@ -220,7 +208,7 @@ async def test_nothing_forgotten_comes_back_whatever_is_changed(
     for _ in range(20):
         slack = rng.choice([1, 2, 5])
         monkeypatch.setattr(changelog, "SLACK", slack)
-        monkeypatch.setattr(partition_task, "SLACK", slack)
+        monkeypatch.setattr(partition, "SLACK", slack)
         records = with_requests(rng, random_records(rng, 50))
         requests, topics = honoured(records), Topics()
         traces = {offset: json.loads(records[offset].value or b"") for offset, _ in _scored(records)}

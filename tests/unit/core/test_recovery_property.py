@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from tests.support.builders import T0, TextEmbedder, make_record, random_trace_bytes, text_vector
-from tests.support.partition import idle_callbacks
+from tests.support.partition import idle_context
 from tests.support.simulated_log import (
     DIMENSIONS,
     IDENTITY,
@@ -32,13 +31,12 @@ from worker.core.changelog import Log, Restored
 from worker.core.documents import dead_letter, embedding_failed, scored_record
 from worker.core.passes import MARKER_KEY, Found
 from worker.core.records import SourceRecord
-from worker.core.scorer import EvaluationConfig, cached_id, event_time_ms
+from worker.core.scorer import cached_id, event_time_ms
 from worker.core.trace import DEFAULT_LIMITS, Limits
 from worker.kafka.writing.publication import Batch
-from worker.observe.metrics import Metrics
-from worker.stream import partition_task
-from worker.stream.partition_state import PartitionState
-from worker.stream.partition_task import PartitionTask, TaskConfig
+from worker.stream import partition
+from worker.stream.partition import Partition
+from worker.stream.state import PartitionState
 
 # -- the core alone
 
@@ -390,15 +388,7 @@ async def live_in_a_task(
     publisher = SimulatedPublisher(topics, plan, rng, failing)
     failures: list[BaseException] = []
     state = PartitionState(topics.scorer(plan, found), topics.offset, found.replay, found.current, found.housekeeping)
-    worker = PartitionTask(
-        0,
-        state,
-        publisher,
-        pool,  # type: ignore[arg-type]
-        TaskConfig(EvaluationConfig(DEFAULT_LIMITS)),
-        Metrics(CollectorRegistry()),
-        idle_callbacks(failures),
-    )
+    worker = Partition(0, state, publisher, idle_context(failures, pool=pool))
     worker.start()
     todo = [record for record in records if record.offset >= topics.offset]
     while (todo or len(worker)) and not failures:
@@ -422,7 +412,7 @@ async def test_a_real_task_that_crashes_changes_no_byte(seed: int, monkeypatch: 
     for _ in range(80):
         plan = Plan.random(rng)
         monkeypatch.setattr(changelog, "SLACK", plan.slack)
-        monkeypatch.setattr(partition_task, "SLACK", plan.slack)
+        monkeypatch.setattr(partition, "SLACK", plan.slack)
         records = random_records(rng, rng.randint(5, 50))
         topics = Topics()
         end = records[-1].offset + 1

@@ -1,7 +1,6 @@
 """The status page without a browser: its numbers, what it keeps to itself, its headers (browser_status.py: with)."""
 
 import base64
-import dataclasses
 import hashlib
 import json
 import re
@@ -12,7 +11,7 @@ import aiohttp
 from prometheus_client import CollectorRegistry
 
 from tests.support.builders import NEVER_ACCEPTED, make_record, trace_bytes
-from tests.support.partition import ManualPublisher, idle_callbacks, settle
+from tests.support.partition import ManualPublisher, idle_context, settle
 from worker import PartitionScorer
 from worker.commands.explain.steps import explain_trace
 from worker.commands.explain.view import explanation_json
@@ -32,8 +31,8 @@ from worker.observe.status import (
     WINDOW_SECONDS,
     Status,
 )
-from worker.stream.partition_state import PartitionState
-from worker.stream.partition_task import PartitionTask, TaskConfig
+from worker.stream.partition import Partition
+from worker.stream.state import PartitionState
 
 HTML = PAGE.read_text("utf-8")
 
@@ -48,16 +47,17 @@ class Desk:
         self.status = Status(self.settings, self.metrics, lambda: self.problem)
         self.publisher = ManualPublisher()
         self.failures: list[BaseException] = []
-        self.task = PartitionTask(
+        self.task = Partition(
             3,
             PartitionState(PartitionScorer(dimensions=8, threshold=self.settings.threshold), next_offset=0),
             self.publisher,
-            None,
-            TaskConfig(
-                EvaluationConfig(DEFAULT_LIMITS, redact=self.settings.redact), self.settings.latency_budget_seconds
+            idle_context(
+                self.failures,
+                evaluation=EvaluationConfig(DEFAULT_LIMITS, redact=self.settings.redact),
+                latency_budget_seconds=self.settings.latency_budget_seconds,
+                metrics=self.metrics,
+                status=self.status,
             ),
-            self.metrics,
-            dataclasses.replace(idle_callbacks(self.failures), on_committed=self.status.committed),
         )
         self.task.start()
 

@@ -10,8 +10,14 @@ from tests.support.builders import make_record
 from tests.support.clock import HandClock
 from worker.core.records import SourceRecord
 from worker.kafka.reading.budget import Share
-from worker.stream.fetch_buffer import LOW_WATER_BYTES, LOW_WATER_RECORDS, FetchBuffer
-from worker.stream.turns import LONGEST_TURN_SECONDS, TURN_RECORDS, TURN_SECONDS
+from worker.stream.fetch_buffer import (
+    LONGEST_TURN_SECONDS,
+    LOW_WATER_BYTES,
+    LOW_WATER_RECORDS,
+    TURN_RECORDS,
+    TURN_SECONDS,
+    FetchBuffer,
+)
 
 
 def records(partition: int, count: int, size: int = 1, first: int = 0) -> list[SourceRecord]:
@@ -29,13 +35,9 @@ def intake_of(
     return buffer
 
 
-def everything(partition: int) -> bool:
-    return True
-
-
 def take_all(buffer: FetchBuffer) -> list[tuple[int, int]]:
     taken = []
-    while (record := buffer.next(everything)) is not None:
+    while (record := buffer.next()) is not None:
         taken.append((record.partition, record.offset))
     return taken
 
@@ -53,14 +55,14 @@ async def test_a_partition_keeps_its_turn_and_its_order() -> None:
     assert len(buffer) == 6
     assert take_all(buffer) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
     assert len(buffer) == 0
-    assert buffer.next(everything) is None
+    assert buffer.next() is None
 
 
 def turns(buffer: FetchBuffer, clock: HandClock, count: int, seconds_each: float) -> list[int]:
     """Take so many records, one after the other; return their partitions."""
     partitions = []
     for _ in range(count):
-        record = buffer.next(everything)
+        record = buffer.next()
         assert record is not None
         partitions.append(record.partition)
         clock.now += seconds_each
@@ -100,7 +102,7 @@ async def test_a_partition_that_comes_late_has_the_next_turn_and_cannot_starve_t
             for late in (2, 3):
                 if not buffer.waiting(late):
                     buffer.add(late, records(late, 1, first=number))
-        record = buffer.next(everything)
+        record = buffer.next()
         assert record is not None
         taken.append(record.partition)
         clock.now += LONGEST_TURN_SECONDS
@@ -110,26 +112,69 @@ async def test_a_partition_that_comes_late_has_the_next_turn_and_cannot_starve_t
         assert max(gaps) <= 4, (partition, taken)
 
 
-async def test_a_refused_partition_is_passed_over_and_keeps_its_records() -> None:
+async def test_a_held_partition_is_passed_over_and_keeps_its_records() -> None:
     buffer = intake_of(p0=2, p1=2)
-    taken = [buffer.next(lambda partition: partition == 1) for _ in range(3)]
+    buffer.hold(0)
+    taken = [buffer.next() for _ in range(3)]
     assert [record and (record.partition, record.offset) for record in taken] == [(1, 0), (1, 1), None]
+    buffer.release(0)
     assert take_all(buffer) == [(0, 0), (0, 1)]
 
 
-async def test_a_partition_is_never_asked_twice_in_one_turn() -> None:
+async def test_a_partition_that_is_held_in_its_turn_gives_it_up() -> None:
+    buffer = intake_of(p0=3, p1=3)
+    first = buffer.next()
+    assert first is not None
+    assert first.partition == 0
+    buffer.hold(0)
+    assert lengths(turns(buffer, HandClock(), 2, 0)) == [(1, 2)]
+    buffer.release(0)
+    assert take_all(buffer) == [(1, 2), (0, 1), (0, 2)]
+
+
+async def test_where_all_are_held_the_taker_waits_for_one() -> None:
     buffer = intake_of(p0=3, p1=3, p2=3)
-    asked: list[int] = []
-
-    def refuse(partition: int) -> bool:
-        asked.append(partition)
-        return False
-
-    assert buffer.next(refuse) is None
-    assert sorted(asked) == [0, 1, 2]
+    for partition in range(3):
+        buffer.hold(partition)
+    assert buffer.next() is None
+    assert buffer
+    waiting = asyncio.create_task(buffer.released())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    buffer.release(1)
+    await asyncio.wait_for(waiting, 1)
+    assert take_all(buffer) == [(1, 0), (1, 1), (1, 2)]
+    for partition in (0, 2):
+        buffer.release(partition)
     buffer.add(0, records(0, 3, first=3))  # not a second turn for a partition that waits already
     buffer.add(1, [])
-    assert len(take_all(buffer)) == 12
+    assert len(take_all(buffer)) == 9
+
+
+@pytest.mark.parametrize("change", [FetchBuffer.clear, lambda buffer: buffer.assign([0])], ids=["clear", "assign"])
+async def test_nobody_is_held_and_nobody_waits_after_the_partitions_changed(
+    change: Callable[[FetchBuffer], None],
+) -> None:
+    buffer = intake_of(p0=3)
+    buffer.hold(0)
+    waiting = asyncio.create_task(buffer.released())
+    await asyncio.sleep(0)
+    change(buffer)
+    await asyncio.wait_for(waiting, 1)
+    buffer.add(0, records(0, 1, first=7))
+    assert take_all(buffer) == [(0, 7)]
+
+
+async def test_what_is_taken_counts_until_it_is_given_back() -> None:
+    share = Share(1 << 40)
+    buffer = FetchBuffer(share)
+    buffer.assign([0])
+    buffer.add(0, records(0, 2))
+    record = buffer.next()
+    assert record is not None
+    held = share.held
+    buffer.give_back(record.size)
+    assert (held, share.held) == (2 * record.size, record.size)
 
 
 async def test_an_empty_fetch_gives_no_turn() -> None:
@@ -144,7 +189,7 @@ async def test_room_ends_with_too_many_records_and_comes_back() -> None:
     buffer.add(0, records(0, 1, first=LOW_WATER_RECORDS))
     assert not await has_room(buffer, 0)
     assert await has_room(buffer, 1)
-    assert buffer.next(everything) is not None
+    assert buffer.next() is not None
     assert await has_room(buffer, 0)
 
 
@@ -155,7 +200,7 @@ async def test_room_ends_with_too_many_bytes_and_comes_back() -> None:
     buffer.add(0, [make_record(None, 1), make_record(b"x", 2)])
     assert not await has_room(buffer, 0)
     for expected in (True, True):
-        buffer.next(everything)
+        buffer.next()
         assert await has_room(buffer, 0) is expected
     assert take_all(buffer) == [(0, 2)]
 
@@ -165,7 +210,7 @@ async def test_whoever_waits_for_room_is_woken() -> None:
     waiting = asyncio.create_task(buffer.room(0))
     await asyncio.sleep(0)
     assert not waiting.done()
-    buffer.next(everything)
+    buffer.next()
     await asyncio.wait_for(waiting, 1)
 
 
@@ -180,7 +225,7 @@ async def test_clear_drops_the_records_and_keeps_the_partitions() -> None:
     buffer = intake_of(p0=LOW_WATER_RECORDS, p1=3)
     buffer.clear()
     assert len(buffer) == 0
-    assert buffer.next(everything) is None
+    assert buffer.next() is None
     assert await has_room(buffer, 0)
     buffer.add(0, records(0, 2, first=10))
     buffer.add(1, records(1, 1, first=20))

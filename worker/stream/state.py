@@ -1,9 +1,11 @@
-"""The state of one source partition: its cache and stream time, its pass, and its changelog rows."""
+"""The state of one source partition: cache, stream time, pass, and changelog rows; and a record on its way."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from worker.core.changelog import Entry, Housekeeping, encode, slot_key
 from worker.core.forgetting import ForgetRequest, Forgetting, Forgotten
@@ -11,26 +13,52 @@ from worker.core.passes import NO_PASS, Pass
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.scorer import PartitionScorer, label
 from worker.core.scoring import ScoredTrace
-from worker.core.trace import InvalidTrace, ReasoningTrace
+from worker.core.trace import InvalidTrace, Reason, ReasoningTrace
+from worker.embed.embedder import Embedding
 from worker.kafka.writing.publication import Batch
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 
-class Decided(NamedTuple):
-    """A record that waits for its commit: its output, its score or error, and its row for the changelog.
+class Pending:
+    """A record between its fetch and its commit.
 
-    A tuple, because one is created for every message. `forgotten`: what a control record removed. Its result is then
-    None, or why a dead letter replaces the receipt.
+    `embedding` None: nothing is embedded. What follows it is set by the record's decision: its output, its score or
+    error, and its row for the changelog. `forgotten`: what a control record removed; the result is then None, or why a
+    dead letter replaces the receipt.
     """
 
-    record: SourceRecord
-    output: OutputRecord
-    result: ScoredTrace | InvalidTrace | None
-    entry: tuple[bytes, bytes] | None
-    span: Span | None
-    forgotten: Forgotten | None = None
+    __slots__ = (
+        "embedding", "entry", "forgotten", "output", "parsed", "record", "result", "span", "started", "submitted",
+        "text_hash",
+    )  # fmt: skip
+
+    def __init__(self, record: SourceRecord) -> None:
+        self.started = self.submitted = time.perf_counter()
+        self.record = record
+        self.span: Span | None = None
+        self.parsed: ReasoningTrace | InvalidTrace | ForgetRequest | None = None
+        self.embedding: Embedding | asyncio.Future[Embedding] | None = None
+        self.text_hash = b""  # of what is embedded
+        self.output: OutputRecord
+        self.result: ScoredTrace | InvalidTrace | None = None
+        self.entry: tuple[bytes, bytes] | None = None
+        self.forgotten: Forgotten | None = None
+
+    def ready(self) -> bool:
+        """Whether the record can be decided."""
+        return not isinstance(self.embedding, asyncio.Future) or self.embedding.done()
+
+    def size(self) -> int:
+        """Return the bytes of the record and its output's value; the output's key and headers are the record's."""
+        return self.record.size + len(self.output.value or b"")
+
+    def is_control(self) -> bool:
+        """Whether it is a control record, honoured or not."""
+        result = self.result
+        refused = isinstance(result, InvalidTrace) and result.reason is Reason.BAD_CONTROL
+        return refused or self.forgotten is not None
 
 
 class PartitionState:
@@ -105,7 +133,7 @@ class PartitionState:
         self.scorer.forget_in_group(forgotten.processed)
         return forgotten
 
-    def batch(self, decided: Sequence[Decided]) -> Batch:
+    def batch(self, decided: Sequence[Pending]) -> Batch:
         """Return the batch to publish for these records, the partition's next in offset order."""
         entries: list[tuple[bytes, bytes | None]] = []
         newest = None

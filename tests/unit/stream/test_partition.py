@@ -25,8 +25,8 @@ from worker.core.records import HEADER_OVERHEAD, Fault
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
 from worker.kafka.state.restore import OffsetsError
-from worker.stream import committer, partition_task
-from worker.stream.dead_letter_limit import DeadLetterLimit, DeadLetterLimitError
+from worker.stream import batching, partition
+from worker.stream.partition import DeadLetterLimit, DeadLetterLimitError
 
 # -- order and overlap
 
@@ -89,7 +89,7 @@ async def test_without_a_backlog_the_task_publishes_each_trace_at_once() -> None
 async def behind_a_backlog() -> TaskHarness:
     """Return a task whose turn it is: of three records taken the first is embedded, and many wait."""
     stage = TaskHarness()
-    stage.waiting = 10**6
+    stage.buffer.number_waiting = 10**6
     stage.take(0, 1, 2)
     stage.pool.finish(0)
     await settle()
@@ -100,12 +100,12 @@ async def test_behind_a_backlog_a_batch_lingers_until_the_last_one_is_taken() ->
     stage = TaskHarness(embed=False)
     stage.take(0)
     await settle()
-    stage.waiting = 10**6
+    stage.buffer.number_waiting = 10**6
     for offset in range(1, 6):
         stage.take(offset)
         await settle()
     assert stage.publisher.sizes() == [1]
-    stage.waiting = 0
+    stage.buffer.number_waiting = 0
     stage.task.flush()
     await settle()
     assert stage.publisher.sizes() == [1, 5]
@@ -114,7 +114,7 @@ async def test_behind_a_backlog_a_batch_lingers_until_the_last_one_is_taken() ->
 
 async def test_a_linger_ends_with_its_time() -> None:
     stage = TaskHarness(embed=False, commit_interval=0.05)
-    stage.waiting = 10**6
+    stage.buffer.number_waiting = 10**6
     for committed in ([], [2]):
         stage.take(*range(2 * len(committed), 2 * len(committed) + 2))
         await settle()
@@ -126,7 +126,7 @@ async def test_a_linger_ends_with_its_time() -> None:
 
 async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedder() -> None:
     stage = await behind_a_backlog()
-    stage.has_turn = False
+    stage.buffer.turn = False
     stage.task.flush()
     await settle()
     await asyncio.sleep(0.1)
@@ -142,7 +142,7 @@ async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedde
 
 async def test_the_last_batch_of_a_backlog_waits_for_the_embedder_while_others_wait() -> None:
     stage = await behind_a_backlog()
-    stage.waiting, stage.has_turn, stage.others_wait = 0, False, True
+    stage.buffer.number_waiting, stage.buffer.turn, stage.buffer.others_wait = 0, False, True
     await asyncio.sleep(0.15)  # longer than the linger behind the backlog of others
     stage.task.flush()
     await settle()
@@ -157,7 +157,7 @@ async def test_the_last_batch_of_a_backlog_waits_for_the_embedder_while_others_w
 async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder() -> None:
     stage = TaskHarness()
     stage.take(0, 1)
-    stage.has_turn = False
+    stage.buffer.turn = False
     stage.pool.finish(0)
     await settle()
     assert stage.publisher.sizes() == [1]
@@ -166,7 +166,7 @@ async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder(
 
 async def test_no_output_is_held_back_longer_than_the_partition_s_backlog_will_take() -> None:
     stage = TaskHarness(embed=False)
-    stage.waiting = 2  # 0.1 s, not the interval
+    stage.buffer.number_waiting = 2  # 0.1 s, not the interval
     stage.take(0)
     await settle()
     assert stage.publisher.sizes() == []
@@ -178,9 +178,9 @@ async def test_no_output_is_held_back_longer_than_the_partition_s_backlog_will_t
 async def test_behind_the_backlog_of_others_an_output_is_held_back_for_a_short_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partition_task, "BUSY_LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(batching, "BUSY_LINGER_SECONDS", 0.05)
     stage = TaskHarness(embed=False)
-    stage.others_wait = True
+    stage.buffer.others_wait = True
     stage.take(0)
     await settle()
     stage.take(1)
@@ -193,20 +193,18 @@ async def test_behind_the_backlog_of_others_an_output_is_held_back_for_a_short_t
 
 async def test_an_output_is_committed_when_the_backlog_of_others_ends() -> None:
     stage = TaskHarness(embed=False)
-    stage.others_wait = True
+    stage.buffer.others_wait = True
     stage.take(0)
     await settle()
     assert stage.publisher.sizes() == []
-    stage.others_wait = False
+    stage.buffer.others_wait = False
     stage.task.flush()
     await settle()
     assert stage.publisher.sizes() == [1]
     await stage.task.close()
 
 
-@pytest.mark.parametrize(
-    "bound", [(committer, "MAX_COMMIT_RECORDS"), (partition_task, "SLACK")], ids=["batch", "slack"]
-)
+@pytest.mark.parametrize("bound", [(batching, "MAX_COMMIT_RECORDS"), (partition, "SLACK")], ids=["batch", "slack"])
 async def test_a_linger_ends_with_a_full_batch_or_partition(
     monkeypatch: pytest.MonkeyPatch, bound: tuple[Any, str]
 ) -> None:
@@ -214,7 +212,7 @@ async def test_a_linger_ends_with_a_full_batch_or_partition(
     stage = TaskHarness(embed=False)
     stage.take(0)
     await settle()
-    stage.waiting = 10**6
+    stage.buffer.number_waiting = 10**6
     stage.take(1, 2, 3)
     await settle()
     assert stage.publisher.sizes() == [1]
@@ -242,7 +240,7 @@ async def test_a_drain_does_not_wait_for_more_and_batches_linger_again_after_it(
 
 
 async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committer, "MAX_COMMIT_RECORDS", 3)
+    monkeypatch.setattr(batching, "MAX_COMMIT_RECORDS", 3)
     stage = TaskHarness(embed=False)
     stage.take(*range(7))
     await stage.task.drain()
@@ -250,7 +248,7 @@ async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.Monke
 
     first = stage.publisher.committed[0]
     size = first.records[0].size + len(first.outputs[0].value or b"")
-    monkeypatch.setattr(committer, "MAX_COMMIT_BYTES", size + 1)
+    monkeypatch.setattr(batching, "MAX_COMMIT_BYTES", size + 1)
     stage.take(*range(7, 12))
     await stage.task.drain()
     assert stage.publisher.sizes()[3:] == [2, 2, 1]
@@ -309,7 +307,7 @@ async def test_without_an_embedder_there_are_no_entries_and_novelty_is_one_half(
 
 
 async def test_no_more_than_the_slack_is_taken_past_the_committed_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_task, "SLACK", 4)
+    monkeypatch.setattr(partition, "SLACK", 4)
     stage = TaskHarness()
     stage.publisher.gate.clear()
     for offset in range(4):
@@ -321,17 +319,17 @@ async def test_no_more_than_the_slack_is_taken_past_the_committed_offset(monkeyp
     await settle()  # in the publisher's hands, or scored, but not committed: still counted
     assert len(stage.task) == 4
     assert not stage.task.has_room()
-    assert stage.room == 0
+    assert stage.buffer.releases == 0
     stage.publisher.gate.set()
     await settle()
-    assert stage.room > 0
+    assert stage.buffer.releases > 0
     assert len(stage.task) == 2
     assert stage.task.has_room()
     await stage.task.close()
 
 
 def test_a_transaction_cannot_exceed_the_slack() -> None:
-    assert committer.MAX_COMMIT_RECORDS <= partition_task.SLACK
+    assert batching.MAX_COMMIT_RECORDS <= partition.SLACK
 
 
 async def test_a_record_that_was_taken_already_is_dropped() -> None:
@@ -362,7 +360,7 @@ async def test_a_scored_trace_that_its_topic_does_not_take_counts_as_a_dead_lett
     stage = TaskHarness()
     stage.publisher.gate.clear()
     stage.publisher.replaced = {1: InvalidTrace(Reason.REFUSED_BY_TOPIC, "", "refused for a test")}
-    stage.waiting = 10**6
+    stage.buffer.number_waiting = 10**6
     stage.take(0, 1, 2)
     for number in (2, 1, 0):  # all at once, so that they are one batch
         stage.pool.finish(number)
@@ -375,12 +373,12 @@ async def test_a_scored_trace_that_its_topic_does_not_take_counts_as_a_dead_lett
     assert stage.count("kp_dead_letters_total", reason="refused_by_topic") == 1
     assert stage.count("kp_traces_total", decision="accepted", profile="finance") == 2
     assert stage.count("kp_score_count") == 2
-    assert [(record.offset, scored is None) for record, _, scored in stage.committed] == [
+    assert [(record.offset, scored is None) for record, _, scored in stage.status.records] == [
         (0, False),
         (1, True),
         (2, False),
     ]
-    assert ("kp-error-message", b"refused for a test") in stage.committed[1][1].headers
+    assert ("kp-error-message", b"refused for a test") in stage.status.records[1][1].headers
     await stage.task.close()
 
 
@@ -650,15 +648,15 @@ async def test_a_fault_becomes_a_dead_letter_in_its_place_and_its_bytes_are_give
     assert [dict(output.headers).get("kp-error-reason") for output in outputs] == [None, None, b"batch_too_large", None]
     assert stage.publisher.committed[-1].next_offset == 9
     size = sum(record(offset).size for offset in (0, 1, 8)) + make_record(None).size
-    assert stage.given_back == size
+    assert stage.buffer.given_back == size
     stage.task.take(record(8))  # fetched twice
-    assert stage.given_back == (size := size + record(8).size)
+    assert stage.buffer.given_back == (size := size + record(8).size)
     stage.publisher.gate.clear()
     stage.take(9)
     await settle()
-    assert stage.given_back == size
+    assert stage.buffer.given_back == size
     await stage.task.close()
-    assert stage.given_back == size + record(9).size
+    assert stage.buffer.given_back == size + record(9).size
 
 
 async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> None:

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from worker import VectorCache
 from worker.observe.metrics import Metrics
-from worker.stream import cache_reach
-from worker.stream.cache_reach import CacheReach
+from worker.stream import gauges
+from worker.stream.gauges import CacheReach
 
 
 def cache(capacity: int, count: int, ttl_ms: int | None = 3_600_000, step_ms: int = 1000) -> VectorCache:
@@ -59,6 +59,6 @@ def test_one_warning_an_hour_names_the_partition_that_reaches_least(
     assert "partition 3: " in text
     assert "(KP_CACHE_MAX_ELEMENTS=20) after 0.95 s, the TTL is 3600 s" in text
     assert "1 more partitions" in text
-    monkeypatch.setattr(cache_reach, "WARNING_SECONDS", 0.0)
+    monkeypatch.setattr(gauges, "WARNING_SECONDS", 0.0)
     told.update(caches)
     assert len(caplog.records) == 2

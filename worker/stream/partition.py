@@ -1,0 +1,366 @@
+"""One assigned partition: the life of its records, in offset order, from top to bottom.
+
+1. take: the record is parsed, and its text goes to the embedder (evaluator.py);
+2. evaluate: in offset order, it is compared, scored, and becomes an output and a changelog entry;
+3. batch: decided records linger as long as others can join them (batching.py);
+4. commit: outputs, entries and the source offset, in one transaction (kafka/writing/publisher.py);
+5. settle: the committed records are counted, and their bytes given back.
+
+Steps 1 and 2 of later records go on while a batch is committed; one batch is committed at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from worker.core.changelog import SLACK
+from worker.core.forgetting import ControlConfig
+from worker.core.records import SourceRecord
+from worker.core.scorer import EvaluationConfig
+from worker.core.trace import InvalidTrace, Reason
+from worker.embed.pool import EmbeddingPool
+from worker.kafka.writing.publisher import Publisher
+from worker.observe.metrics import Metrics
+from worker.observe.status import Status
+from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
+from worker.stream import batching
+from worker.stream.batching import Upstream
+from worker.stream.evaluator import Evaluator
+from worker.stream.fetch_buffer import FetchBuffer
+from worker.stream.group_scope import GroupScope
+from worker.stream.state import PartitionState, Pending
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES: Final = 16 << 20
+"""Most bytes of one partition's uncommitted records (SourceRecord.size); budget.py limits all partitions together."""
+
+STOP_SECONDS: Final = 5.0
+"""How long closing a partition waits for its producer to stop."""
+
+
+class DeadLetterLimitError(Exception):
+    """Too many of the last records were dead letters; the worker stops so that the cause is examined."""
+
+
+class DeadLetterLimit:
+    """Raises an error when more than `share` (0..1) of the last `window` records were dead letters.
+
+    It needs a full window: the first `window` records after each start are not limited.
+    """
+
+    def __init__(self, share: float, window: int) -> None:
+        self._share = share
+        self._last: deque[bool] = deque(maxlen=window)
+        self._dead = 0
+
+    def record(self, dead: bool) -> None:
+        """Count one record. Raises DeadLetterLimitError."""
+        if len(self._last) == self._last.maxlen and self._last[0]:
+            self._dead -= 1
+        self._last.append(dead)
+        self._dead += dead
+        if dead and len(self._last) == self._last.maxlen and self._dead > self._share * len(self._last):
+            raise DeadLetterLimitError(
+                f"{self._dead} of the last {len(self._last)} records were dead letters, more than "
+                f"KP_DEAD_LETTER_BREAKER_SHARE={self._share:g}: check kp-error-reason on the dead-letter topic, fix "
+                "the producers and restart (or raise the share)"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What all partitions of a worker share.
+
+    `pool` None: traces are not embedded. `group` None: the novelty scope is the partition. `control` None: control
+    records are not honoured. `fail` is called once, with a partition and the error that ended it. `confirm_topic`
+    raises if the source topic's id, as a broker knows it now, is not this one. Times in seconds.
+    """
+
+    buffer: FetchBuffer
+    metrics: Metrics
+    evaluation: EvaluationConfig
+    fail: Callable[[int, BaseException], None]
+    pool: EmbeddingPool | None = None
+    latency_budget_seconds: float = 0.1
+    commit_interval_seconds: float = 1.0
+    dead_letter_limit: DeadLetterLimit | None = None
+    tracing: Tracing | NoTracing = NO_TRACING
+    status: Status | None = None
+    group: GroupScope | None = None
+    control: ControlConfig | None = None
+    confirm_topic: Callable[[str | None], Awaitable[None]] | None = None
+
+
+class Partition:
+    """One assigned partition. After a failure its state is ahead of the committed offset, and must not be used."""
+
+    def __init__(self, number: int, state: PartitionState, publisher: Publisher, context: Context) -> None:
+        self.number = number
+        self.state = state
+        self.generation = -1
+        self.failed = False
+        self.committed = state.next_offset
+        """The committed offset: that of the next record of the source to read after a restart."""
+        self._publisher = publisher
+        self._context = context
+        self._buffer = context.buffer
+        self._evaluator = Evaluator(
+            state,
+            context.pool,
+            context.evaluation,
+            context.latency_budget_seconds,
+            context.metrics,
+            context.tracing,
+            context.control,
+        )
+        self._taken_to = state.next_offset - 1
+        self._taken: deque[Pending] = deque()
+        self._decided: deque[Pending] = deque()
+        self._publishing: list[Pending] = []
+        self._records = self._bytes = 0  # past the committed offset
+        self._first_decided = 0.0  # when the oldest decided record was decided, s of the performance counter
+        self._last_commit = 0.0  # when the last transaction began
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._work = asyncio.Event()
+        self._changed = asyncio.Event()  # look again whether to linger
+        self._committing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start committing."""
+        self._committing = asyncio.create_task(self._commit_forever(), name=f"commit-{self.number}")
+
+    def __len__(self) -> int:
+        """Return the number of records past the committed offset."""
+        return self._records
+
+    def oldest(self) -> SourceRecord | None:
+        """Return the first record taken that is past the committed offset."""
+        for stage in (self._publishing, self._decided, self._taken):
+            if stage:
+                return stage[0].record
+        return None
+
+    def has_room(self) -> bool:
+        """Whether another record may be taken. The bound is the changelog's slack: see changelog.py."""
+        return self._records < SLACK and self._bytes < MAX_PENDING_BYTES and not self.failed
+
+    # -- 1. take
+
+    def take(self, record: SourceRecord) -> None:
+        """Admit the partition's next record."""
+        if record.offset <= self._taken_to or self.failed:
+            self._buffer.give_back(record.size)
+            return  # fetched twice around a rebalance
+        self._taken_to = record.offset
+        if not self._records:
+            self._idle.clear()
+        self._records += 1
+        self._bytes += record.size
+        if not self.has_room():
+            self._buffer.hold(self.number)
+        pending = self._evaluator.take(record)
+        self._taken.append(pending)
+        if isinstance(pending.embedding, asyncio.Future):
+            pending.embedding.add_done_callback(lambda _: self.advance())
+        else:
+            self.advance()
+
+    # -- 2. evaluate
+
+    def advance(self) -> None:
+        """Decide all embedded records, in offset order, if traces may be decided now."""
+        if self.failed or not self._taken:
+            return
+        context = self._context
+        if context.group is not None and not context.group.may_decide():
+            if self._draining:
+                self._drop_undecided()
+            return
+        try:
+            while self._taken and self._taken[0].ready():
+                pending = self._taken.popleft()
+                self._evaluator.decide(pending)
+                if context.dead_letter_limit is not None:
+                    context.dead_letter_limit.record(isinstance(pending.result, InvalidTrace))
+                if not self._decided:
+                    self._first_decided = time.perf_counter()
+                    self._work.set()
+                self._decided.append(pending)
+            ended = not self._taken and not self._buffer.has_turn(self.number)
+            if ended or len(self._decided) >= batching.MAX_COMMIT_RECORDS or not self.has_room():
+                self.flush()
+        except Exception as error:
+            self._fail(error)
+
+    # -- 3. batch
+
+    async def _commit_forever(self) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                await self._linger()
+                await self._commit(self._next_batch())
+        except Exception as error:
+            self._fail(error)
+
+    async def _linger(self) -> None:
+        """Wait while further records can join the batch."""
+        while self.has_room() and not self._draining:
+            left = batching.seconds_left(
+                time.perf_counter(), self._first_decided, self._last_commit, len(self._decided), self._upstream(),
+                self._context.commit_interval_seconds,
+            )  # fmt: skip
+            if left <= 0:
+                return
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+
+    def _upstream(self) -> Upstream:
+        buffer = self._buffer
+        return Upstream(bool(buffer), buffer.waiting(self.number), buffer.has_turn(self.number), bool(self._taken))
+
+    def flush(self) -> None:
+        """Note that the partition's turn has ended, or that no more records wait to be taken."""
+        self._changed.set()
+
+    def _next_batch(self) -> list[Pending]:
+        batch = [self._decided.popleft() for _ in range(batching.batch_length(each.size() for each in self._decided))]
+        if not self._decided:
+            self._work.clear()
+        return batch
+
+    # -- 4. commit
+
+    async def _commit(self, batch: list[Pending]) -> None:
+        self._publishing = batch
+        self._last_commit = time.perf_counter()
+        confirm = self._context.confirm_topic
+        if confirm is not None and any(pending.is_control() for pending in batch):
+            await confirm(self.state.topic_id)  # not before: the id must be asked for after the records were fetched
+        replaced = await self._publisher.publish(self.state.batch(batch))
+        for position, error in replaced.items():
+            self._evaluator.refused_by_topic(batch[position], error)
+        self._publishing = []
+        self.committed = batch[-1].record.offset + 1
+        self._settle(batch, time.perf_counter() - self._last_commit)
+
+    # -- 5. settle
+
+    def _settle(self, batch: Sequence[Pending], seconds: float) -> None:
+        self._count(batch, seconds)
+        status = self._context.status
+        if status is not None:
+            for pending in batch:
+                if pending.forgotten is not None:
+                    status.forgotten()
+                if pending.result is not None:
+                    scored = None if isinstance(pending.result, InvalidTrace) else pending.result
+                    status.committed(pending.record, pending.output, scored)
+        self._context.tracing.end(pending.span for pending in batch)
+        self._release(len(batch), sum([pending.record.size for pending in batch]))
+
+    def _count(self, batch: Sequence[Pending], seconds: float) -> None:
+        metrics = self._context.metrics
+        metrics.stages["publish"].observe(seconds)
+        metrics.commit_traces.observe(len(batch))
+        metrics.consumed.inc(len(batch))
+        now = time.time()
+        redactions: Counter[str] = Counter()
+        decisions: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
+        ages: list[float] = []
+        scores: list[float] = []
+        for pending in batch:
+            result, timestamp_ms = pending.result, pending.record.timestamp_ms
+            if timestamp_ms is not None and timestamp_ms >= 0:
+                ages.append(max(0.0, now - timestamp_ms / 1000))
+            if pending.forgotten is not None:
+                metrics.control_records.labels("honoured").inc()
+                metrics.forgotten_entries.inc(len(pending.forgotten.removed))
+            if isinstance(result, InvalidTrace):
+                metrics.dead_letters.labels(str(result.reason)).inc()
+                if result.reason is Reason.BAD_CONTROL:
+                    metrics.control_records.labels("refused").inc()
+            elif result is not None:
+                decisions[pending.output.kind, result.profile] += 1
+                scores.append(result.score)
+                if pending.output.redactions:
+                    redactions.update(pending.output.redactions)
+        metrics.end_to_end.observe_all(ages)
+        metrics.score.observe_all(scores)
+        for labels, count in decisions.items():
+            metrics.traces.labels(*labels).inc(count)
+        for kind, count in redactions.items():
+            metrics.redactions.labels(kind).inc(count)
+
+    def _release(self, records: int, size: int) -> None:
+        self._records -= records
+        self._bytes -= size
+        self._buffer.give_back(size)
+        if self.has_room():
+            self._buffer.release(self.number)
+        if not self._records:
+            self._idle.set()
+
+    # -- the end
+
+    async def drain(self) -> None:
+        """Wait until every record taken is committed, or the partition has failed.
+
+        Records that may not be decided now are dropped, and will be read again.
+        """
+        self._draining = True
+        self.flush()
+        self.advance()
+        await self._idle.wait()
+        self._draining = False
+
+    def _drop_undecided(self) -> None:
+        size = sum(pending.record.size for pending in self._taken)
+        log.info("partition %d: %d records are not decided, and will be read again", self.number, len(self._taken))
+        self._abandon_embeddings()
+        self._taken_to = self._taken[0].record.offset - 1
+        count = len(self._taken)
+        self._taken.clear()
+        self._release(count, size)
+
+    async def close(self) -> None:
+        """Close the partition: uncommitted records are dropped, an open transaction is aborted."""
+        self._end()
+        self._abandon_embeddings()
+        if self._committing is not None:
+            self._committing.cancel()
+            await asyncio.gather(self._committing, return_exceptions=True)
+        self._buffer.give_back(self._bytes)
+        self._records = self._bytes = 0
+        try:
+            await asyncio.wait_for(self._publisher.stop(), STOP_SECONDS)
+        except Exception as error:  # the partition is lost anyway; its next owner fences this producer
+            log.warning("partition %d: producer did not stop cleanly: %r", self.number, error)
+
+    def _abandon_embeddings(self) -> None:
+        """Mark the exceptions of embeddings that nobody waits for any more as retrieved."""
+        for pending in self._taken:
+            if isinstance(pending.embedding, asyncio.Future):
+                pending.embedding.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed:
+            self._end()
+            self._context.fail(self.number, error)
+
+    def _end(self) -> None:
+        self.failed = True
+        self._buffer.hold(self.number)
+        self._idle.set()
