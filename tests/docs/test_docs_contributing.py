@@ -1,20 +1,30 @@
-"""The table of modules in docs/contributing.md lists the modules that there are."""
+"""What docs/contributing.md says of rooms, targets and tests is so."""
 
+import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_module_has_its_row_and_every_row_its_module() -> None:
+def layering() -> dict[str, set[str]]:
+    """Return the table of tests/unit/test_layering.py: no test imports another one."""
+    tree = ast.parse((ROOT / "tests/unit/test_layering.py").read_text("utf-8"))
+    (value,) = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS"
+    ]
+    return eval(ast.unparse(value))  # a literal, but for set()
+
+
+def test_the_table_of_rooms_is_the_one_that_is_enforced() -> None:
     text = (ROOT / "docs/contributing.md").read_text("utf-8")
-    table = text.split("<!-- modules:")[1].split("\n\n")[0]
-    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    listed = [name for cell in cells for name in re.findall(r"`([\w/]+\.py)`", cell)]
-    modules = [path.relative_to(ROOT / "worker") for path in (ROOT / "worker").rglob("*.py")]
-    assert sorted(listed) == sorted(
-        str(path) for path in modules if path.name != "__init__.py" or path.parent.name == ""
-    )
+    table = text.split("| room | purpose | may import |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)/?` \| .*? \| (.*?) ?\|$", table, re.MULTILINE)
+    said = {room: set() if other in ("", "nothing") else set(other.split(", ")) for room, other in rows}
+    said.pop("data")
+    assert said == {
+        room: others for room, others in layering().items() if not room.startswith("__") and room != "version"
+    }
 
 
 def test_the_make_targets_exist() -> None:

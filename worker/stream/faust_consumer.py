@@ -7,7 +7,7 @@ What is changed, and why (measured on faust-streaming 0.15.3):
   not work;
 - the worker joins its group at once. Faust waits for a second at each start;
 - Faust commits nothing: offsets are part of the transaction, and a later plain commit could move them back. Where Faust
-  waits for open messages (`wait_empty`: at a rebalance and at shutdown), this consumer waits for the partition tasks;
+  waits for open messages (`wait_empty`: at a rebalance and at shutdown), this consumer waits for the partitions;
 - with static membership, every member looks for partitions that no member owns. aiokafka leaves that to the group's
   leader, but a leader that restarts as a static member does not learn that it is the leader.
 
@@ -302,7 +302,7 @@ class KpConsumer(driver.Consumer):
             super().resume_flow()
 
     async def wait_empty(self) -> None:
-        """Wait until no fetch is running and the partition tasks have committed the records they took.
+        """Wait until no fetch is running and the partitions have committed the records they took.
 
         The order matters: a running fetch could move the position after Faust's seek to the committed offset.
         """
@@ -320,14 +320,14 @@ class KpConsumer(driver.Consumer):
         self.hooks.budget.forget_waiting()
 
     async def perform_seek(self) -> None:
-        """Continue at the offsets of the partition tasks (Faust calls this before it lets records flow).
+        """Continue at the offsets of the partitions (Faust calls this before it lets records flow).
 
         Faust would use aiokafka's committed offsets; aiokafka returns none while the coordinator moves or loads.
         """
         await self._thread.call_thread(self._thread.seek_all, self.hooks.positions())
 
     async def commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
-        """Do nothing: the partition tasks commit."""
+        """Do nothing: the partitions commit."""
         return False
 
     def verify_event_path(self, now: float, tp: TP) -> None:
