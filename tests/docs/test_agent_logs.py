@@ -88,10 +88,10 @@ def test_the_commands_print_what_the_page_says(block: Snippet, folder: Path) -> 
 
 
 def test_every_option_is_on_the_page() -> None:
-    from worker.cli import cli
+    from worker.commands.convert.command import convert
 
     text = (ROOT / "docs/agent-logs.md").read_text("utf-8")
     shared = {"--config", "--bootstrap-servers", "-b", "--group", "-g", "--set"}
-    for parameter in cli.commands["convert"].params:
+    for parameter in convert.params:
         for name in {*parameter.opts} - shared - {"files"}:
             assert name in text, name

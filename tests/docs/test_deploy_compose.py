@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator
 
-from worker.cli import cli
 from worker.config import Settings, config_schema, describe, load
 from worker.kafka.cluster.topic_plan import (
     AFTER,
@@ -19,6 +18,7 @@ from worker.kafka.cluster.topic_plan import (
     SOURCE_AFTER_MS,
 )
 from worker.lab.broker.kafka_jars import KAFKA_VERSION
+from worker.lab.registry.command import registry
 from worker.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +115,7 @@ def test_contribute_posts_to_the_stand_in_unless_it_is_told_otherwise() -> None:
     options = dict(zip(command[1::2], command[2::2], strict=True))
     assert environment["KP_REGISTRY_URL"] == f"${{KP_REGISTRY_URL:-http://127.0.0.1:{options['--port']}}}"
     assert environment["KP_REGISTRY_KEY"] == f"${{KP_REGISTRY_KEY:-{options['--key']}}}"
-    known = {option for parameter in cli.commands["registry"].params for option in parameter.opts}
+    known = {option for parameter in registry.params for option in parameter.opts}
     assert options.keys() <= known
 
 

@@ -15,24 +15,12 @@ from worker.commands.shared.samples import SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = SAMPLES.read_bytes().splitlines()
-IMPORTS = """
-import sys
-from pathlib import Path
-from worker.lab.broker.command import run_broker
-from worker.lab.demo.command import run_demo
-"""
 DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 
 
-def start_python(code: str, tmp_path: Path) -> subprocess.Popen[str]:
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-W",
-            "error::ResourceWarning",
-            "-c",
-            f"{IMPORTS}sys.exit({code})",
-        ],
+        [sys.executable, "-W", "error::ResourceWarning", "-m", "worker", *arguments],
         cwd=ROOT,
         env={**os.environ, "KP_EMBEDDER": "none", "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
@@ -53,7 +41,7 @@ def read_to(process: subprocess.Popen[str], words: str) -> str:
 
 
 def test_demo_end_to_end(tmp_path: Path) -> None:
-    process = start_python("run_demo()", tmp_path)
+    process = start(tmp_path, "demo")
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
     found = re.search(r"published (\d+) +accepted (\d+) +rejected (\d+) +dead letters (\d+)", text)
@@ -69,7 +57,7 @@ def test_demo_end_to_end(tmp_path: Path) -> None:
 
 
 def test_demo_with_a_registry_shows_what_reached_it(tmp_path: Path) -> None:
-    process = start_python("run_demo(registry=True)", tmp_path)
+    process = start(tmp_path, "demo", "--registry")
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
     accepted = int(re.search(r"accepted (\d+)", text)[1])  # type: ignore[index]
@@ -87,7 +75,7 @@ def test_demo_with_a_registry_shows_what_reached_it(tmp_path: Path) -> None:
 
 
 def test_demo_keeps_running_until_asked(tmp_path: Path) -> None:
-    with start_python("run_demo(True)", tmp_path) as process:
+    with start(tmp_path, "demo", "--keep-running") as process:
         text = read_to(process, "stop     Ctrl-C")
         assert "kcat -Ceq -b 127.0.0.1:" in text
         process.send_signal(signal.SIGTERM)
@@ -98,14 +86,14 @@ def test_demo_keeps_running_until_asked(tmp_path: Path) -> None:
 
 
 def test_demo_cleans_up_when_interrupted_or_when_the_worker_fails(tmp_path: Path) -> None:
-    with start_python("run_demo()", tmp_path) as process:
+    with start(tmp_path, "demo") as process:
         read_to(process, "ok  kafka")
         process.send_signal(signal.SIGINT)
         text, _ = process.communicate(timeout=60)
     assert process.returncode == 130, text
     assert list(tmp_path.iterdir()) == []
 
-    process = start_python("run_demo(http_port=65536)", tmp_path)
+    process = start(tmp_path, "demo", "--http-port", "65536")
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "Error: the worker ended with exit code" in text
@@ -115,7 +103,7 @@ def test_demo_cleans_up_when_interrupted_or_when_the_worker_fails(tmp_path: Path
 
 def test_broker_runs_until_asked_and_keeps_its_data(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with start_python(f"run_broker(data_dir=Path({str(data)!r}))", tmp_path) as process:
+    with start(tmp_path, "broker", "--data-dir", str(data)) as process:
         text = read_to(process, "stop     Ctrl-C")
         assert re.search(r"KP_BOOTSTRAP_SERVERS=127\.0\.0\.1:\d+ KP_CREATE_TOPICS=true kp-worker run", text)
         process.send_signal(signal.SIGTERM)

@@ -12,7 +12,7 @@ from tests.support.builders import trace_document
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import produce
 from worker import config
-from worker.commands.score import score_lines
+from worker.commands.score.lines import score_lines
 from worker.embed.load import load_configured
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 

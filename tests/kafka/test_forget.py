@@ -25,7 +25,7 @@ from tests.support.kafka_fixtures import (
 from tests.support.schemas import VALIDATORS
 from tests.support.stage import Stage
 from worker.cli import cli
-from worker.commands import forget as forget_command
+from worker.commands.forget import request as forget_command
 from worker.core import changelog
 from worker.core.forgetting import FORGOTTEN_PREFIX
 from worker.core.passes import MARKER_KEY

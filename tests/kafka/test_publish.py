@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support.builders import trace_bytes, trace_document
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, create_topics
-from worker.commands.publish import key_of
+from worker.commands.publish.send import key_of
 from worker.commands.shared.samples import SAMPLES
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka

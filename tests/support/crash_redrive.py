@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.crash_worker import SteppedProducer
 from worker import cli
-from worker.commands.redrive import command as redrive
+from worker.commands.redrive import steps
 
 RECORDS = 7
 """Letters in one transaction, so that there are many to be killed in."""
@@ -15,7 +15,7 @@ RECORDS = 7
 
 def main() -> None:
     """Run the command line with the doubles at their seams."""
-    module: Any = redrive
+    module: Any = steps
     module.Producer = SteppedProducer
     module.MAX_RECORDS = RECORDS
     cli.main()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from worker import config
-from worker.commands.score import score_lines
+from worker.commands.score.lines import score_lines
 from worker.core.novelty import Vector
 from worker.embed.embedder import Embedder
 

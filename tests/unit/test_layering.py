@@ -9,7 +9,8 @@ import aiokafka
 import pytest
 
 from tests.conftest import TIERS
-from tests.support.imports import MODEL_RUNTIMES, ROOT, loaded_after
+from tests.support.imports import MODEL_RUNTIMES, ROOT, loaded_after, modules_after
+from worker.cli import COMMANDS
 
 PACKAGE = ROOT / "worker"
 MODULES = {
@@ -29,9 +30,9 @@ ROOMS = {
     "observe": {"config", "core"},
     "stream": {"config", "core", "embed", "kafka", "observe"},
     "contribute": {"config", "core", "kafka", "observe"},
-    "commands": {"config", "contribute", "core", "embed", "kafka", "observe"},
+    "commands": {"config", "contribute", "core", "embed", "kafka", "observe", "stream"},
     "lab": {"commands", "config", "core", "embed", "kafka", "observe"},
-    "cli": {"commands", "config", "contribute", "core", "embed", "kafka", "lab", "observe", "stream"},
+    "cli": {"commands", "core", "observe"},  # and by the names of its table, lab
     "__main__": {"cli"},
     "__init__": {"core"},
     "version": set[str](),
@@ -50,7 +51,7 @@ HOMES = (
         "prometheus_client": {"observe", "lab.demo.process", "commands.doctor.registry"},
         "pydantic": {"config"},
         "pydantic_settings": {"config"},
-        "click": {"cli", "commands.shared.completion", "commands.shared.console"},
+        "click": {"cli", "commands", "lab"},
         "rich": {"commands", "lab"},
         "jinja2": {"commands.shared.page"},
         "markupsafe": {"commands.shared.page"},
@@ -58,7 +59,7 @@ HOMES = (
         "opentelemetry": {"observe.tracing", "stream.state"},  # stream: the type alone
     }
     | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}
-    | {"huggingface_hub": {"commands.fetch_model", "embed"}}
+    | {"huggingface_hub": {"commands.model", "embed"}}
 )
 
 PRIVATE = {"kafka.aiokafka_private"}
@@ -84,8 +85,8 @@ OF_OTHERS = {
     # (module, attribute): underscores that are not aiokafka's
     ("*", "_asdict"),  # named tuples
     ("*", "_make"),
-    ("cli", "_exit"),  # os
-    ("commands.doctor.command", "_exit"),
+    ("commands.doctor.command", "_exit"),  # os
+    ("commands.run", "_exit"),  # os
     ("stream.faust_consumer", "_stopped"),  # Faust's fetcher
     ("contribute.process", "_exit"),  # os
     ("stream.process", "_exit"),  # os
@@ -132,7 +133,7 @@ def test_the_walk_sees_imports_everywhere() -> None:
         "import a.b\nfrom c import d\ndef f():\n  import e\nif T:\n  from worker import g\n  from worker.h import i"
     )
     assert set(imports(ast.parse(source))) == {"a.b", "c", "c.d", "e", "worker", "worker.g", "worker.h", "worker.h.i"}
-    assert "lab.demo.command" in siblings("cli")
+    assert "stream.process" in siblings("commands.run")
     assert {room(module) for module in MODULES} == ROOMS.keys()
 
 
@@ -211,11 +212,6 @@ def test_the_core_reads_no_clock_and_no_file(module: str) -> None:
             assert node.func.id not in {"open", "print", "input", "exec", "eval"}, f"line {node.lineno}"
 
 
-def test_the_command_line_imports_the_demo_and_the_broker_when_asked_for() -> None:
-    at_once = [node for node in MODULES["cli"].body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not {name for node in at_once for name in imports(node) if "worker.lab" in name}
-
-
 def test_settings_are_read_from_the_environment_in_one_place() -> None:
     readers = {
         module
@@ -227,7 +223,7 @@ def test_settings_are_read_from_the_environment_in_one_place() -> None:
     # others start processes.
     assert readers <= {
         "config.loading", "config.sources", "cli", "embed.model_dir", "observe.tracing",
-        "lab.demo.process", "commands.fetch_model", "lab.broker.kafka_node", "lab.broker.kafka_jars",
+        "lab.demo.process", "commands.model", "lab.broker.kafka_node", "lab.broker.kafka_jars",
     }  # fmt: skip
 
 
@@ -250,10 +246,41 @@ def test_a_fresh_core_loads_no_runtime() -> None:
     assert not loaded & HOMES.keys()
 
 
-def test_the_command_line_starts_without_numpy() -> None:
-    """`main` sets the number of BLAS threads; numpy reads it once, when it is imported."""
-    loaded = loaded_after("import worker, worker.cli")
-    assert not loaded & {"numpy", "msgspec", "rich", "pydantic", *MODEL_RUNTIMES}
+HEAVY = {"aiohttp", "aiokafka", "faust", "numpy", "prometheus_client", "pydantic", "rich", *MODEL_RUNTIMES}
+"""What takes longer to import than all the rest of `--help`."""
+
+HELP = "from worker import cli; cli.cli(['--help'], standalone_mode=False)"
+COMPLETION = (
+    "import os\n"
+    "os.environ |= {'_KP_WORKER_COMPLETE': 'bash_complete', 'COMP_WORDS': 'kp-worker r', 'COMP_CWORD': '1'}\n"
+    "from worker import cli\ntry: cli.main()\nexcept SystemExit: pass"
+)
+
+
+@pytest.mark.parametrize("code", ["import worker, worker.cli", HELP, COMPLETION], ids=["import", "help", "completion"])
+def test_the_command_line_starts_without_its_commands(code: str) -> None:
+    """Nor numpy: `main` sets the number of BLAS threads, which numpy reads once, when it is imported."""
+    loaded = modules_after(code)
+    assert not {name.split(".")[0] for name in loaded} & {*HEAVY, "msgspec"}
+    assert not {name for name in loaded if name.startswith("worker.lab")}
+    assert not {place.partition(":")[0] for place, _ in COMMANDS.values()} & loaded
+
+
+def test_the_help_of_a_command_imports_nothing_heavy() -> None:
+    """`run` and `contribute` import the settings, to list them, when their help is written."""
+    places = {place.partition(":")[0] for place, _ in COMMANDS.values()}
+    loaded = modules_after(f"import {', '.join(sorted(places))}")
+    assert places <= loaded
+    assert not {name.split(".")[0] for name in loaded} & HEAVY
+
+
+def test_a_command_imports_no_other_one() -> None:
+    assert not {
+        (module, other)
+        for module in MODULES
+        for other in siblings(module)
+        if f"worker.{other}" in {place.partition(":")[0] for place, _ in COMMANDS.values()}
+    }
 
 
 def test_no_test_imports_another_one() -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from tests.support.message_logs import ERROR, expected_parts, message_log
 from worker.cli import cli
-from worker.commands.score import score_lines
+from worker.commands.score.lines import score_lines
 from worker.config import Settings
 from worker.core.trace import parse_trace
 

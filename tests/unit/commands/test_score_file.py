@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from tests.support.builders import NEVER_ACCEPTED, T0, TextEmbedder, make_record, trace_bytes
 from worker import PartitionScorer, embedding_text, parse_trace
 from worker.cli import cli
-from worker.commands.score import Summary, score_lines
+from worker.commands.score.lines import Summary, score_lines
 from worker.config import Settings
 from worker.core.documents import scored_record
 from worker.core.scorer import event_time_ms

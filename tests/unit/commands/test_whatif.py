@@ -351,6 +351,11 @@ def test_wrong_input_is_a_clear_error(arguments: list[str], data: bytes, code: i
     assert message in result.stderr
 
 
-def test_no_model_is_loaded() -> None:
-    loaded = loaded_after("import worker.commands.whatif.command")
+def test_no_model_is_loaded(tmp_path: Path) -> None:
+    file, arguments = tmp_path / "scored.jsonl", ("--export", str(tmp_path / "rows.csv"))
+    file.write_bytes(b"\n".join(document for _, document in scored(random_sources(random.Random(1), 3))))
+    loaded = loaded_after(
+        f"from worker.cli import cli\ncli(['whatif', {str(file)!r}, *{arguments}], standalone_mode=False)"
+    )
+    assert "numpy" in loaded
     assert not loaded & {*MODEL_RUNTIMES, "aiokafka"}

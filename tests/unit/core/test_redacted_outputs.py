@@ -12,7 +12,7 @@ from tests.support.builders import NEVER_ACCEPTED, TextEmbedder, make_record, tr
 from tests.support.output_embedding import score_file
 from tests.support.schemas import VALIDATORS
 from worker import PartitionScorer, config, parse_trace
-from worker.commands.score import score_lines
+from worker.commands.score.lines import score_lines
 from worker.core.documents import scored_record
 from worker.core.redaction import LEVELS, TYPES, redact_json, redact_text
 from worker.core.trace import InvalidTrace, Reason, splice

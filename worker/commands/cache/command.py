@@ -6,23 +6,45 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-from rich.console import Console
+import click
 
-from worker.commands.cache.nearest import Query, embed_query, nearest_report, trace_query
-from worker.commands.cache.read import CachedPartition, PartitionLog, read_partitions, restore_cache, restore_latest
-from worker.commands.cache.rows import cache_stats, newest_rows
-from worker.commands.cache.view import print_entries, print_nearest, print_stats
-from worker.commands.shared.console import CommandError, discard_buffered, say, write_line
-from worker.config import Settings
+from worker.commands.shared.console import CommandError, CommandGroup, discard_buffered, say, write_line
+from worker.commands.shared.options import json_option, read_settings, settings_options
 from worker.core.terminal import clean_json
 
+if TYPE_CHECKING:
+    from worker.commands.cache.read import CachedPartition, PartitionLog
+    from worker.config import Settings
 
-def run_cache_list(
-    settings: Settings, partition: int | None, *, limit: int, agent: str | None, trace: str | None, as_json: bool
-) -> None:
-    """Write the live entries, newest first; at most `limit` of them (0: all). Raises CommandError."""
+
+@click.group(cls=CommandGroup)
+def cache() -> None:
+    """Look into the novelty caches of a group, read only.
+
+    Reads the committed offsets and the changelog as a worker does that takes over the partitions; joins no group and
+    changes nothing. Exit codes: 0 done; 1 no committed offset, other model, or it failed; 2 wrong settings, topics or
+    options.
+    """
+
+
+_partition_option = click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this partition [all].")
+
+
+@cache.command("list")
+@_partition_option
+@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="At most this many; 0: all.")
+@click.option("--agent", metavar="ID", help="Only entries of this agent (metadata.agent_id).")
+@click.option("--trace", metavar="ID", help="Only entries of this trace: its id, or the beginning of it.")
+@json_option
+@settings_options
+def list_entries(partition: int | None, limit: int, agent: str | None, trace: str | None, as_json: bool) -> None:
+    """List the live entries, newest first."""
+    settings = read_settings()
+    from worker.commands.cache.rows import newest_rows
+    from worker.commands.cache.view import print_entries
+
     rows = newest_rows(_latest(settings, partition), agent, trace)
     shown = rows[:limit] if limit else rows
     with _output():
@@ -32,17 +54,34 @@ def run_cache_list(
             print_entries(shown, len(rows))
 
 
-def run_cache_nearest(
-    settings: Settings,
-    partition: int | None,
-    *,
-    text: str | None,
-    file: str | None,
-    line: int | None,
-    count: int,
-    as_json: bool,
+@cache.command()
+@click.argument("text", required=False)
+@click.option("--file", type=click.Path(allow_dash=True), help="A trace, one JSON document, instead of TEXT; - is "
+              "standard input.")  # fmt: skip
+@click.option("--line", type=click.IntRange(1), metavar="N", help="With --file: the line of a JSON Lines file, from 1.")
+@click.option("--count", "-k", type=click.IntRange(1), default=5, show_default=True, help="Entries to show.")
+@_partition_option
+@json_option
+@settings_options
+def nearest(
+    text: str | None, file: str | None, line: int | None, count: int, partition: int | None, as_json: bool
 ) -> None:
-    """Write the `count` entries that are nearest to a text, or to the trace in a file. Raises CommandError."""
+    """Find the live entries that are most similar to a text or a trace.
+
+    The model and its settings must be the worker's. With --file and --partition the answer is that of the worker, to
+    the bit, if the trace came next on that partition.
+    """
+    if (text is None) == (file is None):
+        raise click.UsageError("pass a text, or --file with a trace")
+    if line is not None and file is None:
+        raise click.UsageError("--line goes with --file")
+    settings = read_settings()
+    from rich.console import Console
+
+    from worker.commands.cache.nearest import Query, embed_query, nearest_report, trace_query
+    from worker.commands.cache.read import restore_cache
+    from worker.commands.cache.view import print_nearest
+
     query = Query((text or "",)) if file is None else trace_query(file, line, settings)
     reads = _read(settings, partition)
     with Console(stderr=True).status("loading the model"):
@@ -57,8 +96,17 @@ def run_cache_nearest(
             print_nearest(report)
 
 
-def run_cache_stats(settings: Settings, partition: int | None, *, as_json: bool) -> None:
-    """Write the statistics of each partition. Raises CommandError."""
+@cache.command()
+@_partition_option
+@json_option
+@settings_options
+def stats(partition: int | None, as_json: bool) -> None:
+    """Show how full the caches are, how old their entries get, and what evicts them: capacity or TTL."""
+    settings = read_settings()
+    from worker.commands.cache.read import restore_latest
+    from worker.commands.cache.rows import cache_stats
+    from worker.commands.cache.view import print_stats
+
     rows = [cache_stats(read, restore_latest(settings, read)) for read in _read(settings, partition)]
     with _output():
         if as_json:
@@ -67,11 +115,16 @@ def run_cache_stats(settings: Settings, partition: int | None, *, as_json: bool)
             print_stats(rows)
 
 
-def run_cache_export(settings: Settings, partition: int | None, output: Path) -> None:
-    """Write the live entries to an npz file. Raises CommandError."""
-    caches = _latest(settings, partition)
+@cache.command()
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@_partition_option
+@settings_options
+def export(output: Path, partition: int | None) -> None:
+    """Write the live entries to OUTPUT, an npz file for numpy.load: vectors, ids, places, times."""
+    settings = read_settings()
     from worker.commands.cache.export import export_caches
 
+    caches = _latest(settings, partition)
     count = export_caches(caches, output)
     partitions = sum(bool(cached.live) for cached in caches)
     say(f"{count} {'entry' if count == 1 else 'entries'} of {partitions} "
@@ -79,11 +132,17 @@ def run_cache_export(settings: Settings, partition: int | None, output: Path) ->
 
 
 def _read(settings: Settings, partition: int | None) -> list[PartitionLog]:
+    from rich.console import Console
+
+    from worker.commands.cache.read import read_partitions
+
     with Console(stderr=True).status("reading the changelog"):
         return read_partitions(settings, partition)
 
 
 def _latest(settings: Settings, partition: int | None) -> list[CachedPartition]:
+    from worker.commands.cache.read import restore_latest
+
     return [restore_latest(settings, read) for read in _read(settings, partition)]
 
 
@@ -107,7 +166,9 @@ def _check_model(reads: Sequence[PartitionLog], caches: Sequence[CachedPartition
     say(f"warning: {told}")
 
 
-def _write_json(rows: Sequence[msgspec.Struct]) -> None:
+def _write_json(rows: Sequence[Any]) -> None:
+    import msgspec
+
     for row in rows:
         write_line(clean_json(msgspec.json.encode(row).decode()))
 

@@ -8,21 +8,84 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
+import click
+
 from worker.commands.convert.atif import read_atif
 from worker.commands.convert.chat import read_chat
 from worker.commands.convert.fields import FieldPath, RunRefused, find_field, unused_fields
+from worker.commands.convert.options import parse_options
 from worker.commands.convert.report import FileReport
 from worker.commands.convert.trace import ConvertOptions, Transcript, parse_json, trace_of
-from worker.commands.shared.console import ArgumentError, CommandError, discard_buffered, json_output, open_file, say
+from worker.commands.shared.console import (
+    ArgumentError,
+    Command,
+    CommandError,
+    discard_buffered,
+    json_output,
+    open_file,
+    say,
+)
 from worker.commands.shared.json_lines import is_pretty_printed, line_limit, read_lines, too_long
+from worker.commands.shared.options import read_settings, settings_options
 
 LogFormat = Literal["chat", "atif"]
 
 READERS: Final[dict[LogFormat, Callable[[Any, Transcript], None]]] = {"chat": read_chat, "atif": read_atif}
 
 
-def run_convert(files: Sequence[str], source: LogFormat, options: ConvertOptions, report: Path | None) -> int:
-    """Convert files (- is standard input) and return the exit code. Raises CommandError, ArgumentError."""
+@click.command(cls=Command)
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
+)
+@click.option("--from", "source", type=click.Choice(["chat", "atif"]), required=True,
+              help="Format of FILES: chat messages in OpenAI's style, or ATIF trajectories (v1.x).")  # fmt: skip
+@click.option("--success", required=True, metavar="VALUE",
+              help="true, false, or @path; @path=TEXT is true if the field is TEXT.")  # fmt: skip
+@click.option("--confidence", required=True, metavar="VALUE", help="A number from 0 to 1, or @path.")
+@click.option("--domain", required=True, metavar="VALUE", help="metadata.task_domain.")
+@click.option("--visibility", required=True, metavar="VALUE", help="private, org or network, or @path.")
+@click.option("--privacy", required=True, metavar="VALUE",
+              help="metadata.privacy_level: aggregated, federated or private, or @path.")  # fmt: skip
+@click.option("--created-at", metavar="VALUE", help="ISO 8601 with its zone, or @path (also seconds since 1970) [ATIF: "
+              "the last timestamp; required for chat].")  # fmt: skip
+@click.option("--agent-id", metavar="VALUE", help="metadata.agent_id, which publish makes the record's key [none].")
+@click.option("--framework", metavar="VALUE", help="metadata.framework [ATIF: the agent's name; chat: none].")
+@click.option("--objective", metavar="VALUE", help="task.objective [the first text of the user].")
+@click.option("--result-summary", metavar="VALUE", help="outcome.result_summary [the last text of the agent].")
+@click.option("--messages", metavar="@PATH", default="@messages", show_default=True,
+              help="Chat: the list of messages in a run that is an object.")  # fmt: skip
+@click.option("--keep", multiple=True, metavar="NAME=@PATH",
+              help="Copy a field of the run to the trace as NAME, such as a label; may be repeated.")  # fmt: skip
+@click.option("--error-prefix", "error_prefixes", multiple=True, metavar="TEXT",
+              help="A tool result that starts with TEXT is an error; may be repeated.")  # fmt: skip
+@click.option(
+    "--max-content", type=click.IntRange(1), metavar="N", help="Truncate the content of a step at N characters."
+)
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the loss report there, JSON.")
+@settings_options
+def convert(
+    files: tuple[str, ...], source: LogFormat, messages: str, keep: tuple[str, ...], error_prefixes: tuple[str, ...],
+    max_content: int | None, report: Path | None, **values: str | None,
+) -> None:  # fmt: skip
+    """Convert agents' logs to reasoning traces: JSON Lines on standard output, to be piped to publish.
+
+    \b
+    kp-worker convert --from chat runs.jsonl --success @ok ... | kp-worker publish -
+
+    One run per line; a file whose name ends with .json is one run; - is standard input. A VALUE is a constant, or
+    @path.to.field of each run; nothing is guessed. What has no place in a trace is counted for each file on standard
+    error. Texts are copied as they are, with any secrets in them. Exit codes: 0 all runs written; 1 some refused, or
+    none read; 2 wrong options.
+    """  # noqa: D301 click's mark for text that it must not wrap
+    settings = read_settings()
+    if source == "chat" and values["created_at"] is None:
+        raise click.UsageError("--from chat needs --created-at: messages have no time")
+    if source == "atif" and messages != "@messages":
+        raise click.UsageError("--messages requires --from chat")
+    try:
+        options = parse_options(values, keep, messages, error_prefixes, max_content, settings.limits)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     output, reports = sys.stdout.buffer, []
     try:
         for file in files:
@@ -38,7 +101,8 @@ def run_convert(files: Sequence[str], source: LogFormat, options: ConvertOptions
         if isinstance(error, BrokenPipeError):  # the reader of the pipe has closed it
             sys.exit(1)
         raise CommandError(f"cannot read or write: {error}") from None
-    return 1 if any(each.refused for each in reports) or not any(each.written for each in reports) else 0
+    if any(each.refused for each in reports) or not any(each.written for each in reports):
+        sys.exit(1)
 
 
 def _open(file: str) -> BinaryIO:

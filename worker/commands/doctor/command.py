@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import http.client
 import logging
 import os
-import shutil
-import socket
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from typing import Final, NoReturn
 
-from worker.commands.doctor.cache import check_cache
-from worker.commands.doctor.domains import check_domains
-from worker.commands.doctor.finding import Finding, fail, ok, warn, write_finding
-from worker.commands.doctor.kafka import check_kafka
-from worker.commands.doctor.model import check_model
-from worker.commands.doctor.registry import check_registry
-from worker.commands.shared.console import load_settings
-from worker.config import ConfigError, Loaded, Settings
-from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256
-from worker.embed.model_dir import default_directory
-from worker.kafka.cluster.topic_plan import CODECS, codec_problems
+import click
 
-KAFKA_SECONDS: Final = 45.0
-"""Longest time for all checks of the broker together."""
-
-PORT_REMEDY: Final = "set KP_HTTP_PORT to a free port (0: any), or KP_HTTP_HOST to another address of this machine"
-
-LEAST_FREE_BYTES: Final = 500 << 20
-"""Less causes a warning: an exported model takes 90 to 180 MB, and logs and temporary files some more."""
+from worker.commands.shared.console import Command
+from worker.commands.shared.options import json_option, settings_options
 
 
-def run_doctor(*, as_json: bool) -> NoReturn:
-    """Write the findings, each as soon as it is there, and exit."""
+@click.command(cls=Command)
+@json_option
+@settings_options
+def doctor(as_json: bool) -> None:
+    """Check what a worker needs; change nothing.
+
+    Settings, brokers, topics, permissions, group and lag, model, disk, port. One line for each check: ok, warn or fail,
+    with a remedy. Exit code 0: nothing failed; 1: something did.
+    """
+    from worker.commands.doctor.examine import examine
+    from worker.commands.doctor.finding import write_finding
+
     # Their words are in the findings.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
     logging.getLogger("worker").setLevel(logging.CRITICAL + 1)
@@ -53,87 +40,3 @@ def run_doctor(*, as_json: bool) -> NoReturn:
     sys.stdout.flush()
     # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
     os._exit(int(failed))
-
-
-async def examine() -> AsyncIterator[Finding]:
-    """Yield the findings, each as soon as it is there. Bounded: some 3 minutes where nothing answers at all."""
-    try:
-        loaded = load_settings()
-    except ConfigError as error:
-        for line in str(error).splitlines():
-            yield fail(
-                "settings", line, "correct it (kp-worker run --help lists all settings); nothing else was checked"
-            )
-        return
-    settings = loaded.settings
-    for finding in _settings(loaded):
-        yield finding
-    yield _codecs()
-    reachable = True
-    try:
-        async with asyncio.timeout(KAFKA_SECONDS):
-            async for finding in check_kafka(settings):
-                reachable &= finding.level != "fail" or finding.check != "broker"
-                yield finding
-    except TimeoutError:
-        reachable = False
-        yield fail("broker", f"the checks took longer than {KAFKA_SECONDS:.0f} s", "check the brokers and the network")
-    if reachable:
-        for finding in [*await check_cache(settings), *await check_domains(settings)]:
-            yield finding
-    for finding in await check_model(settings):
-        yield finding
-    async for finding in check_registry(settings):
-        yield finding
-    yield _disk("model cache", default_directory(OFFICIAL_NAME, OFFICIAL_SHA256))
-    yield _disk("temporary files", Path(tempfile.gettempdir()))
-    yield await asyncio.to_thread(_port, settings)
-
-
-def _settings(loaded: Loaded) -> Iterator[Finding]:
-    for text in loaded.warnings:
-        yield warn("settings", text, "correct or remove it: it has no effect")
-    given = [name if origin in loaded.files else origin for name, origin in loaded.given().items()]
-    read = f" ({', '.join(loaded.files)} was read)" if loaded.files else ""
-    yield ok("settings", f"{len(given)} set: {', '.join(given)}{read}" if given else f"none set, all defaults{read}")
-
-
-def _codecs() -> Finding:
-    for problem in codec_problems():
-        return warn("codecs", problem.message, problem.remedy)
-    return ok("codecs", f"records compressed with {', '.join(CODECS)} can be read")
-
-
-def _disk(check: str, path: Path) -> Finding:
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    try:
-        free = shutil.disk_usage(there).free
-    except OSError as error:
-        return warn(check, f"{there}: {error.strerror}", "check the mount")
-    told = f"{free / 2**30:.1f} GiB free at {path}"
-    if free < LEAST_FREE_BYTES:
-        return warn(check, told, f"free at least {LEAST_FREE_BYTES >> 20} MiB")
-    return ok(check, told)
-
-
-def _port(settings: Settings) -> Finding:
-    host, port = settings.http_host, settings.http_port
-    where = f"{host}:{port}"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the worker's HTTP server does
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if _is_worker(host, port):
-                return ok("port", f"a kp-worker listens on {where} already; a second one needs another KP_HTTP_PORT")
-            return fail("port", f"cannot listen on {where}: {error.strerror}", PORT_REMEDY)
-    return ok("port", f"{where} is free" if port else "KP_HTTP_PORT=0: the system chooses a free one")
-
-
-def _is_worker(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1" if host == "0.0.0.0" else host, port, timeout=2)  # noqa: S104
-    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("GET", "/healthz")
-        return connection.getresponse().getheader("Server") == "kp-worker"
-    return False

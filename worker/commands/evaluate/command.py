@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-from rich.console import Console
-from rich.progress import Progress
+import click
 
-from worker.commands.evaluate.numbers import QUANTILES, Interval, figures
-from worker.commands.evaluate.partitions import ORDERS, spread_figures
-from worker.commands.evaluate.rows import EvaluateRow, named
-from worker.commands.evaluate.traces import LabelError, Vectors, numbered, read_labelled
-from worker.commands.shared.console import (
-    ArgumentError,
-    CommandError,
-    checked_settings,
-    report_libraries,
-    say,
-    write_line,
-)
-from worker.commands.shared.shown import shown_text
-from worker.config import Settings
+from worker.commands.shared.console import ArgumentError, Command, CommandError, require_extra, say, write_line
+from worker.commands.shared.options import checked_settings, json_option, settings_options
 from worker.core.terminal import clean, clean_json
-from worker.embed.embedder import ModelError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from worker.commands.evaluate.numbers import Interval
+    from worker.commands.evaluate.rows import EvaluateRow
+    from worker.config import Settings
 
 GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model", "precision", "embedder")
 """Settings that --grid may vary: those that change vectors."""
@@ -35,36 +26,52 @@ GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model",
 BAD_SHOWN: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluateTask:
-    """What to evaluate: the fields of label and key (None: one partition), partitions (None: one a key), and seed."""
+@click.command(cls=Command)
+@click.argument("files", nargs=-1, required=True)
+@click.option("--label", required=True, help="Field whose value names a trace's task; dotted where it is nested.")
+@click.option("--grid", multiple=True, metavar="NAME=V,V",
+              help="Values of a setting to compare: embed_text=whole,objective. May be repeated.")  # fmt: skip
+@click.option("--partition-by", metavar="FIELD", help="Also the AUC with the traces spread over partitions by this "
+              "field, such as metadata.agent_id, in random orders.")  # fmt: skip
+@click.option("--partitions", type=click.IntRange(1), help="With --partition-by: how many [one for each value].")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of everything random.")
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
+@json_option
+@settings_options
+def evaluate(
+    files: tuple[str, ...], label: str, grid: tuple[str, ...], partition_by: str | None, partitions: int | None,
+    seed: int, page: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure how well novelty tells a repeated task from a new one, on labelled traces.
 
-    label: str
-    key: str | None
-    partitions: int | None
-    seed: int
-
-
-def run_evaluate(
-    files: Sequence[str], task: EvaluateTask, grid: Sequence[str], *, as_json: bool, page: Path | None
-) -> None:
-    """Write the figures of each file with each choice of settings. Raises CommandError and SettingsError."""
+    FILES are traces, JSON Lines, each file in the order of a stream; traces with the same label are the same task. Each
+    file is one partition without TTL and capacity; --partition-by shows what keying does. Embeds each text once.
+    """
+    if partitions is not None and partition_by is None:
+        raise click.UsageError("--partitions goes with --partition-by")
     choices = list(_choices(grid))
-    render = None if page is None else _renderer()  # before the minutes of embedding
+    if page is not None:  # before the minutes of embedding
+        require_extra("report", "matplotlib", "jinja2", "markupsafe")
+    import msgspec
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from worker.commands.evaluate.traces import LabelError
+    from worker.embed.embedder import ModelError
+
     console = Console(stderr=True)
-    rows = []
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            rows = list(_rows(files, task, choices, progress))
+            rows = list(_rows(files, label, partition_by, partitions, seed, choices, progress))
     except (LabelError, ModelError, OSError) as error:
         raise CommandError(str(error)) from None
-    for row in rows:
-        if as_json:
+    if as_json:
+        for row in rows:
             write_line(clean_json(msgspec.json.encode(row).decode()))
-    if not as_json:
+    else:
         _write_table(rows)
-    if page is not None and render is not None:
-        _write_page(render(rows, task.label), page)
+    if page is not None:
+        _write_page(rows, label, page)
 
 
 def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]]:
@@ -84,11 +91,18 @@ def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]
 
 
 def _rows(
-    files: Sequence[str], task: EvaluateTask, choices: Sequence[tuple[Settings, dict[str, object]]], progress: Progress
-) -> Iterator[EvaluateRow]:
+    files: Sequence[str], label: str, key: str | None, partitions: int | None, seed: int,
+    choices: Sequence[tuple[Settings, dict[str, object]]], progress: Progress,
+) -> Iterator[EvaluateRow]:  # fmt: skip
+    """Yield the figures of each file with each choice of settings; `key`: the field to spread over partitions by."""
+    from worker.commands.evaluate.numbers import figures
+    from worker.commands.evaluate.partitions import spread_figures
+    from worker.commands.evaluate.rows import EvaluateRow, named
+    from worker.commands.evaluate.traces import LabelError, Vectors, numbered, read_labelled
+
     vectors = Vectors()
     for file in files:
-        traces = read_labelled(file, task.label, choices[0][0].limits, task.key)
+        traces = read_labelled(file, label, choices[0][0].limits, key)
         for text in traces.bad[:BAD_SHOWN]:
             say(f"{traces.name}: {text}")
         if len(traces.bad) > BAD_SHOWN:
@@ -103,13 +117,16 @@ def _rows(
             bar = progress.add_task(clean(f"{traces.name}: {named(shown)}"), total=len(traces.traces))
             made, cut = vectors.of(traces, settings, lambda bar=bar: progress.advance(bar))  # type: ignore[misc]
             spread = None
-            if task.key is not None:
-                spread = spread_figures(made, labels, task.key, numbered(traces.keys), task.partitions, task.seed)
-            yield EvaluateRow(traces.name, shown, cut, len(traces.bad), figures(made, labels, task.seed), spread)
+            if key is not None:
+                spread = spread_figures(made, labels, key, numbered(traces.keys), partitions, seed)
+            yield EvaluateRow(traces.name, shown, cut, len(traces.bad), figures(made, labels, seed), spread)
             progress.remove_task(bar)
 
 
 def _write_table(rows: Sequence[EvaluateRow]) -> None:
+    from worker.commands.evaluate.numbers import QUANTILES
+    from worker.commands.evaluate.rows import named
+
     width = max(len(named(row.settings)) for row in rows)
     for file, group in itertools.groupby(rows, key=lambda row: row.file):
         own = list(group)
@@ -135,6 +152,10 @@ def _write_table(rows: Sequence[EvaluateRow]) -> None:
 
 
 def _write_spread(rows: Sequence[EvaluateRow], width: int) -> None:
+    from worker.commands.evaluate.partitions import ORDERS
+    from worker.commands.evaluate.rows import named
+    from worker.commands.shared.shown import shown_text
+
     spread = rows[0].spread
     if spread is None:
         return
@@ -156,13 +177,10 @@ def _short(interval: Interval | None) -> str:
     return "-" if interval is None else f"{round(interval.value, 2) + 0.0:.2f}"  # no -0.00
 
 
-def _renderer() -> Callable[[Sequence[EvaluateRow], str], str]:
-    with report_libraries():
-        from worker.commands.evaluate.page import render_evaluation
-    return render_evaluation
+def _write_page(rows: Sequence[EvaluateRow], label: str, page: Path) -> None:
+    from worker.commands.evaluate.page import render_evaluation
 
-
-def _write_page(text: str, page: Path) -> None:
+    text = render_evaluation(rows, label)
     try:
         page.write_text(text, "utf-8")
     except OSError as error:

@@ -2,47 +2,70 @@
 
 from __future__ import annotations
 
-from worker.commands.explain.file import describe_problem, name_of, read_document
-from worker.commands.explain.steps import Explanation, explain_trace
-from worker.commands.explain.target import is_file
-from worker.commands.explain.view import explanation_json, explanation_text
-from worker.commands.shared.console import ArgumentError, CommandError, text_console, write_line
-from worker.config import Settings
-from worker.core.trace import InvalidTrace
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from worker.commands.shared.console import ArgumentError, Command, CommandError, text_console, write_line
+from worker.commands.shared.options import json_option, read_settings, settings_options
+
+if TYPE_CHECKING:
+    from worker.commands.explain.steps import Explanation
 
 
-def run_explain(
-    target: str, novelty: float | None, settings: Settings, *, line: int | None, parts: bool, as_json: bool
-) -> int:
-    """Explain the trace in a file or on the topics; return the exit code.
+@click.command(cls=Command)
+@click.argument("trace", type=click.Path(allow_dash=True))  # a shell completes files; an id passes, too
+@click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
+@click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to use, from 0 to 2.")
+@click.option("--parts", is_flag=True, help="With KP_EMBED_TEXT=objective: which part made it similar to its nearest.")
+@json_option
+@settings_options
+def explain(trace: str, line: int | None, novelty: float | None, parts: bool, as_json: bool) -> None:
+    """Explain one score, step by step.
 
-    Raises CommandError for a file that holds no valid trace and for a trace that is not found, ArgumentError for an
-    argument that is neither.
+    TRACE is a JSON file, - for standard input, or what is searched for on the accepted, rejected and dead-letter
+    topics, from the newest records to the oldest: a trace id (kp:trace:...) or its beginning, as tail and the status
+    page show it, PARTITION:OFFSET on the source topic, or TOPIC:PARTITION:OFFSET on an output topic.
+
+    A scored document is explained with its own novelty, weights and threshold; a bare trace with those of the settings,
+    and novelty 0.5. Exit code 1: no valid trace, none found, or a document whose score does not follow from its own
+    figures.
     """
-    if is_file(target):
+    if novelty is not None and novelty != novelty:  # NaN passes any range
+        raise ArgumentError("--novelty", "nan is not a number")
+    settings = read_settings()
+    from worker.commands.explain.file import describe_problem, name_of, read_document
+    from worker.commands.explain.steps import Explanation, explain_trace
+    from worker.commands.explain.target import is_file
+    from worker.core.trace import InvalidTrace
+
+    if is_file(trace):
         if parts:
             raise ArgumentError("--parts", "goes with a trace on the topics: its nearest trace is looked up there, too")
-        raw = read_document(target, line, settings.limits.max_bytes)
+        raw = read_document(trace, line, settings.limits.max_bytes)
         try:
             explanation = explain_trace(raw, settings, novelty)
         except InvalidTrace as error:
-            raise CommandError(f"{name_of(target)}: {describe_problem(raw, line, error)}") from None
-        return _show_explanation(explanation, as_json=as_json)
+            raise CommandError(f"{name_of(trace)}: {describe_problem(raw, line, error)}") from None
+        sys.exit(_show(explanation, as_json=as_json))
     if line is not None:
-        raise ArgumentError("--line", f"goes with a file, and there is no file {target}")
+        raise ArgumentError("--line", f"goes with a file, and there is no file {trace}")
     from worker.commands.explain.topics import explain_target  # with Kafka's client: a file does without
 
-    found = explain_target(target, novelty, settings, parts=parts)
+    found = explain_target(trace, novelty, settings, parts=parts)
     if isinstance(found, Explanation):
-        return _show_explanation(found, as_json=as_json)
+        sys.exit(_show(found, as_json=as_json))
     if as_json:
         write_line(found.json)
     else:
         text_console().print(found.text)
-    return 0
 
 
-def _show_explanation(explanation: Explanation, *, as_json: bool) -> int:
+def _show(explanation: Explanation, *, as_json: bool) -> int:
+    """Write an explanation and return the exit code."""
+    from worker.commands.explain.view import explanation_json, explanation_text
+
     if as_json:
         write_line(explanation_json(explanation))
     else:

@@ -1,162 +1,111 @@
-"""`kp-worker redrive`: dead letters back to the source topic, each exactly once, or into a file.
-
-A redriven dead letter is marked by a record on the topic `<group>-redriven` (redrive_marks.py), in the same
-transaction as the record on the source topic.
-
-The order of steps carries the guarantee:
- 1. start the producer `<group>-redrive`: this aborts what a killed run left open, and fences one that still runs;
- 2. read the marks, up to their end: all of what earlier runs committed, and nothing else;
- 3. read the dead letters up to their end; for those that match, have no mark and are not refused, a transaction at a
-    time: a. begin, b. send records and marks and await every acknowledgement, c. commit.
-Killed anywhere before 3c has taken effect, a transaction is invisible (the worker reads committed records) and its dead
-letters are without marks; after it, record and mark are both there.
-"""
+"""`kp-worker redrive`: its options, and what it says; steps.py does the work."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import sys
+import time
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING
 
-from worker.commands.redrive.counts import RedriveCounts, RedriveProgress
-from worker.commands.redrive.marks import find_marks_topic, marks_topic
-from worker.commands.redrive.selection import Selection
-from worker.commands.redrive.source import open_source
-from worker.commands.redrive.transaction import RedrivenRecord, RedriveTransactions, redriven_record
-from worker.commands.redrive.view import print_counts, watching
-from worker.commands.shared.console import errors_for_the_user, say
-from worker.commands.shared.session import Session, SessionError, Topic, run_session
-from worker.config import ConfigError, Settings
-from worker.kafka.reading.dead_letters import as_json
-from worker.kafka.writing.producer import Producer
+import click
 
-MAX_RECORDS: Final = 500
-MAX_BYTES: Final = 8 << 20
-"""Most records and bytes of one transaction: a commit costs the same for 1 or 500, and more would only hold memory."""
+from worker.commands.shared.console import ArgumentError, Command, errors_for_the_user, say
+from worker.commands.shared.options import read_settings, settings_options
+
+if TYPE_CHECKING:
+    from worker.commands.redrive.selection import Selection
 
 
-def run_redrive(
-    settings: Settings, selection: Selection, *, max_redrives: int, to_file: Path | None, execute: bool
-) -> int:
-    """Re-drive dead letters, or write them to a file, or show what would be done; return the exit code."""
+def complete_reason(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the reasons for a dead letter."""
+    from worker.core.trace import Reason
+
+    return [reason for reason in Reason if reason.startswith(incomplete)]
+
+
+@click.command(cls=Command)
+@click.option("--reason", "reasons", multiple=True, shell_complete=complete_reason,
+              help="Only dead letters of this reason; may be repeated.")  # fmt: skip
+@click.option("--since", metavar="T", help="Only source records since this time: ISO 8601, or an age (90m, 2h, 3d).")
+@click.option("--until", metavar="T", help="Only source records before this time.")
+@click.option("--partition", type=click.IntRange(0), help="Only this partition of the dead-letter topic.")
+@click.option("--offset", metavar="A:B", help="Only its offsets from A to B, without B (A:, :B or A).")
+@click.option(
+    "--max-redrives",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Refuse dead letters that were redriven this many times.",
+)
+@click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
+@click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
+@click.option("--refused", is_flag=True,
+              help="Traces that the registry refused, from <accepted>.refused to the accepted topic.")  # fmt: skip
+@click.option("--execute", is_flag=True, help="Send them; without this option, only show what would be done.")
+@settings_options
+def redrive(
+    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
+    max_redrives: int, to_source: bool, to_file: Path | None, refused: bool, execute: bool,
+) -> None:  # fmt: skip
+    """Send dead letters back to the source topic, each exactly once, or write them to a file.
+
+    Without --execute it only shows what would be done. You may kill it and run it again at any time: it marks redriven
+    dead letters in the same transaction. Exit codes: 0 done; 1 some dead letters were refused, or it failed; 2 wrong
+    settings or topics.
+    """
+    if to_source and to_file is not None:
+        raise click.UsageError("--to-source and --to-file cannot be used together")
+    settings = read_settings()
+    selection = _selection(reasons, since, until, partition, offset, refused=refused)
+    from worker.commands.redrive.counts import RedriveCounts
+    from worker.commands.redrive.steps import Redrive
+    from worker.commands.redrive.view import print_counts, watching
+    from worker.commands.shared.session import Session, run_session
+
+    if refused:  # back to the accepted topic; the marks of refused traces are on a topic of their own
+        settings = settings.model_copy(
+            update={
+                "group_id": settings.contribute_group,
+                "source_topic": settings.accepted_topic,
+                "dead_letter_topic": settings.refused,
+            }
+        )
     counts = RedriveCounts()
     with watching(counts) as progress:
         try:
             with errors_for_the_user():
-                redrive = Redrive(Session(settings), selection, max_redrives, progress)
+                run = Redrive(Session(settings), selection, max_redrives, progress)
                 if not execute:
-                    run_session(redrive.preview(for_file=to_file is not None))
+                    run_session(run.preview(for_file=to_file is not None))
                 elif to_file is None:
-                    run_session(redrive.to_source())
+                    run_session(run.to_source())
                 else:
-                    run_session(redrive.to_file(to_file))
+                    run_session(run.to_file(to_file))
         except KeyboardInterrupt:
             say(f"interrupted after {counts.done.total()} dead letters; run it again to continue")
-            return 130
+            sys.exit(130)
     print_counts(counts, to_file, execute)
-    return 1 if execute and counts.refused else 0
+    sys.exit(1 if execute and counts.refused else 0)
 
 
-def for_refused(settings: Settings) -> Settings:
-    """Return settings with which refused traces go back to the accepted topic; their markers are a topic of its own."""
-    return settings.model_copy(
-        update={
-            "group_id": settings.contribute_group,
-            "source_topic": settings.accepted_topic,
-            "dead_letter_topic": settings.refused,
-        }
-    )
+def _selection(
+    reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
+    *, refused: bool,
+) -> Selection:  # fmt: skip
+    from worker.commands.redrive.selection import Selection, parse_offsets, parse_time
+    from worker.core.trace import Reason
+    from worker.observe.contribute_metrics import REFUSAL_REASONS
 
-
-@dataclass(frozen=True, slots=True)
-class Redrive:
-    """One run over the dead-letter topic."""
-
-    session: Session
-    selection: Selection
-    max_redrives: int
-    progress: RedriveProgress
-
-    async def preview(self, *, for_file: bool = False) -> None:
-        """Count as `to_source` (or `to_file`) would, and change nothing."""
-        if for_file:
-            await self._write(None)
-            return
-        source, marks = await self._topics(create=False)
-        self.progress.counts.compare_with_retention(source.retention_ms)
-        async with open_source(self.session, self.selection, self.progress, marks) as dead_letters:
-            async for whole in dead_letters.to_redrive(self.max_redrives):
-                with self.progress.refusing(whole.letter):
-                    redriven_record(whole, source)
-                    self.progress.counts.count_done(whole.letter)
-
-    async def to_file(self, path: Path) -> None:
-        """Write the dead letters that match and were not redriven as JSON Lines, also those that failed too often."""
-        with _whole_file(path) as output:
-            await self._write(output)
-
-    async def _write(self, output: BinaryIO | None) -> None:
-        _, marks = await self._topics(create=False)
-        async with open_source(self.session, self.selection, self.progress, marks) as dead_letters:
-            async for letter in dead_letters.unmarked():
-                with self.progress.refusing(letter):
-                    whole = await dead_letters.whole(letter)
-                    if output is not None:
-                        output.write(as_json(letter, whole.key, whole.value, whole.headers) + b"\n")
-                    self.progress.counts.count_done(letter)
-
-    async def to_source(self) -> None:
-        """Re-drive: the steps of the module's head."""
-        source, marks = await self._topics(create=self.session.settings.create_topics)
-        if marks is None:
-            raise ConfigError(
-                f"topic {marks_topic(self.session.settings)} is missing: it records what was redriven. Create it "
-                "with one partition and cleanup.policy=compact, or set KP_CREATE_TOPICS=true"
-            )
-        self.progress.counts.compare_with_retention(source.retention_ms)
-        producer = self._producer()
-        transactions = RedriveTransactions(self.session, producer, source, marks, self.progress)
-        async with (
-            self.session.connected(producer),  # 1
-            open_source(self.session, self.selection, self.progress, marks) as dead_letters,  # 2
-        ):
-            batch: list[RedrivenRecord] = []
-            size = 0
-            async for whole in dead_letters.to_redrive(self.max_redrives):  # 3
-                with self.progress.refusing(whole.letter):
-                    batch.append(redriven_record(whole, source))
-                    size += len(whole.value or b"")
-                if len(batch) >= MAX_RECORDS or size >= MAX_BYTES:
-                    await transactions.commit(batch)
-                    batch, size = [], 0
-            if batch:
-                await transactions.commit(batch)
-
-    def _producer(self) -> Producer:
-        settings = self.session.settings
-        return Producer(self.session.client, f"{settings.group_id}-redrive", settings.transaction_timeout_seconds)
-
-    async def _topics(self, *, create: bool) -> tuple[Topic, Topic | None]:
-        """Return the source topic, and the topic of the marks (None: missing). Raises ConfigError."""
-        settings = self.session.settings
-        _, source = await self.session.existing(settings.dead_letter_topic, settings.source_topic)
-        return source, await find_marks_topic(self.session, create_missing=create)
-
-
-@contextlib.contextmanager
-def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that is there as a whole or not at all. Raises SessionError where there is one already."""
-    if path.exists():
-        raise SessionError(f"{path} exists; remove it, or name another file")
-    part = path.with_name(f"{path.name}.part")
+    allowed = REFUSAL_REASONS if refused else tuple(Reason)
+    for reason in reasons:
+        if reason not in allowed:
+            raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(allowed)}")
+    if offset is not None and partition is None:
+        raise click.UsageError("--offset needs --partition: offsets are per partition")
+    now_ms = round(time.time() * 1000)
     try:
-        with part.open("wb") as output:
-            yield output
-            output.flush()
-            os.fsync(output.fileno())
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
+        first, end = (0, None) if offset is None else parse_offsets(offset)
+        since_ms, until_ms = (None if text is None else parse_time(text, now_ms) for text in (since, until))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    return Selection(frozenset(reasons), since_ms, until_ms, partition, first, end)

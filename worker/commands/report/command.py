@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
-from rich.console import Console
+import click
 
-from worker.commands.report.columns import Traces
-from worker.commands.report.numbers import ReportNumbers
-from worker.commands.report.summary import summarize
-from worker.commands.shared.console import CommandError, open_file, report_libraries, say
-from worker.commands.shared.scored import NoDocuments, ScoredInput
-from worker.config import Settings
+from worker.commands.shared.console import Command, CommandError, open_file, require_extra, say
+from worker.commands.shared.options import read_settings, scored_documents_options, scored_input, settings_options
 
 
-def run_report(
-    documents: ScoredInput, output: Path, settings: Settings, *, similarity: float, hide_texts: bool
-) -> None:
-    """Write the page on scored documents. Raises CommandError."""
-    render = _renderer()
+@click.command(cls=Command)
+@scored_documents_options
+@click.option("--output", "-o", default="report.html", show_default=True, type=click.Path(dir_okay=False,
+              allow_dash=True, path_type=Path), help="File to write; - is standard output.")  # fmt: skip
+@click.option("--similarity", type=click.FloatRange(-1, 1), default=0.9, show_default=True,
+              help="Lowest similarity at which two traces count as near-duplicates.")  # fmt: skip
+@click.option(
+    "--hide-texts", is_flag=True, help="Omit the objectives, so that you can share the page; ids and domains stay."
+)
+@settings_options
+def report(
+    file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, output: Path, similarity: float,
+    hide_texts: bool,
+) -> None:  # fmt: skip
+    """Make an HTML page about scored traces, to choose a threshold: decisions, components, near-duplicates.
+
+    FILE has output documents of kp-worker, as JSON Lines (- is standard input). Lines that cannot be read are skipped
+    and counted, on the page and on standard error.
+    """
+    documents = scored_input(file, from_kafka=from_kafka, since=since, last=last)
+    settings = read_settings()
+    require_extra("report", "matplotlib", "jinja2", "markupsafe")
+    from rich.console import Console
+
+    from worker.commands.report.columns import Traces
+    from worker.commands.report.page import render
+    from worker.commands.report.summary import summarize
+    from worker.commands.shared.scored import NoDocuments
+
     traces = Traces(hide_texts=hide_texts)
     console = Console(stderr=True)
     source = documents.described(settings)
@@ -44,9 +65,3 @@ def run_report(
     )
     for where, reason in numbers.bad_shown:
         say(f"  {where}: {reason}")
-
-
-def _renderer() -> Callable[[ReportNumbers, str], str]:
-    with report_libraries():
-        from worker.commands.report.page import render
-    return render

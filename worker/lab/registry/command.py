@@ -6,37 +6,89 @@ import asyncio
 import contextlib
 import signal
 import sqlite3
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from aiohttp import web
+import click
 
-from worker.commands.shared.console import ArgumentError, CommandError
+from worker.commands.shared.console import ArgumentError, Command, CommandError
 from worker.core.terminal import clean
-from worker.lab.registry.app import RegistryOptions, registry_app
-from worker.lab.registry.faults import FaultKind
-from worker.lab.registry.store import RegistryStore, Tier
+from worker.lab.registry.faults import FaultKind, Faults
+
+if TYPE_CHECKING:
+    from worker.lab.registry.app import RegistryOptions
+    from worker.lab.registry.store import RegistryStore
 
 HOST: Final = "127.0.0.1"
-AGENT: Final = "kp:agent:stand-in"
 READS_FOR_A_WRITE: Final = 5
 """As the registry's tiers have it; for a limit of one's own."""
 
 
-@dataclass(frozen=True)
-class StandIn:
-    """How to start it: `key` None makes one, `port` None takes a free one, `data` None keeps nothing."""
+@click.command(cls=Command)
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on [a free one].")
+@click.option(
+    "--data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep units, keys and 429s in this file, SQLite [in memory].",
+)
+@click.option("--key", metavar="kp_...", help="The agent's key [a new one].")
+@click.option("--agent", metavar="NAME", default="kp:agent:stand-in", help="The agent that has the key "
+              "[kp:agent:stand-in].")  # fmt: skip
+@click.option(
+    "--tier",
+    type=click.Choice(["free", "pro", "enterprise"]),
+    default="free",
+    show_default=True,
+    help="30, 200 or 2000 POSTs a minute.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="POSTs a minute, and 5 N GETs, instead of a tier's.")
+@click.option("--idempotency/--no-idempotency", default=True, show_default=True, help="Whether Idempotency-Key counts.")
+@click.option("--latency", type=click.FloatRange(0), default=0.0, metavar="S", help="Seconds that each answer takes.")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="KIND=SHARE",
+    help="Share of faulty answers: error, slow, reset, html, truncated or redirect; may be repeated.",
+)
+@click.option(
+    "--faults-after",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="Share of the faults that come after the request had its effect.",
+)
+@click.option("--slow-seconds", type=click.FloatRange(0), default=30.0, show_default=True, help="How slow slow is.")
+@click.option("--seed", type=int, help="Of the faults.")
+def registry(
+    port: int | None, data: Path | None, key: str | None, agent: str, tier: str, limit: int | None, idempotency: bool,
+    latency: float, faults: tuple[str, ...], faults_after: float, slow_seconds: float, seed: int | None,
+) -> None:  # fmt: skip
+    """Run a stand-in for the KnowledgePulse registry on loopback until Ctrl-C, to try things out.
 
-    port: int | None = None
-    data: Path | None = None
-    key: str | None = None
-    tier: str | Tier = "free"
-    agent: str = AGENT
-    options: RegistryOptions = field(default_factory=RegistryOptions)
+    It answers as the registry does, with its rate limits, and revokes a key with the third 429 within an hour.
+    """
+    try:
+        chosen = Faults(_shares(faults), faults_after, slow_seconds, seed)
+    except ValueError as error:
+        raise ArgumentError("--fault", str(error)) from None
+    if key is not None and not key.startswith("kp_"):
+        raise ArgumentError("--key", "a key of the registry starts with kp_; leave the option out for a new one")
+    from worker.lab.registry.app import RegistryOptions
+    from worker.lab.registry.store import RegistryStore, Tier
+
+    options = RegistryOptions(idempotency, latency, chosen)
+    limits = tier if limit is None else Tier(limit, READS_FOR_A_WRITE * limit)
+    try:
+        with contextlib.closing(RegistryStore(data, options.clock)) as store:
+            asyncio.run(_serve(store, options, port or 0, store.register(agent, limits, key=key), data))
+    except sqlite3.Error as error:
+        raise CommandError(f"{data}: {error}; give a file that this command wrote, or a new one") from None
+    except OSError as error:
+        raise CommandError(f"port {port}: {error.strerror or error}; choose another --port") from None
 
 
-def parse_faults(given: tuple[str, ...]) -> dict[FaultKind, float]:
+def _shares(given: tuple[str, ...]) -> dict[FaultKind, float]:
     """Return the shares that KIND=SHARE options name. Raises ArgumentError."""
     shares: dict[FaultKind, float] = {}
     for text in given:
@@ -50,38 +102,22 @@ def parse_faults(given: tuple[str, ...]) -> dict[FaultKind, float]:
     return shares
 
 
-def checked_key(key: str | None) -> str | None:
-    """Return a given key. Raises ArgumentError for one that the registry would not take for a key."""
-    if key is not None and not key.startswith("kp_"):
-        raise ArgumentError("--key", "a key of the registry starts with kp_; leave the option out for a new one")
-    return key
+async def _serve(store: RegistryStore, options: RegistryOptions, port: int, key: str, data: Path | None) -> None:
+    from aiohttp import web
 
+    from worker.lab.registry.app import registry_app
 
-def run_registry(stand_in: StandIn) -> int:
-    """Run the stand-in until Ctrl-C or SIGTERM; return the exit code. Raises CommandError."""
-    try:
-        asyncio.run(_serve(stand_in))
-    except sqlite3.Error as error:
-        raise CommandError(f"{stand_in.data}: {error}; give a file that this command wrote, or a new one") from None
-    except OSError as error:
-        raise CommandError(f"port {stand_in.port}: {error.strerror or error}; choose another --port") from None
-    return 0
-
-
-async def _serve(stand_in: StandIn) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with contextlib.closing(RegistryStore(stand_in.data, stand_in.options.clock)) as store:
-        key = store.register(stand_in.agent, stand_in.tier, key=stand_in.key)
-        runner = web.AppRunner(registry_app(store, stand_in.options), access_log=None, shutdown_timeout=1)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, HOST, stand_in.port or 0).start()
-            _print_addresses(f"http://{HOST}:{runner.addresses[0][1]}", key, stand_in.data)
-            await stop.wait()
-        finally:
-            await runner.cleanup()
+    runner = web.AppRunner(registry_app(store, options), access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, HOST, port).start()
+        _print_addresses(f"http://{HOST}:{runner.addresses[0][1]}", key, data)
+        await stop.wait()
+    finally:
+        await runner.cleanup()
 
 
 def _print_addresses(url: str, key: str, data: Path | None) -> None:

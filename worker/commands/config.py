@@ -6,12 +6,16 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from worker.commands.shared.console import checked_settings, say_warnings, write_line
-from worker.config import PREFIX, Loaded, Settings, config_schema
-from worker.config.sources import dotted
+import click
+
+from worker.commands.shared.console import CommandGroup, write_line
+from worker.commands.shared.options import checked_settings, json_option, say_warnings, settings_options
 from worker.core.terminal import clean, clean_json
+
+if TYPE_CHECKING:
+    from worker.config import Loaded, Settings
 
 HIDDEN: Final = "(set, not shown)"
 VALUE_COLUMNS: Final = 24
@@ -26,8 +30,20 @@ class Setting(NamedTuple):
     origin: str
 
 
-def run_check(file: Path | None) -> None:
-    """Say that the settings are right, or raise SettingsError with all that is wrong."""
+@click.group(cls=CommandGroup)
+def config() -> None:
+    """Check and show the settings: options, environment variables, config file, defaults."""
+
+
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@settings_options
+def check(file: Path | None) -> None:
+    """Check a config file together with the environment, without Kafka and without the model.
+
+    FILE is a TOML file [--config or KP_CONFIG]. Names all errors, each with its key and the allowed values. Exit code
+    2: something is wrong.
+    """
     loaded = checked_settings(file)
     given = loaded.given()
     for source in loaded.sources:
@@ -44,9 +60,15 @@ def run_check(file: Path | None) -> None:
     say_warnings(loaded)
 
 
-def run_show(*, changed: bool, as_json: bool) -> None:
-    """Write every setting with its origin; with `changed` only those that some source gives."""
+@config.command()
+@click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
+@json_option
+@settings_options
+def show(changed: bool, as_json: bool) -> None:
+    """Show the effective value of every setting, and where it comes from. Secrets are not shown."""
     loaded = checked_settings()
+    from worker.config import PREFIX
+
     rows = [row for row in _rows(loaded) if not changed or row.origin not in ("default", "threshold")]
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
@@ -58,14 +80,19 @@ def run_show(*, changed: bool, as_json: bool) -> None:
     say_warnings(loaded)
 
 
-def run_schema() -> None:
-    """Write the JSON Schema of the config file."""
+@config.command()
+def schema() -> None:
+    """Print the JSON Schema of the config file, for an editor."""
+    from worker.config import config_schema
+
     write_line(json.dumps(config_schema(), indent=2))
 
 
 def _rows(loaded: Loaded) -> Iterator[Setting]:
+    from worker.config.sources import dotted
+
     settings = loaded.settings
-    for name in Settings.model_fields:
+    for name in type(settings).model_fields:
         if name != "profiles":
             yield Setting(name, _plain(_effective(settings, name)), loaded.origin((name,)))
     for domain, profile in settings.scoring_profiles().items():

@@ -1,0 +1,1 @@
+"""kp-worker forget: traces that are to be compared with no more."""

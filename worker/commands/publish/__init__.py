@@ -1,0 +1,1 @@
+"""kp-worker publish: the lines of a file become records of a topic."""

@@ -1,0 +1,34 @@
+"""`kp-worker score`: its arguments and options."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+import click
+
+from worker.commands.shared.console import Command
+from worker.commands.shared.options import InputFile, complete_directory, read_settings, settings_options
+
+
+@click.command(cls=Command)
+@click.argument("file", type=InputFile())
+@click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, as JSON Lines [stdout].")
+@click.option("--dead-letters", type=click.File("wb"), help="Invalid lines with the reason, as JSON Lines.")
+@click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "none"]),
+              help="Overrides KP_EMBEDDER.")  # fmt: skip
+@click.option("--model", shell_complete=complete_directory, help="Overrides KP_MODEL.")
+@click.option("--redact", type=click.Choice(["off", "accepted", "all"]), help="Overrides KP_REDACT.")
+@settings_options
+def score(
+    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None,
+    redact: str | None,
+) -> None:  # fmt: skip
+    """Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition.
+
+    Settings come from the environment (kp-worker run --help). Exit code 0 also with dead letters: they are counted in
+    the summary on standard error.
+    """
+    settings = read_settings(embedder=embedder, model=model, redact=redact)
+    from worker.commands.score.lines import run_score
+
+    run_score(file, output, dead_letters, settings)

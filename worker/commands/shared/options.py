@@ -1,0 +1,148 @@
+"""Options and arguments that several commands have: settings, the output format, files, scored documents.
+
+It imports what is heavy inside functions: `--help` loads this module.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+from click.shell_completion import CompletionItem
+
+from worker.commands.shared.console import A_DEVICE, SettingsError, is_device, say
+
+if TYPE_CHECKING:
+    from worker.commands.shared.scored import ScoredInput
+    from worker.config import Loaded, Settings
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    context.meta[f"{__name__}.{parameter.name}"] = value
+
+
+def _keep_assignments(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
+    """Keep the values of --set; refuse a wrong one before an error about another argument repeats part of it."""
+    if value:
+        from worker.config.sources import SourceError, parse_assignments
+
+        try:
+            parse_assignments(value)
+        except SourceError as error:
+            raise SettingsError(str(error)) from None
+    _keep(context, parameter, value)
+
+
+def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that set settings; `read_settings` takes them from click's context."""
+    options = (
+        click.option("--config", type=click.Path(path_type=Path), metavar="FILE", expose_value=False,
+                     callback=_keep, help="Config file, TOML [KP_CONFIG]."),
+        click.option("--bootstrap-servers", "-b", metavar="HOST:PORT", expose_value=False,
+                     callback=_keep, help="Kafka brokers [KP_BOOTSTRAP_SERVERS]."),
+        click.option("--group", "-g", "group_id", metavar="NAME", expose_value=False,
+                     callback=_keep, help="Consumer group of the worker [KP_GROUP_ID]."),
+        click.option("--set", metavar="NAME=VALUE", multiple=True, expose_value=False,
+                     callback=_keep_assignments, help="Any setting, as in the config file; may be repeated."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def load_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:
+    """Read the settings: `fields`, then the command's options, the environment, the config file. Raises ConfigError.
+
+    `file` is a config file that wins over --config and KP_CONFIG; `assignments` are NAME=VALUE, behind those of --set.
+    """
+    from worker import config
+    from worker.config.sources import OPTIONS, SourceError, parse_assignments
+
+    meta = click.get_current_context().meta
+    given = {name: meta.get(f"{__name__}.{name}") for name in ("config", "set", *OPTIONS)}
+    try:
+        options = parse_assignments([*(given["set"] or ()), *assignments])
+    except SourceError as error:
+        raise config.ConfigError(str(error)) from None
+    options |= {name: given[name] for name in OPTIONS if given[name]}
+    return config.read(file or given["config"], options, **fields)
+
+
+def checked_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:
+    """Read the settings as `load_settings` does. Raises SettingsError."""
+    from worker.config import ConfigError
+
+    try:
+        return load_settings(file, assignments=assignments, **fields)
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+
+
+def read_settings(**fields: Any) -> Settings:
+    """Read the settings as `load_settings` does, and warn of what is odd. Raises SettingsError."""
+    loaded = checked_settings(**fields)
+    say_warnings(loaded)
+    return loaded.settings
+
+
+def say_warnings(loaded: Loaded) -> None:
+    """Write what is odd about the settings, and no error, to standard error."""
+    for warning in loaded.warnings:
+        say(f"warning: {warning}")
+
+
+json_option = click.option(
+    "--json/--text", "as_json", default=None, help="Output format [JSON when piped].",
+    callback=lambda context, parameter, value: not sys.stdout.isatty() if value is None else value,
+)  # fmt: skip
+
+
+class InputFile(click.File):
+    """The argument of a command that reads a file; - is standard input. Refuses a device."""
+
+    def __init__(self) -> None:
+        super().__init__("rb")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Open the file. Raises BadParameter."""
+        file = super().convert(value, param, ctx)
+        if is_device(file):
+            if value != "-":
+                file.close()
+            self.fail(f"{value!r}: {A_DEVICE}", param, ctx)
+        return file
+
+
+def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell add directories: a model may also be a name of the hub."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def scored_documents_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument and the options that select the scored documents to read; see `scored_input`."""
+    options = (
+        click.argument("file", type=InputFile(), required=False),
+        click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file."),
+        click.option("--since", type=click.DateTime(["%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%MZ", "%Y-%m-%d"]),
+                     help="With --from-kafka: only records since this time (UTC)."),
+        click.option("--last", type=click.IntRange(min=1),
+                     help="With --from-kafka: at most this many of the latest traces."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def scored_input(file: BinaryIO | None, *, from_kafka: bool, since: datetime | None, last: int | None) -> ScoredInput:
+    """Return where the scored documents are. Raises UsageError for options that do not go together."""
+    if from_kafka == (file is not None):
+        raise click.UsageError("pass a file of scored traces (-: standard input), or --from-kafka")
+    if not from_kafka and (since is not None or last is not None):
+        raise click.UsageError("--since and --last require --from-kafka")
+    from worker.commands.shared.scored import ScoredInput
+
+    return ScoredInput(file, since, last)

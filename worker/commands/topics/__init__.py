@@ -1,0 +1,1 @@
+"""kp-worker topics: the topics as they are and as they should be."""
