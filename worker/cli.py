@@ -36,7 +36,7 @@ from worker.version import __version__
 if TYPE_CHECKING:
     from worker.commands.convert.command import LogFormat
     from worker.commands.publish import KeyField
-    from worker.commands.redrive.selection import Selection
+    from worker.commands.redrive.dead_letters import Selection
     from worker.commands.shared.scored import ScoredInput
 
 
@@ -723,7 +723,7 @@ def _selection(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
     *, refused: bool,
 ) -> Selection:  # fmt: skip
-    from worker.commands.redrive.selection import Selection, parse_offsets, parse_time
+    from worker.commands.redrive.dead_letters import Selection, parse_offsets, parse_time
     from worker.core.trace import Reason
     from worker.observe.contribute_metrics import REFUSAL_REASONS
 

@@ -10,9 +10,16 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from worker.commands.cache.caches import (
+    CachedPartition,
+    PartitionLog,
+    newest_rows,
+    read_partitions,
+    restore_cache,
+    restore_latest,
+)
+from worker.commands.cache.caches import stats as cache_stats
 from worker.commands.cache.nearest import Query, embed_query, nearest_report, trace_query
-from worker.commands.cache.read import CachedPartition, PartitionLog, read_partitions, restore_cache, restore_latest
-from worker.commands.cache.rows import cache_stats, newest_rows
 from worker.commands.cache.view import print_entries, print_nearest, print_stats
 from worker.commands.shared.console import CommandError, discard_buffered, say, write_line
 from worker.config import Settings
@@ -70,7 +77,7 @@ def run_cache_stats(settings: Settings, partition: int | None, *, as_json: bool)
 def run_cache_export(settings: Settings, partition: int | None, output: Path) -> None:
     """Write the live entries to an npz file. Raises CommandError."""
     caches = _latest(settings, partition)
-    from worker.commands.cache.export import export_caches
+    from worker.commands.cache.caches import export_caches
 
     count = export_caches(caches, output)
     partitions = sum(bool(cached.live) for cached in caches)

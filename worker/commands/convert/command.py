@@ -10,9 +10,10 @@ from typing import Any, BinaryIO, Final, Literal
 
 from worker.commands.convert.atif import read_atif
 from worker.commands.convert.chat import read_chat
-from worker.commands.convert.fields import FieldPath, RunRefused, find_field, unused_fields
+from worker.commands.convert.options import FieldPath, RunRefused, find_field, unused_fields
+from worker.commands.convert.options import Options as ConvertOptions
 from worker.commands.convert.report import FileReport
-from worker.commands.convert.trace import ConvertOptions, Transcript, parse_json, trace_of
+from worker.commands.convert.trace import Transcript, parse_json, trace_of
 from worker.commands.shared.console import ArgumentError, CommandError, discard_buffered, json_output, open_file, say
 from worker.commands.shared.json_lines import is_pretty_printed, line_limit, read_lines, too_long
 

@@ -12,9 +12,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from worker.commands.evaluate.numbers import QUANTILES, Interval, figures
-from worker.commands.evaluate.partitions import ORDERS, spread_figures
-from worker.commands.evaluate.rows import EvaluateRow, named
+from worker.commands.evaluate.numbers import ORDERS, QUANTILES, Interval, figures, named, spread_figures
+from worker.commands.evaluate.numbers import Row as EvaluateRow
 from worker.commands.evaluate.traces import LabelError, Vectors, numbered, read_labelled
 from worker.commands.shared.console import (
     ArgumentError,

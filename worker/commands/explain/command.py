@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from worker.commands.explain.file import describe_problem, name_of, read_document
 from worker.commands.explain.steps import Explanation, explain_trace
 from worker.commands.explain.target import is_file
 from worker.commands.explain.view import explanation_json, explanation_text
 from worker.commands.shared.console import ArgumentError, CommandError, text_console, write_line
+from worker.commands.shared.json_lines import describe_problem, name_of, read_document
 from worker.config import Settings
 from worker.core.trace import InvalidTrace
 

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from worker.commands.redrive.counts import RedriveCounts, RedriveProgress
+from worker.commands.redrive.counts import Counts as RedriveCounts
+from worker.commands.redrive.counts import Progress as RedriveProgress
+from worker.commands.redrive.counts import print_counts, watching
+from worker.commands.redrive.dead_letters import Selection, open_source
 from worker.commands.redrive.marks import find_marks_topic, marks_topic
-from worker.commands.redrive.selection import Selection
-from worker.commands.redrive.source import open_source
-from worker.commands.redrive.transaction import RedrivenRecord, RedriveTransactions, redriven_record
-from worker.commands.redrive.view import print_counts, watching
+from worker.commands.redrive.transaction import RedrivenRecord, redriven_record
+from worker.commands.redrive.transaction import Transactions as RedriveTransactions
 from worker.commands.shared.console import errors_for_the_user, say
 from worker.commands.shared.session import Session, SessionError, Topic, run_session
 from worker.config import ConfigError, Settings

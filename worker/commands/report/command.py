@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from worker.commands.report.columns import Traces
-from worker.commands.report.numbers import ReportNumbers
+from worker.commands.report.summary import Summary as ReportNumbers
 from worker.commands.report.summary import summarize
 from worker.commands.shared.console import CommandError, open_file, report_libraries, say
 from worker.commands.shared.scored import NoDocuments, ScoredInput

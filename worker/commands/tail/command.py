@@ -12,8 +12,7 @@ from aiokafka.structs import ConsumerRecord
 
 from worker.commands.shared.console import discard_buffered, errors_for_the_user
 from worker.commands.shared.session import Session, read_to, run_session
-from worker.commands.tail.records import TailFilter, TailRecord
-from worker.commands.tail.view import table_writer, write_lines
+from worker.commands.tail.records import TailFilter, TailRecord, table_writer, write_lines
 from worker.config import Settings
 
 FIRST_STRIDE: Final = 3

@@ -9,13 +9,20 @@ from rich.console import Console
 from worker.commands.shared.console import ArgumentError, CommandError, discard_buffered, open_file, say, write_line
 from worker.commands.shared.scored import NoDocuments, ScoredInput
 from worker.commands.shared.target_share import parse_share
-from worker.commands.whatif.cells import left_out, print_config
 from worker.commands.whatif.export import write_csv
 from worker.commands.whatif.rows import RescoredTraces
 from worker.commands.whatif.share import propose
-from worker.commands.whatif.share_view import share_text, without_label
 from worker.commands.whatif.summary import BeforeAndAfter
-from worker.commands.whatif.view import can_show_bars, headline, whatif_json, whatif_text
+from worker.commands.whatif.view import (
+    can_show_bars,
+    headline,
+    left_out,
+    print_config,
+    share_text,
+    whatif_json,
+    whatif_text,
+    without_label,
+)
 from worker.config import Settings
 
 CSV = "csv"
