@@ -204,7 +204,7 @@ class _Summarizer:
         self._profiles, self._profile = profiles.values(), of_setup[self._of("setup")]
 
     def _of(self, name: str) -> npt.NDArray[Any]:
-        return self._traces.column(name)[self._rows]
+        return self._traces.rows.column(name)[self._rows]
 
     def summary(self, repeated: int) -> Summary:
         times, similarity = self._of("time_ms"), self._of("similarity")
@@ -365,7 +365,7 @@ class _Summarizer:
 
     def _example(self, row: int) -> Example:
         def cell(name: str) -> Any:
-            return self._traces.column(name)[row].item()
+            return self._traces.rows.column(name)[row].item()
 
         identity, objective = self._traces.text(row)
         profile, threshold, _ = self._setups[cell("setup")]
