@@ -10,8 +10,7 @@ from click.testing import CliRunner, Result
 from tests.support.builders import T0, rfc3339, trace_document
 from worker.cli import cli
 from worker.commands.report.columns import COMPONENTS, Traces
-from worker.commands.report.numbers import ReportNumbers
-from worker.commands.report.summary import summarize
+from worker.commands.report.summary import Summary, summarize
 
 WEIGHTS = {"finance": (0.2, 0.25, 0.1, 0.45), "default": (0.25, 0.35, 0.15, 0.25)}
 
@@ -54,14 +53,14 @@ def dump(document: dict[str, Any]) -> bytes:
     return json.dumps(document, ensure_ascii=False).encode()
 
 
-def render(summary: ReportNumbers, source: str) -> str:
+def render(summary: Summary, source: str) -> str:
     """Render the page. The import loads matplotlib, for seconds: not in every process that only collects tests."""
     from worker.commands.report.page import render as render_page
 
     return render_page(summary, source)
 
 
-def summary_of(documents: list[dict[str, Any]], **options: Any) -> ReportNumbers:
+def summary_of(documents: list[dict[str, Any]], **options: Any) -> Summary:
     traces = Traces()
     for number, document in enumerate(documents):
         traces.add(dump(document), f"line {number + 1}")

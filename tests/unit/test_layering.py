@@ -55,7 +55,7 @@ HOMES = (
         "rich": {"commands", "lab"},
         "jinja2": {"commands.shared.page"},
         "markupsafe": {"commands.shared.page"},
-        "matplotlib": {"commands.report.charts", "commands.evaluate.page", "commands.shared.page"},
+        "matplotlib": {"commands.report.page", "commands.evaluate.page", "commands.shared.page"},
         "opentelemetry": {"observe.tracing", "stream.state"},  # stream: the type alone
     }
     | {library: {"embed"} for library in sorted(MODEL_RUNTIMES)}

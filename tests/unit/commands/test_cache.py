@@ -12,12 +12,18 @@ import pytest
 
 from tests.support.builders import T0, make_trace
 from tests.support.damaged import bad_entries, entry_fields, mutated, packed, some_key
-from worker.commands.cache.export import export_caches
+from worker.commands.cache.caches import (
+    CachedPartition,
+    PartitionLog,
+    export_caches,
+    newest_rows,
+    restore_cache,
+    restore_latest,
+    stats,
+)
 from worker.commands.cache.nearest import Query, nearest_report
-from worker.commands.cache.read import CachedPartition, PartitionLog, restore_cache, restore_latest
-from worker.commands.cache.rows import cache_stats, newest_rows
 from worker.commands.cache.view import print_entries, print_nearest, print_stats
-from worker.commands.doctor import cache as doctor_cache
+from worker.commands.doctor import traces
 from worker.commands.shared.console import CommandError
 from worker.config import Settings, load
 from worker.core.changelog import Entry, Log, decode_all, encode, slot_key
@@ -153,13 +159,13 @@ def test_damaged_entries_are_counted_and_no_command_fails_whatever_there_is(seed
             for place, value in enumerate(damaged):
                 part.log.apply(b"1:1034:%d" % (100 + place), value, part.log.end)
             assert [entry.source_offset for entry in part.cached().live] == expected
-            assert cache_stats(part.read(), part.cached()).corrupt == len(damaged)
+            assert stats(part.read(), part.cached()).corrupt == len(damaged)
         used = [slot_key(place, 10, 1) for place in range(20)]
         for _ in range(rng.randint(1, 8)):
             part.log.apply(some_key(rng, used), mutated(rng, [packed(fields)]), part.log.end)
         read, cached = part.read(), part.cached()
         for print_rows, rows in (
-            (print_stats, [cache_stats(read, cached)]),
+            (print_stats, [stats(read, cached)]),
             (lambda rows: print_entries(rows, len(rows)), newest_rows([cached], None, None)),
             (print_nearest, nearest_report([cached], Query(("",)), embedding(made[0]), IDENTITY, 5)),
         ):
@@ -170,7 +176,7 @@ def test_damaged_entries_are_counted_and_no_command_fails_whatever_there_is(seed
         decoded = decode_all([mutated(rng, [packed(fields)]) for _ in range(10)])
         entries = [*cached.live, *(entry for entry in decoded if isinstance(entry, Entry))]
         if entries:
-            doctor_cache._judged(settings, {0: doctor_cache._same(entries)})
+            traces._capacity(settings, {0: traces._latest(entries)})
     assert skipped > 20
 
 
@@ -183,7 +189,7 @@ def test_only_what_is_committed_is_there() -> None:
     empty = PartitionLog(0, Position(0, None, committed_offset=None, topic_id=TOPIC_ID), Log())
     cached = restore_latest(part.settings, empty)
     assert (cached.live, cached.model) == ([], "")
-    assert cache_stats(empty, cached).entries == 0
+    assert stats(empty, cached).entries == 0
 
 
 def test_the_statistics_say_what_evicts() -> None:
@@ -192,7 +198,7 @@ def test_the_statistics_say_what_evicts() -> None:
         busy.score(np.eye(8)[number % 8], T0 + 50 * number, f"kp:trace:{number}")
         calm.score(np.eye(8)[number % 8], T0 + 60_000 * number, f"kp:trace:{number}")
     few.score(np.eye(8)[0], T0, "kp:trace:0")
-    told = cache_stats(busy.read(), busy.cached())
+    told = stats(busy.read(), busy.cached())
     assert (told.entries, told.capacity, told.added, told.evicted) == (200, 200, 300, 100)
     assert told.rate_per_second == pytest.approx(20.0)
     assert (told.leave_after_seconds, told.leave_by) == (9.95, "capacity")
@@ -200,10 +206,10 @@ def test_the_statistics_say_what_evicts() -> None:
     assert "KP_CACHE_MAX_ELEMENTS to about 72000" in told.advice
     assert told.changelog_records == 300
     assert told.changelog_bytes > 300 * 4 * 8
-    told = cache_stats(calm.read(), calm.cached())
+    told = stats(calm.read(), calm.cached())
     assert (told.entries, told.leave_after_seconds, told.leave_by, told.advice) == (60, 3600.0, "ttl", "")
     assert told.oldest_age_seconds == 59 * 60
-    told = cache_stats(few.read(), few.cached())
+    told = stats(few.read(), few.cached())
     assert (told.rate_per_second, told.leave_by, told.advice) == (None, None, "")
 
 
@@ -215,7 +221,7 @@ def test_another_model_s_entries_are_counted_and_never_mixed_in() -> None:
     cached = part.cached()
     assert [entry.trace_id for entry in cached.live] == ["kp:trace:1"]
     assert cached.model == "another:1:8"
-    assert cache_stats(part.read(), cached).other_model == 1
+    assert stats(part.read(), cached).other_model == 1
     ours = restore_cache(part.settings, part.read(), IDENTITY.key(), IDENTITY.dimensions)
     assert [entry.trace_id for entry in ours.live] == ["kp:trace:0"]
 
@@ -275,7 +281,7 @@ def test_tables_fit_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch, caps
     assert max(map(len, listed)) <= width
     assert listed[-4].startswith("similarity")
     assert sum("…" in line for line in listed) >= 5
-    print_stats([cache_stats(read, restore_latest(part.settings, part.read()))])
+    print_stats([stats(read, restore_latest(part.settings, part.read()))])
     told = capsys.readouterr().out.splitlines()
     assert len(told[0]) <= width
     assert len(told[1]) <= width

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import math
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,7 @@ from worker.core.records import SourceRecord
 from worker.core.scorer import event_time_ms
 from worker.lab.demo import view as demo_view
 from worker.lab.demo.flow import DemoOutcome
-from worker.lab.demo.worker import PARTITIONS
+from worker.lab.demo.process import PARTITIONS, _environment
 from worker.observe.metrics import quantile
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -187,3 +188,8 @@ def test_quantile() -> None:
     assert math.isclose(quantile(buckets, 0.25), 0.01)
     assert math.isclose(quantile(buckets, 0.5), 0.055)
     assert quantile(buckets, 0.99) == 0.1
+
+
+def test_a_process_of_the_demo_runs_this_package() -> None:
+    """Not one of the user's own that is named worker: `python -P -m worker` takes the first on its path."""
+    assert (Path(_environment({})["PYTHONPATH"].split(os.pathsep)[0]) / "worker" / "__main__.py").is_file()

@@ -14,10 +14,8 @@ from click.testing import CliRunner
 from tests.support.builders import trace_document
 from tests.support.reports import parsed
 from worker.cli import cli
-from worker.commands.evaluate.numbers import DRAWS, compared, figures
+from worker.commands.evaluate.numbers import DRAWS, ORDERS, Row, compared, figures, spread_figures
 from worker.commands.evaluate.page import render_evaluation
-from worker.commands.evaluate.partitions import ORDERS, spread_figures
-from worker.commands.evaluate.rows import EvaluateRow
 
 
 def brute_auc(high: list[float], low: list[float]) -> float:
@@ -165,7 +163,7 @@ def test_the_page_shows_each_file_and_setting_and_escapes_names() -> None:
         for view in ("whole", "objective"):
             vectors, labels = sample(random.Random(seed))
             found = figures(vectors, np.array(labels), 1)
-            rows.append(EvaluateRow(name, {"embed_text": view, "max_tokens": 128}, 3, 1, found))
+            rows.append(Row(name, {"embed_text": view, "max_tokens": 128}, 3, 1, found))
     page = render_evaluation(rows, "<b>label</b>")
     assert page == render_evaluation(rows, "<b>label</b>")
     assert "<script" not in page

@@ -21,10 +21,10 @@ from tests.support.builders import (
     trace_document,
 )
 from worker.cli import cli
-from worker.commands.explain.file import read_document
 from worker.commands.explain.steps import explain_trace
 from worker.commands.explain.target import WantedId, WantedOutput, WantedSource, is_file, parse_target
 from worker.commands.shared.console import CommandError
+from worker.commands.shared.json_lines import read_document
 from worker.config import load
 from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer

@@ -15,8 +15,7 @@ from worker.commands.doctor.model import _findings
 from worker.commands.explain.steps import explain_trace
 from worker.commands.explain.view import explanation_text
 from worker.commands.score.lines import score_lines
-from worker.commands.tail.records import TailRecord
-from worker.commands.tail.view import rows
+from worker.commands.tail.records import TailRecord, rows
 from worker.config import Settings
 
 SCOPES = ("partition", "group")

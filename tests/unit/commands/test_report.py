@@ -11,8 +11,7 @@ import pytest
 from tests.support.builders import T0, trace_document
 from tests.support.reports import dump, random_documents, scored_document, summary_of
 from worker.commands.report.columns import COMPONENTS, Traces
-from worker.commands.report.numbers import CURVE, SHARES, THRESHOLDS
-from worker.commands.report.summary import DOMAINS_SHOWN, summarize
+from worker.commands.report.summary import CURVE, DOMAINS_SHOWN, SHARES, THRESHOLDS, summarize
 from worker.commands.shared.scored import NoDocuments
 from worker.commands.shared.shown import TEXT_LENGTH, shown_text
 from worker.config import load

@@ -15,7 +15,7 @@ from worker.commands.shared.options import json_option, read_settings, settings_
 from worker.core.terminal import clean_json
 
 if TYPE_CHECKING:
-    from worker.commands.cache.read import CachedPartition, PartitionLog
+    from worker.commands.cache.caches import CachedPartition, PartitionLog
     from worker.config import Settings
 
 
@@ -42,7 +42,7 @@ _partition_option = click.option("--partition", type=click.IntRange(0), metavar=
 def list_entries(partition: int | None, limit: int, agent: str | None, trace: str | None, as_json: bool) -> None:
     """List the live entries, newest first."""
     settings = read_settings()
-    from worker.commands.cache.rows import newest_rows
+    from worker.commands.cache.caches import newest_rows
     from worker.commands.cache.view import print_entries
 
     rows = newest_rows(_latest(settings, partition), agent, trace)
@@ -78,8 +78,8 @@ def nearest(
     settings = read_settings()
     from rich.console import Console
 
+    from worker.commands.cache.caches import restore_cache
     from worker.commands.cache.nearest import Query, embed_query, nearest_report, trace_query
-    from worker.commands.cache.read import restore_cache
     from worker.commands.cache.view import print_nearest
 
     query = Query((text or "",)) if file is None else trace_query(file, line, settings)
@@ -103,11 +103,10 @@ def nearest(
 def stats(partition: int | None, as_json: bool) -> None:
     """Show how full the caches are, how old their entries get, and what evicts them: capacity or TTL."""
     settings = read_settings()
-    from worker.commands.cache.read import restore_latest
-    from worker.commands.cache.rows import cache_stats
+    from worker.commands.cache.caches import restore_latest, stats
     from worker.commands.cache.view import print_stats
 
-    rows = [cache_stats(read, restore_latest(settings, read)) for read in _read(settings, partition)]
+    rows = [stats(read, restore_latest(settings, read)) for read in _read(settings, partition)]
     with _output():
         if as_json:
             _write_json(rows)
@@ -122,7 +121,7 @@ def stats(partition: int | None, as_json: bool) -> None:
 def export(output: Path, partition: int | None) -> None:
     """Write the live entries to OUTPUT, an npz file for numpy.load: vectors, ids, places, times."""
     settings = read_settings()
-    from worker.commands.cache.export import export_caches
+    from worker.commands.cache.caches import export_caches
 
     caches = _latest(settings, partition)
     count = export_caches(caches, output)
@@ -134,14 +133,14 @@ def export(output: Path, partition: int | None) -> None:
 def _read(settings: Settings, partition: int | None) -> list[PartitionLog]:
     from rich.console import Console
 
-    from worker.commands.cache.read import read_partitions
+    from worker.commands.cache.caches import read_partitions
 
     with Console(stderr=True).status("reading the changelog"):
         return read_partitions(settings, partition)
 
 
 def _latest(settings: Settings, partition: int | None) -> list[CachedPartition]:
-    from worker.commands.cache.read import restore_latest
+    from worker.commands.cache.caches import restore_latest
 
     return [restore_latest(settings, read) for read in _read(settings, partition)]
 

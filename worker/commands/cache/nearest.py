@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from worker.commands.cache.read import CachedPartition
-from worker.commands.cache.rows import NearestReport, NearestRow
-from worker.commands.explain.file import describe_problem, name_of, read_document
+from msgspec import Struct
+
+from worker.commands.cache.caches import CachedPartition
 from worker.commands.shared.console import CommandError
+from worker.commands.shared.json_lines import describe_problem, name_of, read_document
 from worker.config import Settings
-from worker.core.changelog import Entry
 from worker.core.records import EmbedderIdentity
 from worker.core.scorer import event_time_ms
 from worker.core.scoring import NEUTRAL_NOVELTY
-from worker.core.trace import InvalidTrace, ReasoningTrace, embedded_texts, parse_trace
+from worker.core.trace import InvalidTrace, embedded_texts, parse_trace
 from worker.embed.embedder import Embedding, ModelError, embed_or_diagnose
 from worker.embed.load import load_configured
 from worker.embed.pool import mean_of_parts
@@ -28,6 +28,30 @@ class Query:
     event_time_ms: int | None = None
 
 
+class NearestRow(Struct, frozen=True):
+    """A live entry and its cosine similarity to what was asked for, as the worker computes it."""
+
+    similarity: float
+    partition: int
+    offset: int
+    age_seconds: float
+    agent_id: str
+    trace_id: str
+
+
+class NearestReport(Struct, frozen=True):
+    """The nearest live entries, most similar first. `novelty`: 1 - the greatest similarity, 0.5 without an entry.
+
+    `compared`: live entries that were compared. `truncated`: the text was longer than the model reads.
+    """
+
+    novelty: float
+    compared: int
+    truncated: bool
+    embedder: str
+    nearest: list[NearestRow]
+
+
 def trace_query(path: str, line: int | None, settings: Settings) -> Query:
     """Return what the worker would embed of the trace in a file (- is standard input), or on a line (from 1) of it.
 
@@ -35,7 +59,7 @@ def trace_query(path: str, line: int | None, settings: Settings) -> Query:
     """
     raw = read_document(path, line, settings.limits.max_bytes, "kp-worker cache nearest --file", "--file")
     try:
-        trace: ReasoningTrace = parse_trace(raw, settings.limits)
+        trace = parse_trace(raw, settings.limits)
     except InvalidTrace as error:
         raise CommandError(f"{name_of(path)}: {describe_problem(raw, line, error)}") from None
     published_ms = round(time.time() * 1000)
@@ -85,12 +109,10 @@ def _nearest(cached: CachedPartition, query: Query, embedding: Embedding, count:
     rows: list[NearestRow] = []
     while vector is not None and nearest is not None and len(rows) < count:
         label = nearest.trace_id
-        rows.append(_row(cached, entries[label], nearest.similarity))
+        entry, age = entries[label], cached.age_ms(entries[label]) / 1000
+        rows.append(
+            NearestRow(nearest.similarity, cached.partition, entry.source_offset, age, entry.agent_id, entry.trace_id)
+        )
         scorer.cache.forget(lambda it, label=label: it.trace_id == label)  # type: ignore[misc]
         nearest = scorer.cache.nearest_unit(vector)
     return rows, lived
-
-
-def _row(cached: CachedPartition, entry: Entry, similarity: float) -> NearestRow:
-    age = cached.age_ms(entry) / 1000
-    return NearestRow(similarity, cached.partition, entry.source_offset, age, entry.agent_id, entry.trace_id)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from worker.commands.cache.rows import CacheRow, CacheStats, NearestReport
+from worker.commands.cache.caches import Row, Stats
+from worker.commands.cache.nearest import NearestReport
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import duration, shown_text
 from worker.core.capacity import megabytes
 
 
-def print_entries(rows: Sequence[CacheRow], total: int) -> None:
+def print_entries(rows: Sequence[Row], total: int) -> None:
     """Print entries, newest first, and how many there are."""
     table = _table(("part", 4), ("sequence", 8), ("offset", 8), ("stream time", 19), ("age", 8))
     _id_columns(table, 52)
@@ -49,7 +50,7 @@ def print_nearest(report: NearestReport) -> None:
     console.print(table)
 
 
-def print_stats(rows: Sequence[CacheStats]) -> None:
+def print_stats(rows: Sequence[Stats]) -> None:
     """Print the statistics of each partition, then what was skipped, and advice."""
     table = _table(
         ("partition", 0),
@@ -77,7 +78,7 @@ def print_stats(rows: Sequence[CacheStats]) -> None:
         console.print(Text(line), soft_wrap=True)
 
 
-def _notes(rows: Sequence[CacheStats]) -> list[str]:
+def _notes(rows: Sequence[Stats]) -> list[str]:
     size, records = sum(row.changelog_bytes for row in rows), sum(row.changelog_records for row in rows)
     memory = megabytes(rows[0].memory_bytes) if rows else ""
     lines = [f"changelog: {records} records, {megabytes(size)}; a full cache takes at most {memory} for each partition"]

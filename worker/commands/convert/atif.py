@@ -6,7 +6,7 @@ import re
 from typing import Any, Final
 
 from worker.commands.convert.chat import as_call_id, count_unread, says_error, text_of
-from worker.commands.convert.fields import RunRefused, as_time, is_empty, shown
+from worker.commands.convert.options import RunRefused, as_time, is_empty, shown
 from worker.commands.convert.trace import Transcript
 
 SOURCES: Final = ("system", "user", "agent")

@@ -1,15 +1,11 @@
-"""Chat messages in OpenAI's style: a run of them as a transcript.
-
-Must not
-live here: what a trace is (convert_trace.py), reading files (convert.py).
-"""
+"""Chat messages in OpenAI's style: a run of them as a transcript."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from worker.commands.convert.fields import RunRefused, find_field, is_empty, shown
+from worker.commands.convert.options import RunRefused, find_field, is_empty, shown
 from worker.commands.convert.report import RunCounts
 from worker.commands.convert.trace import Transcript
 

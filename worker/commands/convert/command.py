@@ -12,10 +12,9 @@ import click
 
 from worker.commands.convert.atif import read_atif
 from worker.commands.convert.chat import read_chat
-from worker.commands.convert.fields import FieldPath, RunRefused, find_field, unused_fields
-from worker.commands.convert.options import parse_options
+from worker.commands.convert.options import FieldPath, Options, RunRefused, find_field, parse_options, unused_fields
 from worker.commands.convert.report import FileReport
-from worker.commands.convert.trace import ConvertOptions, Transcript, parse_json, trace_of
+from worker.commands.convert.trace import Transcript, parse_json, trace_of
 from worker.commands.shared.console import (
     ArgumentError,
     Command,
@@ -112,9 +111,7 @@ def _open(file: str) -> BinaryIO:
         raise ArgumentError("FILES", f"{file}: {error.strerror}") from None
 
 
-def _convert_run(
-    raw: bytes, read: Callable[[Any, Transcript], None], options: ConvertOptions
-) -> tuple[bytes, Transcript]:
+def _convert_run(raw: bytes, read: Callable[[Any, Transcript], None], options: Options) -> tuple[bytes, Transcript]:
     """Return the trace of a run as JSON, and what became of its parts. Raises RunRefused."""
     try:
         run = parse_json(raw)
@@ -132,13 +129,13 @@ def _convert_run(
     return trace, transcript
 
 
-def _paths_in(run: dict[str, Any], options: ConvertOptions) -> set[FieldPath]:
+def _paths_in(run: dict[str, Any], options: Options) -> set[FieldPath]:
     paths = [field.path for field in (*options.fields.values(), *options.keep.values()) if field.path is not None]
     return {found[0] for path in paths if (found := find_field(run, path)) is not None}
 
 
 def _convert_file(
-    source: BinaryIO, output: BinaryIO, read: Callable[[Any, Transcript], None], options: ConvertOptions,
+    source: BinaryIO, output: BinaryIO, read: Callable[[Any, Transcript], None], options: Options,
     report: FileReport,
 ) -> None:  # fmt: skip
     for line, raw, problem in _runs(source, report.file, options.limits.max_bytes):

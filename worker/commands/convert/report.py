@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from worker.commands.convert.fields import MAX_SHOWN
+from worker.commands.convert.options import MAX_SHOWN
 
 MAX_KINDS: Final = 100
 """Kinds of losses that are counted apart. A log with ids as field names must not fill the memory."""

@@ -1,9 +1,4 @@
-"""A run, step by step, and the ReasoningTrace that it becomes.
-
-Must not live
-here: the shape of a log (convert_chat.py, convert_atif.py), where a field's value comes from (convert_fields.py),
-reading and writing files (convert.py).
-"""
+"""A run, step by step, and the ReasoningTrace that it becomes."""
 
 from __future__ import annotations
 
@@ -14,32 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-import msgspec
-
-from worker.commands.convert.fields import FieldPath, RunField, RunRefused
+from worker.commands.convert.options import FieldPath, Options, RunRefused
 from worker.commands.convert.report import RunCounts
-from worker.core.trace import CONTEXT, InvalidTrace, Limits, ReasoningTrace, parse_trace
+from worker.core.trace import CONTEXT, InvalidTrace, Limits, parse_trace
 
 ID_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, CONTEXT)
-
-RESERVED: Final = frozenset(info.encode_name for info in msgspec.structs.fields(ReasoningTrace)) | {"scoring"}
-"""Fields that --keep may not set."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertOptions:
-    """What the options say: a field for each value that a log lacks, and how steps are made.
-
-    `fields` has the names of the options without dashes: success, confidence, domain, visibility, privacy, and where
-    given agent_id, framework, created_at, objective, result_summary.
-    """
-
-    fields: Mapping[str, RunField]
-    keep: Mapping[str, RunField]
-    messages: FieldPath
-    error_prefixes: tuple[str, ...]
-    max_content: int | None
-    limits: Limits
 
 
 @dataclass(slots=True)
@@ -49,7 +23,7 @@ class Transcript:
     The first text of the user is the objective, unless `objective` is set before.
     """
 
-    options: ConvertOptions
+    options: Options
     objective: str | None = None
     framework: str | None = None
     created_at: str | None = None
@@ -180,7 +154,7 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def trace_of(run: Any, transcript: Transcript, options: ConvertOptions) -> bytes:
+def trace_of(run: Any, transcript: Transcript, options: Options) -> bytes:
     """Return the trace of a run as JSON. Raises RunRefused where a value is missing or the trace is not valid."""
     given = {name: value.value(run) for name, value in options.fields.items()}
     metadata = {

@@ -12,12 +12,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
 
-from worker.commands.doctor.cache import check_cache
-from worker.commands.doctor.domains import check_domains
 from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.doctor.kafka import check_kafka
 from worker.commands.doctor.model import check_model
 from worker.commands.doctor.registry import check_registry
+from worker.commands.doctor.traces import check_cache, check_domains
 from worker.commands.shared.options import load_settings
 from worker.config import ConfigError, Loaded, Settings
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256

@@ -16,8 +16,7 @@ from worker.core.terminal import clean, clean_json
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from worker.commands.evaluate.numbers import Interval
-    from worker.commands.evaluate.rows import EvaluateRow
+    from worker.commands.evaluate.numbers import Interval, Row
     from worker.config import Settings
 
 GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model", "precision", "embedder")
@@ -93,11 +92,9 @@ def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]
 def _rows(
     files: Sequence[str], label: str, key: str | None, partitions: int | None, seed: int,
     choices: Sequence[tuple[Settings, dict[str, object]]], progress: Progress,
-) -> Iterator[EvaluateRow]:  # fmt: skip
+) -> Iterator[Row]:  # fmt: skip
     """Yield the figures of each file with each choice of settings; `key`: the field to spread over partitions by."""
-    from worker.commands.evaluate.numbers import figures
-    from worker.commands.evaluate.partitions import spread_figures
-    from worker.commands.evaluate.rows import EvaluateRow, named
+    from worker.commands.evaluate.numbers import Row, figures, named, spread_figures
     from worker.commands.evaluate.traces import LabelError, Vectors, numbered, read_labelled
 
     vectors = Vectors()
@@ -119,13 +116,12 @@ def _rows(
             spread = None
             if key is not None:
                 spread = spread_figures(made, labels, key, numbered(traces.keys), partitions, seed)
-            yield EvaluateRow(traces.name, shown, cut, len(traces.bad), figures(made, labels, seed), spread)
+            yield Row(traces.name, shown, cut, len(traces.bad), figures(made, labels, seed), spread)
             progress.remove_task(bar)
 
 
-def _write_table(rows: Sequence[EvaluateRow]) -> None:
-    from worker.commands.evaluate.numbers import QUANTILES
-    from worker.commands.evaluate.rows import named
+def _write_table(rows: Sequence[Row]) -> None:
+    from worker.commands.evaluate.numbers import QUANTILES, named
 
     width = max(len(named(row.settings)) for row in rows)
     for file, group in itertools.groupby(rows, key=lambda row: row.file):
@@ -151,9 +147,8 @@ def _write_table(rows: Sequence[EvaluateRow]) -> None:
         write_line("")
 
 
-def _write_spread(rows: Sequence[EvaluateRow], width: int) -> None:
-    from worker.commands.evaluate.partitions import ORDERS
-    from worker.commands.evaluate.rows import named
+def _write_spread(rows: Sequence[Row], width: int) -> None:
+    from worker.commands.evaluate.numbers import ORDERS, named
     from worker.commands.shared.shown import shown_text
 
     spread = rows[0].spread
@@ -177,7 +172,7 @@ def _short(interval: Interval | None) -> str:
     return "-" if interval is None else f"{round(interval.value, 2) + 0.0:.2f}"  # no -0.00
 
 
-def _write_page(rows: Sequence[EvaluateRow], label: str, page: Path) -> None:
+def _write_page(rows: Sequence[Row], label: str, page: Path) -> None:
     from worker.commands.evaluate.page import render_evaluation
 
     text = render_evaluation(rows, label)

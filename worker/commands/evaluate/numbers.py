@@ -2,13 +2,13 @@
 
 A trace is a *first* where no earlier one has its label, otherwise a *repeat*. AUC is the probability that a first has a
 higher novelty than a repeat, ties counting half (Mann-Whitney); 0.5 is chance, 1 is perfect. One partition, no TTL and
-no capacity: what the view and the model can tell, whatever the cache.
+no capacity: what the view and the model can tell, whatever the cache. Of several partitions, see `Spread`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 Floats = npt.NDArray[np.floating[Any]]
+
 Ints = npt.NDArray[np.integer[Any]]
 
 DRAWS: Final = 500
@@ -24,8 +25,13 @@ DRAWS: Final = 500
 HALVINGS: Final = 2
 """Random halvings of the labels for the warm figure; each is used both ways round."""
 
+ORDERS: Final = 10
+"""Random orders; the figures are means over them. One order's AUC differs from another's by .02 to .04."""
+
 QUANTILES: Final = (0.1, 0.5, 0.9)
+
 BINS: Final = 40
+
 BLOCK: Final = 512
 """Rows of similarities at once: 512 x 100,000 float32 are 200 MB."""
 
@@ -63,6 +69,36 @@ class Figures(Struct, frozen=True):
     repeat_histogram: list[int]
 
 
+class Spread(Struct, frozen=True):
+    """The AUC of the same traces in the same orders: all in one partition, and spread over partitions by their key."""
+
+    key: str
+    keys: int
+    partitions: int
+    auc_one: Interval | None
+    auc_spread: Interval | None
+
+
+class Row(Struct, frozen=True, omit_defaults=True):
+    """The figures of one file with one choice of settings; `cut` traces were truncated, `bad` lines were no trace.
+
+    `spread`: the same traces in several partitions, if that was asked for.
+    """
+
+    file: str
+    settings: dict[str, object]
+    cut: int
+    bad: int
+    figures: Figures
+    spread: Spread | None = None
+
+
+def named(settings: Mapping[str, object]) -> str:
+    """Name a choice of settings: objective, 128 tokens."""
+    rest = [f"{name} {value}" for name, value in settings.items() if name not in ("embed_text", "max_tokens")]
+    return ", ".join([str(settings["embed_text"]), f"{settings['max_tokens']} tokens", *rest])
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Traces in the order in which they were compared. `same`: whether the nearest one has the same label."""
@@ -85,10 +121,10 @@ def figures(vectors: Floats, labels: Ints, seed: int) -> Figures:
         len(labels),
         count,
         int(repeats.sum()),
-        interval([auc(run, weights) for run in warm]),
-        interval([auc(_without_the_very_first(in_order), weights)]),
-        interval([auc(_pairs(vectors, labels, rng), weights)]),
-        interval([_share(in_order.same[repeats], in_order.labels[repeats], weights)]),
+        _interval([_auc(run, weights) for run in warm]),
+        _interval([_auc(_behind_the_first(in_order), weights)]),
+        _interval([_auc(_pairs(vectors, labels, rng), weights)]),
+        _interval([_share(in_order.same[repeats], in_order.labels[repeats], weights)]),
         _quantiles(in_order, in_order.first, weights),
         _quantiles(in_order, repeats, weights),
         _histogram(in_order.novelty[in_order.first]),
@@ -127,7 +163,8 @@ def _halves(vectors: Floats, labels: Ints, rng: np.random.Generator) -> list[Run
     return runs
 
 
-def _without_the_very_first(run: Run) -> Run:
+def _behind_the_first(run: Run) -> Run:
+    """Return the traces without the very first one: its novelty of 0.5 says nothing."""
     return Run(run.novelty[1:], run.labels[1:], run.first[1:], run.same[1:])
 
 
@@ -146,7 +183,38 @@ def _pairs(vectors: Floats, labels: Ints, rng: np.random.Generator) -> Run:
     return Run(similar, labels[left], same, same)
 
 
-def auc(run: Run, weights: Floats) -> Floats | None:
+def spread_figures(vectors: Floats, labels: Ints, key: str, keys: Ints, partitions: int | None, seed: int) -> Spread:
+    """Return what keying does to novelty; `keys`: a number 0..k-1 for each trace. `partitions` None: one for each key.
+
+    All traces come in one random order, as if agents worked side by side, without history. A *first* is a trace whose
+    label no earlier one has in any partition. With several partitions it is compared only with the earlier ones of its
+    own. With a number of `partitions`, each key gets one at random, another one in each order, as hashes of other
+    names would.
+    """
+    rng = np.random.default_rng(seed)
+    count, different = int(labels.max()) + 1, int(keys.max()) + 1
+    weights = np.vstack([np.ones(count), rng.multinomial(count, np.full(count, 1 / count), DRAWS)])
+    alone, spread = [], []
+    for _ in range(ORDERS):
+        order = rng.permutation(len(labels))
+        homes = np.arange(different) if partitions is None else rng.integers(partitions, size=different)
+        one = compared(vectors, labels, np.arange(0), order)
+        alone.append(_auc(_behind_the_first(one), weights))
+        novelty = _novelty(vectors, labels, order, homes[keys[order]])
+        spread.append(_auc(_behind_the_first(replace(one, novelty=novelty)), weights))
+    return Spread(key, different, partitions or different, _interval(alone), _interval(spread))
+
+
+def _novelty(vectors: Floats, labels: Ints, order: Ints, homes: Ints) -> Floats:
+    """Return the novelty of each trace of the order, compared with the earlier ones of its partition."""
+    novelty = np.empty(len(order))
+    for home in np.unique(homes):
+        places = np.flatnonzero(homes == home)
+        novelty[places] = compared(vectors, labels, np.arange(0), order[places]).novelty
+    return novelty
+
+
+def _auc(run: Run, weights: Floats) -> Floats | None:
     """Return the AUC of each draw, shape (draws + 1,); the first draw is the sample itself."""
     if run.first.all() or not run.first.any():
         return None
@@ -180,7 +248,7 @@ def _quantiles(run: Run, chosen: npt.NDArray[np.bool_], weights: Floats) -> list
     for quantile in QUANTILES:
         # The least value that at least this share of the traces does not exceed.
         places = np.minimum((sums < quantile * sums[:, -1:] - 1e-9).sum(1), len(values) - 1)
-        quantile_interval = interval([values[places]])
+        quantile_interval = _interval([values[places]])
         if quantile_interval is not None:
             found.append(quantile_interval)
     return found
@@ -190,7 +258,7 @@ def _histogram(novelty: Floats) -> list[int]:
     return [int(count) for count in np.histogram(np.clip(novelty, 0, 1), BINS, (0, 1))[0]]
 
 
-def interval(of_draws: Sequence[Floats | None]) -> Interval | None:
+def _interval(of_draws: Sequence[Floats | None]) -> Interval | None:
     """Return the mean over runs, with the interval of its draws."""
     runs = [draws for draws in of_draws if draws is not None]
     if not runs:

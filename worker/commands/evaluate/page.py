@@ -8,8 +8,7 @@ from itertools import groupby
 import matplotlib as mpl
 from matplotlib.ticker import MaxNLocator
 
-from worker.commands.evaluate.numbers import BINS, Interval
-from worker.commands.evaluate.rows import EvaluateRow, named
+from worker.commands.evaluate.numbers import BINS, Interval, Row, named
 from worker.commands.shared.page import COLOURS, STYLE, as_svg, new_axes, page_environment, svg
 from worker.commands.shared.shown import shown_text
 from worker.version import __version__
@@ -17,7 +16,7 @@ from worker.version import __version__
 _EDGES = [edge / BINS for edge in range(BINS + 1)]
 
 
-def render_evaluation(rows: Sequence[EvaluateRow], label: str) -> str:
+def render_evaluation(rows: Sequence[Row], label: str) -> str:
     """Return the page; the same rows give the same page."""
     environment = page_environment()
     environment.filters |= {"n": lambda value: f"{value:,}", "f2": lambda value: f"{round(value, 2) + 0.0:.2f}",

@@ -35,9 +35,9 @@ def explain(trace: str, line: int | None, novelty: float | None, parts: bool, as
     if novelty is not None and novelty != novelty:  # NaN passes any range
         raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
-    from worker.commands.explain.file import describe_problem, name_of, read_document
     from worker.commands.explain.steps import Explanation, explain_trace
     from worker.commands.explain.target import is_file
+    from worker.commands.shared.json_lines import describe_problem, name_of, read_document
     from worker.core.trace import InvalidTrace
 
     if is_file(trace):

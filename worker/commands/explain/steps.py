@@ -257,15 +257,6 @@ def _recorded(raw: bytes) -> tuple[RecordedScoring | None, list[str]]:
         return None, [f"`scoring` is not kp-worker's ({in_json_words(str(error))}): treated as an unscored trace"]
 
 
-def is_json(raw: bytes) -> bool:
-    """Return whether the bytes are one JSON document, as the parser reads it."""
-    try:
-        _decoder.decode(raw)
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        return False
-    return True
-
-
 def _about_time(trace: ReasoningTrace, recorded: RecordedScoring, settings: Settings) -> list[str]:
     """Return a note where stream time is behind the trace's own time, and a setting can be the cause."""
     step, created = settings.stream_time_max_step_seconds, rfc3339(created_at_ms(trace))

@@ -13,7 +13,7 @@ from worker.commands.shared.console import ArgumentError, Command, errors_for_th
 from worker.commands.shared.options import read_settings, settings_options
 
 if TYPE_CHECKING:
-    from worker.commands.redrive.selection import Selection
+    from worker.commands.redrive.dead_letters import Selection
 
 
 def complete_reason(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -57,9 +57,8 @@ def redrive(
         raise click.UsageError("--to-source and --to-file cannot be used together")
     settings = read_settings()
     selection = _selection(reasons, since, until, partition, offset, refused=refused)
-    from worker.commands.redrive.counts import RedriveCounts
+    from worker.commands.redrive.counts import Counts, print_counts, watching
     from worker.commands.redrive.steps import Redrive
-    from worker.commands.redrive.view import print_counts, watching
     from worker.commands.shared.session import Session, run_session
 
     if refused:  # back to the accepted topic; the marks of refused traces are on a topic of their own
@@ -70,7 +69,7 @@ def redrive(
                 "dead_letter_topic": settings.refused,
             }
         )
-    counts = RedriveCounts()
+    counts = Counts()
     with watching(counts) as progress:
         try:
             with errors_for_the_user():
@@ -92,7 +91,7 @@ def _selection(
     reasons: tuple[str, ...], since: str | None, until: str | None, partition: int | None, offset: str | None,
     *, refused: bool,
 ) -> Selection:  # fmt: skip
-    from worker.commands.redrive.selection import Selection, parse_offsets, parse_time
+    from worker.commands.redrive.dead_letters import Selection, parse_offsets, parse_time
     from worker.core.trace import Reason
     from worker.observe.contribute_metrics import REFUSAL_REASONS
 

@@ -1,14 +1,23 @@
-"""What a re-drive has done so far, by reason: for the table at the end, and told while it lasts."""
+"""What a re-drive has done, by reason: counted and told while it lasts, and as tables at the end."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from worker.core.terminal import clean
 from worker.kafka.reading.dead_letters import DeadLetter
 
 EXAMPLES: Final = 2
@@ -20,10 +29,11 @@ class RefusedError(Exception):
 
 
 @dataclass(slots=True)
-class RedriveCounts:
-    """Counts by reason; `done` were redriven or written (dry run: would be). Kept up to date during the run.
+class Counts:
+    """Dead letters by reason, kept up to date during the run: `found` match, `done` were (dry run: would be) redriven.
 
-    `repeated`: their source record is that of a letter before them in this run. `old` of those that are done have a
+    `already`: an earlier run has redriven them. `repeated`: their source record is that of a letter before them in this
+    run. `foreign`: records of another source topic, or none of the worker's. `old` of those that are done have a
     timestamp that is older than the source topic's retention, `retention_ms`.
     """
 
@@ -41,26 +51,6 @@ class RedriveCounts:
         """Count as `old` from now on what is older than this; None: nothing."""
         self.retention_ms = retention_ms
 
-    def count_foreign(self) -> None:
-        """Count a record of another source topic, or none of the worker's."""
-        self.foreign += 1
-
-    def count_found(self, letter: DeadLetter) -> None:
-        """Count a dead letter that matches."""
-        self.found[letter.reason] += 1
-
-    def count_already(self, letter: DeadLetter) -> None:
-        """Count a dead letter that an earlier run has redriven."""
-        self.already[letter.reason] += 1
-
-    def count_repeated(self, letter: DeadLetter) -> None:
-        """Count a dead letter whose source record an earlier one of this run stands for."""
-        self.repeated[letter.reason] += 1
-
-    def count_refused(self, letter: DeadLetter) -> None:
-        """Count a dead letter that cannot be redriven."""
-        self.refused[letter.reason] += 1
-
     def count_done(self, letter: DeadLetter) -> None:
         """Count a dead letter that was redriven, written, or would be, and keep the first ones."""
         if self.retention_ms is not None and (letter.timestamp_ms or 0) < time.time() * 1000 - self.retention_ms:
@@ -71,10 +61,10 @@ class RedriveCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class RedriveProgress:
+class Progress:
     """The counts of a run, and who is told: `on_refused` of each refused dead letter and why, `on_progress` of all."""
 
-    counts: RedriveCounts
+    counts: Counts
     on_refused: Callable[[DeadLetter, str], None]
     on_progress: Callable[[], None] = lambda: None
 
@@ -84,5 +74,116 @@ class RedriveProgress:
         try:
             yield
         except RefusedError as error:
-            self.counts.count_refused(letter)
+            self.counts.refused[letter.reason] += 1
             self.on_refused(letter, str(error))
+
+
+@contextmanager
+def watching(counts: Counts) -> Iterator[Progress]:
+    """Show progress on a terminal, and each refused dead letter."""
+    console = Console(stderr=True, highlight=False)
+    with console.status("reading dead letters") if console.is_terminal else nullcontext() as status:
+
+        def on_refused(letter: DeadLetter, why: str) -> None:
+            console.print(Text(clean(f"{letter.place} "), "bold") + Text(clean(why)), soft_wrap=True)
+
+        def on_progress() -> None:
+            if status is not None:
+                status.update(f"{counts.found.total()} dead letters match")
+
+        yield Progress(counts, on_refused, on_progress)
+
+
+def print_counts(counts: Counts, to_file: Path | None, execute: bool) -> None:
+    """Print the counts, and after a dry run some examples and what to do next."""
+    console = Console(highlight=False)
+    target = "the source topic" if to_file is None else escape(clean(str(to_file)))
+    if counts.foreign:
+        console.print(
+            f"{counts.foreign} records belong to another source topic (KP_SOURCE_TOPIC), or are not dead letters: "
+            "skipped"
+        )
+    if not counts.found:
+        console.print("no dead letter matches")
+        return
+    verb, does = ("redriven", "sends") if to_file is None else ("written", "writes")
+    console.print(_counts_table(counts, verb if execute else "to do"))
+    if repeated := counts.repeated.total():
+        console.print(
+            f"\n{repeated} repeated: another dead letter here is of the same source record, as after a replay or where "
+            "two groups share the dead-letter topic. The record is taken once; every group reads the source topic",
+            soft_wrap=True,
+        )
+    if execute:
+        done = counts.done.total()
+        console.print(f"\n{done} dead letter{'s' * (done != 1)} {verb} to {target}", soft_wrap=True)
+        _warn_of_retention(console, counts)
+        return
+    todo = counts.done.total()
+    if todo:
+        console.print(Text("\nExamples", "bold"), examples_table(counts.examples), sep="\n")
+        console.print(f"\nDry run: nothing was {verb}. --execute {does} {todo} to {target}", soft_wrap=True)
+        _warn_of_retention(console, counts)
+    else:
+        console.print("\nNothing to do")
+
+
+def _counts_table(counts: Counts, done: str) -> Table:
+    """Tabulate the counts by reason; `done` names the last column."""
+    columns = {
+        "dead letters": counts.found,
+        "already done": counts.already,
+        "refused": counts.refused,
+        done: counts.done,
+    }
+    if counts.repeated:  # rare: a column of its own only then
+        columns = {"dead letters": columns.pop("dead letters"), "repeated": counts.repeated} | columns
+    table = _table("reason")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for reason in sorted(counts.found):
+        table.add_row(Text(clean(reason), "yellow"), *(_count(column[reason]) for column in columns.values()))
+    if len(counts.found) != 1:
+        table.add_section()
+        table.add_row("all", *(_count(column.total()) for column in columns.values()), style="bold")
+    return table
+
+
+def _count(number: int) -> str:
+    return str(number) if number else "-"
+
+
+def examples_table(examples: list[DeadLetter]) -> Table:
+    """Tabulate some dead letters: partition and offset, the source record's time, and what is wrong."""
+    table = _table()
+    for name in ("letter", "time (UTC)", "reason"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("message", overflow="fold")
+    for letter in sorted(examples, key=lambda letter: letter.reason):
+        table.add_row(
+            f"{letter.record.partition}:{letter.record.offset}",
+            _time(letter.timestamp_ms),
+            Text(clean(letter.reason), "yellow"),
+            Text(clean(letter.message)),
+        )
+    return table
+
+
+def _table(*names: str) -> Table:
+    return Table(*names, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+
+
+def _time(ms: int | None) -> str:
+    return "-" if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%m-%d %H:%M:%S}"
+
+
+def _warn_of_retention(console: Console, counts: Counts) -> None:
+    if counts.old and counts.retention_ms is not None:
+        days = counts.retention_ms / 86_400_000
+        console.print(
+            f"{counts.old} of them are older than the source topic keeps records ({days:.1f} days): they keep their "
+            "timestamps, so Kafka may delete them before a worker reads them. Keep a worker running, or raise "
+            "retention.ms",
+            style="yellow",
+            soft_wrap=True,
+        )

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from worker.commands.redrive.counts import RedriveProgress
+from worker.commands.redrive.counts import Progress
+from worker.commands.redrive.dead_letters import Selection, open_source
 from worker.commands.redrive.marks import find_marks_topic, marks_topic
-from worker.commands.redrive.selection import Selection
-from worker.commands.redrive.source import open_source
-from worker.commands.redrive.transaction import RedrivenRecord, RedriveTransactions, redriven_record
+from worker.commands.redrive.transaction import RedrivenRecord, Transactions, redriven_record
 from worker.commands.shared.session import Session, SessionError, Topic
 from worker.config import ConfigError
 from worker.kafka.reading.dead_letters import as_json
@@ -43,7 +42,7 @@ class Redrive:
     session: Session
     selection: Selection
     max_redrives: int
-    progress: RedriveProgress
+    progress: Progress
 
     async def preview(self, *, for_file: bool = False) -> None:
         """Count as `to_source` (or `to_file`) would, and change nothing."""
@@ -83,7 +82,7 @@ class Redrive:
             )
         self.progress.counts.compare_with_retention(source.retention_ms)
         producer = self._producer()
-        transactions = RedriveTransactions(self.session, producer, source, marks, self.progress)
+        transactions = Transactions(self.session, producer, source, marks, self.progress)
         async with (
             self.session.connected(producer),  # 1
             open_source(self.session, self.selection, self.progress, marks) as dead_letters,  # 2

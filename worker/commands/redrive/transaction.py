@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from aiokafka.errors import InvalidProducerEpoch, ProducerFenced
 
-from worker.commands.redrive.counts import RedriveProgress, RefusedError
+from worker.commands.redrive.counts import Progress, RefusedError
+from worker.commands.redrive.dead_letters import WholeRecord
 from worker.commands.redrive.marks import mark_of
-from worker.commands.redrive.source import WholeRecord
 from worker.commands.shared.session import Session, SessionError, Topic
 from worker.core.records import exact_size
 from worker.kafka.cluster.describe import current_limit
@@ -47,14 +47,14 @@ def redriven_record(whole: WholeRecord, source: Topic) -> RedrivenRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RedriveTransactions:
+class Transactions:
     """Commits redriven records with their marks; `source` and `marks` are the topics of both."""
 
     session: Session
     producer: Producer
     source: Topic
     marks: Topic
-    progress: RedriveProgress
+    progress: Progress
 
     async def commit(self, batch: Sequence[RedrivenRecord]) -> None:
         """Send records and marks in one transaction; records that the source topic refuses are reported and skipped."""

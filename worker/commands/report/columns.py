@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from worker.commands.shared.scored import DistinctValues, DocumentScoring, LeftOut, ScoredRows, Texts, hash64
@@ -97,13 +96,9 @@ class Traces:
             "text": self._texts.add(shown_text(document.id), objective),
         }
 
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """Return one column, without a copy."""
-        return self.rows.column(name)
-
     def text(self, row: int) -> tuple[str, str]:
         """Return id and objective of one trace, cut and cleaned."""
-        identity, objective = self._texts.get(int(self.column("text")[row]), 2)
+        identity, objective = self._texts.get(int(self.rows.column("text")[row]), 2)
         return identity, objective
 
     def names(self, column: str) -> list[Any]:

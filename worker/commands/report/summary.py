@@ -1,40 +1,41 @@
-"""The numbers of a report, computed: columns of scored traces in, one `ReportNumbers` out.
+"""The numbers of a report: columns of scored traces in, one `Summary` out.
 
-The numbers do not
-depend on the order in which documents come: they are put in stream-time order first.
+They do not depend on the order in which documents come: they are put in stream-time order first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from worker.commands.report.clusters import clusters_of
 from worker.commands.report.columns import COMPONENTS, Traces
-from worker.commands.report.numbers import (
-    CURVE,
-    PASTED_SHARE,
-    SCORE_BINS,
-    SHARES,
-    THRESHOLDS,
-    Cluster,
-    Example,
-    Group,
-    Moment,
-    ProfileNumbers,
-    ReportNumbers,
-)
 from worker.commands.shared.scored import DistinctValues, NoDocuments, Rows, counts_of
 from worker.commands.shared.shown import is_cut, shown_name
 from worker.commands.shared.target_share import accepts, share_cutoff, share_threshold, thresholds_to_paste
-from worker.core.domains import DomainWithoutProfile, unused_profiles, without_profile
+from worker.core.domains import DomainWithoutProfile, UnusedProfile, unused_profiles, without_profile
+from worker.core.records import EmbedderIdentity
 from worker.core.scoring import PROFILES, Weights
 
+THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
+"""Thresholds of the table; the curve has all hundredths."""
+
+CURVE: Final = tuple(step / 100 for step in range(101))
+
+SHARES: Final = (0.05, 0.1, 0.2, 0.3, 0.5)
+
+PASTED_SHARE: Final = SHARES[1]
+"""The share that the config below the table accepts of each domain."""
+
+SCORE_BINS: Final = 40
+"""Bars of 0.025, so that the usual thresholds fall between two bars."""
+
 TIME_BINS: Final = 60
+
 MIN_IN_BIN: Final = 25
 """Traces that one point of the novelty curve needs at least: a median of fewer only jumps."""
 
@@ -47,13 +48,130 @@ EXAMPLES, EXTREMES, CLUSTERS = 3, 10, 10
 _Floats = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One trace, as the report shows it. Times in ms; `similarity` None: nothing to compare with."""
+
+    id: str
+    objective: str
+    domain: str
+    profile: str
+    score: float
+    threshold: float
+    accepted: bool
+    components: tuple[float, ...]
+    overrides: tuple[str, ...]
+    similarity: float | None
+    steps: int
+    latency_ms: float
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Traces of one domain or profile.
+
+    `curve`: share of them that reaches each threshold of CURVE; `passing`: of THRESHOLDS.
+    `cutoffs`: the greatest threshold that lets at least each of SHARES pass.
+    """
+
+    name: str
+    profile: str
+    count: int
+    accepted: int
+    quartiles: tuple[float, ...]
+    histogram: tuple[int, ...]
+    curve: tuple[float, ...]
+    passing: tuple[float, ...]
+    cutoffs: tuple[float, ...]
+    threshold: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileNumbers:
+    """One profile of weights: `threshold` and `weights` are those of its last trace, `setups` how many it had.
+
+    `means`: of the components. `shares`: of the weighted sum. `spread`: share of the weighted sum's variance, by the
+    covariance of each weighted component with it; they sum to 1, and one can be negative. None: all sums are equal.
+    """
+
+    group: Group
+    threshold: float
+    weights: tuple[float, ...]
+    setups: int
+    means: tuple[float, ...]
+    shares: tuple[float, ...]
+    spread: tuple[float, ...] | None
+    above: list[Example]
+    below: list[Example]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Traces that follow each other in stream time. Novelty's 10th, 50th and 90th percentile; share accepted."""
+
+    time_ms: int
+    count: int
+    novelty: tuple[float, ...]
+    accepted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Traces that are linked by their nearest neighbours. `similarity`: median of those links."""
+
+    size: int
+    accepted: int
+    similarity: float
+    first_ms: int
+    last_ms: int
+    examples: list[Example]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Everything that a report shows, in the order in which it shows it.
+
+    `config`: thresholds that accept PASTED_SHARE of each of the domains, as lines of a config file.
+    """
+
+    total: Group
+    first_ms: int
+    last_ms: int
+    partitions: int
+    repeated: int
+    bad: int
+    bad_shown: list[tuple[str, str]]
+    makers: list[tuple[EmbedderIdentity | None, str, int]]
+    profiles: list[ProfileNumbers]
+    domains: list[Group]
+    other_domains: int
+    config: str
+    without_profile: list[DomainWithoutProfile]
+    unused_profiles: list[UnusedProfile]
+    components: dict[str, tuple[int, ...]]
+    compared: int
+    overrides: list[tuple[str, int, int]]
+    moments: list[Moment]
+    limit: float
+    near_duplicates: int
+    near_duplicates_accepted: int
+    cluster_count: int
+    clustered: int
+    clusters: list[Cluster]
+    longest: list[Example]
+    timed: int
+    slowest: list[Example]
+    texts_hidden: bool
+
+
 def summarize(
     traces: Traces,
     similarity: float = 0.9,
     last: int | None = None,
     since_ms: int = 0,
     profiles: Collection[str] = tuple(PROFILES),
-) -> ReportNumbers:
+) -> Summary:
     """Return the numbers of all traces; of those with `record_ms` from `since_ms` on and of the `last` of these.
 
     `similarity` is the least cosine similarity of near-duplicates, `profiles` are the names of those that the settings
@@ -63,6 +181,13 @@ def summarize(
         raise NoDocuments(_nothing(traces))
     rows, repeated = traces.rows.counted(last, since_ms)
     return _Summarizer(traces, rows, similarity, profiles).summary(repeated)
+
+
+def _nothing(traces: Traces) -> str:
+    if not traces.unreadable.count:
+        return "no documents"
+    where, reason = traces.unreadable.shown[0]
+    return f"none of {traces.unreadable.count} documents can be read; {where}: {reason}"
 
 
 class _Summarizer:
@@ -79,17 +204,17 @@ class _Summarizer:
         self._profiles, self._profile = profiles.values(), of_setup[self._of("setup")]
 
     def _of(self, name: str) -> npt.NDArray[Any]:
-        return self._traces.column(name)[self._rows]
+        return self._traces.rows.column(name)[self._rows]
 
-    def summary(self, repeated: int) -> ReportNumbers:
+    def summary(self, repeated: int) -> Summary:
         times, similarity = self._of("time_ms"), self._of("similarity")
         near = similarity >= self._limit
         domains, others = self._domains()
-        clusters = clusters_of(self._of("id"), self._of("nearest"), similarity, near)
+        clusters = _clusters_of(self._of("id"), self._of("nearest"), similarity, near)
         latency, steps = self._of("latency_ms"), self._of("steps")
-        everything = np.arange(len(self._rows))
-        return ReportNumbers(
-            total=self._group("all", "", everything),
+        names = self._traces.names("domain")
+        return Summary(
+            total=self._group("all", "", np.arange(len(self._rows))),
             first_ms=int(times[0]),
             last_ms=int(times[-1]),
             partitions=len(np.unique(self._of("partition"))),
@@ -102,7 +227,7 @@ class _Summarizer:
             other_domains=others,
             config=self._config(),
             without_profile=self._without_profile(),
-            unused_profiles=unused_profiles(self._known, self._domain_names()),
+            unused_profiles=unused_profiles(self._known, {names[code] for code in np.unique(self._of("domain"))}),
             components={name: _histogram(self._of(name)) for name in COMPONENTS},
             compared=int(np.count_nonzero(~np.isnan(similarity))),
             overrides=self._overrides(),
@@ -121,17 +246,16 @@ class _Summarizer:
 
     def _group(self, name: str, profile: str, at: Rows, threshold: float | None = None) -> Group:
         scores = np.sort(self._score[at])
-        low, middle, high = np.quantile(scores, (0.25, 0.5, 0.75))
         return Group(
             name=name,
             profile=profile,
             count=len(at),
             accepted=int(np.count_nonzero(self._accepted[at])),
-            quartiles=(float(low), float(middle), float(high)),
+            quartiles=_floats(np.quantile(scores, (0.25, 0.5, 0.75))),
             histogram=_histogram(scores),
             curve=_passing(scores, CURVE),
             passing=_passing(scores, THRESHOLDS),
-            cutoffs=_cutoffs(scores),
+            cutoffs=tuple(share_cutoff(scores, Fraction(str(share))) for share in SHARES),
             threshold=threshold,
         )
 
@@ -183,11 +307,12 @@ class _Summarizer:
         """Return thresholds for the largest domains; a name that is cut is no name of a profile."""
         codes, names = self._of("domain"), self._traces.names("domain")
         largest = [code for code, _ in counts_of(codes)[:DOMAINS_SHOWN] if not is_cut(names[code])]
-        return _thresholds({names[code]: self._score[codes == code] for code in largest})
-
-    def _domain_names(self) -> set[str]:
-        names = self._traces.names("domain")
-        return {names[code] for code in np.unique(self._of("domain"))}
+        thresholds, comments = {}, {}
+        for code in largest:
+            scores = self._score[codes == code]
+            found = share_threshold(scores, Fraction(str(PASTED_SHARE)))
+            thresholds[names[code]], comments[names[code]] = found.threshold, accepts(found.accepted, len(scores))
+        return thresholds_to_paste(thresholds, comments)
 
     def _without_profile(self) -> list[DomainWithoutProfile]:
         """Return the domains whose last trace did not take a profile of their own."""
@@ -220,9 +345,8 @@ class _Summarizer:
         novelty, times = self._of("novelty"), self._of("time_ms")
         result = []
         for run in runs:
-            low, middle, high = np.quantile(novelty[run], (0.1, 0.5, 0.9))
-            share = float(self._accepted[run].mean())
-            result.append(Moment(int(times[run[0]]), len(run), (float(low), float(middle), float(high)), share))
+            quantiles = _floats(np.quantile(novelty[run], (0.1, 0.5, 0.9)))
+            result.append(Moment(int(times[run[0]]), len(run), quantiles, float(self._accepted[run].mean())))
         return result
 
     def _cluster(self, members: Rows, links: _Floats) -> Cluster:
@@ -241,7 +365,7 @@ class _Summarizer:
 
     def _example(self, row: int) -> Example:
         def cell(name: str) -> Any:
-            return self._traces.column(name)[row].item()
+            return self._traces.rows.column(name)[row].item()
 
         identity, objective = self._traces.text(row)
         profile, threshold, _ = self._setups[cell("setup")]
@@ -263,11 +387,34 @@ class _Summarizer:
         )
 
 
-def _nothing(traces: Traces) -> str:
-    if not traces.unreadable.count:
-        return "no documents"
-    where, reason = traces.unreadable.shown[0]
-    return f"none of {traces.unreadable.count} documents can be read; {where}: {reason}"
+def _clusters_of(
+    ids: npt.NDArray[Any], nearest: npt.NDArray[Any], similarity: _Floats, near: npt.NDArray[np.bool_]
+) -> list[tuple[Rows, _Floats]]:
+    """Return (traces, similarities of their links) of each cluster of two or more, largest first.
+
+    `ids` and `nearest`: hashes of each trace's id and its neighbour's; `near`: whether the two are linked, shape (n,)
+    each. Nodes are ids: a neighbour that is not among the traces still holds its followers together.
+    """
+    nodes, ends = np.unique(np.concatenate([ids[near], nearest[near]]), return_inverse=True)
+    parents = list(range(len(nodes)))
+
+    def root(node: int) -> int:
+        while parents[node] != node:
+            parents[node] = parents[parents[node]]
+            node = parents[node]
+        return node
+
+    half = len(ends) // 2
+    for one, other in zip(ends[:half].tolist(), ends[half:].tolist(), strict=True):
+        a, b = root(one), root(other)
+        parents[max(a, b)] = min(a, b)
+    members = np.flatnonzero(np.isin(ids, nodes))
+    roots = np.array([root(node) for node in np.searchsorted(nodes, ids[members]).tolist()], dtype=np.intp)
+    order = np.argsort(roots, kind="stable")
+    members, roots = members[order], roots[order]
+    parts = np.split(members, np.flatnonzero(np.diff(roots)) + 1)
+    found = [(part, similarity[part[near[part]]]) for part in parts if len(part) >= 2]
+    return sorted(found, key=lambda item: (-len(item[0]), int(item[0][0])))
 
 
 def _histogram(values: _Floats) -> tuple[int, ...]:
@@ -278,16 +425,6 @@ def _histogram(values: _Floats) -> tuple[int, ...]:
 
 def _passing(ordered: _Floats, thresholds: Sequence[float]) -> tuple[float, ...]:
     return _floats((len(ordered) - np.searchsorted(ordered, thresholds, side="left")) / len(ordered))
-
-
-def _cutoffs(ordered: _Floats) -> tuple[float, ...]:
-    return tuple(share_cutoff(ordered, Fraction(str(share))) for share in SHARES)
-
-
-def _thresholds(scores: Mapping[str, _Floats]) -> str:
-    found = {name: share_threshold(values, Fraction(str(PASTED_SHARE))) for name, values in scores.items()}
-    comments = {name: accepts(it.accepted, len(scores[name])) for name, it in found.items()}
-    return thresholds_to_paste({name: it.threshold for name, it in found.items()}, comments)
 
 
 def _floats(values: npt.ArrayLike) -> tuple[float, ...]:

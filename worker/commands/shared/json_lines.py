@@ -1,8 +1,4 @@
-"""Reading JSON Lines, for every command that does: line by line, within bounds. And files that are no JSON Lines.
-
-Must not
-live here: what is in a line, what becomes of one that is too long.
-"""
+"""JSON Lines, for every command that reads them: line by line, within bounds. And files that hold one document."""
 
 from __future__ import annotations
 
@@ -11,72 +7,18 @@ from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
+import msgspec
 
-def line_of(raw: bytes, path: str) -> int | None:
-    """Return the line of a path such as steps.1.tool.name, or of what should hold it; None: the text has none."""
-    try:
-        text = raw.decode()
-        json.loads(text)
-    except UnicodeDecodeError as error:
-        return raw.count(b"\n", 0, error.start) + 1
-    except json.JSONDecodeError as error:
-        return error.lineno
-    except (ValueError, RecursionError):  # thousands of digits, or of brackets
-        return None
-    return text.count("\n", 0, _position(text, path.split("."))) + 1 if path else None
-
-
-def _position(text: str, path: list[str]) -> int:
-    """Return the index of the value at `path` in a JSON text, or of the innermost value on the way that exists."""
-    index = _skip(text, 0)
-    for name in path:
-        found = _members(text, index).get(name)
-        if found is None:
-            break
-        index = found
-    return index
-
-
-def _members(text: str, index: int) -> dict[str, int]:
-    """Return where the members of the object or array at `index` begin, by name (the last counts) or number."""
-    decoder = json.JSONDecoder()
-    found: dict[str, int] = {}
-    kind = text[index]
-    if kind not in "{[":
-        return found
-    index = _skip(text, index + 1)
-    while text[index] not in "}]":
-        name = str(len(found))
-        if kind == "{":
-            name, index = decoder.raw_decode(text, index)
-            index = _skip(text, _skip(text, index) + 1)  # past the colon
-        found[name] = index
-        _, index = decoder.raw_decode(text, index)
-        index = _skip(text, index)
-        if text[index] == ",":
-            index = _skip(text, index + 1)
-    return found
-
-
-def _skip(text: str, index: int) -> int:
-    while index < len(text) and text[index] in " \t\r\n":
-        index += 1
-    return index
-
-
-def label_of(document: Mapping[str, Any], path: str) -> str | None:
-    """Return the text or number at a field, dotted where it is nested; None where there is none."""
-    value: Any = document
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return None if value is None or isinstance(value, Mapping | list) else str(value)
-
+from worker.commands.shared.console import ArgumentError, CommandError, open_file
+from worker.core.trace import InvalidTrace, Reason
 
 CHUNK_BYTES: Final = 1 << 16
 
 LINE_FACTOR: Final = 32
 """How many times as long as the largest trace (KP_MAX_MESSAGE_BYTES) a line may be. A run to convert may hold far more
 than its trace (images, what tools have printed), and the JSON of a line takes six times its size in memory."""
+
+_decoder: Final = msgspec.json.Decoder(float_hook=float)  # as the parser does: 1e400 in an unknown field is valid
 
 
 class Line(NamedTuple):
@@ -149,3 +91,126 @@ def is_pretty_printed(first_line: bytes) -> bool:
 def pretty_printed_hint(file: str) -> str:
     """Return what to do with such a file."""
     return f"{file} holds JSON over several lines; one trace a line is expected: jq -c . {file}"
+
+
+def label_of(document: Mapping[str, Any], path: str) -> str | None:
+    """Return the text or number at a field, dotted where it is nested; None where there is none."""
+    value: Any = document
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return None if value is None or isinstance(value, Mapping | list) else str(value)
+
+
+def read_document(
+    path: str, line: int | None, most: int, command: str = "kp-worker explain", argument: str = "TRACE"
+) -> bytes:
+    """Return the document of a file with one trace, or that on a line (from 1) of it. - is standard input.
+
+    `command`, `argument`: what errors say that the user may enter, and has entered. Reads at most `most` bytes of a
+    document, and one more. Raises CommandError, and ArgumentError for a file that cannot be read.
+    """
+    name = name_of(path)
+    try:
+        with open_file(path, "rb") as file:
+            raw = file.read(most + 1) if line is None else _line_at(file, line, most, name)
+    except OSError as error:
+        raise ArgumentError(argument, f"{path} cannot be read: {error.strerror}") from None
+    first, _, rest = (raw or b"").partition(b"\n")
+    if line is None and rest.strip() and _is_json(first):
+        raise CommandError(
+            f"{name} holds JSON Lines: name the line of one trace, as in {command} {path} --line 1, or pick it by "
+            f"its id, as in grep -m1 ID {'FILE' if path == '-' else path} | {command} -"
+        )
+    if raw is None or len(raw) > most:
+        where = "" if line is None else f"line {line}: "
+        raise CommandError(f"{name}: {where}more than {most} bytes, the limit of one trace (KP_MAX_MESSAGE_BYTES)")
+    return raw
+
+
+def _line_at(file: BinaryIO, number: int, most: int, name: str) -> bytes | None:
+    """Return one line; None where it is too long. Raises CommandError where it is missing or empty."""
+    last = 0
+    for line in read_lines(file, most):
+        last = line.number
+        if last == number:
+            if line.problem is not None:
+                return None
+            if not line.data.strip():
+                raise CommandError(f"{name}: line {number} is empty")
+            return line.data
+    raise CommandError(f"{name} has no line {number}, only {last}")
+
+
+def _is_json(raw: bytes) -> bool:
+    """Return whether the bytes are one JSON document, as the parser of traces reads it."""
+    try:
+        _decoder.decode(raw)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return False
+    return True
+
+
+def name_of(path: str) -> str:
+    """Return what errors call the file."""
+    return "<stdin>" if path == "-" else path
+
+
+def describe_problem(raw: bytes, line: int | None, error: InvalidTrace) -> str:
+    """Return reason and message of an invalid trace, with the line (from 1) where it can be told."""
+    place = line_of(raw, error.path) if line is None else line
+    text = f"{'' if place is None else f'line {place}: '}{error.reason}: {error.message}"
+    if error.reason is Reason.NOT_JSON and line is not None and raw.strip() in (b"{", b"["):
+        text += "; the file holds one document over several lines: leave out --line"
+    return text
+
+
+def line_of(raw: bytes, path: str) -> int | None:
+    """Return the line of a path such as steps.1.tool.name, or of what should hold it; None: the text has none."""
+    try:
+        text = raw.decode()
+        json.loads(text)
+    except UnicodeDecodeError as error:
+        return raw.count(b"\n", 0, error.start) + 1
+    except json.JSONDecodeError as error:
+        return error.lineno
+    except (ValueError, RecursionError):  # thousands of digits, or of brackets
+        return None
+    return text.count("\n", 0, _position(text, path.split("."))) + 1 if path else None
+
+
+def _position(text: str, path: list[str]) -> int:
+    """Return the index of the value at `path` in a JSON text, or of the innermost value on the way that exists."""
+    index = _skip(text, 0)
+    for name in path:
+        found = _members(text, index).get(name)
+        if found is None:
+            break
+        index = found
+    return index
+
+
+def _members(text: str, index: int) -> dict[str, int]:
+    """Return where the members of the object or array at `index` begin, by name (the last counts) or number."""
+    decoder = json.JSONDecoder()
+    found: dict[str, int] = {}
+    kind = text[index]
+    if kind not in "{[":
+        return found
+    index = _skip(text, index + 1)
+    while text[index] not in "}]":
+        name = str(len(found))
+        if kind == "{":
+            name, index = decoder.raw_decode(text, index)
+            index = _skip(text, _skip(text, index) + 1)  # past the colon
+        found[name] = index
+        _, index = decoder.raw_decode(text, index)
+        index = _skip(text, index)
+        if text[index] == ",":
+            index = _skip(text, index + 1)
+    return found
+
+
+def _skip(text: str, index: int) -> int:
+    while index < len(text) and text[index] in " \t\r\n":
+        index += 1
+    return index

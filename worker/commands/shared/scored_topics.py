@@ -1,7 +1,6 @@
 """Reading the accepted and rejected topics once, from an offset or a time to the current end.
 
-It joins no group and
-commits nothing; it needs the ACLs Read and Describe on the two topics.
+It joins no group and commits nothing; it needs the ACLs Read and Describe on the two topics.
 """
 
 from __future__ import annotations

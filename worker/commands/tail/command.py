@@ -56,8 +56,7 @@ def tail(
     }  # fmt: skip
     topics = [topic for topic, shown in wanted.items() if shown]
     from worker.commands.shared.session import Session, run_session
-    from worker.commands.tail.records import TailFilter
-    from worker.commands.tail.view import table_writer, write_lines
+    from worker.commands.tail.records import TailFilter, table_writer, write_lines
 
     chosen = TailFilter(settings.dead_letter_topic, domain, min_score)
     first = None if from_beginning else 10 if last is None else last

@@ -1,14 +1,41 @@
-"""The records that `kp-worker tail` shows: scored documents and dead letters, as values and as JSON."""
+"""The records that `kp-worker tail` shows: scored documents and dead letters, as rows of a table or as JSON Lines."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from aiokafka.structs import ConsumerRecord
+from rich.table import Table
+from rich.text import Text
 
+from worker.commands.shared.console import text_console
+from worker.core.terminal import clean, clean_json_bytes
 from worker.kafka.reading.dead_letters import DeadLetter, as_json, read_dead_letter
+
+COLOURS: Final = {"accepted": "green", "rejected": "red", "dead": "yellow"}
+
+COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
+
+LOW_NOVELTY: Final = 0.3
+"""Below this a row's novelty is highlighted: a very similar trace came before."""
+
+SCORED: Final = (
+    ("id", 8), ("time", 5), ("domain", 16), ("C", 4), ("N", 4), ("D", 4), ("O", 4), ("score", 5), ("decision", 8),
+    ("nearest", 8), ("sim.", 4),
+)  # fmt: skip
+
+LETTERS: Final = (("source", 11), ("time", 8), ("reason", 16))
+
+NEAREST: Final = 20
+"""Cells of a nearest trace whose source partition and offset are known; a narrow terminal shows its id alone."""
+
+WIDE: Final = 80 + 27
+"""From this width on the overrides have a column, after the 80 of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +76,118 @@ class TailFilter:
             return None
         taken = (self.domain is None or domain == self.domain) and (self.min_score is None or score >= self.min_score)
         return TailRecord(record, document, None) if taken else None
+
+
+def write_lines(records: list[TailRecord]) -> None:
+    """Write records as JSON Lines, at once. Raises BrokenPipeError."""
+    output = sys.stdout.buffer
+    output.writelines(clean_json_bytes(record.as_json()) + b"\n" for record in records)
+    output.flush()
+
+
+@contextmanager
+def table_writer(
+    *, only_dead_letters: bool, objectives: bool, follow: bool
+) -> Iterator[Callable[[list[TailRecord]], None]]:
+    """Yield a function that prints records as rows of one table; with `follow`, a last line says that it waits.
+
+    `objectives`: each trace's, in a line below its row. A row is cut on a terminal only.
+    """
+    console = text_console()
+    terminal = console.width if console.is_terminal else None
+    header = True
+
+    def show(records: list[TailRecord]) -> None:
+        nonlocal header
+        for portion in [[record] for record in records] if objectives else [records] if records else []:
+            console.print(rows(portion, terminal, header=header, only_dead_letters=only_dead_letters))
+            header = False
+            if objectives and (document := portion[0].document) is not None:
+                console.print(_objective(document))
+        if terminal is None:
+            sys.stdout.flush()  # at once, as on a terminal: its reader may follow, too
+
+    with console.status("waiting for traces; press Ctrl-C to stop") if follow and terminal else nullcontext():
+        yield show
+
+
+def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only_dead_letters: bool) -> Table:
+    """Tabulate records; `only_dead_letters`: of the dead-letter topic alone. `width`: the terminal's, None: any."""
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=header, header_style="bold", pad_edge=False)
+    columns = LETTERS if only_dead_letters else SCORED
+    for name, cells in columns:
+        right = name in ("C", "N", "D", "O", "score")
+        limit = None if width is None or (name == "nearest" and width >= WIDE) else cells
+        table.add_column(name, min_width=cells, max_width=limit, no_wrap=True, justify="right" if right else "left")
+    if only_dead_letters:
+        least = max(20, 0 if width is None else width - 38)
+        table.add_column("message", max_width=None if width is None else least, min_width=least)
+    elif width is None or width >= WIDE:
+        table.add_column("overrides", no_wrap=width is None)  # on a terminal two names take two lines
+    for record in records:
+        if only_dead_letters:
+            table.add_row(*_dead_letter(record))
+        else:
+            cells_of = _scored(record.document) if record.document is not None else _dead_among_scored(record)
+            table.add_row(*cells_of[: len(table.columns)])
+    return table
+
+
+def _objective(document: dict[str, Any]) -> Text:
+    """Return a trace's objective as one line, which ends with the terminal."""
+    return Text(f"  {clean(str(document['task']['objective']))}", "dim", no_wrap=True, overflow="ellipsis")
+
+
+def _scored(document: dict[str, Any]) -> list[Text]:
+    scoring, metadata = document["scoring"], document["metadata"]
+    nearest = scoring["nearest"]
+    # A resent text's novelty may lie 1e-7 below 0; the table should not say -0.00.
+    parts = [Text(f"{scoring['components'][name] + 1e-6:.2f}") for name in COMPONENTS]
+    if scoring["components"]["novelty"] < LOW_NOVELTY:
+        parts[1].stylize("bold yellow")
+    return [
+        Text(_short(document["id"])),
+        Text(clean(str(metadata["created_at"])[11:16])),
+        Text(clean(metadata["task_domain"])),
+        *parts,
+        Text(f"{scoring['score']:.3f}", "bold"),
+        Text(clean(scoring["decision"]), COLOURS.get(scoring["decision"], "")),
+        Text(_nearest(nearest) if nearest else "-", "" if nearest else "dim"),
+        Text(f"{nearest['similarity']:.2f}" if nearest else "-", "" if nearest else "dim"),
+        Text(clean(", ".join(scoring["overrides"]))),
+    ]
+
+
+def _nearest(nearest: dict[str, Any]) -> str:
+    """Return the nearest trace's id, and with the novelty scope `group` its source partition and offset."""
+    if "partition" not in nearest:
+        return _short(nearest["id"])
+    return f"{_short(nearest['id']):8} {nearest['partition']}:{nearest['offset']}".ljust(NEAREST)
+
+
+def _short(trace_id: str) -> str:
+    return clean(trace_id.removeprefix("kp:trace:")[:8])
+
+
+def _dead_among_scored(record: TailRecord) -> list[Text]:
+    """Return the row of a dead letter between scored traces: its place on the source topic, and the reason."""
+    cells = [Text("-", "dim") for _ in range(len(SCORED) + 1)]
+    if record.dead_letter is not None:
+        cells[0] = Text(f"{record.dead_letter.source_partition}:{record.dead_letter.source_offset}")
+        cells[2] = Text(clean(record.dead_letter.reason), "yellow")
+    cells[8] = Text("dead", "yellow")
+    return cells
+
+
+def _dead_letter(record: TailRecord) -> list[Text]:
+    dead = record.dead_letter
+    if dead is None:
+        return []
+    time = "-" if dead.timestamp_ms is None else _clock(dead.timestamp_ms)
+    place = f"{dead.source_partition}:{dead.source_offset}"
+    return [Text(place), Text(time), Text(clean(dead.reason), "yellow"), Text(clean(dead.message))]
+
+
+def _clock(ms: int) -> str:
+    seconds = ms // 1000 % 86_400
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

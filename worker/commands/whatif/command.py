@@ -79,10 +79,9 @@ def _show_changes(
     from rich.console import Console
 
     from worker.commands.shared.scored import NoDocuments
-    from worker.commands.whatif.cells import left_out, print_config
     from worker.commands.whatif.rows import RescoredTraces
     from worker.commands.whatif.summary import BeforeAndAfter
-    from worker.commands.whatif.view import can_show_bars, headline, whatif_json, whatif_text
+    from worker.commands.whatif.view import can_show_bars, headline, left_out, print_config, whatif_json, whatif_text
 
     traces = RescoredTraces(candidate.scoring_profiles(), candidate.threshold)
     source = documents.described(candidate)
@@ -118,11 +117,9 @@ def _propose_thresholds(
 
     from worker.commands.shared.scored import NoDocuments
     from worker.commands.shared.target_share import parse_share
-    from worker.commands.whatif.cells import left_out, print_config
     from worker.commands.whatif.rows import RescoredTraces
     from worker.commands.whatif.share import propose
-    from worker.commands.whatif.share_view import share_text, without_label
-    from worker.commands.whatif.view import whatif_json
+    from worker.commands.whatif.view import left_out, print_config, share_text, whatif_json, without_label
 
     try:
         wanted = parse_share(share)

@@ -1,7 +1,6 @@
 """Scored documents, scored again with other settings: rows with the decision on each before and after.
 
-Nothing is embedded: novelty is in the document, and
-no decision changes the novelty of a later trace.
+Nothing is embedded: novelty is in the document, and no decision changes the novelty of a later trace.
 """
 
 from __future__ import annotations

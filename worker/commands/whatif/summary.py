@@ -1,7 +1,6 @@
 """What a candidate would change, as values: rows of traces in, one `WhatIf` out.
 
-Field names are those of the
-JSON output.
+Field names are those of the JSON output.
 """
 
 from __future__ import annotations
@@ -109,10 +108,9 @@ class BeforeAndAfter:
     def __init__(self, traces: RescoredTraces, last: int | None = None, since_ms: int = 0) -> None:
         self._traces = traces
         self._rows, self.repeated = traces.counted(last, since_ms)
-        self._changed = self._of("accepted_before") != self._of("accepted")
-
-    def _of(self, name: str) -> npt.NDArray[Any]:
-        return self._traces.rows.column(name)[self._rows]
+        names = ("domain", "score_before", "score", "accepted_before", "accepted", "setup_before", "setup")
+        self._columns: dict[str, npt.NDArray[Any]] = {name: traces.rows.column(name)[self._rows] for name in names}
+        self._changed = self._columns["accepted_before"] != self._columns["accepted"]
 
     def __iter__(self) -> Iterator[RescoredTrace]:
         return map(self._trace, self._rows.tolist())
@@ -121,7 +119,7 @@ class BeforeAndAfter:
         """Return what changes; `flips` is how many traces are named."""
         domains, others = self._domains()
         traces = self._traces
-        counts = {traces.domains()[code]: count for code, count in counts_of(self._of("domain"))}
+        counts = {traces.domains()[code]: count for code, count in counts_of(self._columns["domain"])}
         return WhatIf(
             source=source,
             repeated=self.repeated,
@@ -138,7 +136,7 @@ class BeforeAndAfter:
 
     def _domains(self) -> tuple[list[DomainChange], int]:
         """Return the largest domains, the rest as one row at the end, and how many are in that."""
-        codes = self._of("domain")
+        codes = self._columns["domain"]
         counts = counts_of(codes)
         shown = [
             self._change(self._traces.domains()[code], np.flatnonzero(codes == code), one_setup=True)
@@ -150,7 +148,7 @@ class BeforeAndAfter:
         return shown, len(rest)
 
     def _change(self, domain: str, at: Rows, *, one_setup: bool) -> DomainChange:
-        accepted = self._of("accepted")[at].astype(bool)
+        accepted = self._columns["accepted"][at].astype(bool)
         changed = self._changed[at]
         return DomainChange(
             domain=domain,
@@ -162,13 +160,13 @@ class BeforeAndAfter:
         )
 
     def _scores(self, when: str, at: Rows, *, one_setup: bool) -> Scores:
-        scores = self._of(f"score{when}")[at]
-        last = self._traces.setups()[int(self._of(f"setup{when}")[at[-1]])] if one_setup else None
+        scores = self._columns[f"score{when}"][at]
+        last = self._traces.setups()[int(self._columns[f"setup{when}"][at[-1]])] if one_setup else None
         bars = np.clip(np.floor(scores * BINS + 1e-9).astype(np.intp), 0, BINS - 1)
         return Scores(
             profile=None if last is None else last.profile,
             threshold=None if last is None else last.threshold,
-            accepted=int(np.count_nonzero(self._of(f"accepted{when}")[at])),
+            accepted=int(np.count_nonzero(self._columns[f"accepted{when}"][at])),
             quantiles=tuple(float(value) for value in np.quantile(scores, QUANTILES)),
             histogram=tuple(int(count) for count in np.bincount(bars, minlength=BINS)),
         )

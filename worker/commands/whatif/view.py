@@ -1,24 +1,30 @@
-"""How `kp-worker whatif` looks: tables for a terminal, or one line of JSON."""
+"""How `kp-worker whatif` looks, with and without --share: tables for a terminal, or one line of JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from worker.commands.shared.shown import percent, shown_name, shown_text
-from worker.commands.whatif.cells import before_and_after, domain_cell, name_line, plain_table
-from worker.commands.whatif.share import Proposal
+from worker.commands.shared.scored import LEFT_OUT_SHOWN
+from worker.commands.shared.shown import cut_text, percent, shown_name, shown_text
+from worker.commands.shared.target_share import FEW_TRACES
+from worker.commands.whatif.share import DomainProposal, Labels, Proposal
 from worker.commands.whatif.summary import DomainChange, WhatIf
-from worker.core.domains import DomainWithoutProfile, UnusedProfile
 from worker.core.records import ACCEPTED
-from worker.core.terminal import clean_json
+from worker.core.scoring import DEFAULT_PROFILE
+from worker.core.terminal import clean, clean_json
+
+_DOMAIN_CELLS: Final = 16
+"""Columns of a domain; a longer one is cut."""
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
+
 NAMES_SHOWN: Final = 20
 """Domains without a profile that are listed; the rest is counted."""
 
@@ -26,6 +32,42 @@ NAMES_SHOWN: Final = 20
 def whatif_json(it: WhatIf | Proposal) -> str:
     """Return everything as one line of JSON."""
     return clean_json(msgspec.json.encode(it).decode())
+
+
+def left_out(it: WhatIf | Proposal) -> Iterator[str]:
+    """Yield lines about the documents that are not counted."""
+    if it.repeated:
+        yield f"repeated documents (equal to the byte), counted once: {it.repeated:,}"
+    for what, documents in (
+        ("cannot be read", it.unreadable),
+        ("have a score that does not follow from their own figures", it.inconsistent),
+    ):
+        if documents.count:
+            yield f"skipped, since they {what}: {documents.count:,}"
+            yield from (f"  {where}: {reason}" for where, reason in documents.first)
+            if documents.count > LEFT_OUT_SHOWN:
+                yield f"  and {documents.count - LEFT_OUT_SHOWN:,} more"
+
+
+def without_label(it: Proposal) -> Iterator[str]:
+    """Yield a line about the documents that are neither firsts nor repeats."""
+    if it.unlabelled:
+        yield f"neither firsts nor repeats, since they have no label at {it.label}: {it.unlabelled:,}"
+
+
+def print_config(console: Console, config: str) -> None:
+    """Print a config file to paste; its lines are not wrapped."""
+    console.print()
+    if not config:
+        console.print("The candidate is the built-in threshold and profiles: there is nothing to set.", style="bold")
+        return
+    console.print("To use it, paste this into the config file (--config FILE, KP_CONFIG):", style="bold")
+    console.print(Text(config), soft_wrap=True)
+
+
+def can_show_bars(console: Console) -> bool:
+    """Whether the terminal's encoding has the blocks of a histogram."""
+    return not console.options.ascii_only
 
 
 def whatif_text(it: WhatIf, *, bars: bool) -> RenderableType:
@@ -59,15 +101,15 @@ def headline(it: WhatIf) -> str:
 
 def _decisions(rows: Sequence[DomainChange]) -> Table:
     numbers = ("traces", "accepted", "become\naccepted", "become\nrejected")
-    table = plain_table("domain", "profile", *numbers, right=numbers)
+    table = _table("domain", "profile", *numbers, right=numbers)
     for row in rows:
         profiles = ("" if side.profile is None else shown_name(side.profile) for side in (row.before, row.after))
         shares = (percent(side.accepted / row.traces) for side in (row.before, row.after))
         table.add_row(
-            domain_cell(row.domain),
-            before_and_after(*profiles),
+            _domain(row.domain),
+            _before_and_after(*profiles),
             f"{row.traces:,}",
-            before_and_after(*shares),
+            _before_and_after(*shares),
             Text(f"{row.to_accepted:,}", "green" if row.to_accepted else "dim"),
             Text(f"{row.to_rejected:,}", "red" if row.to_rejected else "dim"),
         )
@@ -76,15 +118,15 @@ def _decisions(rows: Sequence[DomainChange]) -> Table:
 
 def _scores(rows: Sequence[DomainChange], *, bars: bool) -> Table:
     names = ["domain", "threshold", "10%", "median", "90%", *(["new scores, 0 to 1"] if bars else [])]
-    table = plain_table(*names, right=("10%", "median", "90%"))
+    table = _table(*names, right=("10%", "median", "90%"))
     for row in rows:
         low, middle, high = (row.after.quantiles[index] for index in (0, 2, 4))
         thresholds = ("" if side.threshold is None else f"{side.threshold:g}" for side in (row.before, row.after))
         cells: list[str | Text] = [
-            domain_cell(row.domain),
-            before_and_after(*thresholds),
+            _domain(row.domain),
+            _before_and_after(*thresholds),
             f"{low:.2f}",
-            before_and_after(f"{row.before.quantiles[2]:.3f}", f"{middle:.3f}"),
+            _before_and_after(f"{row.before.quantiles[2]:.3f}", f"{middle:.3f}"),
             f"{high:.2f}",
         ]
         table.add_row(*cells, *([_histogram(row.after.histogram)] if bars else []))
@@ -97,13 +139,13 @@ def _histogram(counts: Sequence[int]) -> str:
 
 
 def _flips(it: WhatIf) -> Table:
-    table = plain_table("domain", "trace", "score", "decision")
+    table = _table("domain", "trace", "score", "decision")
     for flip in it.flips:
         decision = flip.after.decision
         table.add_row(
-            domain_cell(flip.domain),
+            _domain(flip.domain),
             shown_text(flip.id.removeprefix("kp:trace:")),
-            before_and_after(f"{flip.before.score:.3f}", f"{flip.after.score:.3f}"),
+            _before_and_after(f"{flip.before.score:.3f}", f"{flip.after.score:.3f}"),
             Text(decision, "green" if decision == ACCEPTED else "red"),
         )
     return table
@@ -112,23 +154,135 @@ def _flips(it: WhatIf) -> Table:
 def _names(it: WhatIf) -> Iterator[RenderableType]:
     if it.without_profile:
         yield from ("", Text("Domains without a profile (they take default)", "bold"))
-        yield from map(_domain_line, it.without_profile[:NAMES_SHOWN])
+        for domain in it.without_profile[:NAMES_SHOWN]:
+            told = f"{shown_name(domain.name)}: {domain.traces:,} trace{'' if domain.traces == 1 else 's'}"
+            yield _name_line(told, domain.near)
         if len(it.without_profile) > NAMES_SHOWN:
             yield Text(f"  and {len(it.without_profile) - NAMES_SHOWN:,} more")
     if it.unused_profiles:
         yield from ("", Text("Profiles that no trace takes", "bold"))
-        yield from map(_profile_line, it.unused_profiles[:NAMES_SHOWN])
+        for profile in it.unused_profiles[:NAMES_SHOWN]:
+            yield _name_line(shown_name(profile.name), profile.near)
 
 
-def _domain_line(domain: DomainWithoutProfile) -> Text:
-    plural = "" if domain.traces == 1 else "s"
-    return name_line(f"{shown_name(domain.name)}: {domain.traces:,} trace{plural}", domain.near)
+def share_text(it: Proposal) -> RenderableType:
+    """Return everything but the config for a terminal."""
+    rows = [it.total, *it.domains]
+    parts: list[RenderableType] = [Text(_share_headline(it), "bold"), "", _proposals(rows)]
+    if it.label is not None:
+        parts += [
+            "",
+            Text(f"Firsts (no earlier trace of the domain has their {shown_text(it.label)}) and repeats", "bold"),
+            _labels(rows),
+        ]
+    notes = [Padding.indent(Text(note), 2) for note in _share_notes(it)]
+    if notes:
+        parts += ["", Text("Notes", "bold"), *notes]
+    return Group(*parts)
 
 
-def _profile_line(profile: UnusedProfile) -> Text:
-    return name_line(shown_name(profile.name), profile.near)
+def _share_headline(it: Proposal) -> str:
+    """Return what is proposed, in two lines."""
+    total = it.total
+    now, then = (percent(side.accepted / total.traces) for side in (total.current, total.proposed))
+    return (
+        f"{total.traces:,} traces of {shown_text(it.source)}\n"
+        f"thresholds for the best {it.share * 100:g}% of each domain; accepted of all: {now} -> {then}"
+    )
 
 
-def can_show_bars(console: Console) -> bool:
-    """Whether the terminal's encoding has the blocks of a histogram."""
-    return not console.options.ascii_only
+def _proposals(rows: Sequence[DomainProposal]) -> Table:
+    table = _table("domain", "profile", "traces", "threshold", "accepted", right=("traces", "accepted"))
+    for row in rows:
+        current, proposed = row.current, row.proposed
+        thresholds = ("" if side.threshold is None else f"{side.threshold!r}" for side in (current, proposed))
+        table.add_row(
+            _domain(row.domain),
+            "" if row.profile is None else shown_name(row.profile),
+            f"{row.traces:,}",
+            _before_and_after(*thresholds),
+            _before_and_after(*(percent(side.accepted / row.traces) for side in (current, proposed))),
+        )
+    return table
+
+
+def _labels(rows: Sequence[DomainProposal]) -> Table:
+    numbers = ("firsts", "firsts\naccepted", "repeats", "repeats\naccepted")
+    table = _table("domain", *numbers, right=numbers)
+    for row in rows:
+        counts, now, then = (_counts(labels) for labels in (row.labels, row.current.labels, row.proposed.labels))
+        cells = []
+        for count, before, after in zip(counts, now, then, strict=True):
+            shares = [percent(accepted / count) if count else "-" for accepted in (before, after)]
+            cells += [Text(f"{count:,}"), _before_and_after(*shares)]
+        table.add_row(_domain(row.domain), *cells)
+    return table
+
+
+def _counts(labels: Labels | None) -> tuple[int, int]:
+    return (0, 0) if labels is None else (labels.firsts, labels.repeats)
+
+
+def _share_notes(it: Proposal) -> Iterator[str]:
+    for row in it.domains:
+        yield from _about_domain(row)
+    yield from _about_default(it)
+    for name in it.cut:
+        yield f"{shown_name(name)}: the name is too long for a profile; this domain keeps its threshold"
+    if it.other_domains:
+        yield f"{it.other_domains:,} smaller domains, with fewer than {FEW_TRACES} traces each, keep their threshold"
+
+
+def _about_domain(row: DomainProposal) -> Iterator[str]:
+    name = shown_name(row.domain)
+    if row.traces < FEW_TRACES:
+        yield f"{name}: {row.traces} traces are few; the threshold may accept another share of the next ones"
+    if row.wanted is not None and row.above is not None and row.proposed.accepted > row.wanted:
+        ties = row.proposed.accepted - row.above
+        yield (
+            f"{name}: {ties:,} traces tie, so {row.proposed.accepted:,} are accepted, not {row.wanted:,}; "
+            f"a threshold above the tie accepts {row.above:,}"
+        )
+
+
+def _about_default(it: Proposal) -> Iterator[str]:
+    """Yield what a threshold means for domains that share the profile default."""
+    for domain in it.without_profile[:NAMES_SHOWN]:
+        if domain.near is not None:
+            yield f"{shown_name(domain.name)} has no profile; did you mean {shown_name(domain.near)}?"
+    named = [shown_name(row.domain) for row in it.domains if row.profile == DEFAULT_PROFILE != row.domain]
+    if named:
+        more = f" and {len(named) - NAMES_SHOWN:,} more" if len(named) > NAMES_SHOWN else ""
+        yield (
+            f"without a profile: {', '.join(named[:NAMES_SHOWN])}{more}. Such domains share the threshold of default; "
+            "the config gives each a profile of its own, with the weights of default"
+        )
+    if any(row.domain == DEFAULT_PROFILE for row in it.domains):
+        yield "default: its threshold holds for every domain without a profile, too"
+
+
+def _table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """Return a table without lines; `right`: the columns with numbers. Profiles are folded, other cells cut."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns:
+        if name == "profile":
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, no_wrap=True, justify="right" if name in right else "left", overflow="ellipsis")
+    return table
+
+
+def _domain(name: str) -> str:
+    """Return the name of a domain, cut to the column."""
+    return cut_text(shown_name(name), _DOMAIN_CELLS)
+
+
+def _before_and_after(before: str, after: str) -> Text:
+    """Return `before -> after`, or one of them where they are equal."""
+    return Text(clean(before if before == after else f"{before} -> {after}"))
+
+
+def _name_line(text: str, near: str | None) -> Text:
+    """Return a line about a domain or profile, with the name that it may mean."""
+    line = Text(f"  {text}")
+    return line if near is None else line.append(f"; did you mean {shown_name(near)}?", "yellow")

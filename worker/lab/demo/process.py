@@ -1,9 +1,10 @@
-"""A process of the demo: a child, run exactly as in production."""
+"""The processes of the demo: children, run exactly as in production, and its worker among them."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import subprocess
 import sys
@@ -14,9 +15,23 @@ from typing import Final, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from worker.config import PREFIX, Settings
+from worker.lab.broker.ports import free_ports
+from worker.observe.metrics import quantile
+
 READY_SECONDS: Final = 600.0  # a first start may download a model
+
 STOP_SECONDS: Final = 30.0
+
 LOG_TAIL_LINES: Final = 15
+
+PARTITIONS: Final = 2
+
+PASSED_ON: Final = (
+    "embedder", "model", "precision", "max_tokens", "embed_threads", "threshold", "profiles", "cache_max_elements",
+    "cache_ttl_seconds", "delivery",
+)  # fmt: skip
+"""Settings of the caller that are passed to the worker; others could point it to real topics."""
 
 
 class DemoError(Exception):
@@ -109,5 +124,42 @@ class DemoProcess:
 def _environment(settings: Mapping[str, str]) -> dict[str, str]:
     others = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
     # With -P: a directory of the user named worker must not be run instead of this package.
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.getenv("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.getenv("PYTHONPATH"))))
     return {**others, **settings, "PYTHONPATH": path}
+
+
+class DemoWorker(DemoProcess):
+    """The worker as a child process, with its log in `directory`."""
+
+    def __init__(self, bootstrap: str, http_port: int | None, directory: Path, settings: Settings) -> None:
+        port = http_port or free_ports(1)[0]
+        super().__init__("the worker", ["run"], _variables(bootstrap, port, settings), port, directory)
+
+    def figures(self) -> str:
+        """Return evaluation time and consumer lag from /metrics, as text."""
+        buckets: dict[float, float] = {}
+        lag = 0.0
+        for name, labels, value in self.metrics():
+            if name == "kp_evaluation_duration_seconds_bucket":
+                buckets[float(labels["le"])] = value
+            elif name == "kp_consumer_lag":
+                lag += value
+        p50, p99 = quantile(buckets, 0.5) * 1000, quantile(buckets, 0.99) * 1000
+        return f"evaluation p50 {p50:.3g} ms, p99 {p99:.3g} ms, consumer lag {lag:.0f}"
+
+
+def _variables(bootstrap: str, port: int, settings: Settings) -> dict[str, str]:
+    own = {
+        "KP_BOOTSTRAP_SERVERS": bootstrap,
+        "KP_CREATE_TOPICS": "true",
+        "KP_TOPIC_PARTITIONS": str(PARTITIONS),
+        "KP_HTTP_HOST": "127.0.0.1",
+        "KP_HTTP_PORT": str(port),
+        "KP_STATUS_PAGE": "true",
+        "KP_STATUS_TEXTS": "true",
+    }
+    given = settings.model_dump(mode="json", include=set(PASSED_ON) & settings.model_fields_set, exclude_none=True)
+    passed = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in given.items()}
+    if "cache_ttl_seconds" in settings.model_fields_set and settings.cache_ttl_seconds is None:
+        passed["cache_ttl_seconds"] = "none"
+    return {PREFIX + name.upper(): value for name, value in passed.items()} | own

@@ -27,10 +27,9 @@ from worker.lab.demo.console import (
     wide_console,
 )
 from worker.lab.demo.flow import ACCEPTED, DEAD_LETTER, REJECTED, SOURCE, DemoOutcome, run_flow
-from worker.lab.demo.process import DemoError
+from worker.lab.demo.process import DemoError, DemoWorker
 from worker.lab.demo.registry import Contributed, DemoRegistry, registry_text, running_registry, secret_sample
 from worker.lab.demo.view import COLOURS, STORY, dead_letters_table, explanation, scores_table, story
-from worker.lab.demo.worker import DemoWorker
 
 FIGURES_SECONDS: Final = 0.5  # each look at /metrics takes time from the embedder
 

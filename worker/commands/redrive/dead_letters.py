@@ -1,19 +1,20 @@
-"""The dead letters to re-drive, read from Kafka, and with them the records that they were made of."""
+"""The dead letters to re-drive: which ones the user selects, and reading them with the records they were made of."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from worker.commands.redrive.counts import RedriveProgress, RefusedError
+from worker.commands.redrive.counts import Progress, RefusedError
 from worker.commands.redrive.marks import mark_of, read_marks
-from worker.commands.redrive.selection import Selection
 from worker.commands.shared.session import Session, Topic, read_to
 from worker.config import ConfigError
 from worker.core.trace import Reason
@@ -30,6 +31,55 @@ SOURCE_SECONDS: Final = 10.0
 """How long one record that must be there may take to come from the source topic."""
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which dead letters: of these reasons (none: all), times in [since, until), one partition, offsets [first, end).
+
+    Times are the source records' own, ms since 1970.
+    """
+
+    reasons: frozenset[str] = frozenset()
+    since_ms: int | None = None
+    until_ms: int | None = None
+    partition: int | None = None
+    first: int = 0
+    end: int | None = None
+
+    def takes(self, letter: DeadLetter) -> bool:
+        """Whether the selection holds the dead letter, by reason and time."""
+        moment = letter.record.timestamp if letter.timestamp_ms is None else letter.timestamp_ms
+        return (
+            (not self.reasons or letter.reason in self.reasons)
+            and (self.since_ms is None or moment >= self.since_ms)
+            and (self.until_ms is None or moment < self.until_ms)
+        )
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """Return ms since 1970 of an ISO 8601 time (UTC by default) or an age such as 90m. Raises ValueError."""
+    if age := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
+        return now_ms - int(age[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[age[2]] * 1000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a time; give one such as 2026-04-14T08:00Z, or an age such as 90m, 2h, 3d"
+        ) from None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def parse_offsets(text: str) -> tuple[int, int | None]:
+    """Return (first, end) of A:B (without B), A:, :B or a single offset. Raises ValueError."""
+    found = re.fullmatch(r"([0-9]{0,18})(:?)([0-9]{0,18})", text)
+    if found is None or not (found[1] or found[3]):
+        raise ValueError(f"{text!r} is not an offset range; use A:B (B is exclusive), A:, :B or A")
+    first = int(found[1] or 0)
+    end = first + 1 if not found[2] else int(found[3]) if found[3] else None
+    if end is not None and end <= first:
+        raise ValueError(f"{text!r} is empty: the end must be greater than the start")
+    return first, end
+
+
 class WholeRecord(NamedTuple):
     """A dead letter with key, value and headers of its source record, complete."""
 
@@ -41,7 +91,7 @@ class WholeRecord(NamedTuple):
 
 @asynccontextmanager
 async def open_source(
-    session: Session, selection: Selection, progress: RedriveProgress, marks: Topic | None
+    session: Session, selection: Selection, progress: Progress, marks: Topic | None
 ) -> AsyncIterator[DeadLetterSource]:
     """Connect to the dead letters, and read the marks of earlier runs. Raises ConfigError."""
     async with (
@@ -60,7 +110,7 @@ class DeadLetterSource:
 
     session: Session
     selection: Selection
-    progress: RedriveProgress
+    progress: Progress
     reader: AIOKafkaConsumer
     lookup: AIOKafkaConsumer
     marks: set[bytes]
@@ -82,9 +132,9 @@ class DeadLetterSource:
         async for letter in self._selected():
             mark = mark_of(letter)
             if mark in self.marks:
-                self.progress.counts.count_already(letter)
+                self.progress.counts.already[letter.reason] += 1
             elif mark in self.seen:
-                self.progress.counts.count_repeated(letter)
+                self.progress.counts.repeated[letter.reason] += 1
             else:
                 self.seen.add(mark)
                 yield letter
@@ -121,9 +171,9 @@ class DeadLetterSource:
         async for record in read_to(self.reader, starts, ends):
             letter = read_dead_letter(record)
             if letter is None or letter.source_topic != settings.source_topic:
-                counts.count_foreign()
+                counts.foreign += 1
             elif selection.takes(letter):
-                counts.count_found(letter)
+                counts.found[letter.reason] += 1
                 yield letter
             self.progress.on_progress()
 

@@ -1,0 +1,278 @@
+"""The caches of a group's partitions, as a worker restores them: their entries, their statistics, and a file of them.
+
+Read only. It joins no group and creates no topic: it reads the committed offsets, then the changelog to its end, like a
+worker that takes over the partitions, but without a producer, so it fences nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from aiokafka.errors import UnknownTopicOrPartitionError
+from msgspec import Struct
+
+from worker.commands.shared.console import ArgumentError, CommandError, errors_for_the_user
+from worker.commands.shared.session import Session, run_session
+from worker.config import ConfigError, Settings
+from worker.core.capacity import advice, capacity_for, entry_bytes, is_short, per_second
+from worker.core.changelog import Entry, Log, Restored
+from worker.core.documents import rfc3339
+from worker.core.novelty import Label
+from worker.core.scorer import PartitionScorer
+from worker.kafka.cluster.describe import describe_topics
+from worker.kafka.state.restore import OffsetsError, Position, read_logs, read_positions
+
+GROUPS = "__consumer_offsets"
+"""A broker creates it when a client asks for a group's coordinator: if it is missing, nothing was ever committed."""
+
+ENOUGH: Final = 100
+"""Entries from which on their rate is worth advice, if the cache is not full."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLog:
+    """What Kafka has of one partition: where its group continues, and its changelog."""
+
+    partition: int
+    position: Position
+    log: Log
+
+    def latest(self) -> Entry | None:
+        """Return the committed entry that was written last."""
+        return self.log.latest(self.position.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPartition:
+    """The cache of one partition with the entries of one model.
+
+    `model`: the embedder's identity, "" if the partition has no entry. `scorer`: restored as a worker restores it, but
+    with the sequence number as the label of each entry. `live`: its live entries, oldest first.
+    """
+
+    partition: int
+    model: str
+    position: Position
+    restored: Restored
+    scorer: PartitionScorer
+    live: list[Entry]
+
+    def age_ms(self, entry: Entry) -> int:
+        """Return the entry's age in stream time."""
+        return (self.scorer.stream_time_ms or 0) - entry.stream_time_ms
+
+
+def read_partitions(settings: Settings, partition: int | None) -> list[PartitionLog]:
+    """Read all partitions of the source topic, or one. Raises CommandError, SettingsError, ArgumentError."""
+    with errors_for_the_user():
+        try:
+            return run_session(_read(Session(settings), partition))
+        except OffsetsError as error:
+            raise CommandError(str(error)) from None
+
+
+async def _read(session: Session, partition: int | None) -> list[PartitionLog]:
+    settings = session.settings
+    (source,) = await session.existing(settings.source_topic)
+    async with session.admin() as admin:
+        changelog = (await session.topics(admin, settings.changelog)).get(settings.changelog)
+        offsets = (await describe_topics(admin, [GROUPS]))[GROUPS]
+    if changelog is None:
+        raise ConfigError(
+            f"group {settings.group_id} has no changelog topic {settings.changelog}, where a worker keeps its cache; "
+            "correct the group (-g) or KP_CHANGELOG_TOPIC. Without an embedder there is none"
+        )
+    count = min(source.partitions, changelog.partitions)
+    if partition is not None and partition >= count:
+        raise ArgumentError("--partition", f"{source.name} has the partitions 0 to {count - 1}, not {partition}")
+    wanted = range(count) if partition is None else [partition]
+    if offsets.error is UnknownTopicOrPartitionError:  # a login that may not see it learns nothing here
+        raise CommandError(_nothing_committed(settings, wanted))
+    seconds = settings.transaction_timeout_seconds
+    positions = await read_positions(session.client, settings.group_id, source.name, wanted, seconds)
+    if all(position.committed_offset is None for position in positions.values()):
+        raise CommandError(_nothing_committed(settings, wanted))
+    logs = await read_logs(session.client, changelog.name, wanted)
+    return [PartitionLog(number, positions[number], logs[number]) for number in wanted]
+
+
+def _nothing_committed(settings: Settings, wanted: Sequence[int]) -> str:
+    where = "" if len(wanted) > 1 else f", partition {wanted[0]}"
+    return (
+        f"group {settings.group_id} has committed no offset of {settings.source_topic}{where}: no worker has scored a "
+        "trace there; correct the group (-g) or the topic (KP_SOURCE_TOPIC) if one has"
+    )
+
+
+def restore_cache(settings: Settings, read: PartitionLog, model: str, dimensions: int) -> CachedPartition:
+    """Restore the cache of one model as a worker does that runs it. `model`: an embedder's identity."""
+    restored = read.log.restore(read.position.found(), model, dimensions, settings.cache_max_elements)
+    scorer = PartitionScorer(
+        settings.cache_max_elements, settings.cache_ttl_ms, dimensions, max_step_ms=settings.stream_time_max_step_ms
+    )
+    # A trace may be in the cache twice: labelled by its sequence number, the nearest entry is known for certain.
+    rows = [(it.sequence, it.stream_time_ms, Label(str(it.sequence)), it.array()) for it in restored.entries]
+    scorer.restore(rows, read.position.stream_time_ms, restored.next_sequence)
+    live = [entry for entry in restored.entries if entry.sequence >= scorer.cache.oldest_sequence]
+    return CachedPartition(read.partition, model, read.position, restored, scorer, live)
+
+
+def restore_latest(settings: Settings, read: PartitionLog) -> CachedPartition:
+    """Restore the cache of the model whose entry was written last: no model needs to be loaded for that."""
+    latest = read.latest()
+    if latest is None:
+        return restore_cache(settings, read, "", 1)
+    return restore_cache(settings, read, latest.model, len(latest.vector) // 4)
+
+
+class Row(Struct, frozen=True):
+    """A live entry. `age_seconds` is in stream time."""
+
+    partition: int
+    sequence: int
+    offset: int
+    stream_time: str
+    age_seconds: float
+    agent_id: str
+    trace_id: str
+
+
+def newest_rows(caches: list[CachedPartition], agent: str | None, trace: str | None) -> list[Row]:
+    """Return the live entries of all partitions, newest first; of an agent, or of a trace (its id or its beginning)."""
+    found = [
+        (entry.stream_time_ms, entry.sequence, cached, entry)
+        for cached in caches
+        for entry in cached.live
+        if (agent is None or entry.agent_id == agent) and (trace is None or _is_trace(entry.trace_id, trace))
+    ]
+    found.sort(key=lambda it: (-it[0], it[2].partition, -it[1]))
+    return [
+        Row(
+            cached.partition, entry.sequence, entry.source_offset, rfc3339(entry.stream_time_ms),
+            cached.age_ms(entry) / 1000, entry.agent_id, entry.trace_id,
+        )
+        for _, _, cached, entry in found
+    ]  # fmt: skip
+
+
+def _is_trace(trace_id: str, wanted: str) -> bool:
+    return trace_id.startswith(wanted) or trace_id.removeprefix("kp:trace:").startswith(wanted)
+
+
+class Stats(Struct, frozen=True):
+    """The statistics of a partition's cache. Times are stream time; None where the entries do not tell.
+
+    `added`: entries since the first one; `evicted`: those of them that left. `leave_after_seconds`: age at which
+    entries leave at the rate of the live ones, and by which cause. `capacity_for_ttl`: rate x TTL. `memory_bytes`: what
+    a worker needs for the full capacity, at most. `advice`: what to set where capacity evicts long before the TTL.
+    """
+
+    partition: int
+    model: str
+    entries: int
+    capacity: int
+    added: int
+    evicted: int
+    committed_offset: int | None
+    stream_time: str | None
+    oldest_age_seconds: float | None
+    newest_age_seconds: float | None
+    ttl_seconds: float | None
+    rate_per_second: float | None
+    leave_after_seconds: float | None
+    leave_by: Literal["capacity", "ttl"] | None
+    capacity_for_ttl: int | None
+    memory_bytes: int
+    changelog_records: int
+    changelog_bytes: int
+    other_model: int
+    other_pass: int
+    corrupt: int
+    advice: str
+
+
+def stats(read: PartitionLog, cached: CachedPartition) -> Stats:
+    """Return the statistics of a partition."""
+    cache, skipped = cached.scorer.cache, cached.restored.skipped
+    ages = [cached.age_ms(entry) for entry in cached.live]
+    rate = per_second([entry.stream_time_ms for entry in cached.live])
+    reach_ms = cache.reach_ms
+    if reach_ms is None and rate is not None:
+        reach_ms = round(1000 * cache.max_elements / rate)
+    after_ms = min((it for it in (reach_ms, cache.ttl_ms) if it is not None), default=None)
+    known = rate is not None and reach_ms is not None
+    records, size = read.log.size()
+    now = cached.scorer.stream_time_ms
+    return Stats(
+        partition=cached.partition,
+        model=cached.model,
+        entries=len(cache),
+        capacity=cache.max_elements,
+        added=cache.next_sequence,
+        evicted=cache.next_sequence - len(cache),
+        committed_offset=cached.position.committed_offset,
+        stream_time=None if now is None else rfc3339(now),
+        oldest_age_seconds=ages[0] / 1000 if ages else None,
+        newest_age_seconds=ages[-1] / 1000 if ages else None,
+        ttl_seconds=None if cache.ttl_ms is None else cache.ttl_ms / 1000,
+        rate_per_second=rate,
+        leave_after_seconds=after_ms / 1000 if known and after_ms is not None else None,
+        leave_by=("capacity" if after_ms == reach_ms else "ttl") if known else None,
+        capacity_for_ttl=None if rate is None or cache.ttl_ms is None else capacity_for(rate, cache.ttl_ms),
+        memory_bytes=cache.max_elements * entry_bytes(cache.dimensions),
+        changelog_records=records,
+        changelog_bytes=size,
+        other_model=skipped["other_model"],
+        other_pass=cached.restored.overridden,
+        corrupt=skipped["corrupt"],
+        advice=_advice(cached, rate, reach_ms),
+    )
+
+
+def _advice(cached: CachedPartition, rate: float | None, reach_ms: int | None) -> str:
+    cache = cached.scorer.cache
+    enough = cache.reach_ms is not None or len(cache) >= ENOUGH
+    if reach_ms is None or cache.ttl_ms is None or not enough or not is_short(reach_ms, cache.ttl_ms):
+        return ""
+    return advice(rate, reach_ms, cache.ttl_ms, cache.dimensions)
+
+
+def export_caches(caches: list[CachedPartition], path: Path) -> int:
+    """Write the live entries by partition and sequence to an npz file; return their number. Raises CommandError.
+
+    Arrays of n rows: vectors (float32, shape (n, dimensions), unit length), trace_id, agent_id, partition,
+    source_offset, sequence, stream_time_ms; and identity, the embedder's, without a dimension. numpy.load reads them
+    without pickle. The file appears as a whole, or not at all.
+    """
+    models = {cached.model: cached.partition for cached in caches if cached.live}
+    if not models:
+        raise CommandError("nothing to export: no partition has a live entry")
+    if len(models) > 1:
+        told = "; ".join(f"partition {partition}: {model}" for model, partition in models.items())
+        raise CommandError(f"the partitions have entries of several models ({told}): export each one (--partition)")
+    rows = [(cached.partition, entry) for cached in caches for entry in cached.live]
+    arrays: dict[str, Any] = {
+        "vectors": np.stack([entry.array() for _, entry in rows]).astype(np.float32, copy=False),
+        "trace_id": np.array([entry.trace_id for _, entry in rows], np.str_),
+        "agent_id": np.array([entry.agent_id for _, entry in rows], np.str_),
+        "partition": np.array([partition for partition, _ in rows], np.int32),
+        "source_offset": np.array([entry.source_offset for _, entry in rows], np.int64),
+        "sequence": np.array([entry.sequence for _, entry in rows], np.int64),
+        "stream_time_ms": np.array([entry.stream_time_ms for _, entry in rows], np.int64),
+        "identity": np.array(next(iter(models))),
+    }
+    part = path.with_name(f"{path.name}.part")
+    try:
+        try:
+            with part.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}; choose another file") from None
+    return len(rows)

@@ -1,0 +1,174 @@
+"""The doctor's checks of what the last traces say about the settings: the cache's capacity, and the domains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+from msgspec import Struct
+
+from worker.commands.doctor.finding import Finding, ok, warn
+from worker.commands.shared.scored_topics import read_outputs
+from worker.commands.shared.session import Session, SessionError, read_to
+from worker.commands.shared.shown import shown_name
+from worker.config import ConfigError, Settings
+from worker.core.capacity import advice, entry_bytes, is_short, megabytes, per_second
+from worker.core.changelog import CorruptEntry, Entry, decode
+from worker.core.domains import unused_profiles, without_profile
+from worker.kafka.cluster.errors import error_text
+
+LAST_ENTRIES: Final = 500
+"""Offsets of each changelog partition that are read, from its end. At a low rate every other one is a marker."""
+
+ENOUGH_ENTRIES: Final = 100
+"""Entries of a partition from which on their rate is worth advice."""
+
+LAST_OUTPUTS: Final = 200
+"""Offsets of each partition of the accepted and rejected topics that are read, from its end."""
+
+READ_SECONDS: Final = 10.0
+"""Longest time for reading entries, and for reading outputs."""
+
+NAMED: Final = 5
+"""Domains that are named; the rest is counted."""
+
+
+async def check_cache(settings: Settings) -> list[Finding]:
+    """Return what capacity, TTL and the rate of the last entries mean for each other."""
+    if settings.embedder == "none":
+        return []
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            entries = await _last_entries(Session(settings))
+    except TimeoutError:
+        return [ok("cache", f"the last entries could not be read within {READ_SECONDS:.0f} s")]
+    except KafkaError as error:
+        return [ok("cache", f"no entries were looked at: {error_text(error)}")]
+    except (ConfigError, SessionError) as error:
+        return [ok("cache", f"no entries were looked at: {error}")]
+    return [_capacity(settings, entries)]
+
+
+async def _last_entries(session: Session) -> dict[int, list[Entry]]:
+    """Return the last entries of each changelog partition, those of its latest pass and model, by sequence."""
+    async with session.admin() as admin:
+        topic = (await session.topics(admin, session.settings.changelog)).get(session.settings.changelog)
+    found: dict[int, list[Entry]] = defaultdict(list)
+    if topic is None:
+        return found
+    tps = [TopicPartition(topic.name, partition) for partition in range(topic.partitions)]
+    async with session.connected(session.reader(), tolerant=True) as reader:
+        starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
+        begins = {tp: max(starts[tp], end - LAST_ENTRIES) for tp, end in ends.items()}
+        async for record in read_to(reader, begins, ends):
+            try:
+                entry = decode(record.value)
+            except CorruptEntry:  # or a tombstone, or the record of the passes
+                continue
+            found[record.partition].append(entry)
+    return {partition: _latest(entries) for partition, entries in found.items()}
+
+
+def _latest(entries: list[Entry]) -> list[Entry]:
+    """Return the entries of the last one's pass and model, by sequence."""
+    last = entries[-1]
+    same = {it.sequence: it for it in entries if (it.pass_number, it.model) == (last.pass_number, last.model)}
+    return [same[sequence] for sequence in sorted(same)]
+
+
+def _capacity(settings: Settings, entries: dict[int, list[Entry]]) -> Finding:
+    capacity, ttl_ms = settings.cache_max_elements, settings.cache_ttl_ms
+    rates: dict[int, float] = {}
+    for number, those in entries.items():
+        rate = per_second([entry.stream_time_ms for entry in those])
+        if rate is not None and len(those) >= ENOUGH_ENTRIES:
+            rates[number] = rate
+    dimensions = next((len(those[-1].vector) // 4 for those in entries.values()), 384)
+    memory = megabytes(capacity * entry_bytes(dimensions))
+    told = f"{capacity} entries for each partition, at most {memory}"
+    if not rates:
+        return ok("cache", f"{told}; too few traces yet to tell their rate (capacity = rate x TTL)")
+    partition = max(rates, key=lambda it: rates[it])
+    reach_ms = 1000 * capacity / rates[partition]
+    told += f"; partition {partition}, the busiest, takes {rates[partition]:.3g} traces a second of stream time"
+    if ttl_ms is None:
+        return ok("cache", f"{told}: they hold {_seconds(reach_ms)}, without a TTL")
+    told += f": they hold {_seconds(reach_ms)}, the TTL is {_seconds(ttl_ms)}"
+    if is_short(reach_ms, ttl_ms):
+        return warn("cache", told, advice(rates[partition], reach_ms, ttl_ms, dimensions))
+    return ok("cache", told)
+
+
+def _seconds(ms: float) -> str:
+    return f"{ms / 1000:.0f} s"
+
+
+class _DomainOnly(Struct):
+    task_domain: str
+
+
+class _DocumentDomain(Struct):
+    metadata: _DomainOnly
+
+
+async def check_domains(settings: Settings) -> list[Finding]:
+    """Return the findings on the domains of the last scored traces, and on profiles that none of them takes."""
+    traces: Counter[str] = Counter()
+    decoder = msgspec.json.Decoder(_DocumentDomain)
+
+    def take(value: bytes | None, _where: str, _record_ms: int) -> None:
+        try:
+            traces[decoder.decode(value or b"").metadata.task_domain] += 1
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return  # not the worker's
+
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            await read_outputs(settings, take, None, LAST_OUTPUTS)
+    except TimeoutError:
+        unread = f"the last scored traces could not be read within {READ_SECONDS:.0f} s"
+    except ConfigError as error:
+        unread = f"no scored traces were looked at: {error}"
+    else:
+        unread = "" if traces else "no trace is scored yet"
+    findings = [*_near_domains(settings, traces), *_unused_profiles(settings, traces)]
+    return [*findings, ok("domains", unread or _summary(settings, traces))]
+
+
+def _near_domains(settings: Settings, traces: Counter[str]) -> Iterator[Finding]:
+    near = [domain for domain in without_profile(traces, settings.scoring_profiles()) if domain.near is not None]
+    for domain in near[:NAMED]:
+        yield warn(
+            "domains",
+            f"the domain {shown_name(domain.name)} ({domain.traces} of the last {traces.total()} scored traces) takes "
+            f"the profile default; did you mean {shown_name(domain.near or '')}?",
+            "correct the agents' metadata.task_domain, or add a profile of this name",
+        )
+    if len(near) > NAMED:
+        yield warn("domains", f"{len(near) - NAMED} more domains are close to a profile", "kp-worker report lists them")
+
+
+def _unused_profiles(settings: Settings, traces: Counter[str]) -> Iterator[Finding]:
+    for profile in unused_profiles(settings.scoring_profiles(), traces):
+        if profile.near is not None:
+            yield warn(
+                "domains",
+                f"none of the last {traces.total()} scored traces takes the profile {shown_name(profile.name)} of the "
+                f"settings; did you mean {shown_name(profile.near)}?",
+                "correct the profile's name: it is taken by the exact metadata.task_domain",
+            )
+
+
+def _summary(settings: Settings, traces: Counter[str]) -> str:
+    without = without_profile(traces, settings.scoring_profiles())
+    told = f"{len(traces)} in the last {traces.total()} scored traces"
+    if not without:
+        return f"{told}, each with its own profile"
+    named = ", ".join(f"{shown_name(domain.name)} ({domain.traces})" for domain in without[:NAMED])
+    more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
+    return f"{told}; without a profile of their own: {named}{more}"
