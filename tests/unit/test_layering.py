@@ -43,7 +43,7 @@ HOMES = (
         "aiokafka": {"kafka", "stream", "commands", "contribute", "lab"},
         "faust": {"stream.worker", "stream.faust_consumer"},
         "mode": {"stream.faust_consumer"},
-        "cramjam": {"kafka.reading.unpack"},
+        "cramjam": {"kafka.reading.compression"},
         "simsimd": {"core.scan"},
         "aiohttp": {"observe.http_server", "contribute.registry_client", "lab.registry.app", "lab.registry.command"},
         "yarl": {"contribute.registry_client"},

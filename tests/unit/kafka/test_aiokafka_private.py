@@ -41,7 +41,7 @@ from worker.config import load
 from worker.kafka import aiokafka_private as private
 from worker.kafka.cluster.client import LOST_SECONDS, client_arguments
 from worker.kafka.cluster.describe import DescribeTopicsRequest
-from worker.kafka.reading.fetch_results import install_reader
+from worker.kafka.reading.fetches import install_reader
 from worker.kafka.writing.protocol import ProduceV1
 
 THEIR_RECORDS: Any = private.PartitionRecords.__base__

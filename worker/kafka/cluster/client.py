@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaError
 
 from worker.config import PREFIX, ConfigError, Settings
 from worker.kafka.aiokafka_private import check_oauth_answers, notice_lost_brokers
-from worker.kafka.reading.fetch_results import install_reader
+from worker.kafka.reading.fetches import install_reader
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from worker.config import ConfigError, Settings
 from worker.kafka.aiokafka_private import ask_once, sender_task, split_servers
 from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
-from worker.kafka.reading.faults import tolerant as reading_tolerantly
+from worker.kafka.reading.fetches import tolerant as reading_tolerantly
 from worker.kafka.writing.producer import Producer, PublishError
 
 PROBE_MS: Final = 5000

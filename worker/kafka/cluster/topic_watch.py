@@ -1,8 +1,5 @@
 """Whether the topics of a running worker are still the ones that it started with.
 
-Must not live
-here: what topics must be at start (topics.py, topic_problems.py), readiness and exit (stream/worker.py).
-
 Clients do not tell: a producer waits for a missing topic until its timeout, and goes on with another topic of the same
 name. On a broker with auto.create.topics.enable it creates that one itself.
 """
