@@ -18,7 +18,7 @@ from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.doctor.lag import check_lag
 from worker.config import ConfigError, Settings
 from worker.kafka.cluster.api_versions import lacking_apis, transactions_of
-from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.connections import connected_admin, find_fault
 from worker.kafka.cluster.describe import TopicDescription, describe_group, describe_topics
 from worker.kafka.cluster.errors import error_text
@@ -48,6 +48,7 @@ GROUPS, TRANSACTION_LOG = "__consumer_offsets", "__transaction_state"
 
 async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
     """Yield the findings about brokers, topics and group, each as soon as it is known."""
+    patch_aiokafka(settings)
     try:
         client = {**client_arguments(settings), "request_timeout_ms": ANSWER_MS}
     except ConfigError as error:

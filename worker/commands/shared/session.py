@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.structs import ConsumerRecord
 
 from worker.config import ConfigError, Settings
-from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.connections import Client, committed_reader, connected, connected_admin
 from worker.kafka.cluster.describe import describe_topics, topic_configs
 from worker.kafka.cluster.errors import error_text
@@ -67,6 +67,7 @@ class Session:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        patch_aiokafka(settings)
         self.client = client_arguments(settings)
 
     def connected(self, client: Client, *, tolerant: bool = False) -> AbstractAsyncContextManager[Client]:
