@@ -17,16 +17,20 @@ from aiokafka.errors import (
 from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.doctor.lag import check_lag
 from worker.config import ConfigError, Settings
-from worker.kafka.cluster.api_versions import lacking_apis, transactions_of
 from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.connections import connected_admin, find_fault
-from worker.kafka.cluster.describe import TopicDescription, describe_group, describe_topics
+from worker.kafka.cluster.describe import (
+    TopicDescription,
+    describe_group,
+    describe_topics,
+    lacking_apis,
+    transactions_of,
+)
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import (
     CHANGELOG_CONFIG,
     MissingTopicsError,
     Observed,
-    TopicState,
     look,
     plan,
     problems,
@@ -119,7 +123,7 @@ def _topics(settings: Settings, found: Observed) -> Iterator[Finding]:
         yield from _topic(settings, name, topic, found)
 
 
-def _topic(settings: Settings, name: str, topic: TopicState, found: Observed) -> Iterator[Finding]:
+def _topic(settings: Settings, name: str, topic: TopicDescription, found: Observed) -> Iterator[Finding]:
     check = f"topic {name}"
     told = f"{topic.partitions} partitions, replicas {topic.replicas}"
     if name in found.configs:
@@ -129,7 +133,7 @@ def _topic(settings: Settings, name: str, topic: TopicState, found: Observed) ->
     yield from wrong or [ok(check, told)]
 
 
-def _topic_problems(settings: Settings, name: str, topic: TopicState, found: Observed) -> Iterator[Finding]:
+def _topic_problems(settings: Settings, name: str, topic: TopicDescription, found: Observed) -> Iterator[Finding]:
     check = f"topic {name}"
     in_sync = int(found.config(name, "min.insync.replicas", "0"))  # 0: not known
     if topic.leaderless:

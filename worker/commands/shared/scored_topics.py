@@ -52,7 +52,9 @@ async def _partitions(settings: Settings, client: Mapping[str, Any]) -> list[Top
                 f"topic {topic.name} cannot be read ({topic.error.__name__}): check KP_ACCEPTED_TOPIC and "
                 "KP_REJECTED_TOPIC, and the ACL Read on both"
             )
-    return sorted(TopicPartition(topic.name, partition) for topic in found.values() for partition in topic.partitions)
+    return sorted(
+        TopicPartition(topic.name, partition) for topic in found.values() for partition in range(topic.partitions)
+    )
 
 
 async def _read(

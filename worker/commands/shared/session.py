@@ -88,7 +88,7 @@ class Session:
         for name, topic in described.items():
             if topic.error is TopicAuthorizationFailedError:
                 raise ConfigError(f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)")
-        found = {name: len(topic.partitions) for name, topic in described.items() if topic.error is None}
+        found = {name: topic.partitions for name, topic in described.items() if topic.error is None}
         configs, _ = await topic_configs(admin, list(found))  # not told without the ACL DescribeConfigs
         return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in found.items()}
 

@@ -124,8 +124,8 @@ class TopicWatch:
             raise TopicLostError(f"{said}, and the caches with it: the restart begins with empty ones")
         if now.name in self._state:
             raise TopicLostError(f"{said}: the restart reads it from its oldest record")
-        if len(now.partitions) < len(first.partitions):
-            raise TopicLostError(f"{said}, with {len(now.partitions)} partitions instead of {len(first.partitions)}")
+        if now.partitions < first.partitions:
+            raise TopicLostError(f"{said}, with {now.partitions} partitions instead of {first.partitions}")
         log.warning("%s", said)
         self._first[now.name] = now
 
