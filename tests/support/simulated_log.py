@@ -17,8 +17,7 @@ from worker.core.forgetting import FORGOTTEN_PREFIX
 from worker.core.passes import MARKER_KEY, Found, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.embed.embedder import Embedding
-from worker.kafka.writing.publication import Batch
-from worker.kafka.writing.publisher import offset_metadata, stream_time_from
+from worker.kafka.writing.publisher import Batch, offset_metadata, stream_time_from
 
 DIMENSIONS = 6
 IDENTITY = TextEmbedder(DIMENSIONS).identity

@@ -12,7 +12,7 @@ from worker.core.records import OutputRecord, SourceRecord
 from worker.core.scorer import PartitionScorer, label
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import InvalidTrace, ReasoningTrace
-from worker.kafka.writing.publication import Batch
+from worker.kafka.writing.publisher import Batch
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

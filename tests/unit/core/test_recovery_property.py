@@ -34,7 +34,7 @@ from worker.core.passes import MARKER_KEY, Found
 from worker.core.records import SourceRecord
 from worker.core.scorer import EvaluationConfig, cached_id, event_time_ms
 from worker.core.trace import DEFAULT_LIMITS, Limits
-from worker.kafka.writing.publication import Batch
+from worker.kafka.writing.publisher import Batch
 from worker.observe.metrics import Metrics
 from worker.stream import partition_task
 from worker.stream.partition_state import PartitionState

@@ -17,13 +17,14 @@ from worker.kafka.aiokafka_private import UnansweredError
 from worker.kafka.writing import producer as producer_module
 from worker.kafka.writing import publisher as publisher_module
 from worker.kafka.writing.producer import Producer, PublishError
-from worker.kafka.writing.publication import Batch, OutputTopic
 from worker.kafka.writing.publisher import (
     AtLeastOncePublisher,
+    Batch,
     ExactlyOncePublisher,
     offset_metadata,
     stream_time_from,
 )
+from worker.kafka.writing.shipments import OutputTopic
 
 SOURCE = TopicPartition("traces", 5)
 TOPICS = {

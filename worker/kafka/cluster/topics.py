@@ -32,7 +32,7 @@ from worker.kafka.cluster.topic_plan import (
     plan,
     problems,
 )
-from worker.kafka.writing.publication import OutputTopic
+from worker.kafka.writing.shipments import OutputTopic
 
 log = logging.getLogger(__name__)
 
