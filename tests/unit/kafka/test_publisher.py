@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import TopicAuthorizationFailedError
 
 from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Network, Odds
-from worker.core.passes import Pass
+from worker.core.passes import Pass, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import UnansweredError
@@ -22,7 +22,6 @@ from worker.kafka.writing.publisher import (
     Batch,
     ExactlyOncePublisher,
     offset_metadata,
-    stream_time_from,
 )
 from worker.kafka.writing.shipments import OutputTopic
 
@@ -368,7 +367,9 @@ async def test_a_refusal_after_a_lost_answer_is_found_again_in_a_new_epoch(exact
 @pytest.mark.parametrize("stream_time_ms", [None, 0, -1, 1_776_153_600_000, -62_135_596_800_000])
 def test_the_stream_time_comes_back_from_the_metadata(stream_time_ms: int | None) -> None:
     metadata = offset_metadata(Batch([], [], 1, stream_time_ms))
-    assert stream_time_from(metadata) == stream_time_ms
+    committed = committed_from(metadata)
+    assert committed is not None
+    assert committed.stream_time_ms == stream_time_ms
     assert len(metadata) < 100
 
 
@@ -376,9 +377,9 @@ def test_the_stream_time_comes_back_from_the_metadata(stream_time_ms: int | None
     "metadata", ["", "kp1", "kp1:", "kp1:-", "kp1:x", "kp1:1.5", "kp2:5", "5", "kp1:5:6", " kp1:5"]
 )
 def test_the_metadata_of_others_is_no_stream_time(metadata: str) -> None:
-    assert stream_time_from(metadata) is None
+    assert committed_from(metadata) is None
 
 
 @pytest.mark.parametrize("metadata", ["kp1:--5", "kp1:²", "kp1:" + "9" * 5000])
 def test_odd_metadata_is_no_stream_time_either(metadata: str) -> None:
-    assert stream_time_from(metadata) is None
+    assert committed_from(metadata) is None

@@ -20,7 +20,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.core.documents import dead_letter, fit_dead_letter, fits, last_resort, readdressed, source_place
-from worker.core.passes import NO_PASS, Pass, committed_from
+from worker.core.passes import NO_PASS, Pass
 from worker.core.records import BATCH_OVERHEAD, DEAD_LETTER, OutputRecord, SourceRecord, encoded_size
 from worker.core.trace import InvalidTrace, Reason
 from worker.kafka.writing.producer import Producer
@@ -186,12 +186,6 @@ def offset_metadata(batch: Batch) -> str:
     return batch.source_pass.metadata(batch.stream_time_ms)
 
 
-def stream_time_from(metadata: str) -> int | None:
-    """Read the stream time (ms) from committed metadata; None if the metadata is not ours."""
-    committed = committed_from(metadata)
-    return None if committed is None else committed.stream_time_ms
-
-
 class Publisher(Protocol):
     """Publishes the batches of one source partition, one after the other."""
 
@@ -272,7 +266,7 @@ class AtLeastOncePublisher:
     The guarantee depends on the order of steps in `publish`:
      1. send cache entries and outputs, and await every acknowledgement. If a topic permanently refuses records, find
         them, replace them by dead letters and send all again: records accepted the first time are then duplicated;
-     2. commit the source offset through the consumer (which refuses it after a rebalance).
+     2. commit the source offset through the consumer (which may not do so after a rebalance).
     """
 
     producer: Producer
