@@ -9,7 +9,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import TopicAuthorizationFailedError
 
-from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Network, Odds
+from tests.support.broker_model import REFUSED, FailingCluster
 from worker.core.passes import Pass, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
@@ -57,64 +57,13 @@ SENT = {
 TOPIC_AUTHORIZATION_FAILED = 29
 
 
-class Cluster(ModelCluster):
-    """The model, with requests that fail (`errors`: code, or an exception, by name), or wait while `gate` is closed."""
-
-    def __init__(self, transactions: int = 2) -> None:
-        self.broker = BrokerModel(transactions=transactions)
-        super().__init__(Network(self.broker, Odds(), seed=1))
-        self.errors: dict[str, int | Exception] = {}
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.asked: list[str] = []
-        self.stopped = False
-
-    async def send(self, node: int, request: Any) -> Any:
-        frame = request.prepare(self.broker.versions())
-        name = type(frame).__name__.split("Request")[0]
-        if name == "EndTxn":
-            name += "(commit)" if frame.get_item(frame.SCHEMA.names[-1]) else "(abort)"
-        self.asked.append(name)
-        if name not in ("InitProducerId", "ApiVersions"):
-            await self.gate.wait()
-        error = self.errors.get(name)
-        if isinstance(error, Exception):
-            raise error
-        answer = await super().send(node, request)
-        if error is None:
-            return answer
-        if name == "Produce":
-            answer.topics = [
-                (topic, [(number, error, *rest) for number, _, *rest in rows]) for topic, rows in answer.topics
-            ]
-        elif name == "TxnOffsetCommit":
-            answer.errors = [(topic, [(number, error) for number, _ in rows]) for topic, rows in answer.errors]
-        else:
-            answer.error_code = error
-        return answer
-
-    async def stop(self) -> None:
-        self.stopped = True
-
-    def visible(self) -> dict[str, list[Any]]:
-        """Return what a reader of committed records gets: key, value, headers, by topic and partition."""
-        self.broker.complete()
-        return {
-            f"{tp.topic}-{tp.partition}": records for tp, log in self.broker.logs.items() if (records := log.visible())
-        }
-
-
-def producer_of(cluster: Cluster, timeout: float = 1.0, name: str | None = "group-5") -> Producer:
-    return Producer({}, name, timeout, cluster=cluster)
-
-
-Pair = tuple[ExactlyOncePublisher, Cluster]
+Pair = tuple[ExactlyOncePublisher, FailingCluster]
 
 
 @pytest.fixture(params=[0, 2], ids=["V1", "V2"])
 async def exactly_once(request: pytest.FixtureRequest) -> Pair:
-    cluster = Cluster(request.param)
-    publisher = ExactlyOncePublisher(producer_of(cluster), "group", SOURCE, TOPICS, CACHE)
+    cluster = FailingCluster(request.param)
+    publisher = ExactlyOncePublisher(Producer({}, "group-5", 1.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE)
     await publisher.start()
     cluster.asked.clear()
     return publisher, cluster
@@ -257,7 +206,7 @@ async def test_a_publish_that_is_cancelled_commits_nothing(exactly_once: Pair) -
 
 
 async def test_at_least_once_commits_the_offset_after_every_acknowledgement() -> None:
-    cluster = Cluster()
+    cluster = FailingCluster()
     cluster.gate.clear()
     commits: list[Any] = []
 
@@ -265,7 +214,7 @@ async def test_at_least_once_commits_the_offset_after_every_acknowledgement() ->
         assert cluster.visible() == SENT
         commits.append(arguments)
 
-    publisher = AtLeastOncePublisher(producer_of(cluster, name=None), SOURCE, TOPICS, CACHE, commit, 30.0)
+    publisher = AtLeastOncePublisher(Producer({}, None, 1.0, cluster=cluster), SOURCE, TOPICS, CACHE, commit, 30.0)
     await publisher.start()
     publishing = asyncio.create_task(publisher.publish(BATCH))
     await settle()
@@ -279,13 +228,13 @@ async def test_at_least_once_commits_the_offset_after_every_acknowledgement() ->
 
 
 async def test_at_least_once_commits_nothing_after_a_failure() -> None:
-    cluster = Cluster()
+    cluster = FailingCluster()
     cluster.errors["Produce"] = TOPIC_AUTHORIZATION_FAILED
 
     async def commit(*arguments: Any) -> None:
         raise AssertionError("committed")
 
-    publisher = AtLeastOncePublisher(producer_of(cluster, name=None), SOURCE, TOPICS, CACHE, commit, 30.0)
+    publisher = AtLeastOncePublisher(Producer({}, None, 1.0, cluster=cluster), SOURCE, TOPICS, CACHE, commit, 30.0)
     await publisher.start()
     with pytest.raises(PublishError, match=r"topic cache, partition 5: .*TopicAuthorizationFailed"):
         await publisher.publish(BATCH)
