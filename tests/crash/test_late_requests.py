@@ -38,7 +38,7 @@ from tests.support.registry import RegistryProcess
 from tests.support.stage import origin
 from worker.core.trace import Reason
 from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.publication import OutputTopic, Shipment
+from worker.kafka.writing.shipments import OutputTopic, Shipment
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(600)

@@ -29,7 +29,7 @@ STRICT = {"max.message.bytes": "65536", "message.timestamp.after.max.ms": "60000
 def test_a_crash_at_each_step_of_a_refusal_changes_nothing(
     kafka: EmbeddedKafka, workers: Workers, delivery: str, how: str
 ) -> None:
-    """One worker after the other on the same topics; each finds the same culprits again, and goes on."""
+    """One worker after the other on the same topics; each finds the same refused records again, and goes on."""
     steps = [step for step in REFUSAL_STEPS if delivery == "exactly_once" or step != "aborted"]
     strict, plain = (
         stage_of(kafka, config, KP_DELIVERY=delivery, KP_COMMIT_INTERVAL_SECONDS="0") for config in (STRICT, {})

@@ -25,8 +25,7 @@ from tests.support.raw_batches import (
     varint,
 )
 from tests.support.stage import LINES, OUTPUTS, Stage, Workers, origin
-from worker.kafka.reading.faults import tolerant
-from worker.kafka.reading.fetch_results import install_reader
+from worker.kafka.reading.fetches import install_reader, tolerant
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 T0 = 1_790_000_000_000

@@ -16,10 +16,10 @@ from worker.core.records import OutputRecord, SourceRecord
 from worker.kafka.aiokafka_private import Brokers, UnansweredError
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.writing import producer as producers
-from worker.kafka.writing.producer import Producer
+from worker.kafka.writing.producer import DoubtfulRefusalError, Producer
 from worker.kafka.writing.protocol import ProduceV1, ProduceV2
-from worker.kafka.writing.publication import Batch, DoubtfulRefusalError, OutputTopic
-from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher
+from worker.kafka.writing.publisher import AtLeastOncePublisher, Batch, ExactlyOncePublisher
+from worker.kafka.writing.shipments import OutputTopic
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = [

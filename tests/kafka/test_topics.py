@@ -22,6 +22,7 @@ from worker.config import ConfigError, load
 from worker.kafka.cluster import connections, topics
 from worker.kafka.cluster.client import client_arguments
 from worker.kafka.cluster.connections import connected_admin
+from worker.kafka.cluster.describe import TopicDescription
 from worker.kafka.cluster.topic_plan import (
     AFTER,
     BEFORE,
@@ -31,7 +32,6 @@ from worker.kafka.cluster.topic_plan import (
     NO_LIMIT,
     Observed,
     TopicPlan,
-    TopicState,
     codec_problems,
     look,
     plan,
@@ -39,6 +39,10 @@ from worker.kafka.cluster.topic_plan import (
 )
 from worker.kafka.cluster.topics import Layout, create_missing, prepare_topics
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
+
+
+def described(name: str, topic_id: str | None = None) -> TopicDescription:
+    return TopicDescription(name, None, 1, 1, 0, topic_id)
 
 
 def planned(stage: Stage) -> list[TopicPlan]:
@@ -305,7 +309,7 @@ def test_when_the_source_lets_one_record_expire_too_much(settings: dict[str, Any
     source = chosen.source_topic
     for kind, expected in (("CreateTime", warned), ("LogAppendTime", False)):
         configs = {source: {AFTER: str(ahead), "message.timestamp.type": kind}}
-        found = Observed({source: TopicState(1, 1, 0)}, [], configs, {})
+        found = Observed({source: described(source)}, [], configs, {})
         told = [problem for problem in problems(chosen, found) if AFTER in problem.message]
         assert [problem.level for problem in told] == ["warn"] * expected
 
@@ -314,7 +318,7 @@ def test_a_broker_before_3_6_is_asked_for_nothing_that_it_does_not_know() -> Non
     chosen = load()
     shown = {DIFFERENCE: str(NO_LIMIT), "message.timestamp.type": "CreateTime"}
     names = list(chosen.topics.values())
-    found = Observed({name: TopicState(1, 1, 0) for name in names}, [], dict.fromkeys(names, shown), {})
+    found = Observed({name: described(name) for name in names}, [], dict.fromkeys(names, shown), {})
     assert not [topic for topic in plan(chosen, found) if AFTER in topic.configs]
     (told,) = [problem for problem in problems(chosen, found) if "one such record" in problem.message]
     assert f"dated any time ahead ({DIFFERENCE})" in told.message
@@ -331,7 +335,7 @@ def test_a_topic_without_an_id_is_told_where_requests_to_forget_need_one() -> No
         (chosen, "PYVotLT1SNm5KiIC15QXiA", False),
         (load(), None, False),
     ):
-        found = Observed({settings.source_topic: TopicState(1, 1, 0, topic_id)}, [], {}, {})
+        found = Observed({settings.source_topic: described(settings.source_topic, topic_id)}, [], {}, {})
         told = [
             problem for problem in problems(settings, found) if "no request to forget is honoured" in problem.message
         ]

@@ -493,3 +493,50 @@ class ModelCluster:
 
     async def leader(self, partition: TopicPartition) -> int | None:
         return 1
+
+
+class FailingCluster(ModelCluster):
+    """The model, with requests that fail (`errors`: code, or an exception, by name), or wait while `gate` is closed."""
+
+    def __init__(self, transactions: int = 2) -> None:
+        self.broker = BrokerModel(transactions=transactions)
+        super().__init__(Network(self.broker, Odds(), seed=1))
+        self.errors: dict[str, int | Exception] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked: list[str] = []
+        self.stopped = False
+
+    async def send(self, node: int, request: Any) -> Any:
+        frame = request.prepare(self.broker.versions())
+        name = type(frame).__name__.split("Request")[0]
+        if name == "EndTxn":
+            name += "(commit)" if frame.get_item(frame.SCHEMA.names[-1]) else "(abort)"
+        self.asked.append(name)
+        if name not in ("InitProducerId", "ApiVersions"):
+            await self.gate.wait()
+        error = self.errors.get(name)
+        if isinstance(error, Exception):
+            raise error
+        answer = await super().send(node, request)
+        if error is None:
+            return answer
+        if name == "Produce":
+            answer.topics = [
+                (topic, [(number, error, *rest) for number, _, *rest in rows]) for topic, rows in answer.topics
+            ]
+        elif name == "TxnOffsetCommit":
+            answer.errors = [(topic, [(number, error) for number, _ in rows]) for topic, rows in answer.errors]
+        else:
+            answer.error_code = error
+        return answer
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    def visible(self) -> dict[str, list[Any]]:
+        """Return what a reader of committed records gets: key, value, headers, by topic and partition."""
+        self.broker.complete()
+        return {
+            f"{tp.topic}-{tp.partition}": records for tp, log in self.broker.logs.items() if (records := log.visible())
+        }

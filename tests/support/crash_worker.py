@@ -29,7 +29,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 import msgspec
 import numpy as np
 
-import worker.kafka.writing.publisher
+import worker.kafka.writing.transaction
 import worker.stream.assignment
 import worker.stream.process
 from worker import config
@@ -39,7 +39,7 @@ from worker.embed.embedder import Embedder, Embedding
 from worker.embed.load import load_configured
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.protocol import Offsets
-from worker.kafka.writing.publication import Refused, Shipment
+from worker.kafka.writing.shipments import RefusedBatch, Shipment
 from worker.stream.evaluator import Evaluator
 from worker.stream.faust_consumer import KpConsumer
 from worker.stream.state import Pending
@@ -63,9 +63,9 @@ STEPS: Final = (
 )
 
 REFUSAL_STEPS: Final = (
-    "refused",  # a topic has refused a batch, its culprits are not looked for yet
+    "refused",  # a topic has refused a batch, the refused records are not looked for yet
     "searching",  # a part of the refused batch is sent again
-    "found",  # the culprits are known, the transaction is still open
+    "found",  # they are known, the transaction is still open
     "aborted",  # and aborted; nothing is published again
 )
 """Steps of a publication of which a topic refuses something; those of STEPS follow."""
@@ -160,9 +160,9 @@ class SteppedProducer(Producer):
         await super().begin()
         PLAN.passing("after_begin")
 
-    async def send(self, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[Refused]]]:
+    async def send(self, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[RefusedBatch]]]:
         """Send the records of all topics; when it is planned, crash between the first topic's and the others'."""
-        refused: list[tuple[Shipment, list[Refused]]] = []
+        refused: list[tuple[Shipment, list[RefusedBatch]]] = []
         if PLAN.is_next("mid_sends"):
             refused += await super().send(shipments[:1])
             PLAN.crash()
@@ -202,10 +202,10 @@ class SteppedProducer(Producer):
 def install() -> None:
     """Put the doubles at their seams."""
     assignment: Any = worker.stream.assignment
-    refused_records: Any = worker.kafka.writing.publisher
+    transaction: Any = worker.kafka.writing.transaction
     assignment.Producer = SteppedProducer
     assignment.restore = _slowly(assignment.restore)
-    refused_records.find_culprits = _stepped(refused_records.find_culprits)
+    transaction.find_refused_rows = _stepped(transaction.find_refused_rows)
     if os.environ.get("TEST_DECISIONS"):
         Evaluator.decide = _noted(Evaluator.decide)  # type: ignore[method-assign]
     commit_offset = KpConsumer.commit_offset
@@ -230,15 +230,15 @@ def _noted(decide: Callable[[Evaluator, Pending], None]) -> Callable[[Evaluator,
 
 
 _SEARCHES: list[bool] = []
-"""One for each search for culprits that is under way."""
+"""One for each search for refused records that is under way."""
 
 
-def _stepped(find_culprits: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _stepped(find_refused_rows: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def stepped(*args: Any, **kwargs: Any) -> Any:
         PLAN.passing("refused")
         _SEARCHES.append(True)
         try:
-            found = await find_culprits(*args, **kwargs)
+            found = await find_refused_rows(*args, **kwargs)
         finally:
             _SEARCHES.pop()
         PLAN.passing("found")

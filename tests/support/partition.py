@@ -23,7 +23,7 @@ from worker.core.scorer import EvaluationConfig
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
 from worker.embed.embedder import Embedding
-from worker.kafka.writing.publication import Batch
+from worker.kafka.writing.publisher import Batch
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
 from worker.stream.group_scope import GroupScope

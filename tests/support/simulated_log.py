@@ -17,8 +17,7 @@ from worker.core.forgetting import FORGOTTEN_PREFIX
 from worker.core.passes import MARKER_KEY, Found, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.embed.embedder import Embedding
-from worker.kafka.writing.publication import Batch
-from worker.kafka.writing.publisher import offset_metadata, stream_time_from
+from worker.kafka.writing.publisher import Batch, offset_metadata
 
 DIMENSIONS = 6
 IDENTITY = TextEmbedder(DIMENSIONS).identity
@@ -126,7 +125,8 @@ class Topics:
 
     def scorer(self, plan: Plan, found: Restored) -> PartitionScorer:
         scorer = plan.scorer()
-        scorer.restore(found.cache(), stream_time_from(self.metadata or ""), found.next_sequence)
+        committed = committed_from(self.metadata or "")
+        scorer.restore(found.cache(), None if committed is None else committed.stream_time_ms, found.next_sequence)
         return scorer
 
 

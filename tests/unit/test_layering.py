@@ -44,7 +44,7 @@ HOMES = (
         "aiokafka": {"kafka", "stream", "commands", "contribute", "lab"},
         "faust": {"stream.worker", "stream.faust_consumer"},
         "mode": {"stream.faust_consumer"},
-        "cramjam": {"kafka.reading.unpack"},
+        "cramjam": {"kafka.reading.compression"},
         "simsimd": {"core.scan"},
         "aiohttp": {"observe.http_server", "contribute.registry_client", "lab.registry.app", "lab.registry.command"},
         "yarl": {"contribute.registry_client"},
@@ -77,7 +77,7 @@ AIOKAFKA_INTERNAL = {
     "aiokafka.codec": {"kafka.cluster.topic_plan"},  # which codecs it can read
     "aiokafka.coordinator.assignors.sticky": {"stream.faust_consumer"},  # an argument of its consumer
     "aiokafka.protocol": {  # requests that no method of its clients sends
-        "kafka.cluster.api_versions", "kafka.cluster.connections", "kafka.cluster.describe", "kafka.writing.protocol",
+        "kafka.cluster.connections", "kafka.cluster.describe", "kafka.writing.protocol",
     },
 }  # fmt: skip
 

@@ -138,7 +138,7 @@ def check_choices(*allowed: str) -> Callable[[str], str]:
     return check
 
 
-Topic = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+TopicName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 
 
 class Settings(BaseSettings):
@@ -160,16 +160,16 @@ class Settings(BaseSettings):
             "then causes no rebalance"
         ),
     )
-    source_topic: Topic = Field("traces", description="topic to read traces from")
-    accepted_topic: Topic = Field("traces.accepted", description="topic for accepted traces (score >= threshold)")
-    rejected_topic: Topic = Field("traces.rejected", description="topic for rejected traces")
-    dead_letter_topic: Topic = Field(
+    source_topic: TopicName = Field("traces", description="topic to read traces from")
+    accepted_topic: TopicName = Field("traces.accepted", description="topic for accepted traces (score >= threshold)")
+    rejected_topic: TopicName = Field("traces.rejected", description="topic for rejected traces")
+    dead_letter_topic: TopicName = Field(
         "traces.dead-letter", description="topic for dead letters (records that could not be processed)"
     )
-    changelog_topic: Topic | None = Field(
+    changelog_topic: TopicName | None = Field(
         None, description="compacted topic of the novelty cache (default: <group>-novelty-changelog)"
     )
-    forgotten_topic: Topic | None = Field(
+    forgotten_topic: TopicName | None = Field(
         None, description="topic for the receipts of control records, with KP_FORGET (default: <source>.forgotten)"
     )
     create_topics: bool = Field(
@@ -225,10 +225,10 @@ class Settings(BaseSettings):
     contribute_timeout_seconds: float = Field(
         30.0, ge=0.1, le=300, description="longest time for one request to the registry, its answer included"
     )
-    contributed_topic: Topic | None = Field(
+    contributed_topic: TopicName | None = Field(
         None, description="compacted topic of the receipts (default: <accepted>.contributed)"
     )
-    refused_topic: Topic | None = Field(
+    refused_topic: TopicName | None = Field(
         None, description="topic for traces that the registry refuses for good (default: <accepted>.refused)"
     )
 

@@ -17,7 +17,7 @@ from worker.contribute.contributor import Contributor
 from worker.contribute.delivery import DeniedError
 from worker.contribute.registry_client import RegistryClient, RegistryKey
 from worker.contribute.topics import prepare_contribute_topics
-from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.errors import error_text
 from worker.observe import logs
 from worker.observe.contribute_metrics import ContributeMetrics
@@ -88,6 +88,7 @@ class _ContributeProcess:
         if settings.registry_url is None:
             raise ConfigError("contribute needs the registry's address: set KP_REGISTRY_URL")
         key = RegistryKey(settings)
+        patch_aiokafka(settings)
         client = client_arguments(settings)
         preparing = asyncio.create_task(prepare_contribute_topics(settings, client))
         await asyncio.wait({preparing, stop}, return_when=asyncio.FIRST_COMPLETED)

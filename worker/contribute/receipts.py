@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from aiokafka import TopicPartition
@@ -16,8 +18,10 @@ from aiokafka.structs import OffsetAndMetadata
 from worker.contribute.unit import REFUSED
 from worker.core.documents import fit_dead_letter
 from worker.core.records import OutputRecord
+from worker.kafka.cluster.describe import current_limit
 from worker.kafka.writing.producer import Producer, PublishError
-from worker.kafka.writing.publication import OutputTopic, Shipment
+from worker.kafka.writing.shipments import OutputTopic, Shipment, TopicRefusedError
+from worker.kafka.writing.transaction import run_transaction
 
 MAX_DUE: Final = 50
 """Most traces of a partition that are posted and not committed."""
@@ -38,6 +42,7 @@ class ReceiptPublisher:
         self._group = group
         self._source = source
         self._topics = topics
+        self._limit_of = partial(current_limit, client)
         self._producer = Producer(client, f"{group}-{source.partition}", timeout_seconds, owns=owns)
 
     async def start(self) -> None:
@@ -46,25 +51,42 @@ class ReceiptPublisher:
 
     async def commit(self, outputs: Sequence[OutputRecord], next_offset: int, metadata: str) -> None:
         """Write records and the offset. After any error it is unknown whether that was committed."""
-        async with self._producer.transaction():
-            for shipment, refused in await self._producer.send(self._shipments(outputs)):
-                error = refused[0].error
-                where = f"topic {shipment.topic.name}"
-                raise PublishError(f"{where} refuses a record: {error.name}; {error.advice}") from error
-            await self._producer.send_offsets(self._group, {self._source: OffsetAndMetadata(next_offset, metadata)})
-
-    def _shipments(self, outputs: Sequence[OutputRecord]) -> list[Shipment]:
-        by_kind: dict[str, Shipment] = {}
-        for output in outputs:
-            topic = self._topics[output.kind]
-            fitted = fit_dead_letter(output, topic.max_bytes) if output.kind == REFUSED else output
-            shipment = by_kind.setdefault(output.kind, Shipment(topic, self._source.partition % topic.partitions))
-            shipment.rows.append((fitted.key, fitted.value, fitted.timestamp_ms, fitted.headers))
-        return list(by_kind.values())
+        await run_transaction(
+            self._producer,
+            _Receipts(outputs, self._topics, self._source.partition),
+            self._limit_of,
+            offsets=(self._group, {self._source: OffsetAndMetadata(next_offset, metadata)}),
+            where=f"partition {self._source.partition}: ",
+        )
 
     async def stop(self) -> None:
         """Disconnect."""
         await self._producer.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Receipts:
+    """The contents of one transaction: receipts and refused traces of a source partition."""
+
+    outputs: Sequence[OutputRecord]
+    topics: Mapping[str, OutputTopic]
+    partition: int
+
+    def shipments(self) -> list[Shipment]:
+        """Return what to send; a refused trace is cut to what its topic takes."""
+        by_kind: dict[str, Shipment] = {}
+        for output in self.outputs:
+            topic = self.topics[output.kind]
+            fitted = fit_dead_letter(output, topic.max_bytes) if output.kind == REFUSED else output
+            shipment = by_kind.setdefault(output.kind, Shipment(topic, self.partition % topic.partitions))
+            shipment.rows.append((fitted.key, fitted.value, fitted.timestamp_ms, fitted.headers))
+        return list(by_kind.values())
+
+    def replace(self, shipment: Shipment, refused: Mapping[int, TopicRefusedError]) -> None:
+        """Raise PublishError: nothing can stand for a receipt."""
+        for error in refused.values():
+            where = f"topic {shipment.topic.name}"
+            raise PublishError(f"{where} refuses a record: {error.name}; {error.advice}") from error
 
 
 class _Due(NamedTuple):

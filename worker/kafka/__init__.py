@@ -1,1 +1,1 @@
-"""All that speaks to Kafka but the stream itself: the client, topics, transactions, restore, refusals."""
+"""All that speaks to Kafka but the stream itself: reading, writing, the cluster, and the state that is kept there."""

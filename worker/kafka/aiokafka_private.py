@@ -102,9 +102,9 @@ def _authenticator_oauth(connection: AIOKafkaConnection) -> _OAuth:
 
 
 def check_oauth_answers() -> None:
-    """Let every connection of this process fail if the broker refuses its token; may be called again.
+    """Let every connection of this process fail if the broker rejects its token; may be called again.
 
-    The broker refuses it in its answer (RFC 7628, 3.2.2), which aiokafka ignores: a client would continue with a
+    The broker rejects it in its answer (RFC 7628, 3.2.2), which aiokafka ignores: a client would continue with a
     connection that the broker closes at the first request. Replaces `AIOKafkaConnection.authenticator_oauth`; the
     public API does not accept an authenticator.
     """

@@ -41,7 +41,7 @@ from worker.config import Settings
 from worker.core.records import SourceRecord
 from worker.kafka.aiokafka_private import group_assignment, raise_group_error, rejoin_group
 from worker.kafka.reading.budget import Budget, Lease, NoRoom
-from worker.kafka.reading.faults import Reading, read_as
+from worker.kafka.reading.fetches import Reading, read_as
 from worker.stream.fetch_buffer import FetchBuffer
 
 faust_log = logging.getLogger("faust")

@@ -19,7 +19,7 @@ from worker.config.forget_keys import forget_keys
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError
 from worker.embed.load import load_for_worker
-from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.errors import error_text
 from worker.observe import logs
 from worker.observe.http_server import HttpServer
@@ -119,6 +119,7 @@ class _Process:
         if settings.forget:
             forget_keys(settings)  # a wrong one is told before the model is loaded
         self.tracing = start_tracing(settings)
+        patch_aiokafka(settings)
         client = client_arguments(settings)
         embedder = await asyncio.to_thread(self._load, settings)
         identity = None if embedder is None else embedder.identity

@@ -15,7 +15,7 @@ from worker.core.scorer import PartitionScorer, label
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace
 from worker.embed.embedder import Embedding
-from worker.kafka.writing.publication import Batch
+from worker.kafka.writing.publisher import Batch
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

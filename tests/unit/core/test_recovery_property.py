@@ -33,7 +33,7 @@ from worker.core.passes import MARKER_KEY, Found
 from worker.core.records import SourceRecord
 from worker.core.scorer import cached_id, event_time_ms
 from worker.core.trace import DEFAULT_LIMITS, Limits
-from worker.kafka.writing.publication import Batch
+from worker.kafka.writing.publisher import Batch
 from worker.stream import partition
 from worker.stream.partition import Partition
 from worker.stream.state import PartitionState

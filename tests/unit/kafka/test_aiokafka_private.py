@@ -39,9 +39,9 @@ from aiokafka.protocol.transaction import (
 
 from worker.config import load
 from worker.kafka import aiokafka_private as private
-from worker.kafka.cluster.client import LOST_SECONDS, client_arguments
+from worker.kafka.cluster.client import LOST_SECONDS, patch_aiokafka
 from worker.kafka.cluster.describe import DescribeTopicsRequest
-from worker.kafka.reading.fetch_results import install_reader
+from worker.kafka.reading.fetches import install_reader
 from worker.kafka.writing.protocol import ProduceV1
 
 THEIR_RECORDS: Any = private.PartitionRecords.__base__
@@ -108,8 +108,8 @@ def test_create_conn_and_collect_hosts() -> None:
 
 
 async def test_authenticator_oauth() -> None:
-    client_arguments(load())
-    client_arguments(load())  # it may be replaced again
+    patch_aiokafka(load())
+    patch_aiokafka(load())  # it may be replaced again
     assert AIOKafkaConnection.authenticator_oauth is private._authenticator_oauth
     assert "authenticator = self.authenticator_oauth()" in inspect.getsource(AIOKafkaConnection._do_sasl_handshake)
     assert "self._sasl_oauth_token_provider = sasl" in inspect.getsource(AIOKafkaConnection.__init__)
@@ -127,8 +127,8 @@ async def test_authenticator_oauth() -> None:
 
 
 async def test_a_connection_notices_that_its_broker_is_lost() -> None:
-    client_arguments(load())
-    client_arguments(load())  # it may be replaced again
+    patch_aiokafka(load())
+    patch_aiokafka(load())  # it may be replaced again
     assert "protocol = AIOKafkaProtocol(self._closed_fut" in inspect.getsource(private._connect)
     assert "timeout(self._request_timeout)" in inspect.getsource(private._connect)
     assert "wait_for(fut, self._request_timeout)" in inspect.getsource(AIOKafkaConnection.send)

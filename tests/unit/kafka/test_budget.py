@@ -75,7 +75,7 @@ async def test_who_is_refused_keeps_its_place() -> None:
     share = Share(100)
     share.take(50)
     assert share.room("a", 10) == 50
-    error = share.refuse("a", 90)
+    error = share.no_room("a", 90)
     with pytest.raises(NoRoom):
         share.room("b", 1)
     waiting = asyncio.create_task(error.share.turn(error.key))

@@ -1,16 +1,21 @@
-"""Files behind the connection: each that cannot be used is named, with what to do, and never what is in it."""
+"""What all clients share: files that cannot be used are named, but never what is in them; who patches aiokafka."""
 
 from __future__ import annotations
 
+import ast
 import logging
 import ssl
 from collections.abc import Mapping
 
 import pytest
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.consumer import fetcher
 
+from tests.support.imports import ROOT
 from tests.support.secure_kafka import KEY_PASSWORD, PASSWORD, Files
 from worker.config import ConfigError, Settings, load
-from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.client import client_arguments, patch_aiokafka
+from worker.kafka.reading.fetches import Batches
 
 TLS = {"security_protocol": "SSL"}
 PLAIN = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "u"}
@@ -32,6 +37,32 @@ def test_without_settings_it_is_plain_text() -> None:
         "metadata_max_age_ms": 30_000,
         "security_protocol": "PLAINTEXT",
     }
+
+
+def test_aiokafka_is_patched_by_the_function_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = object()
+    monkeypatch.setattr(fetcher, "MemoryRecords", theirs)
+    monkeypatch.setattr(AIOKafkaConnection, "connect", theirs)
+    client_arguments(load())
+    assert (fetcher.MemoryRecords, AIOKafkaConnection.connect) == (theirs, theirs)
+    patch_aiokafka(load())
+    assert fetcher.MemoryRecords is Batches
+    assert AIOKafkaConnection.connect is not theirs
+
+
+def test_whoever_makes_clients_has_patched_aiokafka() -> None:
+    """Otherwise they would read with aiokafka's own reader, which is not bounded and stops at what it cannot parse."""
+    callers = 0
+    for path in (ROOT / "worker").rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            lines = {call.func.id: call.lineno for call in calls if isinstance(call.func, ast.Name)}
+            if "client_arguments" in lines:
+                callers += 1
+                assert lines.get("patch_aiokafka", lines["client_arguments"]) < lines["client_arguments"], path
+    assert callers >= 6
 
 
 def test_certificates_and_host_names_are_always_checked(files: Files) -> None:

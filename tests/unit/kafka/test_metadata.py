@@ -51,7 +51,7 @@ async def test_a_topic_is_described_in_any_version(version: int, identity: str |
     broker: Any = Broker(version)
     assert await topic_id(broker, "ab") == identity
     topic = (await describe_topics(broker, ["ab"]))["ab"]
-    assert (topic.error, topic.partitions, topic.replicas, topic.leaderless) == (None, [0], 2, 1)
+    assert (topic.error, topic.partitions, topic.replicas, topic.leaderless) == (None, 1, 2, 1)
 
 
 async def test_operations_are_told_from_kafka_2_3_on() -> None:

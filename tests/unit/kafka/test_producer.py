@@ -16,7 +16,7 @@ from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Netwo
 from worker.kafka.writing import producer as producer_module
 from worker.kafka.writing import protocol as requests
 from worker.kafka.writing.producer import AbortableError, Producer, PublishError
-from worker.kafka.writing.publication import OutputTopic, Row, Shipment
+from worker.kafka.writing.shipments import OutputTopic, Row, Shipment
 
 GROUP = "group"
 SOURCE = TopicPartition("source", 0)

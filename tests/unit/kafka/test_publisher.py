@@ -9,21 +9,21 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import TopicAuthorizationFailedError
 
-from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Network, Odds
-from worker.core.passes import Pass
+from tests.support.broker_model import REFUSED, FailingCluster
+from worker.core.passes import Pass, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import UnansweredError
 from worker.kafka.writing import producer as producer_module
 from worker.kafka.writing import publisher as publisher_module
 from worker.kafka.writing.producer import Producer, PublishError
-from worker.kafka.writing.publication import Batch, OutputTopic
 from worker.kafka.writing.publisher import (
     AtLeastOncePublisher,
+    Batch,
     ExactlyOncePublisher,
     offset_metadata,
-    stream_time_from,
 )
+from worker.kafka.writing.shipments import OutputTopic
 
 SOURCE = TopicPartition("traces", 5)
 TOPICS = {
@@ -57,64 +57,13 @@ SENT = {
 TOPIC_AUTHORIZATION_FAILED = 29
 
 
-class Cluster(ModelCluster):
-    """The model, with requests that fail (`errors`: code, or an exception, by name), or wait while `gate` is closed."""
-
-    def __init__(self, transactions: int = 2) -> None:
-        self.broker = BrokerModel(transactions=transactions)
-        super().__init__(Network(self.broker, Odds(), seed=1))
-        self.errors: dict[str, int | Exception] = {}
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.asked: list[str] = []
-        self.stopped = False
-
-    async def send(self, node: int, request: Any) -> Any:
-        frame = request.prepare(self.broker.versions())
-        name = type(frame).__name__.split("Request")[0]
-        if name == "EndTxn":
-            name += "(commit)" if frame.get_item(frame.SCHEMA.names[-1]) else "(abort)"
-        self.asked.append(name)
-        if name not in ("InitProducerId", "ApiVersions"):
-            await self.gate.wait()
-        error = self.errors.get(name)
-        if isinstance(error, Exception):
-            raise error
-        answer = await super().send(node, request)
-        if error is None:
-            return answer
-        if name == "Produce":
-            answer.topics = [
-                (topic, [(number, error, *rest) for number, _, *rest in rows]) for topic, rows in answer.topics
-            ]
-        elif name == "TxnOffsetCommit":
-            answer.errors = [(topic, [(number, error) for number, _ in rows]) for topic, rows in answer.errors]
-        else:
-            answer.error_code = error
-        return answer
-
-    async def stop(self) -> None:
-        self.stopped = True
-
-    def visible(self) -> dict[str, list[Any]]:
-        """Return what a reader of committed records gets: key, value, headers, by topic and partition."""
-        self.broker.complete()
-        return {
-            f"{tp.topic}-{tp.partition}": records for tp, log in self.broker.logs.items() if (records := log.visible())
-        }
-
-
-def producer_of(cluster: Cluster, timeout: float = 1.0, name: str | None = "group-5") -> Producer:
-    return Producer({}, name, timeout, cluster=cluster)
-
-
-Pair = tuple[ExactlyOncePublisher, Cluster]
+Pair = tuple[ExactlyOncePublisher, FailingCluster]
 
 
 @pytest.fixture(params=[0, 2], ids=["V1", "V2"])
 async def exactly_once(request: pytest.FixtureRequest) -> Pair:
-    cluster = Cluster(request.param)
-    publisher = ExactlyOncePublisher(producer_of(cluster), "group", SOURCE, TOPICS, CACHE)
+    cluster = FailingCluster(request.param)
+    publisher = ExactlyOncePublisher(Producer({}, "group-5", 1.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE)
     await publisher.start()
     cluster.asked.clear()
     return publisher, cluster
@@ -257,7 +206,7 @@ async def test_a_publish_that_is_cancelled_commits_nothing(exactly_once: Pair) -
 
 
 async def test_at_least_once_commits_the_offset_after_every_acknowledgement() -> None:
-    cluster = Cluster()
+    cluster = FailingCluster()
     cluster.gate.clear()
     commits: list[Any] = []
 
@@ -265,7 +214,7 @@ async def test_at_least_once_commits_the_offset_after_every_acknowledgement() ->
         assert cluster.visible() == SENT
         commits.append(arguments)
 
-    publisher = AtLeastOncePublisher(producer_of(cluster, name=None), SOURCE, TOPICS, CACHE, commit, 30.0)
+    publisher = AtLeastOncePublisher(Producer({}, None, 1.0, cluster=cluster), SOURCE, TOPICS, CACHE, commit, 30.0)
     await publisher.start()
     publishing = asyncio.create_task(publisher.publish(BATCH))
     await settle()
@@ -279,13 +228,13 @@ async def test_at_least_once_commits_the_offset_after_every_acknowledgement() ->
 
 
 async def test_at_least_once_commits_nothing_after_a_failure() -> None:
-    cluster = Cluster()
+    cluster = FailingCluster()
     cluster.errors["Produce"] = TOPIC_AUTHORIZATION_FAILED
 
     async def commit(*arguments: Any) -> None:
         raise AssertionError("committed")
 
-    publisher = AtLeastOncePublisher(producer_of(cluster, name=None), SOURCE, TOPICS, CACHE, commit, 30.0)
+    publisher = AtLeastOncePublisher(Producer({}, None, 1.0, cluster=cluster), SOURCE, TOPICS, CACHE, commit, 30.0)
     await publisher.start()
     with pytest.raises(PublishError, match=r"topic cache, partition 5: .*TopicAuthorizationFailed"):
         await publisher.publish(BATCH)
@@ -367,7 +316,9 @@ async def test_a_refusal_after_a_lost_answer_is_found_again_in_a_new_epoch(exact
 @pytest.mark.parametrize("stream_time_ms", [None, 0, -1, 1_776_153_600_000, -62_135_596_800_000])
 def test_the_stream_time_comes_back_from_the_metadata(stream_time_ms: int | None) -> None:
     metadata = offset_metadata(Batch([], [], 1, stream_time_ms))
-    assert stream_time_from(metadata) == stream_time_ms
+    committed = committed_from(metadata)
+    assert committed is not None
+    assert committed.stream_time_ms == stream_time_ms
     assert len(metadata) < 100
 
 
@@ -375,9 +326,9 @@ def test_the_stream_time_comes_back_from_the_metadata(stream_time_ms: int | None
     "metadata", ["", "kp1", "kp1:", "kp1:-", "kp1:x", "kp1:1.5", "kp2:5", "5", "kp1:5:6", " kp1:5"]
 )
 def test_the_metadata_of_others_is_no_stream_time(metadata: str) -> None:
-    assert stream_time_from(metadata) is None
+    assert committed_from(metadata) is None
 
 
 @pytest.mark.parametrize("metadata", ["kp1:--5", "kp1:²", "kp1:" + "9" * 5000])
 def test_odd_metadata_is_no_stream_time_either(metadata: str) -> None:
-    assert stream_time_from(metadata) is None
+    assert committed_from(metadata) is None

@@ -37,9 +37,7 @@ def described(answer: dict[str, Any]) -> dict[str, TopicDescription]:
         said = answer.get(name, "first")
         error = said if isinstance(said, type) and issubclass(said, KafkaError) else None
         identity, partitions = said if isinstance(said, tuple) else (said, 4)
-        found[name] = TopicDescription(
-            name, error, range(partitions), 1, 0, None if error is not None else identity, None
-        )
+        found[name] = TopicDescription(name, error, partitions, 1, 0, None if error is not None else identity, None)
     return found
 
 

@@ -24,16 +24,20 @@ from worker.config.forget_keys import forget_keys
 from worker.core.forgetting import is_control, read_control
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace
-from worker.kafka.cluster.api_versions import lacking_apis, transactions_of
-from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.connections import committed_reader, connected, connected_admin, find_fault
-from worker.kafka.cluster.describe import TopicDescription, describe_group, describe_topics
+from worker.kafka.cluster.describe import (
+    TopicDescription,
+    describe_group,
+    describe_topics,
+    lacking_apis,
+    transactions_of,
+)
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import (
     CHANGELOG_CONFIG,
     MissingTopicsError,
     Observed,
-    TopicState,
     look,
     plan,
     problems,
@@ -61,6 +65,7 @@ Answer = TypeVar("Answer")
 
 async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
     """Yield the findings about brokers, topics and group, each as soon as it is known."""
+    patch_aiokafka(settings)
     try:
         client = {**client_arguments(settings), "request_timeout_ms": ANSWER_MS}
     except ConfigError as error:
@@ -131,7 +136,7 @@ def _topics(settings: Settings, found: Observed) -> Iterator[Finding]:
         yield from _topic(settings, name, topic, found)
 
 
-def _topic(settings: Settings, name: str, topic: TopicState, found: Observed) -> Iterator[Finding]:
+def _topic(settings: Settings, name: str, topic: TopicDescription, found: Observed) -> Iterator[Finding]:
     check = f"topic {name}"
     told = f"{topic.partitions} partitions, replicas {topic.replicas}"
     if name in found.configs:
@@ -141,7 +146,7 @@ def _topic(settings: Settings, name: str, topic: TopicState, found: Observed) ->
     yield from wrong or [ok(check, told)]
 
 
-def _topic_problems(settings: Settings, name: str, topic: TopicState, found: Observed) -> Iterator[Finding]:
+def _topic_problems(settings: Settings, name: str, topic: TopicDescription, found: Observed) -> Iterator[Finding]:
     check = f"topic {name}"
     in_sync = int(found.config(name, "min.insync.replicas", "0"))  # 0: not known
     if topic.leaderless:

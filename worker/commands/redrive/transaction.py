@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,9 +15,9 @@ from worker.commands.shared.session import Session, SessionError, Topic
 from worker.core.records import exact_size
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.reading.dead_letters import REDRIVE_COUNT, REDRIVEN_FROM, DeadLetter
-from worker.kafka.writing.producer import AbortableError, Producer, PublishError
-from worker.kafka.writing.publication import OutputTopic, Refused, Row, Shipment, TopicRefusedError
-from worker.kafka.writing.publisher import MAX_ROUNDS, search
+from worker.kafka.writing.producer import Producer, PublishError
+from worker.kafka.writing.shipments import OutputTopic, Row, Shipment, TopicRefusedError
+from worker.kafka.writing.transaction import run_transaction
 
 
 class RedrivenRecord(NamedTuple):
@@ -46,69 +45,64 @@ def redriven_record(whole: WholeRecord, source: Topic) -> RedrivenRecord:
     return RedrivenRecord(letter, letter.source_partition % source.partitions, row)
 
 
-@dataclass(frozen=True, slots=True)
 class Transactions:
     """Commits redriven records with their marks; `source` and `marks` are the topics of both."""
 
-    session: Session
-    producer: Producer
-    source: Topic
-    marks: Topic
-    progress: Progress
+    def __init__(self, session: Session, producer: Producer, source: Topic, marks: Topic, progress: Progress) -> None:
+        self._session = session
+        self._producer = producer
+        self._source, self._marks = (
+            OutputTopic(topic.name, topic.partitions, topic.max_bytes) for topic in (source, marks)
+        )
+        self._progress = progress
 
     async def commit(self, batch: Sequence[RedrivenRecord]) -> None:
-        """Send records and marks in one transaction; records that the source topic refuses are reported and skipped."""
-        left = batch
-        for _ in range(MAX_ROUNDS):
-            refused = await self._try(left) if left else None
-            if refused is None:
-                break
-            for position, why in refused.items():
-                with self.progress.refusing(left[position].letter):
-                    raise RefusedError(f"topic {self.source.name} refuses it: {why.name} ({why.words}); {why.advice}")
-            left = [record for position, record in enumerate(left) if position not in refused]
-        else:
-            raise PublishError(f"still refused after {MAX_ROUNDS} attempts")
-        for record in left:
-            self.progress.counts.count_done(record.letter)
-        self.progress.on_progress()
+        """Send records and marks in one transaction; records that the source topic refuses are reported and skipped.
 
-    async def _try(self, batch: Sequence[RedrivenRecord]) -> dict[int, TopicRefusedError] | None:
-        """Run one transaction; None: it was committed, otherwise the positions of the records that are refused.
-
-        No position at all: sending again finds out more, for example which records a lowered limit refuses. Raises
-        SessionError for a newer run.
+        Raises SessionError for a newer run, PublishError.
         """
-        source, marks = (
-            OutputTopic(topic.name, topic.partitions, topic.max_bytes) for topic in (self.source, self.marks)
-        )
-        mark_rows: list[Row] = [(mark_of(record.letter), record.letter.place.encode(), None, []) for record in batch]
+        redriven = _Redriven(batch, self._source, self._marks, self._progress)
+        limit_of = partial(current_limit, self._session.client)
+        try:
+            await run_transaction(self._producer, redriven, limit_of)  # 3a to 3c
+        except (ProducerFenced, InvalidProducerEpoch) as error:
+            group = self._session.settings.group_id
+            raise SessionError(f"another redrive of group {group} has taken over; this one stops") from error
+        for record in redriven.left.values():
+            self._progress.counts.count_done(record.letter)
+        self._progress.on_progress()
+
+
+class _Redriven:
+    """The contents of one transaction; `left` are the records that were not refused, by their positions."""
+
+    def __init__(
+        self, batch: Sequence[RedrivenRecord], source: OutputTopic, marks: OutputTopic, progress: Progress
+    ) -> None:
+        self.left = dict(enumerate(batch))
+        self._source = source
+        self._marks = marks
+        self._progress = progress
+
+    def shipments(self) -> list[Shipment]:
+        """Return marks and records; none if no record is left."""
+        marks = Shipment(self._marks, 0)
         by_partition: dict[int, Shipment] = {}
-        for position, record in enumerate(batch):
-            shipment = by_partition.setdefault(record.partition, Shipment(source, record.partition))
+        for position, record in self.left.items():
+            marks.rows.append((mark_of(record.letter), record.letter.place.encode(), None, []))
+            shipment = by_partition.setdefault(record.partition, Shipment(self._source, record.partition))
             shipment.rows.append(record.row)
             shipment.positions.append(position)
-        found: dict[int, TopicRefusedError] = {}
-        try:
-            async with self.producer.transaction():  # 3a, 3c
-                refused = await self.producer.send([Shipment(marks, 0, mark_rows), *by_partition.values()])  # 3b
-                if refused:
-                    found = await self._culprits(refused)
-                    raise AbortableError("records are refused")
-        except AbortableError:
-            return found
-        except (ProducerFenced, InvalidProducerEpoch) as error:
-            group = self.session.settings.group_id
-            raise SessionError(f"another redrive of group {group} has taken over; this one stops") from error
-        return None
+        return [marks, *by_partition.values()] if self.left else []
 
-    async def _culprits(self, refused: Sequence[tuple[Shipment, list[Refused]]]) -> dict[int, TopicRefusedError]:
-        """Return the records that are refused alone, by position."""
-        found: dict[int, TopicRefusedError] = {}
-        for shipment, culprits in await search(self.producer, refused, partial(current_limit, self.session.client)):
-            for number, error in culprits.items():
-                if not shipment.positions:
-                    topic = shipment.topic.name
-                    raise PublishError(f"topic {topic} refuses a marker: {error.name}; {error.advice}") from error
-                found[shipment.positions[number]] = error
-        return found
+    def replace(self, shipment: Shipment, refused: Mapping[int, TopicRefusedError]) -> None:
+        """Leave the refused records out, and report them. Raises PublishError for a mark."""
+        for number, error in refused.items():
+            if not shipment.positions:
+                topic = shipment.topic.name
+                raise PublishError(f"topic {topic} refuses a marker: {error.name}; {error.advice}") from error
+            record = self.left.pop(shipment.positions[number])
+            with self._progress.refusing(record.letter):
+                raise RefusedError(
+                    f"topic {self._source.name} refuses it: {error.name} ({error.words}); {error.advice}"
+                )

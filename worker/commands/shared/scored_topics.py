@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaError
 
 from worker.commands.shared.session import SessionError, read_to
 from worker.config import ConfigError, Settings
-from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.connections import committed_reader, connected_admin, running, unreachable
 from worker.kafka.cluster.describe import describe_topics
 
@@ -30,6 +30,7 @@ async def read_outputs(settings: Settings, take: TakeDocument, since_ms: int | N
     further back than another: the result is later than `since_ms`, and earlier records must be left out. Raises
     ConfigError, also if no broker can be reached.
     """
+    patch_aiokafka(settings)
     client = client_arguments(settings)
     try:
         partitions = await _partitions(settings, client)
@@ -50,7 +51,9 @@ async def _partitions(settings: Settings, client: Mapping[str, Any]) -> list[Top
                 f"topic {topic.name} cannot be read ({topic.error.__name__}): check KP_ACCEPTED_TOPIC and "
                 "KP_REJECTED_TOPIC, and the ACL Read on both"
             )
-    return sorted(TopicPartition(topic.name, partition) for topic in found.values() for partition in topic.partitions)
+    return sorted(
+        TopicPartition(topic.name, partition) for topic in found.values() for partition in range(topic.partitions)
+    )
 
 
 async def _read(

@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.structs import ConsumerRecord
 
 from worker.config import ConfigError, Settings
-from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.connections import Client, committed_reader, connected, connected_admin
 from worker.kafka.cluster.describe import describe_topics, topic_configs
 from worker.kafka.cluster.errors import error_text
@@ -67,6 +67,7 @@ class Session:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        patch_aiokafka(settings)
         self.client = client_arguments(settings)
 
     def connected(self, client: Client, *, tolerant: bool = False) -> AbstractAsyncContextManager[Client]:
@@ -87,7 +88,7 @@ class Session:
         for name, topic in described.items():
             if topic.error is TopicAuthorizationFailedError:
                 raise ConfigError(f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)")
-        found = {name: len(topic.partitions) for name, topic in described.items() if topic.error is None}
+        found = {name: topic.partitions for name, topic in described.items() if topic.error is None}
         configs, _ = await topic_configs(admin, list(found))  # not told without the ACL DescribeConfigs
         return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in found.items()}
 

@@ -26,7 +26,7 @@ from worker.commands.shared.console import SettingsError, write_line
 from worker.commands.shared.session import Session
 from worker.config import ConfigError, Settings
 from worker.core.terminal import clean, clean_json
-from worker.kafka.cluster.client import client_arguments
+from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.connections import connected_admin
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import AFTER, Observed, Problem, TopicPlan, look, look_at, plan, problems
@@ -89,6 +89,7 @@ def run_topics(settings: Settings, *, create: bool, as_json: bool) -> int:
 
 async def topics_report(settings: Settings, create: bool) -> TopicsReport:
     """Describe the topics; with `create`, first create those that are missing. Raises ConfigError."""
+    patch_aiokafka(settings)
     client = {**client_arguments(settings), "request_timeout_ms": TIMEOUT_MS}
     try:
         async with connected_admin(settings, client) as admin:

@@ -1,4 +1,4 @@
-"""The arguments of all Kafka clients of the worker: consumers, producers and admin clients."""
+"""What all Kafka clients of a process share: their arguments, with TLS and SASL, and the patches of aiokafka."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaError
 
 from worker.config import PREFIX, ConfigError, Settings
 from worker.kafka.aiokafka_private import check_oauth_answers, notice_lost_brokers
-from worker.kafka.reading.fetch_results import install_reader
+from worker.kafka.reading.fetches import install_reader
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +30,22 @@ SENT_IN_THE_CLEAR: Final = {
 }
 
 
-def client_arguments(settings: Settings) -> dict[str, Any]:
-    """Return the aiokafka arguments that all clients share. Raises ConfigError for a file that cannot be used.
+def patch_aiokafka(settings: Settings) -> None:
+    """Replace parts of aiokafka for all clients of this process; call it before the first one. May be called again.
 
-    They contain secrets: never log them. From this call on, every consumer of the process reads by fetch_results.py,
-    and every connection checks the broker's answer to a token, and notices that its broker is lost.
+    Every consumer then reads by reading/fetches.py, within KP_MAX_BATCH_BYTES; every connection checks the broker's
+    answer to a token, and notices that its broker is lost.
     """
     install_reader(settings.max_batch_bytes)
     check_oauth_answers()
     notice_lost_brokers(LOST_SECONDS)
+
+
+def client_arguments(settings: Settings) -> dict[str, Any]:
+    """Return the aiokafka arguments that all clients share. Raises ConfigError for a file that cannot be used.
+
+    They contain secrets: never log them.
+    """
     arguments: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.group_id,

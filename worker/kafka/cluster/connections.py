@@ -19,7 +19,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from worker.config import ConfigError, Settings
 from worker.kafka.aiokafka_private import ask_once, sender_task, split_servers
 from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
-from worker.kafka.reading.faults import tolerant as reading_tolerantly
+from worker.kafka.reading.fetches import tolerant as reading_tolerantly
 from worker.kafka.writing.producer import Producer, PublishError
 
 PROBE_MS: Final = 5000
@@ -38,7 +38,7 @@ Address = tuple[str, int]
 
 
 class UnreachableError(ConfigError):
-    """No broker can be reached, or the login is refused. `final`: trying again cannot help."""
+    """No broker can be reached, or the login fails. `final`: trying again cannot help."""
 
     def __init__(self, message: str, *, final: bool) -> None:
         super().__init__(message)
@@ -111,7 +111,7 @@ async def unreachable(settings: Settings, client: Mapping[str, Any], error: Kafk
 async def find_fault(client: Mapping[str, Any]) -> BrokerFault | None:
     """Connect once to each broker, also at its advertised address, and return why that fails; None if it succeeds.
 
-    A refusal takes precedence over a broker that is down.
+    A failed login takes precedence over a broker that is down.
     """
     given = split_servers(client["bootstrap_servers"])
     todo, faults = list(given), []
@@ -140,7 +140,7 @@ async def _ask(client: Mapping[str, Any], address: Address, *, advertised: bool 
 
 
 def _no_answer(settings: Settings, faults: Sequence[BrokerFault]) -> UnreachableError:
-    """Return the error that names the brokers; a refusal comes first, and alone."""
+    """Return the error that names the brokers; a failed login comes first, and alone."""
     final = [fault for fault in faults if is_final(fault.cause)]
     named = final[:1] or faults[:NAMED]
     alone = named[0].where == settings.bootstrap_servers

@@ -1,4 +1,4 @@
-"""What a broker reports about topics and groups: partitions, settings, ids, and the operations this login may do."""
+"""What a broker reports: topics and groups, what this login may do with them, and the requests that it supports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,20 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, NoError, for_code
 from aiokafka.protocol.abstract import AbstractType
-from aiokafka.protocol.admin import DescribeGroupsResponse_v3
+from aiokafka.protocol.admin import ApiVersionRequest, DescribeConfigsRequest, DescribeGroupsResponse_v3
 from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
+from aiokafka.protocol.coordination import FindCoordinatorRequest
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.protocol.transaction import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    TxnOffsetCommitRequest,
+)
 from aiokafka.protocol.types import (
     Array,
     Boolean,
@@ -28,8 +39,9 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from worker.kafka.aiokafka_private import send_request, with_versions
+from worker.kafka.aiokafka_private import has_version, send_request, with_versions
 from worker.kafka.cluster.connections import admin_client
+from worker.kafka.writing.protocol import FeaturesRequest, InitProducerId, ProduceV1, transaction_protocol
 
 NO_ID: Final = bytes(16)
 
@@ -173,18 +185,18 @@ LIMIT_SECONDS: Final = 5.0
 class TopicDescription:
     """A topic as a broker describes it. `error`: why the description is missing or incomplete; None: it is complete.
 
-    `replicas`: the least of any partition. `leaderless`: partitions without a leader. `topic_id`: as Kafka's tools
-    write it (22 characters), None from a broker without topic ids. `operations`: what this login may do, None if that
-    was not requested or not reported.
+    `partitions`: how many. `replicas`: the least of any partition. `leaderless`: partitions without a leader.
+    `topic_id`: as Kafka's tools write it (22 characters), None from a broker without topic ids. `operations`: what this
+    login may do, None if that was not requested or not reported.
     """
 
     name: str
     error: type[KafkaError] | None
-    partitions: Sequence[int]
+    partitions: int
     replicas: int
     leaderless: int
-    topic_id: str | None
-    operations: frozenset[str] | None
+    topic_id: str | None = None
+    operations: frozenset[str] | None = None
 
 
 async def describe_topics(
@@ -205,7 +217,7 @@ def _topic(answer: Mapping[str, Any]) -> TopicDescription:
     return TopicDescription(
         name=answer["topic"],
         error=None if error is NoError else error,
-        partitions=[part["partition"] for part in parts],
+        partitions=len(parts),
         replicas=min((len(part["replicas"]) for part in parts), default=0),
         leaderless=sum(part["leader"] < 0 for part in parts),
         topic_id=None if identity == NO_ID else base64.urlsafe_b64encode(identity).decode().rstrip("="),
@@ -227,21 +239,21 @@ async def topic_id(admin: AIOKafkaAdminClient, name: str) -> str | None:
 async def topic_configs(
     admin: AIOKafkaAdminClient, names: Sequence[str]
 ) -> tuple[dict[str, Mapping[str, str]], dict[str, tuple[type[KafkaError], str]]]:
-    """Return the settings by topic, and for topics without them the error and the broker's message.
+    """Return the settings by topic, and for topics whose settings it does not show the error and the broker's message.
 
     Raises KafkaError if the whole request fails.
     """
     configs: dict[str, Mapping[str, str]] = {}
-    refused: dict[str, tuple[type[KafkaError], str]] = {}
+    unreadable: dict[str, tuple[type[KafkaError], str]] = {}
     if not names:
-        return configs, refused
+        return configs, unreadable
     for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]):
         for code, message, _, name, entries in response.resources:
             if code:
-                refused[name] = for_code(code), message or for_code(code).__name__
+                unreadable[name] = for_code(code), message or for_code(code).__name__
             else:
                 configs[name] = {entry[0]: entry[1] for entry in entries}
-    return configs, refused
+    return configs, unreadable
 
 
 async def broker_configs(admin: AIOKafkaAdminClient) -> Mapping[str, str]:
@@ -296,3 +308,33 @@ def _names(bits: int) -> frozenset[str] | None:
     if bits == NOT_TOLD:
         return None
     return frozenset(name for bit, name in OPERATIONS.items() if bits >> bit & 1)
+
+
+SENT_ALWAYS: Final[tuple[type[Request[Any]], ...]] = (
+    MetadataRequest, ProduceV1, FetchRequest, OffsetRequest, OffsetCommitRequest, OffsetFetchRequest,
+    FindCoordinatorRequest, JoinGroupRequest, SyncGroupRequest, HeartbeatRequest, LeaveGroupRequest,
+    DescribeConfigsRequest, InitProducerId,
+)  # fmt: skip
+"""Requests that the worker's clients send in any case."""
+
+SENT_IN_TRANSACTIONS: Final[tuple[type[Request[Any]], ...]] = (
+    AddPartitionsToTxnRequest, AddOffsetsToTxnRequest, EndTxnRequest, TxnOffsetCommitRequest,
+)  # fmt: skip
+"""Requests that they send with KP_DELIVERY=exactly_once only."""
+
+
+async def lacking_apis(admin: AIOKafkaAdminClient, *, transactions: bool) -> tuple[list[str], int]:
+    """Return the names of the requests without a version in common with the broker, and how many are needed."""
+    needed = SENT_ALWAYS + (SENT_IN_TRANSACTIONS if transactions else ())
+    answer = await send_request(admin, ApiVersionRequest())
+    versions = {key: (least, most) for key, least, most in answer.api_versions}
+    lacking = [request for request in needed if not has_version(request, *versions.get(request.API_KEY, (0, -1)))]
+    return [request.__name__.removesuffix("Request").removesuffix("V1") for request in lacking], len(needed)
+
+
+async def transactions_of(admin: AIOKafkaAdminClient) -> int:
+    """Return the version of the transaction protocol that the worker's producers use on this cluster, 1 or 2."""
+    try:
+        return transaction_protocol(await send_request(admin, FeaturesRequest()))
+    except NotImplementedError:  # before Kafka 2.4
+        return 1

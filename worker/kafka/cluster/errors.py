@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from aiokafka import errors as kafka
 
-from worker.kafka.writing.publication import TopicRefusedError
+from worker.kafka.writing.shipments import TopicRefusedError
 
 BAD_CERTIFICATE: Final = {
     10: "it has expired: renew it on the broker",
@@ -20,7 +20,7 @@ BAD_CERTIFICATE: Final = {
 ANOTHER_LISTENER: Final = "check KP_SECURITY_PROTOCOL and the port in KP_BOOTSTRAP_SERVERS"
 
 
-_REFUSED_LOGIN: Final = (
+_LOGIN_FAILED: Final = (
     "the broker refuses the login: check KP_SASL_USERNAME and KP_SASL_PASSWORD (or the token), and that the user "
     "exists for KP_SASL_MECHANISM"
 )
@@ -70,7 +70,7 @@ def _about_tls(error: ssl.SSLError) -> str:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether connecting again cannot help, because the login or a certificate is refused."""
+    """Whether connecting again cannot help, because the login failed or a certificate is not accepted."""
     final = (
         kafka.SaslAuthenticationFailed,
         kafka.UnsupportedSaslMechanismError,
@@ -113,7 +113,7 @@ Kinds = type[BaseException] | tuple[type[BaseException], ...]
 REMEDIES: Final[Sequence[tuple[Kinds, str | Callable[[Any], str]]]] = (
     (
         kafka.SaslAuthenticationFailed,
-        _REFUSED_LOGIN,
+        _LOGIN_FAILED,
     ),
     (
         kafka.UnsupportedSaslMechanismError,

@@ -12,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from worker.config import ConfigError, Settings
-from worker.kafka.cluster.describe import broker_configs, describe_topics, topic_configs
+from worker.kafka.cluster.describe import TopicDescription, broker_configs, describe_topics, topic_configs
 
 DEFAULT_MAX_BYTES: Final = 1_048_588
 """Kafka's default max.message.bytes, assumed if the worker may not read a topic's settings."""
@@ -32,20 +32,6 @@ class MissingTopicsError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class TopicState:
-    """A topic as it is.
-
-    `replicas`: the least of any partition; `leaderless`: partitions without a leader; `topic_id`: None from a broker
-    without topic ids.
-    """
-
-    partitions: int
-    replicas: int
-    leaderless: int
-    topic_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     """What the broker reports about the topics: those that exist, and those to which it denies access.
 
@@ -53,7 +39,7 @@ class Observed:
     `defaults`: settings of a broker, if no topic shows any.
     """
 
-    topics: Mapping[str, TopicState]
+    topics: Mapping[str, TopicDescription]
     denied: Sequence[str]
     configs: Mapping[str, Mapping[str, str]]
     unreadable: Mapping[str, str]
@@ -98,11 +84,7 @@ async def look_at(admin: AIOKafkaAdminClient, names: Sequence[str], settings_of:
     """Look at topics by their names, as `look` does."""
     described = await describe_topics(admin, names)
     denied = [name for name, topic in described.items() if topic.error is TopicAuthorizationFailedError]
-    topics = {
-        name: TopicState(len(topic.partitions), topic.replicas, topic.leaderless, topic.topic_id)
-        for name in names
-        if (topic := described.get(name)) is not None and topic.error is None
-    }
+    topics = {name: topic for name in names if (topic := described.get(name)) is not None and topic.error is None}
     configs, unreadable = await _configs(admin, [name for name in settings_of if name in topics])
     return Observed(topics, denied, configs, unreadable, {} if configs else await _defaults(admin))
 
@@ -121,15 +103,15 @@ async def _configs(
 ) -> tuple[Mapping[str, Mapping[str, str]], Mapping[str, str]]:
     """Return the topics' settings, and the broker's message for those that it does not show."""
     try:
-        configs, refused = await topic_configs(admin, names)
+        configs, unreadable = await topic_configs(admin, names)
     except KafkaError as error:
         if error.retriable:
             raise
         return {}, dict.fromkeys(names, str(error))
-    for name, (error_type, _) in refused.items():
+    for name, (error_type, _) in unreadable.items():
         if error_type.retriable:
             raise MissingTopicsError(f"topic {name}: its settings are not known yet ({error_type.__name__})")
-    return configs, {name: words for name, (_, words) in refused.items()}
+    return configs, {name: words for name, (_, words) in unreadable.items()}
 
 
 OUTPUT_OVERHEAD: Final = 8192

@@ -1,8 +1,5 @@
 """Whether the topics of a running worker are still the ones that it started with.
 
-Must not live
-here: what topics must be at start (topics.py, topic_problems.py), readiness and exit (stream/worker.py).
-
 Clients do not tell: a producer waits for a missing topic until its timeout, and goes on with another topic of the same
 name. On a broker with auto.create.topics.enable it creates that one itself.
 """
@@ -127,8 +124,8 @@ class TopicWatch:
             raise TopicLostError(f"{said}, and the caches with it: the restart begins with empty ones")
         if now.name in self._state:
             raise TopicLostError(f"{said}: the restart reads it from its oldest record")
-        if len(now.partitions) < len(first.partitions):
-            raise TopicLostError(f"{said}, with {len(now.partitions)} partitions instead of {len(first.partitions)}")
+        if now.partitions < first.partitions:
+            raise TopicLostError(f"{said}, with {now.partitions} partitions instead of {first.partitions}")
         log.warning("%s", said)
         self._first[now.name] = now
 

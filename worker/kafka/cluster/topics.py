@@ -32,7 +32,7 @@ from worker.kafka.cluster.topic_plan import (
     plan,
     problems,
 )
-from worker.kafka.writing.publication import OutputTopic
+from worker.kafka.writing.shipments import OutputTopic
 
 log = logging.getLogger(__name__)
 
@@ -121,12 +121,12 @@ async def _accessible(admin: AIOKafkaAdminClient, settings: Settings, *needed: s
 
 async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int) -> None:
     name = settings.changelog
-    refusal: KafkaError | None = None
+    failure: KafkaError | None = None
     try:
         await admin.create_partitions({name: NewPartitions(partitions)})
         log.info("topic %s now has %d partitions, like the source", name, partitions)
     except InvalidPartitionsError as error:
-        refusal = error  # if another worker was faster, it has as many already
+        failure = error  # if another worker was faster, it has as many already
     except KafkaError as error:
         if error.retriable:
             raise
@@ -138,7 +138,7 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
         if (await look(admin, settings, [])).topics[name].partitions >= partitions:
             return
         await asyncio.sleep(0.2)
-    raise ConfigError(f"topic {name} could not be extended to {partitions} partitions, like the source: {refusal}")
+    raise ConfigError(f"topic {name} could not be extended to {partitions} partitions, like the source: {failure}")
 
 
 async def _settled(look: Callable[[], Awaitable[Found]]) -> Found:

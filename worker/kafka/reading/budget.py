@@ -59,7 +59,7 @@ class Share:
             self._wait(key, need)
         raise NoRoom(self, key)
 
-    def refuse(self, key: Hashable, need: int) -> NoRoom:
+    def no_room(self, key: Hashable, need: int) -> NoRoom:
         """Return the error for a caller that needs more room than it got; it keeps its place in the queue."""
         with self._lock:
             self._wait(key, need)

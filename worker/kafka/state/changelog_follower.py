@@ -1,9 +1,5 @@
 """Following the changelog: all its partitions, read committed, into the group view.
 
-Must not live
-here: which entries count and the nearest one (core/group_view.py), what a worker does while the view lags
-(stream/group_scope.py), a partition's own cache (restore.py).
-
 A partition is loaded in this order: its changelog to the end, and then its committed offset. So the offset is never
 older than what was read, and the passes that it decides on (passes.resolve) are the ones that count: a pass that begins
 later writes its marker behind what was read.

@@ -1,1 +1,1 @@
-"""Writing: the producer, its protocol, and the publication of a batch in one transaction."""
+"""Writing: a producer and its protocol, transactions, and what the worker publishes for a batch."""

@@ -9,7 +9,7 @@ Here no transaction begins in an epoch of which a request may still be on its wa
 - transactions V2 (KIP-890), if the cluster has finalised transaction.version 2: each transaction has its own epoch;
 - transactions V1 otherwise: when a request was not answered, the producer asks for its next epoch once the transaction
   has ended (InitProducerId with its id and epoch, KIP-360). Before Kafka 4.0 the epoch does not keep out a late
-  TxnOffsetCommit entirely, so each committed offset is read back (producer_requests.has_late_offsets).
+  TxnOffsetCommit entirely, so each committed offset is read back (protocol.has_late_offsets).
 
 Within its own transaction a late request does no harm: the broker knows each batch by its sequence number, and adding a
 partition, committing an offset or ending twice is the same as once.
@@ -33,7 +33,7 @@ from worker.core.records import encoded_size
 from worker.kafka.aiokafka_private import BatchBuilder, Brokers, UnansweredError, UnsentError, UnsupportedError
 from worker.kafka.writing import protocol as requests
 from worker.kafka.writing.protocol import NO_PRODUCER, Offsets, ProducerEpoch
-from worker.kafka.writing.publication import REFUSALS, DoubtfulRefusalError, Refused, Row, Shipment, TopicRefusedError
+from worker.kafka.writing.shipments import REFUSALS, RefusedBatch, Row, Shipment, TopicRefusedError
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,14 @@ class AbortableError(Exception):
     """The transaction cannot be committed. Once it is aborted, the same producer can run it again."""
 
 
+class DoubtfulRefusalError(Exception):
+    """A batch was refused when it was sent again, and it is unknown whether an earlier try was appended.
+
+    A limit or the clock may have changed in between. The producer's sequence number is then unknown, too; a restart
+    begins with a new producer.
+    """
+
+
 class Answer(Enum):
     """What an error code means for a producer."""
 
@@ -99,7 +107,7 @@ ANSWERS: Final[Mapping[int, Answer]] = {
     47: Answer.FENCED,  # INVALID_PRODUCER_EPOCH
     90: Answer.FENCED,  # PRODUCER_FENCED
 }
-"""What follows from Kafka's error codes. Any other one is final, but for those about a batch (refusals.REFUSALS).
+"""What follows from Kafka's error codes. Any other one is final, but for those about a batch (shipments.REFUSALS).
 
 Final, too, is a producer id that the coordinator has forgotten (after a week without a transaction): it would give any
 former owner a new one, also one that is behind a successor that it has forgotten as well.
@@ -159,7 +167,7 @@ class _Delivery:
     shipment: Shipment
     limit: int
     batches: deque[_Batch]
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedBatch] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +306,7 @@ class Producer:
         self._open, self._known, self._offsets = True, False, None
         self._added.clear()
 
-    async def send(self, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[Refused]]]:
+    async def send(self, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[RefusedBatch]]]:
         """Append shipments to different partitions; return the batches that their topics refuse for good.
 
         Raises PublishError, which names the topic, and AbortableError; without transactions DoubtfulRefusalError.
@@ -388,7 +396,7 @@ class Producer:
             self._enter(ProducerEpoch(response.producer_id, response.producer_epoch))
 
     async def _renew(self) -> None:
-        """Get the next epoch: requests of this one that still arrive are refused from now on."""
+        """Get the next epoch: requests of this one that still arrive are fenced from now on."""
         why = "a request was not answered, and may still arrive"
         if not self._owns():
             raise ProducerFenced(f"{self._id}: {why}, and the partition is another worker's by now")
@@ -469,7 +477,7 @@ class Producer:
             error = _refusal(partition, code, rest)
             if batch.unsure:
                 self._doubtful(error)
-            delivery.refused.append(Refused(batch.first, batch.count, batch.builder.size(), delivery.limit, error))
+            delivery.refused.append(RefusedBatch(batch.first, batch.count, batch.builder.size(), delivery.limit, error))
             delivery.batches.popleft()  # the broker counts no refused record: the sequence number stays
             return None
         answer = ANSWERS.get(code)
@@ -588,7 +596,7 @@ def _error(response: Any) -> tuple[int, str | None]:
         return response.error_code, None
     by_topic = response.errors if hasattr(response, "errors") else response.topics
     errors = [(code, topic) for topic, partitions in by_topic for *_, code in partitions if code]
-    # The broker attempts none if it refuses one of them.
+    # The broker attempts none if one of them fails.
     return min(errors, key=lambda error: error[0] == OPERATION_NOT_ATTEMPTED, default=(0, None))
 
 

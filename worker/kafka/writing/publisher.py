@@ -1,7 +1,10 @@
-"""Publishing outputs, cache entries and the source offset: in one transaction, or (at least once) in this order.
+"""Publishing a batch of the worker: its outputs, cache entries and source offset, each source partition in order.
 
-The output partition is the source partition modulo the output topic's partitions: each source partition stays in order,
-and equal keys stay together if the numbers of partitions are equal.
+Exactly once, they are one transaction. At least once, the offset is committed last. The output partition is the source
+partition modulo the output topic's partitions, so equal keys stay together if the numbers of partitions are equal.
+
+A scored trace whose output its topic refuses, or that does not fit it, is replaced by a dead letter. The trace was
+scored, and later traces were compared with it: its cache entry stays in the batch, so all other scores stay the same.
 """
 
 from __future__ import annotations
@@ -10,116 +13,177 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from worker.core.passes import committed_from
-from worker.core.trace import InvalidTrace
-from worker.kafka.writing.producer import AbortableError, Producer, PublishError
-from worker.kafka.writing.publication import (
-    TOO_LARGE,
-    Batch,
-    OutputTopic,
-    Publication,
-    Refused,
-    Shipment,
-    TopicRefusedError,
+from worker.core.documents import dead_letter, fit_dead_letter, fits, last_resort, readdressed, source_place
+from worker.core.passes import NO_PASS, Pass
+from worker.core.records import BATCH_OVERHEAD, DEAD_LETTER, OutputRecord, SourceRecord, encoded_size
+from worker.core.trace import InvalidTrace, Reason
+from worker.kafka.writing.producer import Producer
+from worker.kafka.writing.shipments import INVALID_TIMESTAMP, TOO_LARGE, OutputTopic, Row, Shipment, TopicRefusedError
+from worker.kafka.writing.transaction import (
+    MAX_ROUNDS,
+    LimitOf,
+    replace_refused,
+    run_transaction,
+    still_refused,
+    unknown_limit,
 )
 
 log = logging.getLogger(__name__)
 
-LimitOf = Callable[[str], Awaitable[int | None]]
-"""Returns a topic's current max.message.bytes; None if it is not known."""
-
-
-async def unknown_limit(topic: str) -> int | None:
-    """Return no limit."""
-    return None
-
-
-async def replace_refused(
-    producer: Producer,
-    publication: Publication,
-    refused: Sequence[tuple[Shipment, list[Refused]]],
-    limit_of: LimitOf,
-) -> None:
-    """Find the records that their topics refuse and replace them by dead letters. Raises as `search` does."""
-    for shipment, culprits in await search(producer, refused, limit_of):
-        publication.replace(shipment, culprits)
-        for words, count in Counter(map(str, culprits.values())).items():
-            log.warning("%s (%d records of partition %d)", words, count, shipment.partition)
-
-
-async def search(
-    producer: Producer,
-    refused: Sequence[tuple[Shipment, list[Refused]]],
-    limit_of: LimitOf,
-) -> list[tuple[Shipment, dict[int, TopicRefusedError]]]:
-    """Return the rows of each shipment that are refused alone (none: its topic's limit is lower than known).
-
-    Raises PublishError if there is neither: sending all again would have the same result.
-    """
-    found = []
-    news = False
-    for shipment, batches in refused:
-        culprits, lowered = await find_culprits(producer, shipment, batches, limit_of)
-        news |= bool(culprits) or lowered
-        found.append((shipment, culprits))
-    if not news:
-        raise PublishError(f"the batch is refused, but none of its records alone: {refused[0][1][0].error}")
-    return found
-
-
-async def find_culprits(
-    producer: Producer, shipment: Shipment, refused: Sequence[Refused], limit_of: LimitOf
-) -> tuple[dict[int, TopicRefusedError], bool]:
-    """Return the rows that are refused alone, and whether the topic's limit is lower than known.
-
-    If the broker does not name the records, parts of the batch are sent again, down to single records. With exactly
-    once the transaction will be aborted, so that readers of committed records never see them.
-    """
-    topic = shipment.topic
-    too_large = [each for each in refused if each.error.code in TOO_LARGE]
-    if too_large:
-        limit = await limit_of(topic.name)
-        if limit is not None:
-            topic.learn(limit)
-        if any(topic.batch_bytes < each.limit for each in too_large):  # found now, or by another partition task
-            return {}, True  # the next round fits batches, records and dead letters
-    culprits: dict[int, TopicRefusedError] = {}
-    waiting = list(refused)
-    while waiting:
-        each = waiting.pop()
-        named = each.culprits()
-        if named is not None:
-            culprits |= named
-            continue
-        for part in each.suspects():
-            rows = Shipment(topic, shipment.partition, shipment.rows[part.start : part.stop])
-            for _, found in await producer.send([rows]):
-                waiting += [replace(more, first=part.start + more.first) for more in found]
-    if too_large and not culprits:
-        topic.batch_bytes = min(topic.batch_bytes, *(each.size // 2 for each in too_large))
-        return {}, True
-    return culprits, False
-
+OWN_HEADERS: Final = 512
+"""More bytes than a batch's header and the headers added to a scored trace (kp-score, kp-decision, spans) need."""
 
 START_PATIENCE_SECONDS: Final = 30.0
 """How long a producer may wait for its transactional id before the log says so."""
-
-MAX_ROUNDS: Final = 24
-"""Most attempts to publish one batch. Each has another dead letter or a lower limit than the one before. One cause
-needs four at most; a limit that the broker does not report is halved each time."""
-
 
 TRANSACTIONS: Final = {
     1: "transactions V1 (a new epoch after a request without an answer)",
     2: "transactions V2 (an epoch for each transaction)",
 }
 """The versions of the transaction protocol, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Traces of one partition to commit together, in offset order.
+
+    `entries` are (key, value) for the changelog; the value None deletes. `next_offset` is the source offset after the
+    last trace, and `stream_time_ms` the partition's stream time at that point (None: no trace was scored yet).
+    `records` are the source records of `outputs`, in the same order: dead letters are made from them. `source_pass` is
+    the pass over the source that they belong to.
+    """
+
+    outputs: list[OutputRecord]
+    entries: Sequence[tuple[bytes, bytes | None]]
+    next_offset: int
+    stream_time_ms: int | None
+    records: Sequence[SourceRecord] = ()
+    source_pass: Pass = NO_PASS
+
+
+class RefusedForGoodError(Exception):
+    """A topic refuses a record that nothing can replace: a cache entry, or the last resort of a dead letter."""
+
+
+class Publication:
+    """The contents of a batch's transaction; each round of refusals changes them.
+
+    `replaced`: why a dead letter replaces a scored output, by position in the batch.
+    """
+
+    def __init__(self, batch: Batch, partition: int, topics: Mapping[str, OutputTopic], changelog: OutputTopic) -> None:
+        self.batch = batch
+        self.replaced: dict[int, InvalidTrace] = {}
+        self._partition = partition
+        self._topics = topics
+        self._changelog = changelog
+        self._outputs = list(batch.outputs)  # dead letters complete: each round fits them again
+        self._refused: dict[int, set[int]] = {}  # error codes of dead letters that were refused, by position
+        self._hopeless: set[int] = set()  # positions of dead letters that only have the last resort left
+
+    def shipments(self) -> list[Shipment]:
+        """Return what to send; each topic partition occurs once."""
+        by_target: dict[tuple[str, int], Shipment] = {}
+        if self.batch.entries:
+            rows: list[Row] = [(key, value, None, []) for key, value in self.batch.entries]
+            by_target[self._changelog.name, self._partition] = Shipment(self._changelog, self._partition, rows)
+        by_kind: dict[str, Shipment] = {}
+        for position, whole in enumerate(self._outputs):
+            output = self._fitted(position, whole)
+            shipment = by_kind.get(output.kind)
+            if shipment is None:
+                shipment = by_kind[output.kind] = self._shipment(output.kind, by_target)
+            shipment.rows.append((output.key, output.value, output.timestamp_ms, output.headers))
+            shipment.positions.append(position)
+        return list(by_target.values())
+
+    def _shipment(self, kind: str, by_target: dict[tuple[str, int], Shipment]) -> Shipment:
+        """Return the shipment of a kind of output; two kinds may have one topic."""
+        topic = self._topics[kind]
+        number = self._partition % topic.partitions
+        return by_target.setdefault((topic.name, number), Shipment(topic, number))
+
+    def replace(self, shipment: Shipment, refused: Mapping[int, TopicRefusedError]) -> None:
+        """Replace the refused rows by dead letters. Raises RefusedForGoodError."""
+        for row, error in refused.items():
+            if not shipment.positions:
+                raise RefusedForGoodError(
+                    f"topic {error.topic} refuses a single cache entry: {error.name} {error.words}".rstrip()
+                ) from error
+            position = shipment.positions[row]
+            if self._outputs[position].kind != DEAD_LETTER:
+                self._become_letter(position, _refused_by_topic(error))
+            elif position in self._hopeless:
+                raise RefusedForGoodError(
+                    f"topic {error.topic} refuses even a dead letter without value and headers: {error.name} "
+                    f"{error.words}".rstrip()
+                ) from error
+            else:
+                self._note_refusal(position, error.code)
+        for words, count in Counter(map(str, refused.values())).items():
+            log.warning("%s (%d records of partition %d)", words, count, shipment.partition)
+
+    def _note_refusal(self, position: int, code: int) -> None:
+        """Record why a dead letter was refused: a smaller change than the last resort may suffice."""
+        codes = self._refused.setdefault(position, set())
+        about_key = code != INVALID_TIMESTAMP and code not in TOO_LARGE and self._outputs[position].key is None
+        if code in codes or not (about_key or code == INVALID_TIMESTAMP):
+            self._hopeless.add(position)
+        codes.add(code)
+
+    def _become_letter(self, position: int, error: InvalidTrace) -> OutputRecord:
+        self.replaced[position] = error
+        letter = self._outputs[position] = dead_letter(self.batch.records[position], error)
+        return letter
+
+    def _fitted(self, position: int, output: OutputRecord) -> OutputRecord:
+        """Return the record to send for an output: the output, or a dead letter that fits its topic."""
+        if output.kind != DEAD_LETTER:
+            topic = self._topics[output.kind]
+            source = self.batch.records[position].size if self.batch.records else 0  # holds key and headers
+            if source and source + len(output.value or b"") + OWN_HEADERS <= topic.max_bytes:
+                return output
+            if fits(output, topic.max_bytes):
+                return output
+            output = self._become_letter(position, _too_large(output, topic))
+        limit = self._topics[DEAD_LETTER].max_bytes
+        if position in self._hopeless:
+            return last_resort(output, limit, source_place(output))
+        codes = self._refused.get(position, set())
+        if INVALID_TIMESTAMP in codes:
+            output = OutputRecord(output.kind, output.key, output.value, output.headers, None)
+        if codes - {INVALID_TIMESTAMP}:
+            output = readdressed(output)
+        return fit_dead_letter(output, limit)
+
+
+def _refused_by_topic(error: TopicRefusedError) -> InvalidTrace:
+    return InvalidTrace(
+        Reason.REFUSED_BY_TOPIC,
+        "",
+        f"topic {error.topic} permanently refuses the scored trace: {error.name}; {error.advice}. Kafka: {error.words}",
+    )
+
+
+def _too_large(output: OutputRecord, topic: OutputTopic) -> InvalidTrace:
+    size = encoded_size(output.key, output.value, output.headers) + BATCH_OVERHEAD
+    return InvalidTrace(
+        Reason.TOO_LARGE,
+        "",
+        f"the scored trace has {size} bytes with key and headers; topic {topic.name} accepts {topic.max_bytes}; "
+        "raise its max.message.bytes, or send smaller traces",
+    )
+
+
+def offset_metadata(batch: Batch) -> str:
+    """Return the metadata that is committed with the offset: stream time and pass, for the next restart."""
+    return batch.source_pass.metadata(batch.stream_time_ms)
 
 
 class Publisher(Protocol):
@@ -145,35 +209,9 @@ class Publisher(Protocol):
         ...
 
 
-def offset_metadata(batch: Batch) -> str:
-    """Return the metadata that is committed with the offset: stream time and pass, for the next restart."""
-    return batch.source_pass.metadata(batch.stream_time_ms)
-
-
-def stream_time_from(metadata: str) -> int | None:
-    """Read the stream time (ms) from committed metadata; None if the metadata is not ours."""
-    committed = committed_from(metadata)
-    return None if committed is None else committed.stream_time_ms
-
-
 @dataclass(eq=False, repr=False)
 class ExactlyOncePublisher:
-    """One transactional producer for one source partition.
-
-    The guarantee depends on the order of steps in `publish`:
-     1. begin;
-     2. send outputs and cache entries, and await every acknowledgement;
-     3. send the source offset, with the stream time and the pass;
-     4. commit. Readers of committed records see none of it before.
-    If a topic permanently refuses records in step 2, the same producer continues (a new one would fence the next owner
-    if the partition is already lost):
-     a. find the refused records, in the transaction that will be aborted;
-     b. replace them by dead letters;
-     c. abort: readers of committed records never see any of it; then start again at 1 with the whole batch. Its cache
-        entries stay, so all other scores stay the same, and a restart that replays the batch has the same result.
-    A transaction that the brokers want aborted is run again as a whole. Any other failure aborts the transaction and is
-    not retried here.
-    """
+    """One transactional producer for one source partition: a batch is a transaction (transaction.run_transaction)."""
 
     producer: Producer
     group: str
@@ -207,19 +245,14 @@ class ExactlyOncePublisher:
         """Publish one transaction; after a refusal, another one instead."""
         publication = Publication(batch, self.source.partition, self.topics, self.changelog)
         offset = {self.source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}
-        for _ in range(MAX_ROUNDS):
-            try:
-                async with self.producer.transaction():  # 1
-                    refused = await self.producer.send(publication.shipments())  # 2
-                    if refused:
-                        await replace_refused(self.producer, publication, refused, self.limit_of)  # a, b
-                        raise AbortableError("records are refused")  # c
-                    await self.producer.send_offsets(self.group, offset)  # 3
-            except AbortableError as error:
-                log.info("partition %d: the transaction is run again: %s", self.source.partition, error)
-            else:
-                return publication.replaced  # 4
-        raise _endless(self.source)
+        await run_transaction(
+            self.producer,
+            publication,
+            self.limit_of,
+            offsets=(self.group, offset),
+            where=f"partition {self.source.partition}: ",
+        )
+        return publication.replaced
 
     async def stop(self) -> None:
         """Disconnect."""
@@ -233,7 +266,7 @@ class AtLeastOncePublisher:
     The guarantee depends on the order of steps in `publish`:
      1. send cache entries and outputs, and await every acknowledgement. If a topic permanently refuses records, find
         them, replace them by dead letters and send all again: records accepted the first time are then duplicated;
-     2. commit the source offset through the consumer (which refuses it after a rebalance).
+     2. commit the source offset through the consumer (which may not do so after a rebalance).
     """
 
     producer: Producer
@@ -262,12 +295,8 @@ class AtLeastOncePublisher:
                     await self.commit(self.source, batch.next_offset, offset_metadata(batch))  # 2
                     return publication.replaced
                 await replace_refused(self.producer, publication, refused, self.limit_of)
-        raise _endless(self.source)
+        raise still_refused(f"partition {self.source.partition}: ")
 
     async def stop(self) -> None:
         """Disconnect."""
         await self.producer.stop()
-
-
-def _endless(source: TopicPartition) -> PublishError:
-    return PublishError(f"partition {source.partition}: still refused after {MAX_ROUNDS} attempts")

@@ -11,14 +11,14 @@ import cramjam
 import pytest
 
 from tests.support.raw_batches import CODECS, compress
-from worker.kafka.reading.unpack import CorruptError, TooLargeError, unpack
+from worker.kafka.reading.compression import CorruptError, TooLargeError, decompress
 
 CODEC_NAMES = [name for name in CODECS if name != "none"]
 LIMIT = 4 << 20
 
 
 def taken(payload: bytes, codec: str, limit: int = LIMIT) -> bytes:
-    return bytes(unpack(memoryview(payload), CODECS[codec], limit))
+    return bytes(decompress(memoryview(payload), CODECS[codec], limit))
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
@@ -28,7 +28,7 @@ def test_what_fits_is_unpacked(codec: str, size: int) -> None:
     content = content[:size]
     payload = compress(content, codec)
     assert taken(payload, codec) == content
-    assert bytes(unpack(memoryview(payload), CODECS[codec], LIMIT, b"head")) == b"head" + content
+    assert bytes(decompress(memoryview(payload), CODECS[codec], LIMIT, b"head")) == b"head" + content
     if size > 1:
         with pytest.raises(TooLargeError):
             taken(payload, codec, size - 1)
@@ -80,4 +80,4 @@ def test_cramjam_still_says_that_the_buffer_is_full() -> None:
 
 def test_an_unknown_codec_is_corrupt() -> None:
     with pytest.raises(CorruptError, match="codec 5"):
-        unpack(memoryview(b"x"), 5, LIMIT)
+        decompress(memoryview(b"x"), 5, LIMIT)

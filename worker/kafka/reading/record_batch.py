@@ -1,7 +1,4 @@
-"""Parsing the records of one batch (magic 2), whatever it contains.
-
-Must not
-live here: compression (unpack.py), aiokafka, which parser reads a batch (batch.py).
+"""The records of one record batch (magic 2), whatever its bytes are.
 
 aiokafka's parser in C reads the valid batches; this one continues after what is broken.
 """

@@ -28,7 +28,7 @@ _kept = threading.local()
 _XERIAL: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEAD: Final = 16
 _FULL: Final = "failed to write whole buffer"
-"""cramjam's message when the output buffer is full; there is no error type for it (tests/unit/kafka/test_unpack.py)."""
+"""cramjam's message when the output buffer is full; it has no error type (tests/unit/kafka/test_compression.py)."""
 
 
 class TooLargeError(Exception):
@@ -39,7 +39,7 @@ class CorruptError(Exception):
     """The payload is not valid for its codec; the message is the decompressor's, without content."""
 
 
-def unpack(payload: memoryview, codec: int, limit: int, head: bytes = b"") -> memoryview:
+def decompress(payload: memoryview, codec: int, limit: int, head: bytes = b"") -> memoryview:
     """Return `head` and then the payload, unpacked to at most `limit` bytes. Raises TooLargeError, CorruptError."""
     try:
         into = _CODECS[codec]
@@ -47,7 +47,7 @@ def unpack(payload: memoryview, codec: int, limit: int, head: bytes = b"") -> me
         raise CorruptError(f"unknown codec {codec}") from None
     if len(payload) <= _SMALL_PAYLOAD and limit >= _SMALL_BYTES:
         with contextlib.suppress(TooLargeError):
-            return _unpack_small(payload, into, head)
+            return _decompress_small(payload, into, head)
     memory = mmap.mmap(-1, max(1, len(head) + limit))
     memory[: len(head)] = head
     view = memoryview(memory)
@@ -66,7 +66,7 @@ def unpack(payload: memoryview, codec: int, limit: int, head: bytes = b"") -> me
     return memoryview(memory)[:size]
 
 
-def _unpack_small(payload: memoryview, into: Callable[[memoryview, memoryview], int], head: bytes) -> memoryview:
+def _decompress_small(payload: memoryview, into: Callable[[memoryview, memoryview], int], head: bytes) -> memoryview:
     """Unpack a payload into the buffer that this thread keeps, if it fits."""
     room: memoryview | None = getattr(_kept, "room", None)
     if room is None:

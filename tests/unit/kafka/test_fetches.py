@@ -20,11 +20,9 @@ from tests.support.raw_batches import CODECS, RawRecord, batch_of, blank_bomb, e
 from worker.core.records import Fault, SourceRecord, memory_size
 from worker.core.trace import Reason
 from worker.kafka import aiokafka_private
-from worker.kafka.reading.batches import Batches
 from worker.kafka.reading.budget import Budget, NoRoom
-from worker.kafka.reading.faults import Reading, UnreadableError, read_as
-from worker.kafka.reading.fetch_results import PartitionFetch, PartitionReader
-from worker.kafka.reading.record_parser import HEADER, Head
+from worker.kafka.reading.fetches import Batches, PartitionFetch, PartitionReader, Reading, UnreadableError, read_as
+from worker.kafka.reading.record_batch import HEADER, Head
 
 TP = TopicPartition("traces", 0)
 T0 = 1_776_153_600_000
@@ -220,7 +218,7 @@ async def test_the_worker_gets_its_own_records_with_the_same_contents_and_bounds
     assert 40_000 < max(sum(r.size for r in portion) for portion in portions) < 45_000
 
 
-async def test_batches_wait_for_room_take_turns_and_all_come() -> None:
+async def test_fetches_wait_for_room_take_turns_and_all_come() -> None:
     budget = Budget(2 << 20)
     reading = Reading(tolerant=True, fetch_bytes=50_000, budget=budget)
     data = at(0, encode_batch(records(200, 1_500), "gzip"))

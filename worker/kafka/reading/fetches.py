@@ -1,19 +1,40 @@
-"""One record batch out of a fetch response: checked, unpacked within its bounds, ready to be iterated."""
+"""What a consumer fetches, in place of aiokafka's readers: bounded in memory, and past what cannot be read.
+
+A fetch response of one partition (`PartitionFetch`) is read by a `PartitionReader`, which gets record batches from
+`Batches`: each is checked, decompressed within its bounds and parsed. What cannot be read becomes a record with a fault
+in its place. Without `Reading.tolerant` the consumer gets an UnreadableError instead: `tail` and `report` must not use
+a substitute for a record.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord
 
+from worker.core.records import RECORD_OVERHEAD, Fault, SourceRecord, memory_size
 from worker.core.trace import Reason
-from worker.kafka.aiokafka_private import LegacyBatch, RecordBatch
-from worker.kafka.reading.budget import NoRoom
-from worker.kafka.reading.faults import Reading, UnreadableError, current_reading, place
-from worker.kafka.reading.record_parser import HEADER, MAX_HEADERS, Head, Parsed, count_headers, parse, varint
-from worker.kafka.reading.unpack import NAMES, CorruptError, TooLargeError, unpack
+from worker.kafka.aiokafka_private import FetchResult, LegacyBatch, PartitionRecords, RecordBatch, read_fetches_with
+from worker.kafka.reading.budget import Budget, NoRoom
+from worker.kafka.reading.compression import NAMES, CorruptError, TooLargeError, decompress
+from worker.kafka.reading.record_batch import HEADER, MAX_HEADERS, Head, Parsed, count_headers, parse, varint
+
+MAX_BATCH_BYTES: Final = 64 << 20
+"""The default limit of one batch's unpacked size."""
+
+FETCH_BYTES: Final = 16 << 20
+"""Bytes of one fetch from one partition; the worker's own fetches are smaller (faust_consumer.py)."""
+
+CRC_ATTEMPTS: Final = 3
+"""How often a batch with a wrong CRC is fetched. If it is still wrong, the disk damaged it, not the network."""
 
 LOG_OVERHEAD: Final = 12
 """Bytes of a batch before those that its length counts: its offset and the length."""
@@ -31,19 +52,81 @@ _CODEC, _CONTROL = 0x07, 0x20
 _ABORT: Final = b"\0\0\0\0"
 
 
-class Reader(Protocol):
-    """Reads the batches of one partition (fetch_results.PartitionReader)."""
+class UnreadableError(KafkaError):  # type: ignore[misc]
+    """A record or batch cannot be read, and its reader does not accept a fault; the message says where and why."""
 
-    tp: TopicPartition
-    next_fetch_offset: int
 
-    def expect(self, batch: FetchedBatch) -> None:
-        """Prepare for the offsets of the batch."""
-        ...
+def place(tp: TopicPartition, offset: int, first: int | None = None) -> str:
+    """Return topic, partition and offset, or the range of offsets from `first` on, as text."""
+    offsets = f"offset {offset}" if first in (None, offset) else f"offsets {first} to {offset}"
+    return f"{tp.topic}/{tp.partition} {offsets}"
 
-    def missed(self) -> bool:
-        """Whether the last batch had other offsets than its header says; the position is reset then."""
-        ...
+
+@dataclass(eq=False, slots=True)
+class Reading:
+    """How one consumer reads; used in the consumer's thread only. `budget` None: no bound on all partitions together.
+
+    `source_records`: it gets SourceRecord, which saves the worker a ConsumerRecord for each message.
+    `attempts`: how often a damaged batch was fetched, by partition and offset. `open`: what is fetched, not consumed.
+    """
+
+    max_batch_bytes: int = MAX_BATCH_BYTES
+    tolerant: bool = False
+    fetch_bytes: int = FETCH_BYTES
+    budget: Budget | None = None
+    source_records: bool = False
+    attempts: Counter[tuple[TopicPartition, int]] = field(default_factory=Counter)
+    open: dict[TopicPartition, PartitionFetch] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Drop all records fetched and not consumed yet; they are fetched again if they are still needed."""
+        for fetched in list(self.open.values()):
+            fetched.drop()
+        self.attempts.clear()
+
+    def fetch_again(self, tp: TopicPartition, offset: int) -> bool:
+        """Whether to fetch a damaged batch again."""
+        self.attempts[tp, offset] += 1
+        if self.attempts[tp, offset] < CRC_ATTEMPTS:
+            return True
+        del self.attempts[tp, offset]
+        return False
+
+
+_default = Reading()
+_reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
+
+
+def install_reader(max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
+    """Let every consumer of this process read with the classes of this module; may be called again.
+
+    `max_batch_bytes`: the largest unpacked batch of all consumers without a `Reading` of their own, for new fetches.
+    """
+    _default.max_batch_bytes = max_batch_bytes
+    read_fetches_with(Batches, PartitionReader, PartitionFetch)
+
+
+def current_reading() -> Reading:
+    """Return the `Reading` of the consumer that this task belongs to."""
+    return _reading.get() or _default
+
+
+def read_as(reading: Reading) -> None:
+    """Set the `Reading` of the consumers that this task starts from now on (aiokafka's fetch task inherits it)."""
+    _reading.set(reading)
+
+
+@contextlib.contextmanager
+def tolerant(max_batch_bytes: int | None = None) -> Iterator[None]:
+    """Let the consumers that are started in this context get faults, in `ConsumerRecord.checksum`.
+
+    `max_batch_bytes` None: the bound of all consumers.
+    """
+    token = _reading.set(Reading(max_batch_bytes or _default.max_batch_bytes, tolerant=True))
+    try:
+        yield
+    finally:
+        _reading.reset(token)
 
 
 class FetchedBatch:
@@ -54,7 +137,7 @@ class FetchedBatch:
         "owner", "producer_id", "reading", "records", "slow",
     )  # fmt: skip
 
-    def __init__(self, owner: Reader, head: Head, inner: Any, data: memoryview, reading: Reading) -> None:
+    def __init__(self, owner: PartitionReader, head: Head, inner: Any, data: memoryview, reading: Reading) -> None:
         self.owner = owner
         self.reading = reading
         self.held = 0  # bytes of the memory budget
@@ -123,7 +206,7 @@ class FetchedBatch:
         yield from inner  # it checks that no bytes are left
 
 
-def open_batch(reading: Reading, owner: Reader, data: memoryview, rest: memoryview) -> FetchedBatch | None:
+def open_batch(reading: Reading, owner: PartitionReader, data: memoryview, rest: memoryview) -> FetchedBatch | None:
     """Return a batch, ready to be iterated; None: it is damaged and must be fetched again.
 
     `rest`: the bytes after it in the response. Raises NoRoom, and then changes nothing.
@@ -131,7 +214,7 @@ def open_batch(reading: Reading, owner: Reader, data: memoryview, rest: memoryvi
     return _of_magic_2(reading, owner, data, rest) if data[MAGIC] >= 2 else _legacy(reading, owner, data)
 
 
-def _of_magic_2(reading: Reading, owner: Reader, data: memoryview, rest: memoryview) -> FetchedBatch | None:
+def _of_magic_2(reading: Reading, owner: PartitionReader, data: memoryview, rest: memoryview) -> FetchedBatch | None:
     inner = RecordBatch(data)
     head = Head._make(HEADER.unpack_from(data))
     batch = FetchedBatch(owner, head, inner, data, reading)
@@ -146,16 +229,16 @@ def _of_magic_2(reading: Reading, owner: Reader, data: memoryview, rest: memoryv
         batch.next_offset = max(owner.next_fetch_offset + 1, following)
         batch.replace(Reason.UNREADABLE, "the batch's checksum (CRC) is wrong: it is damaged on the broker's disk")
     elif head.attributes & _CODEC and not head.attributes & _CONTROL and len(data) > HEADER.size:
-        _unpack(batch, head.attributes & _CODEC)  # a compacted batch may be empty
+        _decompress(batch, head.attributes & _CODEC)  # a compacted batch may be empty
     return batch
 
 
-def _unpack(batch: FetchedBatch, codec: int) -> None:
+def _decompress(batch: FetchedBatch, codec: int) -> None:
     """Replace a batch's content by its unpacked bytes, or by a fault. Raises NoRoom."""
     limit = batch.reading.max_batch_bytes
     size = len(batch.data)
     try:
-        unpacked = _unpacked(batch, codec, limit)
+        unpacked = _decompressed(batch, codec, limit)
     except TooLargeError:
         batch.replace(
             Reason.BATCH_TOO_LARGE,
@@ -168,30 +251,30 @@ def _unpack(batch: FetchedBatch, codec: int) -> None:
         batch.inner = RecordBatch(unpacked)
 
 
-def _unpacked(batch: FetchedBatch, codec: int, limit: int) -> memoryview:
+def _decompressed(batch: FetchedBatch, codec: int, limit: int) -> memoryview:
     """Return the unpacked batch. Raises TooLargeError beyond the limit, NoRoom beyond the memory available now."""
     head = bytearray(batch.data[: HEADER.size])
     head[22] &= ~_CODEC
     payload = batch.data[HEADER.size :]
     budget, tp = batch.reading.budget, batch.owner.tp
     if budget is None:
-        return unpack(payload, codec, limit, bytes(head))
+        return decompress(payload, codec, limit, bytes(head))
     room = budget.batches.room(tp, len(payload))
     bound = limit if room is None else min(limit, room)
     unpacked: memoryview | None = None
     try:
-        unpacked = unpack(payload, codec, bound, bytes(head))
+        unpacked = decompress(payload, codec, bound, bytes(head))
     except TooLargeError:
         if bound == limit:
             raise
     if unpacked is None:  # raised here, because an error's context would keep what was unpacked
-        raise budget.batches.refuse(tp, min(limit, 2 * bound))
+        raise budget.batches.no_room(tp, min(limit, 2 * bound))
     batch.held = len(unpacked)
     budget.batches.take(batch.held)
     return unpacked
 
 
-def _legacy(reading: Reading, owner: Reader, data: memoryview) -> FetchedBatch:
+def _legacy(reading: Reading, owner: PartitionReader, data: memoryview) -> FetchedBatch:
     """Return a batch of magic 0 or 1 (before Kafka 0.11): aiokafka's, after a check of the size that it unpacks to."""
     magic = data[MAGIC]
     inner = LegacyBatch(data, magic)
@@ -209,7 +292,7 @@ def _legacy(reading: Reading, owner: Reader, data: memoryview) -> FetchedBatch:
             (key,) = struct.unpack_from(">i", data, at)
             payload = data[at + 8 + max(0, key) :]
             if not (codec == 3 and magic == 0):  # lz4 frames of magic 0 have a wrong checksum; aiokafka corrects it
-                unpack(payload, codec, limit)
+                decompress(payload, codec, limit)
             batch.records = list(inner)
     except TooLargeError:
         batch.replace(Reason.BATCH_TOO_LARGE, f"the message set unpacks to more than {limit} bytes")
@@ -226,7 +309,7 @@ class Batches:
         self._position = 0  # of the batch that comes next
         self._begin = 0  # of the one before it
         self._reading = current_reading()
-        self._owner: Reader | None = None
+        self._owner: PartitionReader | None = None
         self._next: FetchedBatch | None = None
         self._current: FetchedBatch | None = None
         self.no_room: NoRoom | None = None
@@ -240,7 +323,7 @@ class Batches:
         """How its consumer reads."""
         return self._reading
 
-    def belong_to(self, owner: Reader) -> None:
+    def belong_to(self, owner: PartitionReader) -> None:
         """Set the reader, which knows partition and position. Before this call, `has_next` opens no batch."""
         self._owner = owner
 
@@ -316,7 +399,7 @@ class Batches:
         end = self._position + LOG_OVERHEAD + int(length)
         return end if end <= len(self._data) else None
 
-    def _open(self, owner: Reader) -> FetchedBatch | None:
+    def _open(self, owner: PartitionReader) -> FetchedBatch | None:
         """Return the next batch, ready to be iterated. Raises NoRoom, and then changes nothing."""
         end = self._end()
         if end is None:
@@ -330,3 +413,146 @@ class Batches:
         if batch is not None:
             self._begin, self._position = self._position, end
         return batch
+
+
+class PartitionReader(PartitionRecords):
+    """Reads the batches of one partition, and continues where aiokafka's reader would stop."""
+
+    def __init__(self, tp: TopicPartition, records: Batches, *rest: Any) -> None:
+        super().__init__(tp, records, *rest)
+        self.tp = tp
+        self.batches = records
+        self._expected = self._end = 0
+        self._complete = False
+        self._source_records = records.reading.source_records
+        records.belong_to(self)
+
+    def recovers(self, error: Exception) -> bool:
+        """Whether the batch on which aiokafka's parser failed can be read again, by ours."""
+        return not isinstance(error, UnreadableError) and self.batches.read_slowly()
+
+    def expect(self, batch: FetchedBatch) -> None:
+        """Prepare for the batch's offsets: a wrong one would let aiokafka skip records."""
+        self._end = batch.next_offset
+        self._complete = not batch.slow and batch.head.records == batch.head.last_delta + 1
+        self._expected = max(batch.base_offset, self.next_fetch_offset)
+
+    def missed(self) -> bool:
+        """Whether the batch that was read had other offsets than its header says; the position is reset then."""
+        missed = self._complete and self._expected < self._end
+        self._complete = False
+        if missed:
+            self.next_fetch_offset = self._expected
+        return missed
+
+    def consumer_record(self, tp: TopicPartition, record: Any) -> ConsumerRecord | SourceRecord:
+        """Return the consumer's record for a parsed one. Raises ValueError, UnreadableError."""
+        offset = record.offset
+        if offset != self._expected and (self._complete or not self._expected < offset < self._end):
+            self._complete = False
+            raise ValueError("a record's offset does not follow the one before")
+        self._expected = offset + 1
+        fault = record.checksum
+        if isinstance(fault, Fault) and not self.batches.reading.tolerant:
+            raise UnreadableError(f"{place(tp, offset, fault.first_offset)}: {fault.reason}: {fault.message}")
+        if self.deserializes:
+            return super().consumer_record(tp, record)
+        key, value, headers = record.key, record.value, record.headers
+        if self._source_records:
+            size = memory_size(key, value, headers)
+            fault = fault if isinstance(fault, Fault) else None
+            return SourceRecord(
+                tp.topic, tp.partition, offset, record.timestamp, key, value, tuple(headers), size, fault
+            )
+        return ConsumerRecord(
+            tp.topic,
+            tp.partition,
+            offset,
+            record.timestamp,
+            record.timestamp_type,
+            key,
+            value,
+            fault,
+            -1 if key is None else len(key),
+            -1 if value is None else len(value),
+            tuple(headers) if headers else (),
+        )
+
+    def restart(self) -> None:
+        """Continue at the position, with the batch that comes next."""
+        self._complete = False
+        self.begin_again()
+
+    def close(self) -> None:
+        """Drop everything."""
+        self.end()
+        self.batches.close()
+
+
+class PartitionFetch(FetchResult):
+    """The records fetched from one partition, returned in portions that are also bounded in bytes."""
+
+    def __init__(self, tp: TopicPartition, *, partition_records: PartitionReader, **rest: Any) -> None:
+        super().__init__(tp, partition_records=partition_records, **rest)
+        self._reading = partition_records.batches.reading
+        if (former := self._reading.open.get(tp)) is not None:
+            former.drop()
+        self._reading.open[tp] = self
+
+    def drop(self) -> None:
+        """Drop the rest; aiokafka fetches from the position on."""
+        records, self.records = self.records, None
+        if records is not None:
+            records.close()
+        if self._reading.budget is not None:
+            self._reading.budget.batches.leave(self.tp)
+        if self._reading.open.get(self.tp) is self:
+            del self._reading.open[self.tp]
+
+    def check_assignment(self, tp: TopicPartition) -> bool:
+        """Whether the fetched records are still needed; otherwise drop them."""
+        records = self.records
+        wanted = records is not None and super().check_assignment(tp)
+        if not wanted:
+            self.records = records
+            self.drop()
+        return wanted
+
+    def getone(self) -> ConsumerRecord | SourceRecord | None:
+        """Return the next record; None at the end."""
+        found = self.getall(1)
+        return found[0] if found else None
+
+    def getall(self, max_records: int | None = None) -> list[ConsumerRecord | SourceRecord]:
+        """Return the next records, up to the number or about the bytes allowed. Raises NoRoom."""
+        reading, records = self._reading, self.records
+        if records is None or not self.check_assignment(self.tp):
+            return []
+        if reading.budget is not None:
+            reading.budget.records.room(self.tp)
+        found: list[ConsumerRecord | SourceRecord] = []
+        size = 0
+        for record in records:
+            found.append(record)
+            size += record.size if reading.source_records else _size(record)
+            if size >= reading.fetch_bytes or (max_records is not None and len(found) >= max_records):
+                self.update_position()
+                if records.batches.make_room():
+                    if records.batches.at_end():
+                        self.drop()  # now: the response is released and the next one fetched
+                    else:
+                        records.restart()
+                return found
+        self.update_position()
+        no_room = records.batches.no_room
+        if no_room is None:
+            self.drop()
+        elif not found:
+            raise NoRoom(no_room.share, no_room.key)
+        return found
+
+
+def _size(record: ConsumerRecord) -> int:
+    """Return about how many bytes of memory a record uses."""
+    size = RECORD_OVERHEAD + int(record.serialized_value_size) + int(record.serialized_key_size)
+    return size + memory_size(None, None, record.headers) if record.headers else size

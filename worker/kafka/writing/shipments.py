@@ -1,0 +1,152 @@
+"""What a producer sends to the partition of a topic, and what the topic refuses of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
+"""Key, value, timestamp (ms since 1970; None: now) and headers of a record to send."""
+
+
+@dataclass(slots=True)
+class OutputTopic:
+    """A topic that is written: name, number of partitions, largest batch it accepts (bytes).
+
+    `max_bytes` is read at start, and again after a refusal for size. `batch_bytes` limits a batch with more than one
+    record. It is lowered when such a batch was refused, none of its records was refused alone, and the topic's limit
+    may not be read. All partition tasks share the object.
+    """
+
+    name: str
+    partitions: int
+    max_bytes: int
+    batch_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.batch_bytes = self.batch_bytes or self.max_bytes
+
+    def learn(self, max_bytes: int) -> None:
+        """Apply the topic's current limit if it is lower than the known one."""
+        if max_bytes < self.max_bytes:
+            log.warning("topic %s now accepts at most %d bytes (max.message.bytes)", self.name, max_bytes)
+            self.max_bytes = max_bytes
+            self.batch_bytes = min(self.batch_bytes, max_bytes)
+
+
+@dataclass(slots=True)
+class Shipment:
+    """The records of one topic partition, in order. `positions`: where each is among what its sender publishes.
+
+    Records that nothing can replace (changelog entries, for example) have no positions.
+    """
+
+    topic: OutputTopic
+    partition: int
+    rows: list[Row] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+
+REFUSALS: Final[Mapping[int, str]] = {
+    2: "CORRUPT_MESSAGE",
+    10: "MESSAGE_TOO_LARGE",
+    18: "RECORD_LIST_TOO_LARGE",
+    32: "INVALID_TIMESTAMP",
+    43: "UNSUPPORTED_FOR_MESSAGE_FORMAT",
+    44: "POLICY_VIOLATION",
+    76: "UNSUPPORTED_COMPRESSION_TYPE",
+    87: "INVALID_RECORD",
+}
+"""Kafka's error codes that are about the records and not about topic, cluster or permissions, with Kafka's names. The
+broker finds all of them before it appends anything."""
+
+TOO_LARGE: Final = frozenset({10, 18})
+INVALID_TIMESTAMP: Final = 32
+
+ADVICE: Final[Mapping[int, str]] = {
+    10: "raise its max.message.bytes",
+    18: "raise its segment.bytes",
+    32: (
+        "let its message.timestamp.before.max.ms and message.timestamp.after.max.ms allow what the source topic "
+        "allows; for the changelog, correct the clock of this machine, or set message.timestamp.type=LogAppendTime"
+    ),
+    76: "set its compression.type to producer",
+    87: "a compacted topic accepts no record without a key: remove compact from its cleanup.policy",
+}
+
+KIND_LENGTH: Final = 9
+"""Characters that distinguish the broker's messages about a record: "Timestamp 1795..." and "Compacted topic ..."."""
+
+
+@dataclass(eq=False)
+class TopicRefusedError(Exception):
+    """A batch that its topic permanently refuses; nothing of it was appended, and the producer can continue.
+
+    `words` is the broker's message; `records` its messages about single records, by their positions in the batch
+    (empty: it names none).
+    """
+
+    topic: str
+    partition: int
+    code: int
+    words: str
+    records: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return Kafka's name of the error."""
+        return REFUSALS[self.code]
+
+    @property
+    def advice(self) -> str:
+        """Return how to make the topic accept such records."""
+        return ADVICE.get(self.code, "check the broker's log and the topic's settings")
+
+    def about(self, record: int) -> TopicRefusedError:
+        """Return the error for one record of the batch."""
+        return TopicRefusedError(self.topic, self.partition, self.code, self.records[record] or self.words)
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} permanently refuses the batch: {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedBatch:
+    """A batch with the rows [first, first + count) of a shipment, which its topic permanently refuses.
+
+    `size`: its bytes. `limit`: the topic's limit as it was known when the batch was sent.
+    """
+
+    first: int
+    count: int
+    size: int
+    limit: int
+    error: TopicRefusedError
+
+    def refused_rows(self) -> dict[int, TopicRefusedError] | None:
+        """Return the rows that the broker names, with the error of each; None if it names none.
+
+        The broker sends one code for the whole batch and a message for each record. If the messages are of several
+        kinds, the code applies to some of the records only.
+        """
+        error = self.error
+        if self.count == 1:
+            return {self.first: error}
+        kinds = {words[:KIND_LENGTH] for words in error.records.values()}
+        if len(kinds) != 1 or not self._names_its_rows():
+            return None
+        return {self.first + number: error.about(number) for number in error.records}
+
+    def parts(self) -> list[range]:
+        """Return the rows to send again to find the cause: the named ones one by one, otherwise both halves."""
+        if self.error.records and self._names_its_rows():
+            return [range(self.first + number, self.first + number + 1) for number in self.error.records]
+        half, end = self.first + self.count // 2, self.first + self.count
+        return [range(self.first, half), range(half, end)]
+
+    def _names_its_rows(self) -> bool:
+        return all(0 <= number < self.count for number in self.error.records)

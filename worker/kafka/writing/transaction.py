@@ -1,0 +1,148 @@
+"""A transaction: records, and with them a group's offsets, are committed together or not at all.
+
+The worker, `redrive` and `contribute` commit by `run_transaction`. They differ in what they send (`Contents`), and in
+what becomes of a record that its topic refuses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Final, Protocol
+
+from worker.kafka.writing.producer import AbortableError, Producer, PublishError
+from worker.kafka.writing.protocol import Offsets
+from worker.kafka.writing.shipments import TOO_LARGE, RefusedBatch, Shipment, TopicRefusedError
+
+log = logging.getLogger(__name__)
+
+MAX_ROUNDS: Final = 24
+"""Most attempts to publish the same contents. Each has another dead letter or a lower limit than the one before. One
+cause needs four at most; a limit that the broker does not report is halved each time."""
+
+LimitOf = Callable[[str], Awaitable[int | None]]
+"""Returns a topic's current max.message.bytes; None if it is not known."""
+
+
+async def unknown_limit(topic: str) -> int | None:
+    """Return no limit."""
+    return None
+
+
+class Contents(Protocol):
+    """The records of one transaction, as their owner has them."""
+
+    def shipments(self) -> list[Shipment]:
+        """Return what to send; each topic partition occurs once. Called again for each round."""
+        ...
+
+    def replace(self, shipment: Shipment, refused: Mapping[int, TopicRefusedError]) -> None:
+        """Replace or leave out the rows of a shipment that its topic refuses, or raise an error.
+
+        No row at all: the topic's limit is lower than it was known to be.
+        """
+        ...
+
+
+async def run_transaction(
+    producer: Producer,
+    contents: Contents,
+    limit_of: LimitOf,
+    *,
+    offsets: tuple[str, Offsets] | None = None,
+    where: str = "",
+) -> None:
+    """Commit the contents and the offsets of a group. Raises PublishError, and what the contents raise.
+
+    The guarantee depends on the order of the steps:
+     1. begin;
+     2. send the records, and await every acknowledgement;
+     3. send the offsets;
+     4. commit. Readers of committed records see none of it before.
+    If a topic permanently refuses records in step 2, the same producer continues (a new one would fence the next owner
+    if the partition is already lost):
+     a. find the refused records, in the transaction that will be aborted;
+     b. let the contents replace them;
+     c. abort: readers of committed records never see any of it; then start again at 1 with all contents.
+    A transaction that the brokers want aborted is run again as a whole. Any other failure aborts the transaction and is
+    not retried here: it is unknown whether the transaction was committed.
+
+    `where` begins the messages: "partition 5: ".
+    """
+    for _ in range(MAX_ROUNDS):
+        try:
+            async with producer.transaction():  # 1, 4
+                refused = await producer.send(contents.shipments())  # 2
+                if refused:
+                    await replace_refused(producer, contents, refused, limit_of)  # a, b
+                    raise AbortableError("records are refused")  # c
+                if offsets is not None:
+                    await producer.send_offsets(*offsets)  # 3
+        except AbortableError as error:
+            log.info("%sthe transaction is run again: %s", where, error)
+        else:
+            return
+    raise still_refused(where)
+
+
+def still_refused(where: str) -> PublishError:
+    """Return the error after the last round."""
+    return PublishError(f"{where}still refused after {MAX_ROUNDS} attempts")
+
+
+async def replace_refused(
+    producer: Producer,
+    contents: Contents,
+    refused: list[tuple[Shipment, list[RefusedBatch]]],
+    limit_of: LimitOf,
+) -> None:
+    """Find the rows that their topics refuse, and let the contents replace them.
+
+    Raises PublishError if no row is refused alone, and no limit is lower than known: sending all again would have the
+    same result.
+    """
+    found = []
+    news = False
+    for shipment, batches in refused:
+        rows, lowered = await find_refused_rows(producer, shipment, batches, limit_of)
+        news |= bool(rows) or lowered
+        found.append((shipment, rows))
+    if not news:
+        raise PublishError(f"the batch is refused, but none of its records alone: {refused[0][1][0].error}")
+    for shipment, rows in found:
+        contents.replace(shipment, rows)
+
+
+async def find_refused_rows(
+    producer: Producer, shipment: Shipment, refused: list[RefusedBatch], limit_of: LimitOf
+) -> tuple[dict[int, TopicRefusedError], bool]:
+    """Return the rows that are refused alone, and whether the topic's limit is lower than known.
+
+    If the broker does not name the records, parts of the batch are sent again, down to single records. A transaction is
+    aborted afterwards, so that readers of committed records never see them.
+    """
+    topic = shipment.topic
+    too_large = [each for each in refused if each.error.code in TOO_LARGE]
+    if too_large:
+        limit = await limit_of(topic.name)
+        if limit is not None:
+            topic.learn(limit)
+        if any(topic.batch_bytes < each.limit for each in too_large):  # found now, or by another partition task
+            return {}, True  # the next round fits batches, records and dead letters
+    found: dict[int, TopicRefusedError] = {}
+    waiting = list(refused)
+    while waiting:
+        each = waiting.pop()
+        named = each.refused_rows()
+        if named is not None:
+            found |= named
+            continue
+        for part in each.parts():
+            rows = Shipment(topic, shipment.partition, shipment.rows[part.start : part.stop])
+            for _, batches in await producer.send([rows]):
+                waiting += [replace(more, first=part.start + more.first) for more in batches]
+    if too_large and not found:
+        topic.batch_bytes = min(topic.batch_bytes, *(each.size // 2 for each in too_large))
+        return {}, True
+    return found, False
