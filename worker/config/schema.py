@@ -1,7 +1,6 @@
 """The JSON Schema of the config file, for editors and for checks outside Python.
 
-Must not live
-here: the settings (settings.py). schemas/config.schema.json is this schema, written down.
+schemas/config.schema.json is this schema, written down.
 """
 
 from __future__ import annotations

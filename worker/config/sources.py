@@ -1,8 +1,4 @@
-"""Where the values of settings come from: options, the environment, the config file.
-
-Must not live
-here: what the settings are (settings.py), the words for a wrong value (errors.py).
-"""
+"""Where the values of settings come from: options, the environment, the config file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The group view: the committed entries of all partitions, for traces that are compared across partitions.
 
-Must not live
-here: a partition's own cache (novelty.py), reading the changelog (kafka/state/changelog_follower.py), Kafka, any clock.
-
 A foreign entry counts like an entry of a restored cache: its model is ours, its pass is the one that counts at its
 source offset, and it is among the newest `capacity` of its partition. It lives by the stream time of the partition
 whose trace is scored.

@@ -1,7 +1,6 @@
 """`kp-worker export-model`: from a sentence-transformers model to a directory that OpenVinoEmbedder loads.
 
-Must not
-live here: where graphs and vectors come from (export_source.py). all-MiniLM-L6-v2 needs only the fast extra, any other
+all-MiniLM-L6-v2 needs only the fast extra, any other
 model also the model extra.
 """
 

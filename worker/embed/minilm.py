@@ -1,8 +1,5 @@
 """all-MiniLM-L6-v2 as a graph, built from its weights alone, without torch or transformers.
 
-Must not live
-here: other models (export_source.py), writing files (export.py).
-
 The architecture is BERT's (Devlin et al. 2018) with the sizes of the model's config.json. The largest difference of any
 component to sentence-transformers was 2.2e-7 over 60 texts (AMD Zen 4, one thread).
 """
