@@ -1,13 +1,13 @@
 """No record and no batch exhausts the worker's memory: peak RSS with the real model, at the attack's partition count.
 
-`python -m tests.memory_attacks` runs all attacks with more records each.
+`python -m tests.runs.memory_attacks` runs all attacks with more records each.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.memory_attacks import ATTACKS, measure
+from tests.runs.memory_attacks import ATTACKS, measure
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PEAK_MIB = 700

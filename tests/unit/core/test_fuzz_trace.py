@@ -7,7 +7,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from tests.fuzz import documents, read_seeds, run
+from tests.runs.fuzz import documents, read_seeds, run
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 
 SCHEMA = Path(__file__).parents[3] / "schemas" / "reasoning-trace.schema.json"
