@@ -1,4 +1,4 @@
-"""Write the lock of the jars of one Kafka release: `python -m tests.runs.lock_kafka 3.9.2 > tests/data/kafka/3.9.2.lock`."""
+"""Write the lock of one Kafka's jars: `python -m tests.runs.lock_kafka 3.9.2 > tests/data/kafka/3.9.2.lock`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Times are CPU time of one thread.
 
-`python -m tests.runs.benchmarks.group_view [VECTORS.npy]`: vectors of real traces, shape (n, dimensions); rows beyond n are
-theirs with noise. Without a file: vectors about 200 centres.
+`python -m tests.runs.benchmarks.group_view [VECTORS.npy]`: vectors of real traces, shape (n, dimensions); rows beyond
+n are theirs with noise. Without a file: vectors about 200 centres.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Novelty of a keyed stream: one partition, a partition for each agent, and the same partitions in scope `group`.
 
-`python -m tests.runs.benchmarks.keyed FILE...` reads labelled traces (x_task, x_trial), embeds their whole text, and gives
-for each file the AUC of first against repeat over random orders. The stream is fed slowly: each entry is committed, and
-in every view, before the next trace is scored.
+`python -m tests.runs.benchmarks.keyed FILE...` reads labelled traces (x_task, x_trial), embeds their whole text, and
+gives for each file the AUC of first against repeat over random orders. The stream is fed slowly: each entry is
+committed, and in every view, before the next trace is scored.
 """
 
 from __future__ import annotations
