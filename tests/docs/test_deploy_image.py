@@ -1,4 +1,4 @@
-"""The image's parts that need no engine: its lock file, its build context, its health check. tests/runs/image has the rest."""
+"""The image's parts that need no engine: its lock file, its build context, its health check. See tests/runs/image."""
 
 import asyncio
 import re
