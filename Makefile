@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak disasters group-test upgrade-test bench lock clean
+.PHONY: help setup setup-model demo test test-long test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak disasters group-test upgrade-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once 
 
 test: $(MODEL) ## All tests, on real Kafka and the real model (19 minutes on two cores, side by side; ARGS=-n0: one after the other; KAFKA=3.9.1: on that release)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(KAFKA),--kafka=$(KAFKA)) $(ARGS)
+
+test-long: $(MODEL) ## The same with all rounds, steps, seeds and records of which `make test` takes a sample by chance (25 minutes)
+	$(MAKE) test ARGS="--long $(ARGS)"
 
 test-fast: $(READY) ## The tests that need neither Kafka nor the model (80 s of CPU, side by side)
 	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit tests/docs $(ARGS)

@@ -124,7 +124,7 @@ def measure(
             before, began = peak_mib(worker.pid), time.monotonic()
             done = 0
             while done < sent and time.monotonic() - began < seconds:
-                time.sleep(1)
+                time.sleep(0.5)
                 assert worker.returncode is None, worker.log()
                 done = sum(committed(kafka.bootstrap_servers, name, name).values())
             took, peak = time.monotonic() - began, peak_mib(worker.pid)
