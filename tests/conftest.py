@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import kafka_versions
+from tests.support import kafka_versions, warm
 from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
 from worker.lab.broker import ports
 from worker.lab.broker.kafka_jars import KAFKA_VERSION
@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config.option, "sampling_seed"):  # side by side, all processes get that of the first
         given = config.option.seed
         config.option.sampling_seed = random.SystemRandom().randrange(2**32) if given is None else given
+    warm.enabled = not config.option.long
     if "PYTEST_XDIST_WORKER" in os.environ:  # side by side, none takes a port that another one is about to listen on
         mine, of = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         ports.PORT_RANGE = ports.PORT_RANGE[mine::of]

@@ -118,7 +118,7 @@ def measure(
         **settings,
     }
     with tempfile.TemporaryDirectory() as folder:
-        worker = WorkerProcess(env, ("run",), log_path=Path(folder) / "log")
+        worker = WorkerProcess(env, ("run",), log_path=Path(folder) / "log", cold=True)
         try:
             worker.wait_ready()
             before, began = peak_mib(worker.pid), time.monotonic()
