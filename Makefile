@@ -9,7 +9,7 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak disasters group-test upgrade-test bench lock clean
+.PHONY: help setup setup-model demo test test-long test-fast contribute-crash browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak disasters group-test upgrade-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,12 +45,15 @@ demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once 
 test: $(MODEL) ## All tests, on real Kafka and the real model (19 minutes on two cores, side by side; ARGS=-n0: one after the other; KAFKA=3.9.1: on that release)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(KAFKA),--kafka=$(KAFKA)) $(ARGS)
 
+test-long: $(MODEL) ## The same with all rounds, steps, seeds and records of which `make test` takes a sample by chance (25 minutes)
+	$(MAKE) test ARGS="--long $(ARGS)"
+
 test-fast: $(READY) ## The tests that need neither Kafka nor the model (80 s of CPU, side by side)
 	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit tests/docs $(ARGS)
 
 browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/chromium where it is not found)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --editable '.[browser]'
-	$(BIN)/python -m pytest tests/browser_status.py $(ARGS)
+	$(BIN)/python -m pytest tests/runs/browser_status.py $(ARGS)
 
 check: $(MODEL) ## Format, lint, types, layering
 	$(BIN)/ruff format --check worker tests deploy
@@ -66,13 +69,13 @@ deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engin
 	deploy/checks/asyncapi.sh
 
 cluster-check: $(READY) ## The chart on a real Kubernetes API server with etcd, both built with Go (ARGS=--keep-running to look around)
-	$(BIN)/python -m tests.cluster $(ARGS)
+	$(BIN)/python -m tests.runs.cluster $(ARGS)
 
 pod-check: $(READY) ## The chart's pods in Docker: their limits, mounts, probes and grace period, under load on real Kafka
-	$(BIN)/python -m tests.pod $(ARGS)
+	$(BIN)/python -m tests.runs.pod $(ARGS)
 
 snippet-check: $(READY) ## Run the TypeScript and confluent-kafka examples of docs/ (needs node and npm)
-	$(BIN)/python -m pytest tests/check_snippets.py $(ARGS)
+	$(BIN)/python -m pytest tests/runs/check_snippets.py $(ARGS)
 
 dist: $(READY) ## Build the sdist, and the wheel from it, into dist/
 	rm -rf dist
@@ -84,39 +87,39 @@ image: ## Build the container image kp-worker:VERSION with Docker (TORCH_BACKEND
 	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) .
 
 image-test: $(READY) ## Build the image with Docker, or buildah as root, and score traces in it on the embedded broker
-	$(BIN)/python -m tests.image $(ARGS)
+	$(BIN)/python -m tests.runs.image $(ARGS)
 
 compose-test: $(READY) ## Run docker-compose.yml as it is: traces, alerts, restarts, kills, three workers (Docker, or as root an engine of its own)
-	$(BIN)/python -m tests.compose $(ARGS)
+	$(BIN)/python -m tests.runs.compose $(ARGS)
 
 sbom: $(READY) ## Build the image, and write what is in it into dist/ (CycloneDX)
-	$(BIN)/python -m tests.image.sbom --uv $(BIN)/uv $(ARGS)
+	$(BIN)/python -m tests.runs.image.sbom --uv $(BIN)/uv $(ARGS)
 
 audit: $(READY) ## Ask the package index for yanked and vulnerable releases of the locks
 	$(BIN)/python deploy/checks/audit.py --uv $(BIN)/uv
 
 fuzz: $(READY) ## A million mutated documents through the parser
-	$(BIN)/python -m tests.fuzz --documents 1000000 --seed $${SEED:-1}
+	$(BIN)/python -m tests.runs.fuzz --documents 1000000 --seed $${SEED:-1}
 
 fuzz-redaction: $(READY) ## 200,000 texts through the redaction and a slow reading of its rules, and its speed on hostile texts
-	$(BIN)/python -m tests.fuzz_redaction --texts 200000 --seed $${SEED:-1}
+	$(BIN)/python -m tests.runs.fuzz_redaction --texts 200000 --seed $${SEED:-1}
 
 soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS: --hostile, --forget, --model, --steady; --state=DIR goes on after an interruption)
-	$(BIN)/python -m tests.soak --minutes $${MINUTES:-30} $(ARGS)
+	$(BIN)/python -m tests.runs.soak --minutes $${MINUTES:-30} $(ARGS)
 
 disasters: $(READY) ## A full disk, a partitioned broker, a lost cluster, deleted offsets, jumping clocks (root on Linux; ARGS=disk for one)
-	$(BIN)/python -m tests.disasters $(ARGS)
+	$(BIN)/python -m tests.runs.disasters $(ARGS)
 
 contribute-crash: $(READY) ## Kill contribute and restart a faulty registry while 10,000 traces are posted, with and without an idempotency store (ARGS=--traces=1000)
-	$(BIN)/python -m tests.contribute_crash $(ARGS)
+	$(BIN)/python -m tests.runs.contribute_crash $(ARGS)
 group-test: $(READY) ## Scope group: 4 workers, 20 kills, joins, leaves, 2 broker restarts; each nearest trace judged (5 minutes)
-	$(BIN)/python -m pytest tests/group_chaos.py -s $(ARGS)
+	$(BIN)/python -m pytest tests/runs/group_chaos.py -s $(ARGS)
 
 upgrade-test: $(READY) ## Rolling upgrade from the first release to this worker under load, and back (ARGS="--seconds 60 --kafka 3.9"; needs the whole git history)
-	$(BIN)/python -m tests.upgrade $(ARGS)
+	$(BIN)/python -m tests.runs.upgrade $(ARGS)
 
 bench: $(MODEL) ## Speed against peers, as ratios of one run (about 50 min; peers: pip install -e '.[bench]')
-	$(BIN)/python -m tests.benchmarks $(ARGS)
+	$(BIN)/python -m tests.runs.benchmarks $(ARGS)
 
 EXTRAS = --extra fast --extra broker --extra report --extra tracing --extra dev
 COMPILE = $(BIN)/uv pip compile --universal --generate-hashes --no-header -q

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import kafka_versions
+from tests.support import kafka_versions, warm
 from tests.support.kafka_fixtures import cluster, hashing, kafka, workers
 from worker.lab.broker import ports
 from worker.lab.broker.kafka_jars import KAFKA_VERSION
@@ -26,6 +26,7 @@ ON_KAFKA = {"cluster", "hashing", "kafka", "workers"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="repeat the random tests with the seed that a failure printed")
+    parser.addoption("--long", action="store_true", help="all of what a run without it takes a sample of")
     parser.addoption(
         "--kafka", default=KAFKA_VERSION, help=f"the Kafka to run on: {', '.join(kafka_versions.versions())}"
     )
@@ -37,6 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(f"--kafka: {error}") from None
     kafka_versions.use(config.option.kafka)
+    if not hasattr(config.option, "sampling_seed"):  # side by side, all processes get that of the first
+        given = config.option.seed
+        config.option.sampling_seed = random.SystemRandom().randrange(2**32) if given is None else given
+    warm.enabled = not config.option.long
     if "PYTEST_XDIST_WORKER" in os.environ:  # side by side, none takes a port that another one is about to listen on
         mine, of = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         ports.PORT_RANGE = ports.PORT_RANGE[mine::of]
@@ -65,7 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"Apache Kafka {config.option.kafka}"
+    return f"Apache Kafka {config.option.kafka}; samples are drawn with --seed {config.option.sampling_seed}"
 
 
 def tier(path: Path) -> str:
@@ -73,7 +78,30 @@ def tier(path: Path) -> str:
     return next((parent.name for parent in path.parents if parent.name in TIERS and parent.parent.name == "tests"), "")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def left_out(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases that only `--long` runs: those marked long, and of those marked sample(n) all but n by chance.
+
+    A second argument of the mark names a kind, and n of each kind are drawn. Cases that the command line names always
+    run.
+    """
+    if config.option.long or any("::" in argument for argument in config.args):
+        return set()
+    out = {item for item in items if item.get_closest_marker("long")}
+    drawn: dict[tuple[object, ...], list[pytest.Item]] = {}
+    for item in items:
+        if (mark := item.get_closest_marker("sample")) and item not in out:
+            drawn.setdefault((item.nodeid.partition("[")[0], *mark.args[1:], mark.args[0]), []).append(item)
+    for group, cases in drawn.items():
+        rng = random.Random(f"{config.option.sampling_seed} {group}")
+        out |= set(rng.sample(cases, max(0, len(cases) - int(str(group[-1])))))
+    return out
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    out = left_out(config, items)
+    if out:
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
     for item in items:
         folder = tier(item.path)
         if folder in ("crash", "kafka") or ON_KAFKA & fixtures(item):
@@ -108,6 +136,13 @@ def seed(request: pytest.FixtureRequest) -> int:
     given: int | None = request.config.getoption("--seed")
     chosen = random.SystemRandom().randrange(2**32) if given is None else given
     print(f"repeat with --seed {chosen}")
+    return chosen
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest) -> bool:
+    """Whether the test shall take all its rounds, steps or records (`make test-long`), and not a sample of them."""
+    chosen: bool = request.config.getoption("--long")
     return chosen
 
 

@@ -16,4 +16,4 @@ for config in deploy/prometheus/prometheus*.y*ml; do
   [ ! -e "$config" ] || promtool check config --syntax-only "$config" # its paths are those of the container
 done
 promtool test rules deploy/prometheus/rules.test.yaml
-"${PYTHON:-.venv/bin/python}" -m pytest tests/check_prometheus.py
+"${PYTHON:-.venv/bin/python}" -m pytest tests/runs/check_prometheus.py

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.support.contribute import Trial, crash_run
@@ -12,10 +13,11 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 
 def test_kills_restarts_and_faults_lose_nothing_and_cause_no_429(
-    kafka: EmbeddedKafka, tmp_path: Path, seed: int
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool
 ) -> None:
     """With an idempotency store or without one, by the seed."""
-    trial = Trial(traces=300, kills=4, restarts=2, processes=2, idempotency=seed % 2 == 0, seconds=12)
+    some = Trial(traces=150, kills=2, restarts=1, processes=2, idempotency=seed % 2 == 0, seconds=6)
+    trial = replace(some, traces=300, kills=4, restarts=2, seconds=12) if long else some
     judgement = crash_run(kafka.bootstrap_servers, tmp_path, seed, trial)
     print(judgement)
     assert not judgement.problems()

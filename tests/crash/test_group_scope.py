@@ -14,13 +14,15 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_no_forgotten_neighbour_is_seen(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+def test_no_forgotten_neighbour_is_seen(kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool) -> None:
     chaos.quiet_clients()
-    plan = shuffled(seed, sigkill=3, join=1)
-    run_group_chaos(kafka, tmp_path, seed, plan, records=1000, rate=50, workers=2, forget=True)
+    plan = shuffled(seed, sigkill=3 if long else 2, join=1)
+    run_group_chaos(kafka, tmp_path, seed, plan, records=1000 if long else 600, rate=50, workers=2, forget=True)
 
 
-def test_no_neighbour_is_seen_too_early_or_overlooked(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+def test_no_neighbour_is_seen_too_early_or_overlooked(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool
+) -> None:
     chaos.quiet_clients()
-    plan = shuffled(seed, sigkill=3, join=1, leave=1)
-    run_group_chaos(kafka, tmp_path, seed, plan, records=1000, rate=50, workers=3)
+    plan = shuffled(seed, sigkill=3 if long else 2, join=1, leave=1)
+    run_group_chaos(kafka, tmp_path, seed, plan, records=1000 if long else 600, rate=50, workers=3)

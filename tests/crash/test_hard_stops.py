@@ -22,10 +22,10 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_killed_while_it_creates_its_topics(
-    kafka: EmbeddedKafka, seed: int, workers: Callable[..., WorkerProcess]
+    kafka: EmbeddedKafka, seed: int, long: bool, workers: Callable[..., WorkerProcess]
 ) -> None:
     rng = random.Random(seed)
-    for _ in range(3):
+    for _ in range(3 if long else 1):
         env = settings(kafka.bootstrap_servers)
         worker = workers(env, module="tests.support.crash_worker")
         assert wait_until(lambda: "created topic" in worker.log(), 60, 0.002), worker.log()  # noqa: B023 called at once
@@ -43,7 +43,7 @@ def test_killed_while_it_creates_its_topics(
 
 
 @pytest.mark.parametrize("seconds", [4, 14])
-def test_a_broker_that_hangs_and_goes_on(tmp_path: Path, seed: int, seconds: int) -> None:
+def test_a_broker_that_hangs_and_goes_on(tmp_path: Path, seed: int, long: bool, seconds: int) -> None:
     """Shorter and longer than the session timeout of 6 s."""
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -54,9 +54,9 @@ def test_a_broker_that_hangs_and_goes_on(tmp_path: Path, seed: int, seconds: int
         with Fleet(env, logs) as fleet:
             fleet.add()
             fleet.add()
-            load = Load(broker.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), 1000, 60)
+            load = Load(broker.bootstrap_servers, env["KP_SOURCE_TOPIC"], traces(seed, 4), 1000 if long else 500, 60)
             load.start()
-            for _ in range(2):
+            for _ in range(2 if long else 1):
                 wait_until(lambda: all(map(chaos.ready, fleet.running())), 60)
                 time.sleep(2)
                 broker.pause_node(0)

@@ -243,6 +243,7 @@ def test_redrive_and_contribute(transactions: int, tmp_path: Path, seed: int) ->
 
 
 @pytest.mark.since_kafka("4.0", "transactions V2")
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("levels", [(1, 2, 1), (2, 1, 2)])
 def test_the_cluster_s_transaction_version_changes_under_load(
     levels: tuple[int, ...], tmp_path: Path, seed: int

@@ -1,4 +1,4 @@
-"""The image's parts that need no engine: its lock file, its build context, its health check. See also tests/image."""
+"""The image's parts that need no engine: lock file, build context, health check. tests/runs/image has the rest."""
 
 import asyncio
 import re

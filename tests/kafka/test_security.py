@@ -379,7 +379,7 @@ def test_no_secret_comes_out_anywhere(secure: SecureKafka, workers: Workers, way
         env["KP_SASL_PASSWORD"] = PASSWORD
     bearer = Path(env["KP_SASL_TOKEN_FILE"]).read_text().strip() if way == "OAUTHBEARER" else PASSWORD
     env |= {"KP_LOG_FORMAT": style, "PYTHONASYNCIODEBUG": "1"}
-    worker = workers(env).wait_ready()
+    worker = workers(env, cold=True).wait_ready()
     seen = [worker.get(path)[1] for path in ("/metrics", "/healthz", "/readyz", "/nothing")]
     seen.append(Path(f"/proc/{worker.pid}/cmdline").read_text())
     seen.append(Path(f"/proc/{worker.pid}/comm").read_text())

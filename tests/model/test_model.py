@@ -18,54 +18,64 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
 
+SOME = 250
+"""Lines from the first on: a score depends on those before it, so no others can be left out. 17 of them are longer than
+256 tokens. `make test-long` takes all 1000."""
+
 EXPECTED = [json.loads(line) for line in (DATA / "traces_scores.jsonl").read_text("utf-8").splitlines()]
 
 
-def score_file(tmp_path: Path, *options: str, **settings: str) -> list[dict[str, Any]]:
-    output = tmp_path / "scored.jsonl"
-    command = [sys.executable, "-m", "worker", "score", str(DATA / "traces.jsonl"), "--output", str(output), *options]
+@pytest.fixture(scope="module")
+def count(request: pytest.FixtureRequest) -> int:
+    return len(EXPECTED) if request.config.getoption("--long") else SOME
+
+
+def score_file(folder: Path, count: int, **settings: str) -> list[dict[str, Any]]:
+    source, output = folder / "traces.jsonl", folder / "scored.jsonl"
+    source.write_bytes(b"\n".join(LINES[:count]))
+    command = [sys.executable, "-m", "worker", "score", str(source), "--output", str(output)]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}  # as the worker's
     done = subprocess.run(
         command, env={**inherited, **settings}, capture_output=True, text=True, cwd=DATA.parent.parent, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("1000 traces:"), done.stderr
+    assert done.stderr.startswith(f"{count} traces:"), done.stderr
     return [json.loads(line) for line in output.read_text("utf-8").splitlines()]
 
 
 def worst(documents: Sequence[dict[str, Any]], key: str) -> float:
-    assert [document["id"] for document in documents] == [row["id"] for row in EXPECTED]
-    pairs = zip(documents, EXPECTED, strict=True)
+    expected = EXPECTED[: len(documents)]
+    assert [document["id"] for document in documents] == [row["id"] for row in expected]
+    pairs = zip(documents, expected, strict=True)
     return max(abs(document["scoring"]["score"] - row[key]) for document, row in pairs)
 
 
 @pytest.fixture(scope="module")
-def by_file(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return score_file(tmp_path_factory.mktemp("by-file"))
+def by_file(tmp_path_factory: pytest.TempPathFactory, count: int) -> list[dict[str, Any]]:
+    return score_file(tmp_path_factory.mktemp("by-file"), count)
 
 
-def test_a_file_gets_the_expected_scores_at_256_tokens(by_file: list[dict[str, Any]]) -> None:
+def test_a_file_gets_the_expected_scores_at_256_tokens(by_file: list[dict[str, Any]], count: int) -> None:
+    assert len(by_file) == count
     assert worst(by_file, "score") <= 1e-4
-    truncated = sum(row["tokens"] > 256 for row in EXPECTED)
-    assert truncated == 62
     identity = by_file[0]["scoring"]["embedder"]
     assert identity["name"] == "all-MiniLM-L6-v2"
     assert identity["weights_sha256"].startswith("53aa5117")
     assert (identity["dimensions"], identity["max_tokens"], identity["precision"]) == (384, 256, "fp32")
 
 
-def test_a_file_gets_the_expected_scores_at_512_tokens(tmp_path: Path) -> None:
-    assert worst(score_file(tmp_path, KP_MAX_TOKENS="512"), "score_seq512") <= 1e-4
+def test_a_file_gets_the_expected_scores_at_512_tokens(tmp_path: Path, count: int) -> None:
+    assert worst(score_file(tmp_path, count, KP_MAX_TOKENS="512"), "score_seq512") <= 1e-4
 
 
 def test_a_topic_gets_the_same_documents_as_a_file(
-    kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess], by_file: list[dict[str, Any]]
+    kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess], by_file: list[dict[str, Any]], count: int
 ) -> None:
     """One partition; event times are created_at, as the records come later than the traces were made."""
     stage = Stage(kafka, KP_TOPIC_PARTITIONS="1", KP_EMBEDDER="auto")
     worker = workers(stage.env).wait_ready(120)
-    stage.produce([(None, line, (), 0) for line in LINES])
-    stage.wait_committed(1000, timeout=300)
+    stage.produce([(None, line, (), 0) for line in LINES[:count]])
+    stage.wait_committed(count, timeout=300)
     outputs = stage.outputs()
     assert not outputs["dead-letter"]
     found = [json.loads(r.value) for r in sorted(outputs["accepted"] + outputs["rejected"], key=origin)]
@@ -74,6 +84,8 @@ def test_a_topic_gets_the_same_documents_as_a_file(
         document["scoring"]["source"]["topic"] = expected["scoring"]["source"]["topic"]
         assert document == expected
     metrics = worker.metrics()
-    assert metrics["kp_truncated_texts_total"] == 62
-    assert metrics['kp_cache_entries{partition="0"}'] <= 1000
-    assert metrics["kp_score_count"] == 1000
+    truncated = sum(row["tokens"] > 256 for row in EXPECTED[:count])
+    assert truncated == (62 if count == 1000 else 17)
+    assert metrics["kp_truncated_texts_total"] == truncated
+    assert metrics['kp_cache_entries{partition="0"}'] <= count
+    assert metrics["kp_score_count"] == count

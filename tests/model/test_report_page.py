@@ -14,18 +14,19 @@ from worker.commands.report.page import percent
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_shared_traces_from_file_to_page(tmp_path: Path) -> None:
+def test_the_shared_traces_from_file_to_page(tmp_path: Path, long: bool) -> None:
+    count = 300 if long else 100
     scored, output = tmp_path / "scored.jsonl", tmp_path / "report.html"
     source = tmp_path / "traces.jsonl"
-    source.write_bytes(b"".join((DATA / "traces.jsonl").read_bytes().splitlines(keepends=True)[:300]))
+    source.write_bytes(b"".join((DATA / "traces.jsonl").read_bytes().splitlines(keepends=True)[:count]))
     for command in (["score", str(source), "-o", str(scored)], ["report", str(scored), "-o", str(output)]):
         subprocess.run([sys.executable, "-W", "error::UserWarning:worker", "-m", "worker", *command], cwd=ROOT,
                        check=True, capture_output=True, timeout=200)  # fmt: skip
     documents = [json.loads(line) for line in scored.read_bytes().splitlines()]
-    expected = [row["score"] for row in read_jsonl("traces_scores.jsonl")[:300]]
+    expected = [row["score"] for row in read_jsonl("traces_scores.jsonl")[:count]]
     text = words(output.read_text("utf-8"))
     accepted = sum(score >= 0.75 for score in expected)
-    assert f"{accepted} accepted, {percent(accepted / 300)}" in text
+    assert f"{accepted} accepted, {percent(accepted / count)}" in text
     nearest = min(score for score in expected if score >= 0.75)
     assert f"{nearest:.3f}" in text
     for domain in {document["metadata"]["task_domain"] for document in documents}:

@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
+from tests.support import warm
 from tests.support.builders import T0
 from tests.support.kafka_fixtures import consume_all, create_topics, produce, unique
 from worker.core.documents import dead_letter
@@ -18,6 +20,28 @@ from worker.core.trace import InvalidTrace, Reason
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 ROOT = Path(__file__).parents[2]
+
+
+def run_command(
+    module: str, args: Sequence[str], env: Mapping[str, str], stdin: bytes = b"", seconds: float = 120
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `python -m module` to its end, in a fork where tests/support/warm.py is enabled."""
+    if not warm.enabled:
+        return subprocess.run(
+            [sys.executable, "-m", module, *args], env=env, cwd=ROOT, input=stdin, capture_output=True,
+            timeout=seconds, check=False,
+        )  # fmt: skip
+    with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+        given.write(stdin)
+        given.seek(0)
+        process = warm.WarmProcess(module, args, env, ROOT, stdin=given, stdout=out, stderr=err)
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(args, code, out.read(), err.read())
 
 
 class Desk:
@@ -51,10 +75,7 @@ class Desk:
         self, *args: str, stdin: bytes = b"", module: str = "worker", **env: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        done = subprocess.run(
-            [sys.executable, "-m", module, *args], env=self.env | env, cwd=ROOT, input=stdin, capture_output=True,
-            timeout=90, check=False,
-        )  # fmt: skip
+        done = run_command(module, args, self.env | env, stdin)
         assert b"Traceback" not in done.stderr, done.stderr.decode()
         return subprocess.CompletedProcess(args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -91,13 +112,10 @@ class Diagnosis:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
-        self.process = subprocess.run(
-            [sys.executable, "-m", "worker", "doctor"],
-            check=False,
-            env={**inherited, "KP_EMBEDDER": "none", "KP_HTTP_PORT": "0", **env},
-            cwd=ROOT, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert self.process.stderr == ""
+        self.process = run_command(
+            "worker", ["doctor"], {**inherited, "KP_EMBEDDER": "none", "KP_HTTP_PORT": "0", **env}
+        )
+        assert self.process.stderr == b""
         self.findings: list[dict[str, Any]] = [json.loads(line) for line in self.process.stdout.splitlines()]
 
     def of(self, check: str) -> list[tuple[str, str]]:

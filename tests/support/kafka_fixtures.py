@@ -28,6 +28,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support import warm
 from worker.kafka.cluster import describe
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.ports import free_ports
@@ -245,22 +246,37 @@ class Tree(NamedTuple):
 
 
 class LoggedProcess:
-    """Run `python -m module` with this environment, its output in a file. close() kills it, by its own pid only."""
+    """Run `python -m module` with this environment, its output in a file. close() kills it, by its own pid only.
+
+    `cold`: with imports of its own, see tests/support/warm.py.
+    """
 
     def __init__(
-        self, module: str, args: Sequence[str], env: Mapping[str, str], log_path: Path, tree: Tree | None = None
+        self,
+        module: str,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        log_path: Path,
+        tree: Tree | None = None,
+        *,
+        cold: bool = False,
     ) -> None:
         self.log_path = log_path
         root, python = tree or (ROOT, sys.executable)
+        env = {**env, "PYTHONUNBUFFERED": "1"}
+        self.process: subprocess.Popen[bytes] | warm.WarmProcess
         with log_path.open("ab") as output:
-            self.process = subprocess.Popen(
-                [python, "-m", module, *args],
-                env={**env, "PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=root,
-            )
+            if warm.enabled and tree is None and not cold:
+                self.process = warm.WarmProcess(module, args, env, root, stdout=output, stderr=output)
+            else:
+                self.process = subprocess.Popen(
+                    [python, "-m", module, *args],
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=root,
+                )
 
     @property
     def pid(self) -> int:
@@ -301,6 +317,7 @@ class WorkerProcess(LoggedProcess):
         log_path: Path | None = None,
         module: str = "worker",
         tree: Tree | None = None,
+        cold: bool = False,
     ) -> None:
         if log_path is None:
             handle, name = tempfile.mkstemp(prefix="kp-worker-", suffix=".log")
@@ -308,7 +325,9 @@ class WorkerProcess(LoggedProcess):
             log_path = Path(name)
         self.http_port = int(env.get("KP_HTTP_PORT") or free_ports(1)[0])
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
-        super().__init__(module, args, {**inherited, **env, "KP_HTTP_PORT": str(self.http_port)}, log_path, tree)
+        super().__init__(
+            module, args, {**inherited, **env, "KP_HTTP_PORT": str(self.http_port)}, log_path, tree, cold=cold
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -393,8 +412,11 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     """Start workers as WorkerProcess(env, args) does; the rest of them are killed after the test."""
     started: list[WorkerProcess] = []
 
-    def start(env: Mapping[str, str], args: Sequence[str] = ("run",), module: str = "worker") -> WorkerProcess:
-        started.append(WorkerProcess(env, args, log_path=tmp_path / f"worker-{len(started)}.log", module=module))
+    def start(
+        env: Mapping[str, str], args: Sequence[str] = ("run",), module: str = "worker", *, cold: bool = False
+    ) -> WorkerProcess:
+        log = tmp_path / f"worker-{len(started)}.log"
+        started.append(WorkerProcess(env, args, log_path=log, module=module, cold=cold))
         return started[-1]
 
     yield start

@@ -8,7 +8,6 @@ import pty
 import re
 import select
 import signal
-import subprocess
 import sys
 import time
 import unicodedata
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.support.builders import T0, make_record, trace_bytes
-from tests.support.commands import ROOT
+from tests.support.commands import ROOT, run_command
 from tests.support.kafka_fixtures import PATIENCE_S
 from worker.core.changelog import encode
 from worker.core.documents import dead_letter, scored_record
@@ -114,9 +113,7 @@ def until_it_ends(child: int, terminal: int) -> tuple[int, bytes]:
 
 
 def in_pipes(env: dict[str, str], *args: str) -> Ran:
-    done = subprocess.run(
-        [sys.executable, "-m", "worker", *args], env=env, cwd=ROOT, capture_output=True, timeout=COMMAND_S, check=False
-    )
+    done = run_command("worker", args, env, seconds=COMMAND_S)
     return Ran(done.returncode, (done.stdout + done.stderr).decode())
 
 

@@ -58,9 +58,9 @@ def test_traces_are_compared_as_an_oracle_does(seed: int, monkeypatch: pytest.Mo
         assert run.first.tolist() == [first for _, first, _ in expected]
 
 
-def test_the_figures_are_those_of_an_oracle(seed: int) -> None:
+def test_the_figures_are_those_of_an_oracle(seed: int, long: bool) -> None:
     rng = random.Random(seed)
-    for _ in range(25):
+    for _ in range(25 if long else 10):
         vectors, labels = sample(rng)
         found = figures(vectors, np.array(labels), 1)
         runs = brute(vectors, labels, [], list(range(len(labels))))
@@ -98,9 +98,9 @@ def test_tasks_that_lie_apart_are_told_and_chance_is_one_half(seed: int) -> None
     assert abs(chance.auc_pairs.value - 0.5) < 0.1
 
 
-def test_spread_traces_are_compared_within_their_partition_as_an_oracle_does(seed: int) -> None:
+def test_spread_traces_are_compared_within_their_partition_as_an_oracle_does(seed: int, long: bool) -> None:
     rng = random.Random(seed)
-    for _ in range(15):
+    for _ in range(15 if long else 5):
         vectors, labels = sample(rng)
         keys = np.array([rng.randrange(3) for _ in labels])
         made = spread_figures(vectors, np.array(labels), "key", keys, None, seed)

@@ -139,16 +139,19 @@ async def test_what_the_registry_refuses_comes_with_status_and_issues() -> None:
 
 @pytest.mark.parametrize("idempotency", [True, False])
 @pytest.mark.parametrize("kind", list(FaultKind))
-async def test_faults_lose_nothing_and_post_nothing_twice(kind: FaultKind, idempotency: bool, seed: int) -> None:
+async def test_faults_lose_nothing_and_post_nothing_twice(
+    kind: FaultKind, idempotency: bool, seed: int, long: bool
+) -> None:
+    count = 15 if long else 8
     faults = Faults({kind: 0.4}, slow_seconds=0.3, seed=seed)
     options = RegistryOptions(idempotency=idempotency, faults=faults)
     timeout = 0.1 if kind is FaultKind.SLOW else 2.0
     async with local_registry(options, tier=FAST) as registry, sender(registry.url, registry.key, timeout) as mine:
-        for number in range(15):
+        for number in range(count):
             assert isinstance(await mine.deliver(unit(number)), Delivered)
         await asyncio.sleep(0.4 if kind is FaultKind.SLOW else 0)
         state = await registry.state()
-    assert state["units"].keys() == {f"kp:trace:{number}" for number in range(15)}
+    assert state["units"].keys() == {f"kp:trace:{number}" for number in range(count)}
     if kind is not FaultKind.SLOW:  # a slow request may land after the look-up; all others have failed or finished
         assert set(state["units"].values()) == {1}
     assert state["429s"] == {}

@@ -259,13 +259,15 @@ def live(changelog: Changelog) -> None:
 
 
 @pytest.mark.parametrize("metadata", [True, False], ids=["committed", "moved"])
-def test_whatever_is_on_the_changelog_no_restore_no_view_and_no_score_fails(metadata: bool, seed: int) -> None:
+def test_whatever_is_on_the_changelog_no_restore_no_view_and_no_score_fails(
+    metadata: bool, seed: int, long: bool
+) -> None:
     rng = random.Random(seed)
     values = [packed(good_fields(GOOD - 1)), packed(request_fields(25, 15, T0, MODEL))]
     values.append(encode_marker(Marker(1, TOPIC, (Segment(1, 0, 0), Segment(2, 20, 5)))))
     used = [slot_key(number, CAPACITY, 1) for number in range(GOOD)] + [MARKER_KEY, b"forgotten:1:25"]
     verdicts = {"corrupt": 0, "taken": 0, "loaded again": 0}
-    for _ in range(50):
+    for _ in range(50 if long else 20):
         changelog, view = good(), GroupView(MODEL, DIMENSIONS, CAPACITY, rng.choice([None, TTL]), rng.choice([15, 100]))
         if not metadata:
             changelog.metadata = ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from tests.fuzz import documents, read_seeds, run
+from tests.runs.fuzz import documents, read_seeds, run
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 
 SCHEMA = Path(__file__).parents[3] / "schemas" / "reasoning-trace.schema.json"
@@ -28,9 +28,9 @@ def read_strictly(raw: bytes) -> Any:
 
 
 def test_any_bytes_are_parsed_or_refused(seed: int) -> None:
-    verdicts = run(20_000, seed)
+    verdicts = run(5_000, seed)  # `make fuzz`: a million
     # A generator that only makes rubbish would prove little.
-    assert verdicts["valid"] > 1000
+    assert verdicts["valid"] > 250
     assert {"not_json", "not_utf8", "missing_field", "invalid_type", "invalid_value", "too_deep"} <= set(verdicts)
 
 

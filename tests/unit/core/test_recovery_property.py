@@ -141,10 +141,10 @@ def check_outputs(plan: Plan, topics: Topics, expected: list[tuple[object, ...]]
 
 
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly_once", "at_least_once"])
-def test_crashes_change_no_byte(exactly_once: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashes_change_no_byte(exactly_once: bool, seed: int, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    lives = 0
-    for _ in range(150):
+    lives, rounds = 0, 150 if long else 40
+    for _ in range(rounds):
         drawn = Plan.random(rng)
         plan = Plan(drawn.capacity, drawn.ttl_ms, drawn.slack, exactly_once)
         monkeypatch.setattr(changelog, "SLACK", plan.slack)
@@ -154,7 +154,7 @@ def test_crashes_change_no_byte(exactly_once: bool, seed: int, monkeypatch: pyte
             lives += 1
         check_outputs(plan, topics, undisturbed(plan, records))
         assert len(topics.entries()) <= plan.capacity + plan.slack
-    assert lives > 150
+    assert lives > rounds
 
 
 def count_wrong(seed: int, monkeypatch: pytest.MonkeyPatch, *, slack: int, bound: int) -> int:
@@ -178,13 +178,13 @@ def test_the_simulation_can_fail(seed: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_after_a_reset_to_an_older_offset_crashes_change_no_byte_either(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The changelog still holds the first pass's last entries; the second pass begins before the oldest of them."""
     rng = random.Random(seed)
     plan = Plan(capacity=5, ttl_ms=None, slack=5, exactly_once=True)
     monkeypatch.setattr(changelog, "SLACK", plan.slack)
-    for _ in range(300):
+    for _ in range(300 if long else 60):
         records = [make_record(random_trace_bytes(rng, n, T0 + n), n) for n in range(rng.randint(30, 40))]
         topics = Topics()
         while live(rng, plan, topics, records, plan.slack):
@@ -339,11 +339,11 @@ class World:
 @pytest.mark.parametrize("old_workers", [False, True], ids=["new", "old_and_new"])
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly_once", "at_least_once"])
 def test_a_restored_cache_is_the_undisturbed_one_whatever_was_done_to_the_offsets(
-    exactly_once: bool, old_workers: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+    exactly_once: bool, old_workers: bool, seed: int, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
     lives = carried = 0
-    for _ in range(40):
+    for _ in range(40 if long else 12):
         monkeypatch.setattr(changelog, "SLACK", rng.choice([1, 2, 5]))
         world = World(rng, exactly_once, old_workers)
         for _ in range(25):

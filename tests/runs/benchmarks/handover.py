@@ -1,0 +1,241 @@
+"""h) Hand-over: how long partitions stand still when a worker is killed, stopped or restarted, or joins.
+
+All rows run without a model, under the load of steady.py: 200 records/s. A partition's stall is the longest wait of its
+records: from its sending until a reader of committed records has its output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from tests.runs.benchmarks import machine
+from tests.runs.benchmarks.bench import Bench
+from tests.runs.benchmarks.steady import PATIENCE_SECONDS, Load
+from tests.runs.benchmarks.watch import BenchmarkError, wait_until
+from tests.runs.benchmarks.workload import fill, fresh_topics
+from tests.support.kafka_fixtures import WorkerProcess
+
+SETTLE_SECONDS: Final = 3.0
+"""Load before and after what is measured, and between two restarts of a roll-out."""
+
+SESSIONS: Final = (6.0, 15.0)
+"""Session timeouts of the rows with SIGKILL, s: a short one, and the default."""
+
+STATIC_SESSION: Final = 60.0
+"""Session timeout of static members, s: longer than a restart."""
+
+COMMIT_SECONDS: Final = 0.1
+"""Commit interval of quix-streams; its default of 5 s would be most of what is measured."""
+
+ROLLED: Final = "rolling restart of 4 workers, 32 partitions"
+QUIX: Final = f"quix-streams: {ROLLED}"
+
+
+def run(bench: Bench) -> None:
+    """Part h."""
+    quix = machine.installed("quixstreams")
+    for _ in bench.each_round():
+        for session in SESSIONS:
+            kill(bench, session)
+        stop(bench)
+        roll(bench, ROLLED, worker())
+        roll(bench, f"{ROLLED}, static members", worker(KP_SESSION_TIMEOUT_SECONDS=str(STATIC_SESSION), static=True))
+        if quix:
+            roll(bench, QUIX, peer)
+        grow(bench)
+    if not quix:
+        bench.results.note("h", "quix-streams is not installed: pip install -e '.[bench]'")
+    _goals(bench)
+
+
+def _goals(bench: Bench) -> None:
+    r = bench.results
+    found = r.values["h"]
+    for session in SESSIONS:
+        late = found[_killed(session)]["slowest_first_output_s"]
+        r.goal("h", f"SIGKILL, slowest first output, session timeout {session:.0f} s", late, session + 1, "max")
+    r.goal("h", "SIGTERM, 16 partitions, longest stall, s", found[STOPPED]["longest_stall_s"], 1.0, "max")
+    if QUIX in found:
+        r.goal("h", "rolling restart / quix-streams, longest stall", r.ratio("h", "longest_stall_s", ROLLED, QUIX),
+            1.0, "max")  # fmt: skip
+
+
+# -- the group
+
+
+Start = Callable[["Group", int], Any]
+"""Starts a member, by its number: a context of its process."""
+
+
+class Group:
+    """The members of one consumer group, with topics of their own."""
+
+    def __init__(self, bench: Bench, partitions: int, start: Start) -> None:
+        self.bench = bench
+        self.partitions = partitions
+        self.source = asyncio.run(fill(bench.bootstrap, [], partitions)).name
+        self.topics = asyncio.run(fresh_topics(bench.bootstrap, partitions))
+        self.members: list[Any] = []
+        self._start = start
+        self._stack = contextlib.ExitStack()
+
+    def start(self, number: int) -> Any:
+        """Start a member; return its process."""
+        return self._stack.enter_context(self._start(self, number))
+
+    @contextmanager
+    def load(self, members: int) -> Iterator[Load]:
+        """Start members, all at once, and keep the load up; at the end all outputs must be there."""
+        with self._stack, Load(self.bench.bootstrap, self.source, self.topics, self.partitions) as load:
+            self.members = [self.start(number) for number in range(members)]
+            yield load
+            load.finish()
+        self.bench.outputs(self.topics, self.partitions)  # deletes the topics
+
+    def stop(self, number: int) -> None:
+        """Ask a member to stop, and wait for its end."""
+        self.members[number].terminate()
+        self.members[number].wait(PATIENCE_SECONDS)
+
+    def restart(self, number: int) -> None:
+        """Start a stopped member again."""
+        self.members[number] = self.start(number)
+        if isinstance(self.members[number], WorkerProcess):
+            self.members[number].wait_ready(PATIENCE_SECONDS)
+
+    def settle(self, load: Load) -> None:
+        """Wait until records of all partitions come through, and then for SETTLE_SECONDS."""
+        now = time.time()
+        try:
+            wait_until(lambda: load.all_flow(now), PATIENCE_SECONDS, "outputs of every partition", 0.05)
+        except BenchmarkError as error:
+            raise BenchmarkError(f"{error}\n" + "\n".join(each.log()[-1000:] for each in self.members)) from None
+        time.sleep(SETTLE_SECONDS)
+
+
+def worker(*, static: bool = False, **settings: str) -> Start:
+    """Return how a worker without a model is started."""
+
+    def start(group: Group, number: int) -> Any:
+        name = {"KP_GROUP_INSTANCE_ID": f"member-{number}"} if static else {}
+        return group.bench.worker(group.topics, group.source, {"KP_EMBEDDER": "none", **settings, **name})
+
+    return start
+
+
+def peer(group: Group, number: int) -> Any:
+    """Start quix-streams, exactly once."""
+    options = ("--exactly-once", "--vectors=none", f"--commit-interval={COMMIT_SECONDS}")
+    return group.bench.peer("quix", group.topics, group.source, *options)
+
+
+def owned(member: WorkerProcess) -> set[int]:
+    """Return the partitions of a worker, from its log."""
+    partitions = re.findall(r"assigned partitions \[([\d, ]*)\]", member.log())[-1]
+    return {int(number) for number in partitions.split(",") if number.strip()}
+
+
+# -- the rows
+
+
+def _killed(session: float) -> str:
+    return f"SIGKILL of 1 of 3 workers, 16 partitions, session timeout {session:.0f} s"
+
+
+STOPPED: Final = "SIGTERM to 1 of 3 workers, 16 partitions"
+
+
+def kill(bench: Bench, session: float) -> None:
+    """Kill one of three workers."""
+    group = Group(bench, 16, worker(KP_SESSION_TIMEOUT_SECONDS=str(session)))
+    with group.load(3) as load:
+        group.settle(load)
+        moved = owned(group.members[0])
+        at = time.time()
+        group.members[0].kill()
+        time.sleep(session)
+        group.settle(load)
+    first, stalls = load.first_outputs(at), load.stalls(at - 1)
+    slowest = max(first.values())
+    bench.results.add(
+        "h",
+        _killed(session),
+        slowest_first_output_s=slowest,
+        after_the_session_timeout_s=slowest - session,
+        longest_stall_of_a_kept_partition_s=max(stalls[p] for p in stalls.keys() - moved),
+    )
+    bench.say(f"{_killed(session)}: {slowest:.2f} s")
+
+
+def stop(bench: Bench) -> None:
+    """Stop one of three workers."""
+    group = Group(bench, 16, worker())
+    with group.load(3) as load:
+        group.settle(load)
+        moved = owned(group.members[0])
+        at = time.time()
+        group.stop(0)
+        ended = time.time()
+        group.settle(load)
+    stalls = load.stalls(at - 1)
+    bench.results.add(
+        "h",
+        STOPPED,
+        longest_stall_s=max(stalls.values()),
+        longest_stall_of_a_kept_partition_s=max(stalls[p] for p in stalls.keys() - moved),
+        stop_to_exit_s=ended - at,
+    )
+    bench.say(f"{STOPPED}: {max(stalls.values()):.2f} s")
+
+
+def roll(bench: Bench, row: str, start: Start) -> None:
+    """Restart four members one after the other: stop, start, and go on when records of all partitions come through."""
+    group = Group(bench, 32, start)
+    with group.load(4) as load:
+        group.settle(load)
+        time.sleep(SETTLE_SECONDS)
+        at = time.time()
+        for number in range(4):
+            group.stop(number)
+            group.restart(number)
+            group.settle(load)
+            time.sleep(SETTLE_SECONDS)
+    stalls, before = load.stalls(at), load.stalls(at - SETTLE_SECONDS, at - 1)
+    bench.results.add(
+        "h",
+        row,
+        longest_stall_s=max(stalls.values()),
+        median_stall_of_a_partition_s=statistics.median(stalls.values()),
+        longest_wait_before_it_s=max(before.values()),
+    )
+    bench.say(f"{row}: {max(stalls.values()):.2f} s")
+
+
+def grow(bench: Bench) -> None:
+    """Eight workers over 64 partitions: they start at once, one leaves, one joins."""
+    group = Group(bench, 64, worker())
+    with group.load(8) as load:
+        started = wait_until(lambda: load.all_flow(0), PATIENCE_SECONDS, "outputs of every partition", 0.05)
+        group.settle(load)
+        left = time.time()
+        group.stop(0)
+        group.settle(load)
+        joined = time.time()
+        group.restart(0)
+        group.settle(load)
+    row = "8 workers, 64 partitions"
+    bench.results.add(
+        "h",
+        row,
+        start_to_all_partitions_s=started,
+        longest_stall_as_one_leaves_s=max(load.stalls(left, joined).values()),
+        longest_stall_as_one_joins_s=max(load.stalls(joined).values()),
+    )
+    bench.say(f"{row}: all flow after {started:.1f} s")

@@ -1,0 +1,179 @@
+"""What is fed in, and what must come out: documents, topics, filled sources, expected outputs.
+
+A source is filled once for a part and read by every run under a group of its own: the same records at the same
+offsets with the same timestamps, so the outputs of all runs must have the same bytes, and a run with others is an
+error.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from aiokafka import AIOKafkaProducer
+
+from tests.runs.benchmarks.job import Embedder, Job
+from tests.runs.benchmarks.watch import BenchmarkError, Outputs
+from tests.support.kafka_fixtures import create_topics_async
+from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, SourceRecord
+from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
+
+DATA: Final = Path(__file__).parents[2] / "data" / "traces.jsonl"
+BROKEN_EVERY: Final = 100
+"""One record in so many is no valid trace."""
+
+PARTITIONS: Final = 4
+
+
+@cache
+def traces() -> list[bytes]:
+    """Return the thousand sample traces (1.5 kB on average), in order."""
+    return [line for line in DATA.read_bytes().split(b"\n") if line]
+
+
+def documents(count: int, broken_every: int = BROKEN_EVERY) -> list[bytes]:
+    """Return so many documents: the sample traces again and again, some of them cut short."""
+    lines = traces()
+    return [
+        lines[i % len(lines)][:200] if broken_every and i % broken_every == broken_every - 1 else lines[i % len(lines)]
+        for i in range(count)
+    ]
+
+
+def long_documents(count: int, words: list[str], tokens: int = 256) -> list[bytes]:
+    """Return traces whose texts have exactly so many tokens: words that are one token each, plus [CLS] and [SEP]."""
+    template = json.loads(traces()[0])
+    result = []
+    for i in range(count):
+        text = [words[(i * 7919 + j * 104_729) % len(words)] for j in range(tokens - 2)]
+        template["id"] = f"kp:trace:long-{i}"
+        template["task"]["objective"] = " ".join(text[:20])
+        template["steps"] = [{"step_id": 0, "type": "tool_call", "tool": {"name": "x"}, "content": " ".join(text[20:])}]
+        result.append(json.dumps(template).encode())
+    return result
+
+
+@dataclass(frozen=True)
+class Source:
+    """A filled topic: record i of `values` is in partition i % partitions."""
+
+    name: str
+    partitions: int
+    values: Sequence[bytes]
+    timestamp_ms: int
+
+    def records(self) -> list[SourceRecord]:
+        """Return the records, as a consumer gets them."""
+        return [
+            SourceRecord(self.name, i % self.partitions, i // self.partitions, self.timestamp_ms, _key(i), value)
+            for i, value in enumerate(self.values)
+        ]
+
+
+def _key(i: int) -> bytes:
+    return b"kp:agent:%d" % (i % 50)
+
+
+def unique(name: str) -> str:
+    """Return a name that nothing else has."""
+    return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+async def fill(bootstrap: str, values: Sequence[bytes], partitions: int = PARTITIONS) -> Source:
+    """Create a source topic and fill it."""
+    source = Source(unique("source"), partitions, values, time.time_ns() // 1_000_000)
+    await create_topics_async(bootstrap, {source.name: partitions})
+    await produce(bootstrap, source)
+    return source
+
+
+async def produce(bootstrap: str, source: Source) -> None:
+    """Send all records of a source, in order."""
+    async with AIOKafkaProducer(
+        bootstrap_servers=bootstrap, enable_idempotence=True, max_batch_size=262_144, linger_ms=5
+    ) as producer:
+        for i, value in enumerate(source.values):
+            await producer.send(source.name, value, _key(i), i % source.partitions, source.timestamp_ms)
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Where one run writes, and the group that it reads as."""
+
+    group: str
+    outputs: dict[str, str]
+    changelog: str
+    partitions: int = PARTITIONS
+
+    def settings(self, source: str) -> dict[str, str]:
+        """Return them as the worker's settings."""
+        return {
+            "KP_GROUP_ID": self.group,
+            "KP_SOURCE_TOPIC": source,
+            "KP_ACCEPTED_TOPIC": self.outputs[ACCEPTED],
+            "KP_REJECTED_TOPIC": self.outputs[REJECTED],
+            "KP_DEAD_LETTER_TOPIC": self.outputs[DEAD_LETTER],
+            "KP_CHANGELOG_TOPIC": self.changelog,
+        }
+
+    def arguments(self, source: str) -> list[str]:
+        """Return them as a peer's arguments."""
+        return [
+            f"--group={self.group}",
+            f"--source={source}",
+            f"--accepted={self.outputs[ACCEPTED]}",
+            f"--rejected={self.outputs[REJECTED]}",
+            f"--dead-letter={self.outputs[DEAD_LETTER]}",
+            f"--changelog={self.changelog}",
+        ]
+
+
+async def fresh_topics(bootstrap: str, partitions: int = PARTITIONS, *, stamped: bool = True) -> Topics:
+    """Create the topics of one run. `stamped`: the broker stamps outputs on arrival; otherwise the producer does."""
+    group = unique("run")
+    topics = Topics(
+        group,
+        {kind: f"{group}.{kind}" for kind in (ACCEPTED, REJECTED, DEAD_LETTER)},
+        f"{group}-novelty-changelog",
+        partitions,
+    )
+    config = {"message.timestamp.type": "LogAppendTime"} if stamped else {}
+    await create_topics_async(
+        bootstrap,
+        dict.fromkeys(topics.outputs.values(), (partitions, config))
+        | {topics.changelog: (partitions, dict(CHANGELOG_CONFIG))},
+    )
+    return topics
+
+
+def expected(source: Source, embedder: Embedder | None) -> Outputs:
+    """Do the job here and now: what every run over this source must give."""
+    job = Job(embedder)
+    counts, checksums = Counter[str](), Counter[str]()
+    for record in source.records():
+        output = job.handle(record).output
+        counts[output.kind] += 1
+        checksums[output.kind] += zlib.crc32(output.value or b"")
+    return Outputs(counts, checksums, 0.0, 0.0)
+
+
+def check_count(name: str, found: Outputs, count: int) -> None:
+    """Raise BenchmarkError unless a run gave so many outputs."""
+    if found.counts.total() != count:
+        raise BenchmarkError(f"{name}: {found.counts.total()} outputs of {count}")
+
+
+def check(name: str, found: Outputs, wanted: Outputs, *, bytes_too: bool = True) -> None:
+    """Raise BenchmarkError unless a run gave what it must."""
+    if found.counts != wanted.counts:
+        raise BenchmarkError(f"{name}: outputs {dict(found.counts)}, expected {dict(wanted.counts)}")
+    if bytes_too and found.checksums != wanted.checksums:
+        raise BenchmarkError(f"{name}: as many outputs as expected, but with other bytes")

@@ -1,0 +1,92 @@
+"""The workers' wall clock jumps by hours, back and forth (Debian's libfaketime); only theirs: brokers keep the time.
+
+The package is downloaded by apt and unpacked into the user's cache; nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.runs.disasters.scene import MissingError, Scene, Verdict, scene
+from tests.support import chaos
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.kafka_jars import default_cache
+
+LIBRARY: Final = "libfaketimeMT.so.1"
+EACH_S: Final = 20.0
+JUMPS: Final = ("+3000", "-3000", "+18000", "-18000", "+0")
+"""Seconds from the true time: below and beyond the hour by which Kafka 4 lets a record's timestamp be ahead."""
+
+
+def library() -> Path:
+    """Return libfaketime, fetched at first use. Raises MissingError."""
+    cache = default_cache() / "faketime"
+    found = sorted(cache.glob(f"usr/lib/*/faketime/{LIBRARY}"))
+    if found:
+        return found[0]
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        raise MissingError("libfaketime is missing, and there is no apt-get to fetch it (a Debian package)")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as temporary:
+        fetched = subprocess.run(
+            ["apt-get", "download", "libfaketime"], cwd=temporary, capture_output=True, text=True, check=False
+        )
+        packages = sorted(Path(temporary).glob("libfaketime*.deb"))
+        if not packages:
+            raise MissingError(f"apt-get download libfaketime: {fetched.stderr.strip()} (apt-get update first?)")
+        subprocess.run(["dpkg", "-x", str(packages[0]), str(cache)], check=True)
+    return library()
+
+
+def jump(s: Scene, clock: Path, seconds: str) -> None:
+    """Set the workers' clock, and look at them for a while."""
+    part = clock.with_suffix(".part")
+    part.write_text(f"{seconds}s\n")
+    part.replace(clock)
+    s.eye.reset()
+    s.eye.most_lag_seconds = 0.0
+    s.say(f"the workers' clocks are {seconds} s from the true time")
+    before = len(s.fleet.exits)
+    time.sleep(EACH_S)
+    exits = [event.code for event in s.fleet.exits[before:]]
+    s.verdict.expect(not exits, f"clock {seconds} s: exits {exits}")
+    s.verdict.expect(s.eye.longest_stall < 15, f"clock {seconds} s: {s.eye.longest_stall:.1f} s without a commit")
+    s.verdict.seen.append(f"clock {seconds} s: greatest kp_consumer_lag_seconds {s.eye.most_lag_seconds:.0f}")
+    s.wait(lambda: all(map(chaos.ready, s.fleet.running())), "the workers are ready")
+    for slot in s.fleet.running():
+        least = min((v for name, v in s.metrics(slot).items() if name.startswith("kp_")), default=0.0)
+        s.verdict.expect(least >= 0, f"worker {slot.number}: least of its metrics {least}")
+
+
+def run(work: Path, seed: int) -> Verdict:
+    """Run `clock`."""
+    work.mkdir(parents=True, exist_ok=True)
+    clock = work / "clock"
+    clock.write_text("+0s\n")
+    faked = {
+        "LD_PRELOAD": str(library()),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as a step of the system's clock does not move it, either
+        "PATH": os.environ["PATH"],
+    }
+    with EmbeddedKafka() as kafka:
+        name = "the workers' clocks jump by hours"
+        with scene(kafka.bootstrap_servers, work / "logs", name, seed=seed, rate=5, env=faked) as s:
+            s.begin()
+            for seconds in JUMPS:
+                jump(s, clock, seconds)
+            clock.write_text("+18000s\n")
+            s.say("a worker starts with a clock that is 5 hours ahead")
+            s.fleet.kill(s.fleet.running()[0])
+            time.sleep(2)
+            s.alive_again("restart with a wrong clock")
+            jump(s, clock, "+18000")
+            clock.write_text("+0s\n")
+            return s.finish()

@@ -1,0 +1,102 @@
+"""`docker_engine()`: the Docker engine that answers, or else one of our own, with plugins and base images."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.runs.engine import base
+from tests.runs.engine.errors import EngineError, attempt, call
+from tests.runs.engine.own import own_engine
+from tests.runs.engine.plugins import configure
+
+
+class DockerEngine:
+    """A running engine. `env` is the environment in which docker and its plugins talk to it."""
+
+    def __init__(self, env: Mapping[str, str], own: bool) -> None:
+        self.env = dict(env)
+        self.own = own
+        version = self.docker("version", "--format", "{{.Server.Version}}").stdout.strip()
+        self.name = f"Docker {version}" + (" (an engine of its own)" if own else "")
+
+    def docker(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a docker command. Raises EngineError with its standard error."""
+        return call(["docker", *arguments], env=self.env)
+
+    def attempt(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a docker command that may fail."""
+        return attempt(["docker", *arguments], env=self.env)
+
+    def show(self, *arguments: str | Path, cwd: Path | None = None) -> None:
+        """Run a docker command whose output is for the reader. Raises EngineError."""
+        if (code := subprocess.run(["docker", *arguments], env=self.env, cwd=cwd, check=False).returncode) != 0:
+            raise EngineError(f"`docker {' '.join(map(str, arguments))}` failed with exit code {code}")
+
+    def has(self, image: str) -> bool:
+        """Return whether the engine has an image."""
+        return self.attempt("image", "inspect", image).returncode == 0
+
+    def load(self, tarball: Path, image: str, config: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Make an image of a root file system; config holds Dockerfile instructions, name -> arguments."""
+        changes = [f"--change={name} {it}" for name, values in (config or {}).items() for it in values]
+        self.docker("import", *changes, tarball, image)
+
+    def python_base(self) -> None:
+        """See that the base image of deploy/Dockerfile is there: pulled, or else the stand-in under its name."""
+        if not self.has(base.PYTHON_NAME) and not self.pull(base.PYTHON_NAME):
+            self.load(base.python_base(), base.PYTHON_NAME, base.PYTHON_CONFIG)
+
+    def pull(self, image: str) -> bool:
+        """Return whether an image could be pulled. Raises EngineError where only a stand-in would do, but not here."""
+        if self.own:
+            return False
+        if self.attempt("pull", "--quiet", image).returncode != 0:
+            raise EngineError(
+                f"{image} cannot be pulled, and no stand-in is put into an engine that others use: load the image into "
+                "it, or stop it, and an engine of its own is started here"
+            )
+        return True
+
+
+def answers() -> bool:
+    """Return whether there is a docker command, and an engine that answers it."""
+    return shutil.which("docker") is not None and attempt(["docker", "info"]).returncode == 0
+
+
+@contextlib.contextmanager
+def docker_engine(plugins: Sequence[str] = ("buildx",)) -> Iterator[DockerEngine]:
+    """Yield the engine that answers, or else one of our own until the block ends, also by Ctrl-C or SIGTERM.
+
+    plugins: those of docker's that must work, "buildx" or "compose"; missing ones are built from the Go module proxy.
+    Raises EngineError that says what to install.
+    """
+    own = not answers()
+    with _terminated(), contextlib.ExitStack() as stack:
+        env = dict(os.environ)
+        if own:
+            env["DOCKER_HOST"] = stack.enter_context(own_engine())
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kp-docker-")))
+        yield DockerEngine({**env, **configure(plugins, directory)}, own)
+
+
+@contextlib.contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM ends the check like Ctrl-C: blocks are left in order, and clean up."""
+
+    def leave(number: int, _frame: FrameType | None) -> Any:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
