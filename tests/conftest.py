@@ -38,9 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(f"--kafka: {error}") from None
     kafka_versions.use(config.option.kafka)
-    if not hasattr(config.option, "sampling_seed"):  # side by side, all processes get that of the first
-        given = config.option.seed
-        config.option.sampling_seed = random.SystemRandom().randrange(2**32) if given is None else given
+    given = config.option.seed
+    config.option.sampling_seed = random.SystemRandom().randrange(2**32) if given is None else given
+    if hasattr(config, "workerinput"):  # side by side, all processes draw the same
+        config.option.sampling_seed = config.workerinput["sampling_seed"]
     warm.enabled = not config.option.long
     if "PYTEST_XDIST_WORKER" in os.environ:  # side by side, none takes a port that another one is about to listen on
         mine, of = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -48,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # A job in the background of a shell has SIGINT ignored, and so would the commands whose Ctrl-C is tested.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the seed of the samples to a process of xdist."""
+    node.workerinput["sampling_seed"] = node.config.option.sampling_seed
 
 
 @pytest.hookimpl(optionalhook=True)
