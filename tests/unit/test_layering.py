@@ -32,7 +32,7 @@ ROOMS = {
     "contribute": {"config", "core", "kafka", "observe"},
     "commands": {"config", "contribute", "core", "embed", "kafka", "observe", "stream"},
     "lab": {"commands", "config", "core", "embed", "kafka", "observe"},
-    "cli": {"commands", "core", "observe"},  # and by the names of its table, lab
+    "cli": {"commands", "core", "lab", "observe"},  # lab by the names of its table alone
     "__main__": {"cli"},
     "__init__": {"core"},
     "version": set[str](),
@@ -272,6 +272,10 @@ def test_the_help_of_a_command_imports_nothing_heavy() -> None:
     loaded = modules_after(f"import {', '.join(sorted(places))}")
     assert places <= loaded
     assert not {name.split(".")[0] for name in loaded} & HEAVY
+
+
+def test_the_table_of_commands_names_rooms_of_its_row() -> None:
+    assert {place.split(".")[1] for place, _ in COMMANDS.values()} <= ROOMS["cli"]
 
 
 def test_a_command_imports_no_other_one() -> None:

