@@ -214,7 +214,7 @@ def _explain_score(trace: ReasoningTrace, basis: _Basis, settings: Settings, not
         task_domain=trace.metadata.task_domain,
         profile=score.profile,
         profile_because=_because(trace.metadata.task_domain, score.profile, settings),
-        components=_formulas(_numbers(counts, score.components, basis), score, steps),
+        components=_formulas(counts, basis, score, steps),
         weighted_sum=steps.weighted_sum,
         overrides=steps.overrides,
         before_clamp=steps.before_clamp,
@@ -281,19 +281,16 @@ def _count(trace: ReasoningTrace) -> Counts:
     )
 
 
-def _numbers(counts: Counts, values: Components, basis: _Basis) -> dict[str, str]:
-    """Return the formulas with the numbers put in."""
-    recovery = "0.3" if counts.error_recoveries else "0"
-    nearest = basis.nearest
-    return {
+def _formulas(counts: Counts, basis: _Basis, score: Score, steps: Arithmetic) -> dict[str, Formula]:
+    """Return the components with their formulas, and these with the numbers put in."""
+    recovery, nearest = "0.3" if counts.error_recoveries else "0", basis.nearest
+    novelty = f"1 - {nearest.similarity:.6g}" if nearest else f"{score.components.novelty:.6g} ({basis.novelty_from})"
+    numbers = {
         "complexity": f"min(1, {counts.unique_step_types} / 4 * 0.5 + {recovery} + {counts.steps} / 20 * 0.2)",
-        "novelty": f"1 - {nearest.similarity:.6g}" if nearest else f"{values.novelty:.6g} ({basis.novelty_from})",
+        "novelty": novelty,
         "tool_diversity": f"min(1, {counts.unique_tools} / {counts.steps} * 3)",
         "outcome_confidence": f"{counts.confidence:.6g} * {'1' if counts.success else '0.3'}",
     }
-
-
-def _formulas(numbers: Mapping[str, str], score: Score, steps: Arithmetic) -> dict[str, Formula]:
     return {
         name: Formula(
             formula, numbers[name], getattr(score.components, name), getattr(score.weights, name), steps.parts[name]

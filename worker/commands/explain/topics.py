@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 from msgspec import Struct
 from rich.console import Console, Group, RenderableType
@@ -199,7 +199,8 @@ async def _search_outputs(
 ) -> list[Hit]:
     """Return the records that are meant, newest first; empty: there is none.
 
-    The search stops at the first portion of the topics that holds one. Raises ConfigError and KafkaError.
+    Portions of all partitions are read from their ends backwards, each GROWTH times as long as the one before it, until
+    one holds what is meant. Raises ConfigError and KafkaError.
     """
     names = [wanted.topic] if isinstance(wanted, WantedOutput) else list(output_topics(session.settings))
     async with session.admin() as admin:
@@ -208,18 +209,25 @@ async def _search_outputs(
     tps = [TopicPartition(topic.name, partition) for topic in searched.topics for partition in range(topic.partitions)]
     if not tps:
         return []
-    dead_letters, source = session.settings.dead_letter_topic, session.settings.source_topic
-
-    def match(record: ConsumerRecord) -> Hit | None:
-        found = _letter_hit(record) if record.topic == dead_letters else _document_hit(record)
-        return found if found is not None and _is_meant(found, wanted, source) else None
-
+    hits: list[Hit] = []
     async with session.connected(committed_reader(session.client, max_partition_fetch_bytes=FETCH_BYTES)) as reader:
         starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
         if isinstance(wanted, WantedOutput):
             starts, ends = _bounds_of(wanted, starts, ends)
-        hits = await _backwards(reader, starts, ends, match, searched, on_progress)
-    return sorted(hits, key=lambda hit: (hit.record.timestamp, hit.record.offset), reverse=True)
+        upper, stride = dict(ends), FIRST_STRIDE
+        while True:
+            lower = {tp: max(starts[tp], end - stride) for tp, end in upper.items()}
+            async for record in read_to(reader, lower, upper):
+                searched.count(record)
+                dead = record.topic == session.settings.dead_letter_topic
+                hit = _letter_hit(record) if dead else _document_hit(record)
+                if hit is not None and _is_meant(hit, wanted, session.settings.source_topic):
+                    hits.append(hit)
+                if searched.total % PROGRESS_RECORDS == 0:
+                    on_progress()
+            if hits or all(lower[tp] <= starts[tp] for tp in lower):
+                return sorted(hits, key=lambda hit: (hit.record.timestamp, hit.record.offset), reverse=True)
+            upper, stride = lower, stride * GROWTH
 
 
 def _bounds_of(
@@ -236,33 +244,6 @@ def _bounds_of(
             else f"partition {tp.partition} of {tp.topic} is empty"
         )
     return {tp: wanted.offset}, {tp: wanted.offset + 1}
-
-
-Matcher = Callable[[ConsumerRecord], Hit | None]
-
-
-async def _backwards(
-    reader: AIOKafkaConsumer,
-    starts: Mapping[TopicPartition, int],
-    ends: Mapping[TopicPartition, int],
-    match: Matcher,
-    searched: Searched,
-    on_progress: Callable[[], None],
-) -> list[Hit]:
-    """Read portions of all partitions from their ends backwards, until one has what is meant."""
-    upper, stride = dict(ends), FIRST_STRIDE
-    while True:
-        lower = {tp: max(starts[tp], end - stride) for tp, end in upper.items()}
-        hits = []
-        async for record in read_to(reader, lower, upper):
-            searched.count(record)
-            if hit := match(record):
-                hits.append(hit)
-            if searched.total % PROGRESS_RECORDS == 0:
-                on_progress()
-        if hits or all(lower[tp] <= starts[tp] for tp in lower):
-            return hits
-        upper, stride = lower, stride * GROWTH
 
 
 def _document_hit(record: ConsumerRecord) -> Hit | None:

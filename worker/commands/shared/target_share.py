@@ -1,4 +1,4 @@
-"""Thresholds and profiles as a config file (TOML) to paste: what differs from the built-in ones."""
+"""The threshold for a share of some scores; thresholds and profiles as a config file (TOML) to paste."""
 
 from __future__ import annotations
 
