@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Mapping
 
 import pytest
+from aiokafka import conn
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer import fetcher
 
@@ -15,7 +16,6 @@ from tests.support.imports import ROOT
 from tests.support.secure_kafka import KEY_PASSWORD, PASSWORD, Files
 from worker.config import ConfigError, Settings, load
 from worker.kafka.cluster.client import client_arguments, patch_aiokafka
-from worker.kafka.reading.fetches import Batches
 
 TLS = {"security_protocol": "SSL"}
 PLAIN = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "u"}
@@ -40,14 +40,19 @@ def test_without_settings_it_is_plain_text() -> None:
 
 
 def test_aiokafka_is_patched_by_the_function_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All names at once: half of them given back at the end would leave a reader that fits nothing."""
+    replaced = [
+        *((fetcher, name) for name in ("MemoryRecords", "PartitionRecords", "FetchResult")),
+        *((AIOKafkaConnection, name) for name in ("connect", "authenticator_oauth")),
+        (conn, "AIOKafkaProtocol"),
+    ]
     theirs = object()
-    monkeypatch.setattr(fetcher, "MemoryRecords", theirs)
-    monkeypatch.setattr(AIOKafkaConnection, "connect", theirs)
+    for owner, name in replaced:
+        monkeypatch.setattr(owner, name, theirs)
     client_arguments(load())
-    assert (fetcher.MemoryRecords, AIOKafkaConnection.connect) == (theirs, theirs)
+    assert [name for owner, name in replaced if getattr(owner, name) is not theirs] == []
     patch_aiokafka(load())
-    assert fetcher.MemoryRecords is Batches
-    assert AIOKafkaConnection.connect is not theirs
+    assert [name for owner, name in replaced if getattr(owner, name) is theirs] == []
 
 
 def test_whoever_makes_clients_has_patched_aiokafka() -> None:
