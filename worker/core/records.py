@@ -19,7 +19,7 @@ class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     """The identity of an embedder. Two vectors may only be compared if all fields but `runtime` agree.
 
     `long_texts`: the handling of a text of more than `max_tokens`; not written if it was truncated. `embed_text`: what
-    of a trace was embedded (views.py); not written for its whole text.
+    of a trace was embedded (trace.py); not written for its whole text.
     """
 
     name: str

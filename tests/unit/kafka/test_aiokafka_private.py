@@ -81,7 +81,7 @@ def test_request_classes() -> None:
 
 def test_a_subclass_speaks_more_versions_and_its_parent_does_not() -> None:
     assert [version.API_VERSION for version in DescribeTopicsRequest._CLASSES] == [0, 1, 2, 3, 4, 5, 8, 10]
-    assert max(version.API_VERSION for version in MetadataRequest._CLASSES) == 5, "metadata.py could go"
+    assert max(version.API_VERSION for version in MetadataRequest._CLASSES) == 5, "the requests in cluster/describe.py could go"
 
 
 def test_the_admin_client_cannot_forbid_the_creation_of_topics() -> None:
@@ -251,7 +251,7 @@ def test_a_request_that_left_and_one_that_did_not() -> None:
 
 
 def test_a_producer_s_old_requests_end_where_ours_begin() -> None:
-    """When aiokafka knows more, producer_requests.py could use it."""
+    """When aiokafka knows more, writing/protocol.py could use it."""
     newest = {request: max(each.API_VERSION for each in request._CLASSES) for request in (
         InitProducerIdRequest, AddPartitionsToTxnRequest, AddOffsetsToTxnRequest, TxnOffsetCommitRequest, EndTxnRequest,
     )}  # fmt: skip

@@ -180,7 +180,7 @@ async def admin_client(client: Mapping[str, Any]) -> AsyncIterator[AIOKafkaAdmin
 async def running(client: Client, *, tolerant: bool = False) -> AsyncIterator[Client]:
     """Start a consumer or producer, stop it at the end. Raises KafkaError.
 
-    `tolerant`: records that cannot be read come as faults (reading.py); otherwise they are an error.
+    `tolerant`: records that cannot be read come as faults (reading/fetches.py); otherwise they are an error.
     """
     try:
         with reading_tolerantly() if tolerant else nullcontext():
