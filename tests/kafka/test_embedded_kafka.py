@@ -320,7 +320,7 @@ def test_worker_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers
     (tmp_path / "kp_stub" / "__main__.py").write_text(STUB)
     monkeypatch.setattr(tests.support.kafka_fixtures, "ROOT", tmp_path)
     monkeypatch.setenv("KP_OUTSIDE", "1")
-    worker = workers({"KP_NAME": "stub"}, module="kp_stub").wait_ready()
+    worker = workers({"KP_NAME": "stub"}, module="kp_stub", cold=True).wait_ready()
     assert worker.metrics() == {"up": 1, 'seen_total{topic="a"}': 3, 'seen_total{topic="b"}': 2}
     assert worker.metric("seen_total") == 5
     assert worker.metric("seen_total", topic="a") == 3
@@ -331,7 +331,7 @@ def test_worker_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers
     assert worker.wait() == worker.returncode == -signal.SIGTERM
     (tmp_path / "kp_stub" / "__main__.py").write_text("raise SystemExit('no luck')")
     with pytest.raises(AssertionError, match=r"ended with 1 before it was ready:\nno luck"):
-        workers({}, module="kp_stub").wait_ready()
+        workers({}, module="kp_stub", cold=True).wait_ready()
 
 
 # --- three nodes --------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class WarmProcess:
     ) -> None:
         self.args = [module, *args]
         self.returncode: int | None = None
+        self._ending = threading.Lock()  # a fleet is watched by one thread, and stopped by another
         self._status, theirs = socket.socketpair()
         with theirs, open(os.devnull, "rb") as nothing:
             request = json.dumps({"module": module, "args": list(args), "env": dict(env), "cwd": str(cwd)}).encode()
@@ -61,24 +62,32 @@ class WarmProcess:
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal; None while it runs."""
-        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+        if self.returncode is None and self._has_ended(0):
             self._end()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status when it has ended; raises subprocess.TimeoutExpired after `timeout` seconds."""
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            if not self._has_ended(timeout):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
             self._end()
         assert self.returncode is not None
         return self.returncode
 
+    def _has_ended(self, timeout: float | None) -> bool:
+        try:
+            return bool(select.select([self._status], [], [], timeout)[0])
+        except (OSError, ValueError):  # another thread has read the status meanwhile, and closed the socket
+            return True
+
     def _end(self) -> None:
-        said = self._status.recv(16)
-        assert said, "the warm process has ended"
-        self.returncode = int(said)
-        self._status.close()
+        with self._ending:
+            if self.returncode is None:
+                said = self._status.recv(16)
+                assert said, "the warm process has ended"
+                self.returncode = int(said)
+                self._status.close()
 
     def send_signal(self, number: int) -> None:
         """Send a signal, if it still runs."""

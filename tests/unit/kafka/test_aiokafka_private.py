@@ -81,7 +81,9 @@ def test_request_classes() -> None:
 
 def test_a_subclass_speaks_more_versions_and_its_parent_does_not() -> None:
     assert [version.API_VERSION for version in DescribeTopicsRequest._CLASSES] == [0, 1, 2, 3, 4, 5, 8, 10]
-    assert max(version.API_VERSION for version in MetadataRequest._CLASSES) == 5, "the requests in cluster/describe.py could go"
+    assert max(version.API_VERSION for version in MetadataRequest._CLASSES) == 5, (
+        "the requests in cluster/describe.py could go"
+    )
 
 
 def test_the_admin_client_cannot_forbid_the_creation_of_topics() -> None:
