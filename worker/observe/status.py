@@ -1,6 +1,7 @@
 """The status page: what the HTTP port shows a person at `/`, and the numbers behind it at `/status.json`.
 
-Numbers that /metrics also has come from Metrics, so that both say the same. Without KP_STATUS_PAGE none of this is created.
+Numbers that /metrics also has come from Metrics, so that both say the same. Without KP_STATUS_PAGE none of this is
+created.
 """
 
 from __future__ import annotations
