@@ -42,13 +42,13 @@ $(MODEL): requirements-model.lock | $(READY)
 demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around, --registry for the way to a registry)
 	$(BIN)/kp-worker demo $(ARGS)
 
-test: $(MODEL) ## All tests, on real Kafka and the real model (19 minutes on two cores, side by side; ARGS=-n0: one after the other; KAFKA=3.9.1: on that release)
+test: $(MODEL) ## All tests, on real Kafka and the real model (side by side; ARGS=-n0: one after the other; KAFKA=3.9.1: on that release)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(KAFKA),--kafka=$(KAFKA)) $(ARGS)
 
-test-long: $(MODEL) ## The same with all rounds, steps, seeds and records of which `make test` takes a sample by chance (25 minutes)
+test-long: $(MODEL) ## The same with all rounds, steps, seeds and records of which `make test` takes a sample by chance
 	$(MAKE) test ARGS="--long $(ARGS)"
 
-test-fast: $(READY) ## The tests that need neither Kafka nor the model (80 s of CPU, side by side)
+test-fast: $(READY) ## The tests that need neither Kafka nor the model (side by side)
 	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit tests/docs $(ARGS)
 
 browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/chromium where it is not found)

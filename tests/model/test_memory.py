@@ -1,7 +1,7 @@
 """No record and no batch exhausts the worker's memory: peak RSS with the real model, at the attack's partition count.
 
-Each run draws one attack of each kind, and looks for 12 s; the peak comes when the first fetches are unpacked. `make
-test-long` runs all of them for 30 s, `python -m tests.runs.memory_attacks` with more records each.
+Each run draws one attack of each kind, and looks for 12 s. `make test-long` runs all of them for 30 s, and
+`python -m tests.runs.memory_attacks` with more records each.
 """
 
 from __future__ import annotations
