@@ -159,7 +159,8 @@ def main() -> int:
         for directory in logs:
             directory.mkdir()
         load = Load(bootstrap, env["KP_SOURCE_TOPIC"], traces(given.seed, PARTITIONS), 500, given.rate, open_end=True)
-        with Fleet(env, logs[0], "tests.crash_worker", tree) as old, Fleet(env, logs[1]) as new:
+        place = "tests.crash_worker" if (tree.root / "tests/crash_worker.py").exists() else "tests.support.crash_worker"
+        with Fleet(env, logs[0], place, tree) as old, Fleet(env, logs[1]) as new:
             run = roll(bootstrap, env, old, new, load, given.seconds)
         problems = judge(bootstrap, env, run)
         for name, directory in zip(("old", "today's"), logs, strict=True):
