@@ -45,6 +45,8 @@ pytestmark = pytest.mark.timeout(600)
 
 PARTITIONS = 6
 RECORDS = 480
+LATE = 25
+"""Late requests that a run must have, at least. On a busy machine the load goes on until it has them."""
 RATE = 24
 OUTPUTS = ("accepted", "rejected", "dead-letter")
 REFUSING = ".refusing"
@@ -133,6 +135,7 @@ def test_nothing_is_torn_lost_or_doubled(transactions: int, tmp_path: Path, seed
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: proxy.run_there(watch.close()))
             fleets = [run(stack, kafka, env, tmp_path, seed) for env in environments]
+            wait_until(lambda: sum(late.delivered.values()) >= LATE, 180)
             for env, fleet, load in fleets:
                 assert wait_settled(direct, env, load.finish(180), 120), fleet.tails()
                 assert {exit_.code for exit_ in fleet.unexpected()} <= {1}, f"{fleet.exits}\n{fleet.tails()}"
@@ -158,7 +161,7 @@ def test_nothing_is_torn_lost_or_doubled(transactions: int, tmp_path: Path, seed
         print(f"  {scenario}: {late.delivered[scenario]}")
     assert exits <= sum(late.delivered[each] for each in ENDS)
     assert not watch.torn
-    assert total >= 10  # on a busy machine; an idle one has 60 to 90
+    assert total >= LATE
 
 
 def written(name: str) -> list[str]:
@@ -203,7 +206,7 @@ def run(
     records = chaos.traces(seed, PARTITIONS)
     if REFUSING in name:
         records = (r._replace(key=None) if n % 8 == 5 and r.value else r for n, r in enumerate(records))
-    load = Load(direct, name, records, RECORDS, RATE)
+    load = Load(direct, name, records, RECORDS, RATE, open_end=True)
     load.start()
     return env, fleet, load
 

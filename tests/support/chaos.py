@@ -123,7 +123,7 @@ def with_requests(
             recent[record.partition].append(document["id"])
         except ValueError:
             continue
-        if rng.random() > 0.02:
+        if rng.random() > 0.05:
             continue
         last = list(recent[record.partition])
         wanted: dict[str, Any] = {"trace_ids": [last[-1], *rng.sample(last, min(2, len(last)))]}

@@ -70,4 +70,4 @@ def run_group_chaos(
     assert not report.problems()
     assert not judged.wrong, judged.wrong[:12]
     assert judged.foreign > judged.outputs / 10
-    assert not forget or (report.receipts > records / 200 and judged.hidden > records / 200)
+    assert not forget or (report.receipts > records / 100 and judged.hidden > records / 100)

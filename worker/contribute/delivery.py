@@ -1,4 +1,4 @@
-"""Delivery of one unit to the registry: at most one unit for its id, and never lost.
+"""Delivery of one unit to the registry: its turn, at most one unit for its id, never lost, also if an answer is late.
 
 For each unit:
  1. wait for a turn: a look-up and a POST that the limits allow;
@@ -45,6 +45,8 @@ from worker.contribute.pace import Pauses, RequestPace, pause_after_429
 from worker.contribute.registry_client import NoAnswerError, RegistryClient
 from worker.contribute.unit import Refusal, Unit, same_unit
 from worker.observe.contribute_metrics import ContributeMetrics
+
+log = logging.getLogger(__name__)
 
 
 class StoppedError(Exception):
@@ -210,8 +212,6 @@ class LateWatch:
         if isinstance(verdict, Present) and verdict.time not in ("", watched.time):
             self._metrics.late.inc()
 
-
-log = logging.getLogger(__name__)
 
 FRESH_SECONDS: Final = 5.0
 """A look-up that began longer ago, because the process was frozen or slow, is made again before the POST."""

@@ -1,4 +1,4 @@
-"""Requests to the registry: one at a time for each caller, each with a time limit and an answer of a bounded size.
+"""Requests to the registry, with its key: one at a time for each caller, each with a time limit and a bounded answer.
 
 The key is in one header of the request, and nowhere else: an answer carries it along so that its words can be cleaned.
 """

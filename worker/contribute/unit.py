@@ -1,4 +1,4 @@
-"""The knowledge unit that is posted for an accepted record, and whether the registry's unit is the same."""
+"""What leaves for an accepted record: the knowledge unit, cleaned, or a refused record; and the receipt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents: the output record of a scored trace or a dead letter, byte by byte.
+"""The output record of a scored trace or a dead letter, byte by byte, and how a dead letter is cut to fit its topic.
 
 No wall clock and no random id: the same input from the same state gives the same bytes.
 """

@@ -1,4 +1,4 @@
-"""Control records: records on the source topic that ask a partition to forget, their signature, and their receipts.
+"""Control records, which ask a partition to forget: their signature, what they remove, and their receipts.
 
 A control record is on the source topic because the order of two topics is lost in a replay. It is signed because many
 may write there. A copy of it does no harm: it is bound to a topic by its id, a partition and a stretch of offsets. The

@@ -1,4 +1,4 @@
-"""Records: as they are read and as they are published, and their size on a topic and in memory."""
+"""Records as they are read and published, their size on a topic and in memory; and the identity of an embedder."""
 
 from __future__ import annotations
 

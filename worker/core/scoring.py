@@ -1,4 +1,4 @@
-"""The score of one trace: components, weights by domain, rule overrides.
+"""The score of one trace: components, weights by domain, rule overrides, and the steps that explain it.
 
 The formula is the specification of the KnowledgePulse SDK's `evaluateValue`. The order of the floating point
 operations is part of it: it decides the last bit, and tests/data/scoring_cases.jsonl holds it to that.

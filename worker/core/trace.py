@@ -1,4 +1,4 @@
-r"""The reasoning trace: its model, its validation, its text and time, and the scored output document.
+r"""The reasoning trace: its model, its validation, its time, what of it is embedded, and the scored output document.
 
 Here live the shape of a trace and every rule that makes a document one. No I/O, clock, environment, logging
 or asyncio: bytes come in, values go out, and the only exception is InvalidTrace.

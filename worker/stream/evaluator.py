@@ -159,15 +159,11 @@ class Evaluator:
 
     def _refuse(self, pending: Pending, error: InvalidTrace) -> None:
         self._evaluated(pending, time.perf_counter())
-        self._dead_letter(pending, error)
+        self.dead_letter(pending, error)
 
-    def refused_by_topic(self, pending: Pending, error: InvalidTrace) -> None:
-        """Replace a scored trace or a receipt that its topic refused by its dead letter; its rows stay."""
-        self._dead_letter(pending, error)
-
-    def _dead_letter(self, pending: Pending, error: InvalidTrace) -> None:
-        trace = pending.parsed
-        about = {**_about(pending.record, trace), "reason": str(error.reason), "path": error.path}
+    def dead_letter(self, pending: Pending, error: InvalidTrace) -> None:
+        """Make a dead letter the output, also in place of a scored trace or a receipt; the rows of these stay."""
+        about = {**_about(pending.record, pending.parsed), "reason": str(error.reason), "path": error.path}
         log.info("dead letter", extra=about)
         log.debug("dead letter: %s", error.message, extra=about)  # the message may quote the document
         self._tracing.refused(pending.span, error.reason)

@@ -251,7 +251,7 @@ class Partition:
             await confirm(self.state.topic_id)  # not before: the id must be asked for after the records were fetched
         replaced = await self._publisher.publish(self.state.batch(batch))
         for position, error in replaced.items():
-            self._evaluator.refused_by_topic(batch[position], error)
+            self._evaluator.dead_letter(batch[position], error)
         self._publishing = []
         self.committed = batch[-1].record.offset + 1
         self._settle(batch, time.perf_counter() - self._last_commit)

@@ -73,7 +73,7 @@ class Worker:
             buffer=self._buffer,
             pool=self._pool,
             metrics=metrics,
-            evaluation=evaluation_config(settings, layout),
+            evaluation=_evaluation_config(settings, layout),
             latency_budget_seconds=settings.latency_budget_seconds,
             commit_interval_seconds=settings.commit_interval_seconds,
             dead_letter_limit=DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,
@@ -199,7 +199,7 @@ class Worker:
         mine = sorted(tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic)
         new = await self._assignment.change(mine, generation)
         if generation != self.app.consumer_generation_id:
-            return  # the group is rebalancing again; the next call finds tasks of an older generation
+            return  # the group is rebalancing again; the next call finds partitions of an older generation
         self._assignment.confirm(generation)
         self._buffer.assign(mine)
         self._assigned = True
@@ -261,7 +261,6 @@ def _new_pool(embedder: Embedder | None, settings: Settings) -> EmbeddingPool | 
     return EmbeddingPool(embedder, settings.embed_remembered, settings.embed_in_flight)
 
 
-def evaluation_config(settings: Settings, layout: Layout) -> EvaluationConfig:
-    """Return how records are evaluated; the topics may accept less than KP_MAX_MESSAGE_BYTES."""
-    limits = replace(settings.limits, max_bytes=layout.max_message_bytes)
+def _evaluation_config(settings: Settings, layout: Layout) -> EvaluationConfig:
+    limits = replace(settings.limits, max_bytes=layout.max_message_bytes)  # topics may accept less than the settings
     return EvaluationConfig(limits, settings.event_time, settings.output_embedding, settings.redact)

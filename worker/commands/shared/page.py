@@ -1,4 +1,4 @@
-"""SVG that stands inside a page: the style of all plots, and colours that the page decides on. Needs matplotlib.
+"""The templates of all pages, and SVG for them: one style, and colours that the page decides on. Needs matplotlib.
 
 Colours are names of CSS variables: light, dark, print.
 """

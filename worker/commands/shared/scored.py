@@ -1,4 +1,4 @@
-"""Rows of numbers, one for each output document that was read: what report and whatif share."""
+"""Scored documents of a file or the topics, as rows of numbers: what report and whatif share."""
 
 from __future__ import annotations
 

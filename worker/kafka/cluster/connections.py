@@ -1,4 +1,4 @@
-"""Whether brokers can be reached, asked by single connections, and why not."""
+"""Opening admin clients, consumers and producers; and whether brokers can be reached, or why not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from worker.kafka.aiokafka_private import ask_once, sender_task, split_servers
 from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
 from worker.kafka.reading.fetches import tolerant as reading_tolerantly
 from worker.kafka.writing.producer import Producer, PublishError
+
+log = logging.getLogger(__name__)
 
 PROBE_MS: Final = 5000
 """How long one broker may take to answer."""
@@ -153,8 +156,6 @@ def _no_answer(settings: Settings, faults: Sequence[BrokerFault]) -> Unreachable
     )
 
 
-log = logging.getLogger(__name__)
-
 Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer, Producer)
 Result = TypeVar("Result")
 
@@ -226,6 +227,28 @@ async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, Re
         task.cancel()
 
 
+class _Patience:
+    """How long something is tried again; the log says so once."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._told = False
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return max(0.0, self._until - time.monotonic())
+
+    async def bear(self, failure: Exception, *, final: bool) -> None:
+        """Pause before the next attempt. Raises the failure if it is final, or the time is over."""
+        if final or not self.left():
+            raise failure
+        if not self._told:
+            self._told = True
+            log.warning("%s; trying again for %.0f s", failure, self._seconds)
+        await asyncio.sleep(RETRY_SECONDS)
+
+
 @asynccontextmanager
 async def connected_admin(
     settings: Settings, client: Mapping[str, Any], patience_seconds: float = 0.0
@@ -235,8 +258,7 @@ async def connected_admin(
     `patience_seconds`: how long to try again, so that a worker that is restarted while the brokers are away waits for
     them. A client would log each failure, and wait for one that is silent: so single connections ask first.
     """
-    loop = asyncio.get_running_loop()
-    until, told = loop.time() + patience_seconds, False
+    patience = _Patience(patience_seconds)
     async with AsyncExitStack() as stack:
         while True:
             failure = await reach_any(settings, client)
@@ -246,12 +268,7 @@ async def connected_admin(
                     break
                 except KafkaError as error:
                     failure = await unreachable(settings, client, error)
-            if loop.time() >= until or failure.final:
-                raise failure
-            if not told:
-                told = True
-                log.warning("%s; trying again for %.0f s", failure, patience_seconds)
-            await asyncio.sleep(RETRY_SECONDS)
+            await patience.bear(failure, final=failure.final)
         yield admin
 
 
@@ -266,21 +283,16 @@ async def prepare_patiently(
     If a broker closes a connection or does not answer, the work begins anew, for `patience_seconds`; so it may be done
     twice.
     """
-    loop = asyncio.get_running_loop()
-    until, told = loop.time() + patience_seconds, False
+    patience = _Patience(patience_seconds)
     while True:
         try:
-            async with connected_admin(settings, client, max(0.0, until - loop.time())) as admin:
+            async with connected_admin(settings, client, patience.left()) as admin:
                 return await work(admin)
         except (KafkaError, OSError, TimeoutError) as error:
             where = f"KP_BOOTSTRAP_SERVERS={settings.bootstrap_servers}"
             failure = ConfigError(f"the topics cannot be prepared at {where}: {error_text(error)}")
-            if loop.time() >= until or (isinstance(error, KafkaError) and not error.retriable):
-                raise failure from error
-            if not told:
-                told = True
-                log.warning("%s; trying again for %.0f s", failure, patience_seconds)
-            await asyncio.sleep(RETRY_SECONDS)
+            failure.__cause__ = error
+            await patience.bear(failure, final=isinstance(error, KafkaError) and not error.retriable)
 
 
 @asynccontextmanager

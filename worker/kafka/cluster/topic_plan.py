@@ -1,4 +1,4 @@
-"""What is wrong with the worker's topics, and what to do about it."""
+"""The topics as they are and as they should be, what is wrong with them, and what to do about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Kafka node: its directory, and the JVM process that runs on it.
+"""One Kafka node: its server.properties, its directory, and the JVM process that runs on it.
 
 A node ends with its parent: the child forks a small watchdog that blocks on a pipe whose write end only the parent has,
 and then becomes the JVM by exec. However the parent dies, the pipe closes and the watchdog kills the JVM.

@@ -1,4 +1,4 @@
-"""What the registry keeps: agents and keys, units, reputation, answers by idempotency key, 429s."""
+"""What the registry takes and keeps: agents, keys, units, rate limits, reputation, answers by idempotency key, 429s."""
 
 from __future__ import annotations
 
