@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,15 +16,20 @@ from aiokafka.admin import NewPartitions, RecordsToDelete
 from aiokafka.protocol.admin import CreateAclsRequest
 
 from tests.support.crash_worker import HashEmbedder, hash_vector
-from tests.support.kafka_fixtures import WorkerProcess, admin, consume_all, create_topics, produce
+from tests.support.kafka_fixtures import (
+    WorkerProcess, admin, consume_all, create_topics, create_topics_async, produce, produce_async, unique,
+)  # fmt: skip
+from tests.support.proxy import Proxy
 from tests.support.stage import LINES, Stage, Workers, documents, origin
 from worker.core.changelog import SLACK, decode, encode, slot_key, text_hash
 from worker.core.passes import MARKER_KEY
 from worker.core.trace import embedding_text, parse_trace
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
+from worker.kafka.state.restore import read_logs
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MODEL = HashEmbedder.identity.key()
+FETCH = 1  # the key of the request
 
 
 def test_entries_of_another_model_and_rubbish_are_left_out(
@@ -292,3 +298,23 @@ def test_a_60_second_outage_ends_the_worker_with_a_reason_and_loses_nothing(
         stage.wait_committed(5000)
         found = sorted(origin(record) for records in stage.outputs().values() for record in records)
         assert found == [(p, o) for p in range(4) for o in range(1250)]
+
+
+async def test_a_restore_from_a_broker_that_falls_silent_ends(kafka: EmbeddedKafka) -> None:
+    name = unique("silent")
+    await create_topics_async(kafka.bootstrap_servers, {name: 1})
+    await produce_async(kafka.bootstrap_servers, name, [(b"1", b"entry")])
+    asked, spoken = threading.Event(), threading.Event()
+
+    def silent(_: int, key: int) -> None:
+        if key == FETCH:
+            asked.set()
+            spoken.wait(60)
+
+    with Proxy(kafka.bootstrap_servers, silent) as proxy:
+        try:
+            with pytest.raises(TimeoutError, match=f"nothing arrived from {name} for 1 s"):
+                await asyncio.wait_for(read_logs({"bootstrap_servers": proxy.address}, name, [0], 1.0), 30)
+        finally:
+            spoken.set()
+    assert asked.is_set()

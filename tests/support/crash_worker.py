@@ -264,9 +264,22 @@ def load(settings: config.Settings) -> Embedder | None:
     return HashEmbedder(settings.embed_text)
 
 
+def _say_what_waits(*_: object) -> None:
+    """Write one line for each asyncio task: its functions and lines, the innermost last."""
+    for task in list(asyncio.tasks._all_tasks):  # type: ignore[attr-defined]  # of all threads
+        places, waiting = [], task.get_coro()
+        while waiting is not None:
+            frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
+            if frame is not None:
+                places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+            waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
+        print(f"TEST waits: {' > '.join(places)}", file=sys.stderr, flush=True)
+
+
 def main() -> NoReturn:
-    """Run as `kp-worker run` does."""
+    """Run as `kp-worker run` does; SIGUSR2 makes it say what it waits for."""
     install()
+    signal.signal(signal.SIGUSR2, _say_what_waits)
     worker.stream.process.main(config.load(), load)
 
 

@@ -9,8 +9,9 @@ that changes one fails there by name. Decisions of ours come as arguments or in 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, conn
@@ -33,6 +34,11 @@ from aiokafka.protocol.api import Request, RequestStruct
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.legacy_records import LegacyRecordBatch
 from aiokafka.structs import ConsumerRecord
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS: Final = 10.0
+"""How long a client may take to end its tasks and connections, some ms as a rule; aiokafka itself has no limit."""
 
 AnyRequest = TypeVar("AnyRequest", bound=type[Request[Any]])
 
@@ -155,6 +161,17 @@ async def _connect_in_time(connection: AIOKafkaConnection) -> Any:
         connection._request_timeout = patience
 
 
+async def closed(close: Coroutine[Any, Any, None]) -> None:
+    """Await the end of a client, for CLOSE_SECONDS at most: whoever closes it needs it no more."""
+    closing = asyncio.ensure_future(close)
+    done, _ = await asyncio.wait({closing}, timeout=CLOSE_SECONDS)
+    if done:
+        closing.result()
+    else:
+        closing.cancel()
+        log.warning("a Kafka client has not closed in %.0f s; it is left behind", CLOSE_SECONDS)
+
+
 # -- producers
 
 
@@ -197,7 +214,7 @@ class Brokers:
     async def stop(self) -> None:
         """Disconnect."""
         if self._client is not None:
-            await self._client.close()
+            await closed(self._client.close())
 
     async def send(self, node: int, request: Any) -> Any:
         """Send a request to a broker. Raises UnsentError, UnansweredError, UnsupportedError."""

@@ -210,6 +210,7 @@ class Assignment:
             identity.key(),
             identity.dimensions,
             self._settings.cache_max_elements,
+            self._settings.transaction_timeout_seconds,
         )
         for result in restored.values():
             self._metrics.restored_entries.inc(len(result.entries))

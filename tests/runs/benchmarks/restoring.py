@@ -78,7 +78,7 @@ async def _restore(bootstrap: str, topics: Topics, partitions: int) -> float:
     positions = {partition: Position(ENTRIES, None, committed_offset=ENTRIES) for partition in range(partitions)}
     began = time.perf_counter()
     found = await restore(
-        {"bootstrap_servers": bootstrap}, topics.changelog, positions, TABLE.key(), DIMENSIONS, ENTRIES
+        {"bootstrap_servers": bootstrap}, topics.changelog, positions, TABLE.key(), DIMENSIONS, ENTRIES, 60.0
     )
     seconds = time.perf_counter() - began
     if any(len(restored.entries) != ENTRIES for restored in found.values()) or len(found) != partitions:
@@ -134,7 +134,9 @@ class Large:
         client = {"bootstrap_servers": self._bootstrap}
         scorer = PartitionScorer(self.entries, None, DIMENSIONS)
         began = time.perf_counter()
-        found = await restore(client, self._topics.changelog, {0: position}, TABLE.key(), DIMENSIONS, self.entries)
+        found = await restore(
+            client, self._topics.changelog, {0: position}, TABLE.key(), DIMENSIONS, self.entries, 60.0
+        )
         scorer.restore(found[0].cache())
         seconds = time.perf_counter() - began
         if len(scorer.cache) != self.entries:

@@ -96,7 +96,7 @@ async def _read(session: Session, partition: int | None) -> list[PartitionLog]:
     positions = await read_positions(session.client, settings.group_id, source.name, wanted, seconds)
     if all(position.committed_offset is None for position in positions.values()):
         raise CommandError(_nothing_committed(settings, wanted))
-    logs = await read_logs(session.client, changelog.name, wanted)
+    logs = await read_logs(session.client, changelog.name, wanted, seconds)
     return [PartitionLog(number, positions[number], logs[number]) for number in wanted]
 
 

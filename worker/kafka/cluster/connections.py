@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from worker.config import ConfigError, Settings
-from worker.kafka.aiokafka_private import ask_once, sender_task, split_servers
+from worker.kafka.aiokafka_private import ask_once, closed, sender_task, split_servers
 from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
 from worker.kafka.reading.fetches import tolerant as reading_tolerantly
 from worker.kafka.writing.producer import Producer, PublishError
@@ -174,7 +174,7 @@ async def admin_client(client: Mapping[str, Any]) -> AsyncIterator[AIOKafkaAdmin
         await admin.start()
         yield admin
     finally:
-        await admin.close()
+        await closed(admin.close())
 
 
 @asynccontextmanager
@@ -188,7 +188,10 @@ async def running(client: Client, *, tolerant: bool = False) -> AsyncIterator[Cl
             await client.start()
         yield client
     finally:
-        await client.stop()
+        if isinstance(client, AIOKafkaProducer):
+            await client.stop()  # it sends what waits
+        else:
+            await closed(client.stop())
 
 
 def committed_reader(client: Mapping[str, Any], *topics: str, **more: Any) -> AIOKafkaConsumer:

@@ -70,13 +70,12 @@ class ChangelogFollower:
         """Read partitions to their ends at the time of the call. Raises KafkaError, OffsetsError, TimeoutError."""
         settings, capacity = self._settings, self._settings.cache_max_elements
         todo = sorted(partitions)
+        seconds = settings.transaction_timeout_seconds
         at_once = max(1, LOADED_ENTRIES // (capacity + SLACK))
         for some in (todo[i : i + at_once] for i in range(0, len(todo), at_once)):
             begun = time.monotonic()
-            logs = await read_logs(self._client, settings.changelog, some)
-            positions = await read_positions(
-                self._client, settings.group_id, settings.source_topic, some, settings.transaction_timeout_seconds
-            )
+            logs = await read_logs(self._client, settings.changelog, some, seconds)
+            positions = await read_positions(self._client, settings.group_id, settings.source_topic, some, seconds)
             for partition in some:
                 read, found = logs.pop(partition), positions[partition].found()
                 key, dimensions = self._identity.key(), self._identity.dimensions

@@ -85,9 +85,14 @@ async def read_positions(
     records was scored.
     """
     tps = [TopicPartition(topic, partition) for partition in partitions]
-    async with asyncio.timeout(timeout_seconds):
-        committed, now = await _committed(client, group, tps)
-        oldest, ends = await topic_offsets(client, tps)
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            committed, now = await _committed(client, group, tps)
+            oldest, ends = await topic_offsets(client, tps)
+    except TimeoutError:
+        raise TimeoutError(
+            f"the offsets of group {group} on {topic} were not answered in {timeout_seconds:g} s"
+        ) from None
     positions = {}
     for tp in tps:
         found = committed.get(tp)
@@ -200,13 +205,15 @@ async def restore(
     model: str,
     dimensions: int,
     capacity: int,
+    timeout_seconds: float,
 ) -> dict[int, Restored]:
     """Read the changelog of the given source partitions to its end, and decide which pass continues (changelog.Log).
 
     Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
     committed then. Entries of another model, and damaged records, are skipped and counted, with one warning each.
+    Raises KafkaError, and TimeoutError as read_logs does.
     """
-    logs = await read_logs(client, changelog, list(positions))
+    logs = await read_logs(client, changelog, list(positions), timeout_seconds)
     result = {}
     for partition in list(logs):
         read = logs.pop(partition)  # its values are not needed any more: they need as much memory as the entries
@@ -217,32 +224,44 @@ async def restore(
     return result
 
 
-async def read_logs(client: Mapping[str, Any], changelog: str, partitions: Sequence[int]) -> dict[int, Log]:
-    """Read partitions of the changelog from the beginning to their ends at the time of the call. Raises KafkaError."""
+async def read_logs(
+    client: Mapping[str, Any], changelog: str, partitions: Sequence[int], timeout_seconds: float
+) -> dict[int, Log]:
+    """Read partitions of the changelog from the beginning to their ends at the time of the call.
+
+    Raises KafkaError, and TimeoutError if nothing arrives for `timeout_seconds`: after a lost connection, aiokafka may
+    wait for a position for ever.
+    """
     logs = {partition: Log() for partition in partitions}
+    tps = [TopicPartition(changelog, partition) for partition in partitions]
     reader = committed_reader(client, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES)
-    async with running(reader, tolerant=True) as consumer:
-        tps = [TopicPartition(changelog, partition) for partition in partitions]
-        consumer.assign(tps)
-        await consumer.seek_to_beginning(*tps)
-        ends = await consumer.end_offsets(tps)
-        todo = [tp for tp in tps if await consumer.position(tp) < ends[tp]]
-        told = time.monotonic()
-        while todo:
-            if time.monotonic() - told > PROGRESS_SECONDS:
-                left = sum([ends[tp] - await consumer.position(tp) for tp in todo])
-                log.info(
-                    "restoring from %s: %d of %d partitions left, %d offsets", changelog, len(todo), len(tps), left
-                )
-                told = time.monotonic()
-            for tp, records in (await consumer.getmany(*todo, timeout_ms=500)).items():
-                for record in records:
-                    fault = fault_of(record)
-                    if fault is None:
-                        logs[tp.partition].apply(record.key, record.value, record.offset)
-                    else:
-                        logs[tp.partition].skip(fault, record.offset)
-            todo = [tp for tp in todo if await consumer.position(tp) < ends[tp]]
+    try:
+        async with asyncio.timeout(timeout_seconds) as limit, running(reader, tolerant=True) as consumer:
+            consumer.assign(tps)
+            await consumer.seek_to_beginning(*tps)
+            ends = await consumer.end_offsets(tps)
+            positions: dict[TopicPartition, int] = {}
+            told = time.monotonic()
+            while left := {tp: at for tp in tps if (at := await consumer.position(tp)) < ends[tp]}:
+                if left != positions:
+                    positions = left
+                    limit.reschedule(asyncio.get_running_loop().time() + timeout_seconds)
+                if time.monotonic() - told > PROGRESS_SECONDS:
+                    offsets = sum(ends[tp] - at for tp, at in left.items())
+                    log.info(
+                        "restoring from %s: %d of %d partitions left, %d offsets",
+                        changelog, len(left), len(tps), offsets,
+                    )  # fmt: skip
+                    told = time.monotonic()
+                for tp, records in (await consumer.getmany(*left, timeout_ms=500)).items():
+                    for record in records:
+                        fault = fault_of(record)
+                        if fault is None:
+                            logs[tp.partition].apply(record.key, record.value, record.offset)
+                        else:
+                            logs[tp.partition].skip(fault, record.offset)
+    except TimeoutError:
+        raise TimeoutError(f"nothing arrived from {changelog} for {timeout_seconds:g} s") from None
     return logs
 
 
