@@ -17,7 +17,14 @@ from aiokafka.protocol.admin import CreateAclsRequest
 
 from tests.support.crash_worker import HashEmbedder, hash_vector
 from tests.support.kafka_fixtures import (
-    WorkerProcess, admin, consume_all, create_topics, create_topics_async, produce, produce_async, unique,
+    WorkerProcess,
+    admin,
+    consume_all,
+    create_topics,
+    create_topics_async,
+    produce,
+    produce_async,
+    unique,
 )  # fmt: skip
 from tests.support.proxy import Proxy
 from tests.support.stage import LINES, Stage, Workers, documents, origin
