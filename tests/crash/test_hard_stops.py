@@ -42,6 +42,7 @@ def test_killed_while_it_creates_its_topics(
         assert not oracle.check(kafka.bootstrap_servers, env, hash_vector).problems()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seconds", [4, 14])
 def test_a_broker_that_hangs_and_goes_on(tmp_path: Path, seed: int, long: bool, seconds: int) -> None:
     """Shorter and longer than the session timeout of 6 s."""

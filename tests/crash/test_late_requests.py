@@ -211,6 +211,7 @@ def run(
     return env, fleet, load
 
 
+@pytest.mark.sample(1)
 @both_protocols
 def test_redrive_and_contribute(transactions: int, tmp_path: Path, seed: int) -> None:
     """Each letter goes back once, and the receipts are those of the accepted topic, offset for offset."""

@@ -25,6 +25,7 @@ STRICT = {"max.message.bytes": "65536", "message.timestamp.after.max.ms": "60000
 """Settings that refuse a null key, a timestamp in the future, and a batch of more than 64 KiB."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["kill", "raise"])
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_a_crash_at_each_step_of_a_refusal_changes_nothing(

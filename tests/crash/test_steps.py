@@ -91,6 +91,7 @@ def test_exactly_once_survives_a_crash_at_each_step(
     assert report.source == LEG * (len(steps) + 1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("how", "view"), [("kill", "whole"), ("raise", "objective")])
 def test_at_least_once_survives_a_crash_at_each_step(
     kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool, how: str, view: str

@@ -99,6 +99,7 @@ def _damaged(last: Entry, topic_id: str) -> list[tuple[bytes, bytes]]:
     return [*rows, (key, next(iter(bad_requests(forgotten)))), (MARKER_KEY, next(iter(bad_markers(topic_id))))]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scope", ["partition", "group"])
 def test_damaged_records_are_skipped_and_change_no_score(kafka: EmbeddedKafka, hashing: Start, scope: str) -> None:
     whole, clean = stage_of(kafka, scope), stage_of(kafka, scope)

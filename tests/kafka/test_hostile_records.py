@@ -224,6 +224,7 @@ def test_redrive_sends_what_has_a_value_and_refuses_the_rest_in_words(kafka: Emb
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_all_codecs_on_every_topic_with_restarts(kafka: EmbeddedKafka, workers: Workers, delivery: str) -> None:
     for codec in ("gzip", "snappy", "lz4", "zstd"):

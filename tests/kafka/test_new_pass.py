@@ -235,6 +235,7 @@ def test_a_step_back_keeps_its_cache_and_so_does_a_restart_after_it(stage: Stage
     assert live_offsets == list(range(50))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("step", ["mid_sends", "after_sends"])
 def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage, hashing: Start, step: str) -> None:
     stage.env["KP_DELIVERY"] = "at_least_once"

@@ -160,6 +160,7 @@ async def alter(bootstrap: str, topic: str, **config: str) -> None:
         await admin.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_a_limit_that_is_lowered_while_the_worker_runs(kafka: EmbeddedKafka, workers: Workers, delivery: str) -> None:
     strict, plain = (stage_of(kafka, {}, KP_DELIVERY=delivery) for _ in range(2))

@@ -134,6 +134,7 @@ def wait_committed(secure: SecureKafka, name: str, count: int) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "way", ["mTLS", "mTLS, encrypted key", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 )
@@ -367,6 +368,7 @@ def assert_no_secret(text: str, *more: str) -> None:
             assert form not in text
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("way", "style"), [("PLAIN", "text"), ("OAUTHBEARER", "json"), ("mTLS, encrypted key", "text")]
 )

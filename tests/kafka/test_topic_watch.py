@@ -86,6 +86,7 @@ def not_ready(worker: WorkerProcess, since: float, words: str) -> str:
         time.sleep(0.05)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("again", [False, True])
 def test_a_changelog_that_is_deleted_under_load_ends_the_worker(
@@ -115,6 +116,7 @@ def progress(stage: Stage) -> int:
     return sum(committed(stage.bootstrap, stage.name, stage.name).values())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("delivery", "kind"), [*((each, "accepted") for each in DELIVERIES), ("exactly_once", "dead-letter")]
 )
@@ -135,6 +137,7 @@ def test_an_output_that_is_deleted_under_load_is_named_until_it_is_there_again(
     assert worker.returncode is None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_a_worker_that_ends_for_a_missing_output_says_so(delivery: str, kafka: EmbeddedKafka, hashing: Start) -> None:
     stage, worker = busy(kafka, hashing, KP_DELIVERY=delivery, KP_TRANSACTION_TIMEOUT_SECONDS="8")

@@ -367,6 +367,7 @@ async def prepared(kafka: EmbeddedKafka, cut: Callable[[int, int], Cut | None], 
         return await prepare_topics(settings, client_arguments(settings)), proxy.requests
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("grow", [False, True])
 async def test_a_connection_that_is_closed_at_any_request_does_not_end_the_start(
     grow: bool, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
