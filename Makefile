@@ -48,8 +48,8 @@ test: $(MODEL) ## All tests, on real Kafka and the real model (side by side; ARG
 test-long: $(MODEL) ## The same with all rounds, steps, seeds and records of which `make test` takes a sample by chance
 	$(MAKE) test ARGS="--long $(ARGS)"
 
-test-fast: $(READY) ## The tests that need neither Kafka nor the model (side by side)
-	$(BIN)/python -m pytest -n logical --dist worksteal tests/unit tests/docs $(ARGS)
+test-fast: $(READY) ## The quick ones of the tests that need neither Kafka nor the model (side by side)
+	$(BIN)/python -m pytest -n logical --dist worksteal -m "not slow" tests/unit tests/docs $(ARGS)
 
 browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/chromium where it is not found)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --editable '.[browser]'

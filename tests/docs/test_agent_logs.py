@@ -66,6 +66,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", CONSOLES, ids=str)
 def test_the_commands_print_what_the_page_says(block: Snippet, folder: Path) -> None:
     program = folder / "kp-worker"

@@ -53,6 +53,7 @@ def test_the_settings_of_a_block_are_accepted(block: Snippet, tmp_path: Path, mo
     load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [it for it in MINE if "$ kp-worker " in it.text], ids=str)
 def test_the_commands_of_a_block_run(block: Snippet, tmp_path: Path) -> None:
     (tmp_path / "demo_traces.jsonl").write_bytes((ROOT / "worker/data/demo_traces.jsonl").read_bytes())

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.builders import read_jsonl
 from worker.config import Settings
 
@@ -10,6 +12,7 @@ RETRIEVED = 0.80
 """Default of the SDK's retrieval."""
 
 
+@pytest.mark.slow
 def test_the_page_says_how_many_accepted_traces_are_not_retrieved() -> None:
     accepted = [row["score"] for row in read_jsonl("traces_scores.jsonl") if row["score"] >= Settings().threshold]
     invisible = sum(score < RETRIEVED for score in accepted)

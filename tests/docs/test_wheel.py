@@ -14,6 +14,8 @@ import pytest
 from tests.support.distribution import Distribution, build_distribution
 from tests.support.imports import ROOT
 
+pytestmark = pytest.mark.slow
+
 IMPORT_ALL = """
 import importlib, pkgutil, worker
 for module in pkgutil.walk_packages(worker.__path__, "worker."):
@@ -71,6 +73,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_module_and_data_file_is_found_where_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)

@@ -12,6 +12,8 @@ from tests.conftest import TIERS
 from tests.support.imports import MODEL_RUNTIMES, ROOT, loaded_after, modules_after
 from worker.cli import COMMANDS
 
+pytestmark = pytest.mark.slow  # `make check` runs it
+
 PACKAGE = ROOT / "worker"
 MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(

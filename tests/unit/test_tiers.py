@@ -20,6 +20,7 @@ def test_chance(seed):
 """
 
 
+@pytest.mark.slow
 def test_a_unit_test_that_asks_for_kafka_fails_with_words_and_a_seed_is_repeated(tmp_path: Path) -> None:
     sample = tmp_path / "tests" / "unit" / "test_sample.py"
     sample.parent.mkdir(parents=True)

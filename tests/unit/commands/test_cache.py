@@ -143,6 +143,7 @@ def test_entries_are_listed_newest_first_and_by_agent_and_trace() -> None:
     assert newest_rows(caches, None, "abc") == []
 
 
+@pytest.mark.slow
 def test_damaged_entries_are_counted_and_no_command_fails_whatever_there_is(seed: int, tmp_path: Path) -> None:
     rng, settings = random.Random(seed), settings_of(10, 60.0)
     made = vectors(np.random.default_rng(seed), 20)

@@ -409,6 +409,7 @@ def test_equal_runs_have_one_id_whatever_their_spelling() -> None:
     assert ids[0] == ids[1] != ids[2]
 
 
+@pytest.mark.slow
 def test_each_trace_is_written_when_its_run_is_read() -> None:
     """As the middle of a pipe: standard input stays open while the first trace comes out."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

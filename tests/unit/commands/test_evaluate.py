@@ -58,6 +58,7 @@ def test_traces_are_compared_as_an_oracle_does(seed: int, monkeypatch: pytest.Mo
         assert run.first.tolist() == [first for _, first, _ in expected]
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_an_oracle(seed: int, long: bool) -> None:
     rng = random.Random(seed)
     for _ in range(25 if long else 10):
@@ -83,6 +84,7 @@ def test_the_figures_are_those_of_an_oracle(seed: int, long: bool) -> None:
             assert sum(found.repeat_histogram) == len(repeats)
 
 
+@pytest.mark.slow
 def test_tasks_that_lie_apart_are_told_and_chance_is_one_half(seed: int) -> None:
     """Labels that have nothing to do with the vectors: the interval holds one half."""
     rng = np.random.default_rng(seed)
@@ -98,6 +100,7 @@ def test_tasks_that_lie_apart_are_told_and_chance_is_one_half(seed: int) -> None
     assert abs(chance.auc_pairs.value - 0.5) < 0.1
 
 
+@pytest.mark.slow
 def test_spread_traces_are_compared_within_their_partition_as_an_oracle_does(seed: int, long: bool) -> None:
     rng = random.Random(seed)
     for _ in range(15 if long else 5):
@@ -125,6 +128,7 @@ def test_spread_traces_are_compared_within_their_partition_as_an_oracle_does(see
             assert interval is None or interval.value == pytest.approx(sum(expected) / len(expected), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_one_partition_of_many_keys_is_one_partition_and_keying_by_the_task_helps() -> None:
     """A first has fewer others to resemble, a repeat still has its task."""
     rng = np.random.default_rng(5)
@@ -157,6 +161,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 # -- the page
 
 
+@pytest.mark.slow
 def test_the_page_shows_each_file_and_setting_and_escapes_names() -> None:
     rows = []
     for seed, name in enumerate(("<script>a</script>.jsonl", "b.jsonl")):

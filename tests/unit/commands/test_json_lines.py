@@ -97,6 +97,8 @@ def run_measured(*arguments: str) -> tuple[int, str, int]:
 RUN = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}).encode()
 
 
+@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", ["score", "convert", "report", "whatif", "evaluate", "explain", "convert one run"])
 def test_a_line_that_is_too_long_is_named_and_not_read(command: str, tmp_path: Path) -> None:
     """The other lines are read, and no command keeps more of it than a line may have."""

@@ -18,6 +18,8 @@ from worker.commands.report.columns import Traces
 from worker.commands.report.summary import DOMAINS_SHOWN, summarize
 from worker.version import install_extra
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
 

@@ -67,6 +67,7 @@ def test_kp_config_names_a_file_and_an_argument_wins_over_it(
     assert load().threshold == 0.75
 
 
+@pytest.mark.slow
 def test_the_first_source_that_gives_a_setting_wins(file: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against an oracle of a dict a source, over random subsets of settings in each source."""
     chance = random.Random(seed)
@@ -191,6 +192,7 @@ DIGITS = "9" * 5000
 DEEP = 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -237,6 +239,7 @@ def test_such_a_variable_is_refused_too(value: str, words: str) -> None:
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("assignment", "words"),
     [

@@ -137,6 +137,7 @@ async def test_what_the_registry_refuses_comes_with_status_and_issues() -> None:
         assert json.loads(refused.issues)[0]["path"].startswith("outcome")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idempotency", [True, False])
 @pytest.mark.parametrize("kind", list(FaultKind))
 async def test_faults_lose_nothing_and_post_nothing_twice(
@@ -189,6 +190,7 @@ async def test_a_revoked_key_is_denied() -> None:
         assert (await registry.state())["429s"] == {"unknown": 1}
 
 
+@pytest.mark.slow
 async def test_after_a_429_nothing_is_sent_for_half_an_hour() -> None:
     async with local_registry(tier=Tier(3, 100)) as registry, sender(registry.url, registry.key) as mine:
         for number in range(3):  # another program of the same agent uses up the limit
@@ -244,6 +246,7 @@ async def passed_on(registry: LocalRegistry, request: web.Request, body: bytes) 
     return web.Response(status=answer.status, body=answer.body, headers=kept, content_type="application/json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idempotency", [True, False])
 async def test_a_request_that_lands_after_the_look_up_is_counted_and_leaves_one_unit(idempotency: bool) -> None:
     """The first POST is held back until the second one is answered."""
@@ -314,6 +317,7 @@ async def test_a_store_turns_a_late_request_into_one_effect_and_it_is_counted() 
     assert posts[0] == posts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["silent", "endless", "garbage", "headers", "closed"])
 async def test_a_server_that_is_none_neither_hangs_nor_ends_a_delivery(way: str) -> None:
     connections = 0

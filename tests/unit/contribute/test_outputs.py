@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from aiokafka.structs import ConsumerRecord
 
 from tests.support.builders import T0, make_record
@@ -81,6 +82,7 @@ def buried(rng: random.Random, text: str) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_no_secret_is_posted_or_written_wherever_it_is(seed: int, long: bool) -> None:
     rng = random.Random(seed)
     kinds = list(SECRETS.values())

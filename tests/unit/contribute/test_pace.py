@@ -77,6 +77,7 @@ def simulate(
     return outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [30, 200, 2000])
 @pytest.mark.parametrize("latency", [0.002, 0.1, 2.0])
 def test_one_process_has_nearly_the_whole_rate_and_no_429(limit: int, latency: float, seed: int, long: bool) -> None:
@@ -87,6 +88,7 @@ def test_one_process_has_nearly_the_whole_rate_and_no_429(limit: int, latency: f
     assert outcome.share(limit) >= 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [30, 200, 2000])
 @pytest.mark.parametrize("processes", [2, 3])
 def test_processes_that_share_a_key_share_the_rate_without_a_429(limit: int, processes: int, seed: int) -> None:
@@ -96,6 +98,7 @@ def test_processes_that_share_a_key_share_the_rate_without_a_429(limit: int, pro
     assert outcome.share(limit) >= 0.95  # the bucket is full at the start, so it may also be more than 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [30, 200, 2000])
 def test_a_nearly_empty_bucket_at_the_start_causes_no_429(limit: int, seed: int) -> None:
     """As after a crash, when nobody knows what was sent before."""

@@ -162,6 +162,7 @@ def test_a_receipt_lists_what_fits() -> None:
     assert read_receipt(None) is None
 
 
+@pytest.mark.slow
 def test_requests_are_kept_while_they_matter() -> None:
     """A copy is refused by the kept request, or by its offset; what it matched has expired when it goes."""
     kept = {b"k": Kept(0, Label("t", "ada", 0))}
@@ -182,6 +183,7 @@ def test_requests_are_kept_while_they_matter() -> None:
     assert len(state.processed) == MAX_REQUESTS
 
 
+@pytest.mark.slow
 def test_no_copy_is_honoured_because_its_request_has_left_the_full_list() -> None:
     """More requests than are kept, on a quiet partition: the first one is forgotten, but its offset still counts."""
     state, cache = Forgetting({}, [], 1, "m", ttl_ms=None), VectorCache(4, 2)

@@ -189,6 +189,7 @@ def test_damaged_entries_that_a_view_follows_are_left_out() -> None:
     assert [len(view), *group_scores(view)] == expected
 
 
+@pytest.mark.slow
 def test_a_damaged_record_of_the_passes_changes_no_score_where_the_committed_offset_names_the_pass() -> None:
     expected = scores_of(good().restored())
     for value in bad_markers(TOPIC):
@@ -204,6 +205,7 @@ def test_a_damaged_record_of_the_passes_changes_no_score_where_the_committed_off
         assert not view.apply(0, MARKER_KEY, value, changelog.log.end), "it is loaded again"
 
 
+@pytest.mark.slow
 def test_damaged_requests_to_forget_are_skipped() -> None:
     expected = scores_of(good().restored())
     fields = request_fields(25, 15, T0 + 15, MODEL)
@@ -258,6 +260,7 @@ def live(changelog: Changelog) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metadata", [True, False], ids=["committed", "moved"])
 def test_whatever_is_on_the_changelog_no_restore_no_view_and_no_score_fails(
     metadata: bool, seed: int, long: bool

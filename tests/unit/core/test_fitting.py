@@ -141,6 +141,7 @@ def test_the_worker_s_own_headers_are_bounded() -> None:
     assert said(last_resort(longest, 3000, None))["kp-error-message"].startswith(message)
 
 
+@pytest.mark.slow
 def test_sizes_are_those_of_a_real_batch(seed: int, long: bool) -> None:
     rng = random.Random(seed)
     for _ in range(300 if long else 100):
@@ -171,6 +172,7 @@ def random_record(rng: random.Random) -> OutputRecord:
     )
 
 
+@pytest.mark.slow
 def test_whatever_the_record_the_letter_fits_and_holds_nothing_else(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(400):

@@ -122,6 +122,7 @@ def compare_with_oracle(plan: Plan, records: Sequence[SourceRecord], topics: Top
     return sum(it.forgotten_at is not None for it in oracle.all)
 
 
+@pytest.mark.slow
 async def test_a_crash_changes_no_byte_and_forgets_nothing_else(
     seed: int, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +148,7 @@ async def test_a_crash_changes_no_byte_and_forgets_nothing_else(
     assert lives > 2 * rounds
 
 
+@pytest.mark.slow
 async def test_requests_of_an_earlier_topic_of_this_name_remove_nothing(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ async def wrong_runs(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> int
     return wrong
 
 
+@pytest.mark.slow
 async def test_the_comparison_can_fail(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     assert await wrong_runs(rng, monkeypatch) == 0
@@ -201,6 +204,7 @@ async def test_the_comparison_can_fail(seed: int, monkeypatch: pytest.MonkeyPatc
     assert await wrong_runs(rng, monkeypatch) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly_once", "at_least_once"])
 async def test_nothing_forgotten_comes_back_whatever_is_changed(
     exactly_once: bool, seed: int, long: bool, monkeypatch: pytest.MonkeyPatch

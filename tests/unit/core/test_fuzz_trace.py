@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jsonschema import Draft202012Validator
 
 from tests.runs.fuzz import documents, read_seeds, run
@@ -27,6 +28,7 @@ def read_strictly(raw: bytes) -> Any:
     return document
 
 
+@pytest.mark.slow
 def test_any_bytes_are_parsed_or_refused(seed: int) -> None:
     verdicts = run(5_000, seed)  # `make fuzz`: a million
     # A generator that only makes rubbish would prove little.

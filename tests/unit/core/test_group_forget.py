@@ -184,6 +184,7 @@ class World:
         self.named += 1
 
 
+@pytest.mark.slow
 def test_no_view_names_what_its_worker_knows_to_be_forgotten(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(control, "MAX_BEHIND", BEHIND)

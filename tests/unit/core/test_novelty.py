@@ -309,6 +309,7 @@ def of_length(rng: np.random.Generator, length: Fraction) -> Vector:
     return vector
 
 
+@pytest.mark.slow
 def test_what_counts_as_unit_length_depends_on_no_order_of_additions(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for number in range(40):

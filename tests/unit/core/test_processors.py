@@ -16,6 +16,7 @@ KERNELS = {"Prescott": ("Katmai", "pni"), "Sandybridge": ("Sandybridge", "avx"),
 it takes anyway: without AVX, with AVX, with AVX2."""
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [kind for kind, (_, flag) in KERNELS.items() if flag in cpu_flags()])
 def test_scan_and_cache_keep_their_promises_with_the_kernels_of_lesser_processors(kind: str, seed: int) -> None:

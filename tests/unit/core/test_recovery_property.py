@@ -140,6 +140,7 @@ def check_outputs(plan: Plan, topics: Topics, expected: list[tuple[object, ...]]
         assert list(dict.fromkeys(topics.outputs)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly_once", "at_least_once"])
 def test_crashes_change_no_byte(exactly_once: bool, seed: int, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
@@ -171,12 +172,14 @@ def count_wrong(seed: int, monkeypatch: pytest.MonkeyPatch, *, slack: int, bound
     return wrong
 
 
+@pytest.mark.slow
 def test_the_simulation_can_fail(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_wrong(seed, monkeypatch, slack=5, bound=5) == 0
     assert count_wrong(seed, monkeypatch, slack=0, bound=5) > 0  # entries are overwritten that a restart needs
     assert count_wrong(seed, monkeypatch, slack=5, bound=20) > 0  # more on the way than the slack covers
 
 
+@pytest.mark.slow
 def test_after_a_reset_to_an_older_offset_crashes_change_no_byte_either(
     seed: int, long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +339,7 @@ class World:
                 self.past = past
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old_workers", [False, True], ids=["new", "old_and_new"])
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly_once", "at_least_once"])
 def test_a_restored_cache_is_the_undisturbed_one_whatever_was_done_to_the_offsets(
@@ -406,6 +410,7 @@ async def live_in_a_task(
     return publisher.batches
 
 
+@pytest.mark.slow
 async def test_a_real_task_that_crashes_changes_no_byte(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     lives, sizes = 0, set()

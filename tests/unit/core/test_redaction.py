@@ -39,6 +39,7 @@ def test_the_cases_of_the_reference() -> None:
         assert (cleaned, found) == (case["cleaned"], case["redactions"]), case
 
 
+@pytest.mark.slow
 def test_random_texts_against_a_slow_reading_of_the_rules(seed: int) -> None:
     found = check_texts(seed, 4000)
     assert found.keys() == {*SECRETS, *IDENTIFIERS}, f"seed {seed}: some pattern found nothing"
@@ -205,6 +206,7 @@ def test_members_whose_names_become_equal_are_all_kept() -> None:
     assert counts == {"email": 3}
 
 
+@pytest.mark.slow
 def test_depth_is_no_limit() -> None:
     document: Any = {"input": "ada@a.com"}
     for level in range(20_000):

@@ -187,6 +187,7 @@ def test_the_bounds_hold_for_every_row(kind: Callable[..., Rows], seed: int) -> 
         assert errors[np.linalg.norm(rows, axis=1) < 1.0005].max(initial=0.0) < 0.08
 
 
+@pytest.mark.slow
 def test_the_codes_scan_what_they_should(seed: int) -> None:
     """At the size from which they are used: by codes where few rows are candidates, by the full product elsewhere."""
     rng = np.random.default_rng(seed)
@@ -229,6 +230,7 @@ def test_useless_trials_become_rare_and_codes_come_back(monkeypatch: pytest.Monk
     assert matrix.by_codes > 60
 
 
+@pytest.mark.slow
 def test_copied_rows_and_parts_have_the_bits_of_the_whole_product(seed: int) -> None:
     """Also where the matrix has many MB, so that BLAS may share the work among threads."""
     rng = np.random.default_rng(seed)

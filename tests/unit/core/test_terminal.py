@@ -41,6 +41,7 @@ from worker.observe.logs import BareFormatter, JsonFormatter, TextFormatter
 VISIBLE = r"\x1b[2J"
 
 
+@pytest.mark.slow
 def test_every_control_of_unicode_becomes_visible() -> None:
     everything = [chr(code) for code in range(sys.maxunicode + 1)]
     for character in everything:
@@ -204,6 +205,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return evil_files(tmp_path_factory.mktemp("evil"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "terminal"),
     [*((command, False) for command in COMMANDS), *((command, True) for command in sorted(TABLES))],

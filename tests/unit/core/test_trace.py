@@ -312,6 +312,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_no_document_within_the_limits_takes_long(name: str) -> None:
     raw = BOMBS[name]()

@@ -55,6 +55,7 @@ def test_aiokafka_is_patched_by_the_function_that_says_so(monkeypatch: pytest.Mo
     assert [name for owner, name in replaced if getattr(owner, name) is theirs] == []
 
 
+@pytest.mark.slow
 def test_whoever_makes_clients_has_patched_aiokafka() -> None:
     """Otherwise they would read with aiokafka's own reader, which is not bounded and stops at what it cannot parse."""
     callers = 0
@@ -118,6 +119,7 @@ def wrong(files: Files) -> Mapping[str, tuple[dict[str, object], tuple[str, ...]
     }
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_used_is_named_and_not_shown(files: Files) -> None:
     for name, (given, words) in wrong(files).items():
         with pytest.raises(ConfigError) as caught:

@@ -121,6 +121,7 @@ async def test_a_batch_that_unpacks_to_too_much_is_one_record_with_its_last_offs
     assert await read(after, 4) == theirs(after, 4)
 
 
+@pytest.mark.slow
 async def test_a_bomb_costs_no_more_than_the_bound() -> None:
     data = at(0, blank_bomb(300 << 20))
     tracemalloc.start()
@@ -261,6 +262,7 @@ def mutated(rng: random.Random, batch: bytes) -> bytes:
     return sealed(bytes(changed))
 
 
+@pytest.mark.slow
 async def test_no_mutation_escapes_loops_or_takes_an_offset_twice(seed: int) -> None:
     rng = random.Random(seed)
     good = at(1000, encode_batch(records(2)))

@@ -192,6 +192,7 @@ def judge(found: Run) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "competing"),
     [(kind, n) for kind, broker in BROKERS.items() for n in ((1, 2) if "release" not in broker else (1,))],
@@ -211,6 +212,7 @@ async def _no_new_epoch(producer: Producer) -> None:
     producer._late = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["V1", "V1 before 4.0", "V1 before 3.6"])
 def test_the_model_finds_what_happens_without_a_new_epoch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torn, lost and doubled records: as with aiokafka's producer, which goes on in the same epoch."""
@@ -219,6 +221,7 @@ def test_the_model_finds_what_happens_without_a_new_epoch(kind: str, monkeypatch
     assert sum(map(bool, found)) >= 5
 
 
+@pytest.mark.slow
 def test_the_model_finds_what_happens_where_offsets_are_not_read_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

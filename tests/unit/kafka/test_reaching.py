@@ -34,6 +34,7 @@ def failure(servers: str) -> UnreachableError:
     return error.value
 
 
+@pytest.mark.slow
 def test_each_broker_is_named_with_its_reason_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     with listening(None) as closed, listening(5) as silent:
         error = failure(f"127.0.0.1:{closed},nowhere.invalid:9092,127.0.0.1:{silent}")

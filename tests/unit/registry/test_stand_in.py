@@ -303,6 +303,7 @@ def test_the_shares_of_faults_are_kept(seed: int) -> None:
 # -- the command
 
 
+@pytest.mark.slow
 async def test_a_kill_loses_nothing(tmp_path: Path) -> None:
     with RegistryProcess("--data", str(tmp_path / "registry.db"), "--limit", "2") as process:
 
@@ -328,6 +329,7 @@ async def test_a_kill_loses_nothing(tmp_path: Path) -> None:
         assert await posted("kp:trace:last") == 429
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -344,6 +346,7 @@ def test_wrong_options_are_explained(options: list[str], message: str) -> None:
     assert message in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_what_it_cannot_use_is_explained(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("no database, but a text that is long enough to be seen as one" * 20)
@@ -361,6 +364,7 @@ def command(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_it_ends_in_order() -> None:
     with RegistryProcess() as process:
         assert process.process is not None
