@@ -97,7 +97,8 @@ class _ContributeProcess:
             return 0
         topics = preparing.result()
         timeout = settings.contribute_timeout_seconds
-        async with RegistryClient(settings.registry_url, key, timeout, self._metrics) as registry:
+        largest = settings.max_message_bytes
+        async with RegistryClient(settings.registry_url, key, timeout, self._metrics, largest) as registry:
             self._contributor = Contributor(settings, client, topics, registry, self._metrics)
             return await self._serve(self._contributor, stop)
 
