@@ -24,10 +24,10 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from worker.contribute.answers import (
     Absent,
@@ -83,6 +83,18 @@ class Stop:
             return
         raise StoppedError
 
+    async def unless_set(self, request: Coroutine[Any, Any, HttpAnswer]) -> HttpAnswer:
+        """Return a request's answer. Raises StoppedError at once after `set`, and gives the request up."""
+        asking, stopping = asyncio.create_task(request), asyncio.create_task(self._event.wait())
+        try:
+            await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise StoppedError
+            return asking.result()
+        finally:
+            asking.cancel()
+            stopping.cancel()
+
 
 STEP_SECONDS: Final = 0.5
 """How long to sleep at once while waiting for a turn: the answers to other partitions change the pace."""
@@ -113,7 +125,7 @@ class Gateway:
         while (seconds := self._wait_seconds()) > 0:
             await stop.sleep(min(seconds, STEP_SECONDS))
         stop.check()
-        turn = Turn(self._client, self._look_ups, self._posts)
+        turn = Turn(self._client, self._look_ups, self._posts, stop)
         try:
             yield turn
         finally:
@@ -145,8 +157,9 @@ class Gateway:
 class Turn:
     """One look-up and one POST, reserved when the turn begins."""
 
-    def __init__(self, client: RegistryClient, look_ups: RequestPace, posts: RequestPace) -> None:
+    def __init__(self, client: RegistryClient, look_ups: RequestPace, posts: RequestPace, stop: Stop) -> None:
         self._client = client
+        self._stop = stop
         self._paces = {"look_up": look_ups, "post": posts}
         self._found: HttpAnswer | None = None
         self.answered_at = -math.inf
@@ -155,8 +168,8 @@ class Turn:
             pace.spend(self.began)
 
     async def look_up(self, trace_id: str) -> Verdict:
-        """Ask for the unit with this id."""
-        answer = await self._asked("look_up", self._client.look_up(trace_id))
+        """Ask for the unit with this id. Raises StoppedError: a look-up without its answer costs nothing."""
+        answer = await self._asked("look_up", self._stop.unless_set(self._client.look_up(trace_id)))
         if isinstance(answer, Doubtful):
             return answer
         self._found = answer

@@ -68,11 +68,14 @@ MAX_WAITING_BYTES: Final = 32 << 20
 class _Pending:
     """A record on its way to its commit.
 
-    `held_at`: when it was held last, 0: never; seconds of time.monotonic. `due`: what to commit, None: not yet known.
+    `began_at`, `asked_at`: when it was tried first, and last; seconds of time.monotonic. `held`: it has been held.
+    `due`: what to commit, None: not yet known.
     """
 
     record: ConsumerRecord
-    held_at: float = 0.0
+    began_at: float = 0.0
+    asked_at: float = 0.0
+    held: bool = False
     due: tuple[OutputRecord | None, Callable[[], None]] | None = None
 
 
@@ -137,7 +140,7 @@ class ContributePartition:
         first, now, proven_at = held[0], time.monotonic(), self.gateway.answered_at
         if now - proven_at < PROOF_SECONDS:
             for each in held:
-                if each.held_at < proven_at:
+                if each.began_at < proven_at:
                     await self._handle(each, self._work(each.record), ANSWERS, proven=True)
                     return
         record = await self._next() if self._has_room() and now >= self._try_next_at else None
@@ -145,7 +148,7 @@ class ContributePartition:
             await self.stop.sleep(min(left, STEP_SECONDS))
             self._just_held = False
             return
-        another = _Pending(record) if record else min(held[1:], key=lambda each: each.held_at, default=first)
+        another = _Pending(record) if record else min(held[1:], key=lambda each: each.asked_at, default=first)
         work = self._work(another.record)
         if isinstance(work, Unit) and another is not first and not self._just_held:
             await self._handle(first, self._work(first.record), 1)
@@ -176,6 +179,8 @@ class ContributePartition:
         else:
             uncommitted = (self._waiting[0] if self._waiting else each).record.offset
             remember_429 = partial(self._remember_429, uncommitted)
+            each.asked_at = time.monotonic()
+            each.began_at = each.began_at or each.asked_at
             result = await self.delivery.deliver(work, self.stop, remember_429, answers)
             if isinstance(result, Delivered):
                 output = receipt(_source(each.record), work, result.status, result.time)
@@ -189,13 +194,12 @@ class ContributePartition:
 
     def _hold(self, each: _Pending, result: Unanswered) -> None:
         """Let a record wait until the registry answers a POST."""
-        now = time.monotonic()
         if not self._waiting:
-            self._pauses, self._just_held, self._try_next_at = Pauses(), True, now
-            self._ask_again_at = now + self._pauses.next_seconds(random.SystemRandom().random())
-        if not each.held_at:
+            self._pauses, self._just_held, self._try_next_at = Pauses(), True, 0.0
+            self._ask_again_at = time.monotonic() + self._pauses.next_seconds(random.SystemRandom().random())
+        if not each.held:
             self._waiting.append(each)
-        each.held_at = now
+        each.held = True
         log.warning(
             "%s; the trace waits until the registry itself answers a POST", result.words,
             extra={"topic": self.tp.topic, "partition": self.tp.partition, "offset": each.record.offset},
@@ -213,7 +217,7 @@ class ContributePartition:
     async def _done(self, each: _Pending, output: OutputRecord | None, count: Callable[[], None]) -> None:
         """Let what has become of a record be committed, once nothing before it is held."""
         each.due = (output, count)
-        if not each.held_at:
+        if not each.held:
             self._waiting.append(each)
         while self._waiting and (due := self._waiting[0].due):
             offset = self._waiting.popleft().record.offset

@@ -6,6 +6,7 @@ The key is in one header of the request, and nowhere else: an answer carries it 
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import stat
 import time
@@ -173,7 +174,7 @@ class RegistryClient:
             async with self._session.request(
                 method,
                 URL(self._url + path, encoded=True),
-                data=body,
+                data=None if body is None else io.BytesIO(body),  # written in pieces
                 headers=sent,
                 allow_redirects=False,
             ) as response:

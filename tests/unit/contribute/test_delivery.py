@@ -19,7 +19,16 @@ from tests.support.contribute import accepted_document
 from tests.support.registry import LocalRegistry, local_registry
 from worker.config import Settings, load
 from worker.contribute import pace
-from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway, LateWatch, Stop, StoppedError
+from worker.contribute.delivery import (
+    Delivered,
+    Delivery,
+    DeniedError,
+    Gateway,
+    LateWatch,
+    Stop,
+    StoppedError,
+    Unanswered,
+)
 from worker.contribute.registry_client import RegistryClient, RegistryKey
 from worker.contribute.unit import Gate, Refusal, Unit, unit_from
 from worker.core.trace import Limits
@@ -68,7 +77,9 @@ class Sender:
 
     async def deliver(self, posted: Unit) -> Delivered | Refusal:
         async with asyncio.timeout(60):
-            return await self.delivery.deliver(posted, self.stop, self._note)
+            result = await self.delivery.deliver(posted, self.stop, self._note)
+        assert not isinstance(result, Unanswered)  # no number of answers is given
+        return result
 
     async def _note(self) -> None:
         self.noted += 1
