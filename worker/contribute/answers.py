@@ -166,6 +166,8 @@ def _common(answer: HttpAnswer, *, replayed: bool) -> Verdict:
 
 def _not_its_own(answer: HttpAnswer, pause: float = 0.0) -> Doubtful:
     what = f"status {answer.status}" if answer.status else "no HTTP, or its headers are too long"
+    if answer.status >= 400 and not answer.headers.get(SCHEMA_HEADER):
+        what += ", without KP-Schema-Version"
     words = f"an answer that the registry itself does not give ({what})"
     return Doubtful("unexpected_answer", words, pause, status=answer.status)
 

@@ -173,7 +173,10 @@ class Turn:
         if isinstance(answer, Doubtful):
             return answer
         self._found = answer
-        return await asyncio.to_thread(judge_look_up, answer, trace_id)
+        verdict = await asyncio.to_thread(judge_look_up, answer, trace_id)
+        if isinstance(verdict, Denied) and verdict.status == 429:  # the registry allows look-ups without a key, too
+            return Limited(own=False)
+        return verdict
 
     async def post(self, unit: Unit, key: str) -> Verdict:
         """Post the unit."""

@@ -376,11 +376,12 @@ async def test_only_the_registrys_own_denial_ends_the_work() -> None:
         assert at.log.committed == 0
 
 
-async def test_a_gateways_429_of_no_request_at_all_is_not_the_registrys() -> None:
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_gateways_429_of_no_request_at_all_is_not_the_registrys(method: str) -> None:
     """The registry allows this key more look-ups than nobody, so it knows it."""
     headers = {"Content-Type": JSON, "X-RateLimit-Limit": "0", "X-RateLimit-Remaining": "0"}
     mimic = Reply(429, b'{"error": "Rate limit exceeded", "retry_after": 60}', headers)
-    async with scene(lambda asked: mimic if asked.method == "POST" else None) as at:
+    async with scene(lambda asked: mimic if asked.method == method else None) as at:
         at.log.put(trace(1))
         async with at.working():
             await at.until(lambda: at.log.metadata)
