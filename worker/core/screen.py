@@ -1,9 +1,10 @@
 """The screen: which rules match in a document that other agents will read.
 
-The rules of prompt injection are those of the KnowledgePulse SDK's classifier for skills (commit 9ff0e3f4,
-packages/sdk/src/utils/injection-classifier.ts: names, patterns, weights and thresholds). Where its test texts come out
-the same, a pattern may find more: it also reads a phrase that is disguised by zero-width characters, full-width letters
-or other compatibility characters. The rules of hidden text find characters that a person does not see and a model reads.
+The rules of prompt injection are those of the KnowledgePulse SDK's classifier for skills (OpenKnowledgePulse, commit
+9ff0e3f4, packages/sdk/src/utils/injection-classifier.ts: what each rule matches, its name, its weight, the thresholds).
+In ASCII texts the same rules match; only the http of a URL may also be in capitals. In other texts they also match a
+phrase that is disguised by zero-width characters, full-width letters or the like, and let directions pass that are
+closed. The rules of hidden text find characters that a person does not see and a model reads.
 
 Time is linear in the length of the document. No pattern reads a character from more than a bounded number of places: a
 run is read from its beginning alone, and unbounded repeats never back off.
@@ -54,6 +55,24 @@ OFF: Final = frozenset({"excessive-whitespace-encoding"})
 
 DEFAULT: Final = frozenset(RULES) - OFF
 
+
+def rules_from(text: str) -> frozenset[str]:
+    """Return the rules that a list with commas names (KP_SCREEN_RULES): default, all, NAME, -NAME.
+
+    Raises ValueError for an unknown name, and where no rule is left.
+    """
+    chosen: set[str] = set()
+    for part in [part.strip() for part in text.split(",")]:
+        name = part.removeprefix("-")
+        named = {"default": DEFAULT, "all": frozenset(RULES)}.get(name, frozenset({name}))
+        if not named <= frozenset(RULES):
+            raise ValueError(f"{part!r} is not a rule; use default, all, or some of {', '.join(RULES)}, with commas")
+        chosen = chosen - named if part.startswith("-") else chosen | named
+    if not chosen:
+        raise ValueError("no rule is left; begin with default or all, or switch the screen off")
+    return frozenset(chosen)
+
+
 SUSPICIOUS: Final = 0.3
 REJECTED: Final = 0.6
 """The SDK's thresholds of its verdicts."""
@@ -79,10 +98,11 @@ def screen_texts(texts: Iterable[str], rules: Set[str] = DEFAULT) -> Screening:
     found: set[str] = set()
     # One text: a document may hold 300,000 of them. No pattern goes beyond the separator.
     whole = _SEPARATOR.join(["", *texts])
-    if not whole.isascii():
+    characters = frozenset() if whole.isascii() else frozenset(map(ord, set(whole)))  # most need no closer look
+    if not characters.isdisjoint(_not_seen()):
         found.update(name for name, finds in _HIDDEN_TEXT.items() if finds(whole))
-    found.update(name for name, run in _RUNS.items() if run.search(whole))
-    for read in _readings(whole):
+    found.update(name for name, has in _RUNS.items() if has(whole))
+    for read in _readings(whole, characters):
         found.update(_phrases(read))
     if any(_foreign_url(text) for text in texts if "```" in text):
         found.add("suspicious-url-in-code-block")
@@ -103,19 +123,17 @@ def screen_json(raw: bytes, rules: Set[str] = DEFAULT) -> Screening:
 
 def place_of(document: dict[str, Any], rules: Set[str]) -> str:
     """Return the first member, or the member of a step, in which one of the rules matches, such as steps.3.content."""
-    for path, value in _members(document):
-        if screen_json(msgspec.json.encode(value), rules).rules:
-            return path
-    return ""
 
+    def first(members: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
+        return next(
+            (member for member in members if screen_json(msgspec.json.encode(member[1]), rules).rules), ("", "")
+        )
 
-def _members(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in document.items():
-        if name == "steps" and isinstance(value, list):
-            for index, step in enumerate(value):
-                yield from ((f"steps.{index}.{field}", inner) for field, inner in step.items())
-        else:
-            yield name, value
+    name, value = first(document.items())
+    if name != "steps":
+        return str(name)
+    index, step = first(enumerate(value))
+    return f"steps.{index}.{first(step.items())[0]}"
 
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
@@ -137,6 +155,13 @@ _FLAGS: Final = tuple(
 )
 """England, Scotland, Wales: the only emoji with tags that Unicode recommends (emoji-test.txt, RGI)."""
 
+
+@cache
+def _not_seen() -> frozenset[int]:
+    ranges = re.findall("(.)(?:-(.))?", f"{_DIRECTIONS}{_TAGS}{_ZERO_WIDTH}\u2028\u2029\ufff9-\ufffb", re.DOTALL)
+    return frozenset(code for first, last in ranges for code in range(ord(first), ord(last or first) + 1))
+
+
 # Three of the SDK's four characters; of the others no writing has six in a row, and emoji have two at most.
 _ZERO_WIDTH_RUN: Final = re.compile(f"[\u200b-\u200d\ufeff]{{3}}|[{_ZERO_WIDTH}]{{6}}")
 _DIRECTION_OVERRIDE: Final = re.compile("[\u202d\u202e]")
@@ -145,9 +170,9 @@ _TAG: Final = re.compile(f"(?:{'|'.join(_FLAGS)})|([{_TAGS}])")
 _INVISIBLE_IN_WORD: Final = re.compile(
     "(?<=[0-9A-Za-z])[\u200b-\u200f\u2028\u2029\u2060-\u2064\ufeff\ufff9-\ufffb]++(?=[0-9A-Za-z])"
 )
-_DIRECTION_OR_LINE: Final = re.compile(f"[\n\r\u2029{_DIRECTIONS}]")
+_DIRECTION: Final = re.compile(f"[{_DIRECTIONS}]")
+_LINE_END: Final = re.compile("[\n\r\u2029]")
 _OPENS: Final = dict.fromkeys("\u202a\u202b", "\u202c") | dict.fromkeys("\u2066\u2067\u2068", "\u2069")
-_CLOSES: Final = frozenset(_OPENS.values())
 
 
 def _direction_left_open(text: str) -> bool:
@@ -155,17 +180,17 @@ def _direction_left_open(text: str) -> bool:
 
     Software that writes Arabic or Hebrew closes each one; the SDK's pattern matches all.
     """
-    open_: list[str] = []
-    for match in _DIRECTION_OR_LINE.finditer(text):
-        character = match[0]
-        if character in _OPENS:
-            open_.append(_OPENS[character])
-        elif character in _CLOSES:
-            if not open_ or open_.pop() != character:
-                return True
-        elif character in "\u202d\u202e" or open_:
+    closing: list[str] = []
+    at = 0
+    for match in _DIRECTION.finditer(text):
+        if closing and _LINE_END.search(text, at, match.start()):
             return True
-    return bool(open_)
+        at, character = match.end(), match[0]
+        if character in _OPENS:
+            closing.append(_OPENS[character])
+        elif not closing or closing.pop() != character:  # also an override, which closes nothing
+            return True
+    return bool(closing)
 
 
 _HIDDEN_TEXT: Final[dict[str, Callable[[str], object]]] = {
@@ -176,10 +201,13 @@ _HIDDEN_TEXT: Final[dict[str, Callable[[str], object]]] = {
     "invisible-in-word": _INVISIBLE_IN_WORD.search,
 }
 
-# The beginning of a run alone, where a run is counted: else each character of a shorter one would begin anew.
-_RUNS: Final = {
-    "long-base64-block": re.compile("(?<![A-Za-z0-9+/=])[A-Za-z0-9+/=]{100}"),
-    "excessive-whitespace-encoding": re.compile(r"(?<![ \t])[ \t]{21}"),
+_BASE64: Final = bytes(
+    65 if byte in b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=" else 32 for byte in range(256)
+)
+# A search for a text is linear; a pattern would begin anew at each character of a shorter run.
+_RUNS: Final[dict[str, Callable[[str], bool]]] = {
+    "long-base64-block": lambda text: b"A" * 100 in text.encode("utf-8", "surrogatepass").translate(_BASE64),
+    "excessive-whitespace-encoding": lambda text: " " * 21 in text.replace("\t", " "),
 }
 
 # -- phrases, in lower case and without disguises
@@ -200,17 +228,15 @@ def _undisguised() -> dict[int, str]:
         (0xFB00, 0xFB07), (0xFE10, 0xFE70), (0xFF01, 0xFFE7), (0x1D400, 0x1D800), (0x1F100, 0x1F200),
     )  # fmt: skip
     forms = {code: unicodedata.normalize("NFKC", chr(code)) for block in compatible for code in range(*block)}
-    ranges = re.findall("(.)(?:-(.))?", _DIRECTIONS + _TAGS + _ZERO_WIDTH)
-    unseen = [code for first, last in ranges for code in range(ord(first), ord(last or first) + 1)]
-    return {code: form for code, form in forms.items() if form.isascii()} | dict.fromkeys(unseen, _UNSEEN)
+    return {code: form for code, form in forms.items() if form.isascii()} | dict.fromkeys(_not_seen(), _UNSEEN)
 
 
-def _readings(text: str) -> list[str]:
+def _readings(text: str, characters: Set[int]) -> list[str]:
     """Return the text in lower case, without what is not seen, and also with a space in place of that."""
-    if text.isascii():
-        return [text.lower()]
-    read = text.translate(_undisguised()).lower()
-    return [read.replace(_UNSEEN, seen) for seen in ("", " ")] if _UNSEEN in read else [read]
+    if characters and not characters.isdisjoint(_undisguised()):
+        text = text.translate(_undisguised())
+    text = text.lower()
+    return [text.replace(_UNSEEN, seen) for seen in ("", " ")] if _UNSEEN in text else [text]
 
 
 _LITERALS: Final = {
@@ -244,8 +270,8 @@ _AT_LINE_START: Final = {
     "act-as": r"act\s++as\s()",
     "imagine-you-are": r"imagine\s++you\s++are()",
 }
-"""Each with a group, which says whose phrase a line begins with."""
-_LINE: Final = re.compile(rf"\n[^\S\n]*+(?:[-*>][^\S\n]*+)?(?:{'|'.join(_AT_LINE_START.values())})")
+"""Each with a group, which says whose phrase a line begins with. A phrase may reach into the next line."""
+_LINE: Final = re.compile(rf"\n[^\S\n]*+(?:[-*>][^\S\n]*+)?(?={'|'.join(_AT_LINE_START.values())})")
 
 
 def _phrases(text: str) -> Iterator[str]:

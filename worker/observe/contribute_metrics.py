@@ -11,7 +11,7 @@ from worker.observe.metrics import Histogram
 
 SKIP_REASONS: Final = ("visibility", "privacy", "lost")
 REFUSAL_REASONS: Final = (
-    "conflict", "invalid_unit", "too_large", "invalid_trace", "secret_in_id", "unreadable",
+    "conflict", "invalid_unit", "too_large", "invalid_trace", "secret_in_id", "unreadable", "screened",
 )  # fmt: skip
 RETRY_CAUSES: Final = (
     "server_error", "timeout", "connection", "redirect", "unexpected_answer", "rate_limit", "stored_answer", "key_file",
