@@ -7,6 +7,7 @@ than linear time.
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,12 +33,15 @@ STARTS = ["", "ignore", "output ", "output \u200b", "```", "```http://", "\nyou"
 MAX_SECONDS = 0.5
 
 
-def slowest(size: int = 1 << 20) -> list[tuple[float, str]]:
-    """Return the seconds of CPU for `size` bytes of each part, as one string and as many, the slowest first."""
+def slowest(size: int = 1 << 20, starts: Sequence[str] = STARTS) -> list[tuple[float, str]]:
+    """Return the seconds of CPU for `size` bytes of each part, as one string and as many, the slowest first.
+
+    `starts`: what comes before the parts of the one string.
+    """
     times = []
     for part in PARTS:
         count = size // len(part.encode())
-        for name, strings in [(start + part, [start + part * count]) for start in STARTS] + [
+        for name, strings in [(start + part, [start + part * count]) for start in starts] + [
             (f"strings {part}", [part] * (size // (len(part.encode()) + 3)))
         ]:
             raw = msgspec.json.encode(strings)[: 2 * size]
