@@ -106,7 +106,7 @@ def test_scored_records_of_the_code_satisfy_the_schemas_and_name_the_same_header
         named = resolved(MESSAGES[record.kind]["headers"])
         assert set(headers_of(record)) == set(named["required"])
         marked = scored_record(
-            make_record(raw.replace(b"kp:trace:1", b"[INST][SYSTEM]"), number), scored, None, screen=DEFAULT
+            make_record(raw.replace(b"kp:trace:1", b"kp:trace:[INST][SYSTEM]"), number), scored, None, screen=DEFAULT
         )
         validator(marked.kind, "payload").validate(json.loads(marked.value or b""))
         validator(marked.kind, "headers").validate(headers_of(marked))

@@ -76,8 +76,8 @@ def test_the_page_says_what_the_screen_has_marked() -> None:
     for document, rules in zip(documents[1:], ([], ["act-as"], ["act-as", "tag-characters"]), strict=True):
         document["scoring"]["screen"] = {"rules": rules, "sdk_score": 0.0, "sdk_verdict": "safe"}
     page = " ".join(words(render(summary_of(documents), "traces.jsonl")).split())
-    assert "2 of 3 screened traces (67 %)" in page
-    assert "1 more were not screened" in page
+    assert "2 of 3 screened traces (66.7%)" in page
+    assert "Not screened (KP_SCREEN=off): 1." in page
     assert page.index("act-as") < page.index("tag-characters")
 
 

@@ -132,8 +132,8 @@ class Cluster:
 class Summary:
     """Everything that a report shows, in the order in which it shows it.
 
-    `config`: thresholds that accept PASTED_SHARE of each of the domains, as lines of a config file. `screened`: traces that
-    the screen has looked at; `marked`: those in which a rule matched.
+    `config`: thresholds that accept PASTED_SHARE of each of the domains, as lines of a config file.
+    `screened`: traces that the screen has looked at; `marked`: those in which a rule matched.
     """
 
     total: Group
