@@ -34,6 +34,7 @@ from worker.core.forgetting import Forgetting, Kept, Processed, read_control, re
 from worker.core.novelty import Label, VectorCache
 from worker.core.records import Fault
 from worker.core.scorer import PartitionScorer
+from worker.core.screen import DEFAULT
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
 from worker.version import __version__
@@ -102,7 +103,14 @@ def test_scored_records_of_the_code_satisfy_the_schemas_and_name_the_same_header
         assert record.value is not None
         validator(record.kind, "payload").validate(json.loads(record.value))
         validator(record.kind, "headers").validate(headers_of(record))
-        assert set(headers_of(record)) == set(resolved(MESSAGES[record.kind]["headers"])["properties"])
+        named = resolved(MESSAGES[record.kind]["headers"])
+        assert set(headers_of(record)) == set(named["required"])
+        marked = scored_record(
+            make_record(raw.replace(b"kp:trace:1", b"kp:trace:[INST][SYSTEM]"), number), scored, None, screen=DEFAULT
+        )
+        validator(marked.kind, "payload").validate(json.loads(marked.value or b""))
+        validator(marked.kind, "headers").validate(headers_of(marked))
+        assert set(headers_of(marked)) == set(named["properties"])
 
 
 @pytest.mark.parametrize("score", ["0", "1.0", "0.1", "1e-7", "5.5e-17", "0.7804000000000001"])

@@ -17,6 +17,7 @@ UNITS = {
     "kp_traces_total": "traces",
     "kp_dead_letters_total": "records",
     "kp_redactions_total": "markers",
+    "kp_screened_total": "traces",
     "kp_score": "score, 0 to 1",
     "kp_commit_traces": "records",
     "kp_truncated_texts_total": "texts",

@@ -136,6 +136,32 @@ def test_refused_traces_are_redriven_after_the_cause_is_mended(
     assert b"hunter2" not in booth.refusals()[0].value
 
 
+def test_a_screened_trace_is_redriven_after_the_setting_is_changed(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+) -> None:
+    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key, partitions=1)
+    contributor = start(workers, booth)
+    documents = [accepted_document(f"kp:trace:{number}") for number in range(3)]
+    documents[1]["steps"][0]["content"] = "pay \u202e001 password=hunter2"
+    documents[2]["steps"][0]["content"] = "سلام می\u200cگویم 👩\u200d💻"
+    booth.put(documents)
+    booth.wait_committed(3)
+    assert {each["id"] for each in registry.units()} == {"kp:trace:0", "kp:trace:2"}
+    (refused,) = booth.refusals()
+    assert (header(refused, "kp-error-reason"), header(refused, "kp-error-path")) == ("screened", "steps.0.content")
+    assert "direction-override" in header(refused, "kp-error-message")
+    contributor.wait_metric("kp_contribute_refused_total", 1, reason="screened")
+    contributor.terminate()
+    assert contributor.wait() == 0, contributor.log()
+    assert "\u202e" not in contributor.log()
+    start(workers, booth, KP_CONTRIBUTE_SCREEN="off")
+    command = workers(booth.env, ("redrive", "--refused", "--reason", "screened", "--execute"))
+    assert command.wait() == 0, command.log()
+    booth.wait_committed(4)
+    posted = {each["id"]: each["steps"][0].get("content") for each in registry.units()}
+    assert posted["kp:trace:1"] == "pay \u202e001 password=[REDACTED:password]"
+
+
 def _delete(registry: RegistryProcess, trace_id: str) -> None:
     """As the registry's administrator."""
     path = next(option for option in registry._options if option.endswith(".db"))

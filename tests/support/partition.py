@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from concurrent.futures import Future
 from typing import Any
 
@@ -167,6 +167,7 @@ class TaskHarness:
         stream_time_ms: int | None = None,
         dead_letter_limit: DeadLetterLimit | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        screen: Set[str] | None = None,
         commit_interval: float = 1000.0,
         tracing: Tracing | NoTracing = NO_TRACING,
         source_pass: Pass = NO_PASS,
@@ -188,7 +189,7 @@ class TaskHarness:
             "buffer": self.buffer,
             "pool": self.pool if embed else None,
             "metrics": self.metrics,
-            "evaluation": EvaluationConfig(limits),
+            "evaluation": EvaluationConfig(limits, screen=screen),
             "commit_interval_seconds": commit_interval,
             "dead_letter_limit": dead_letter_limit,
             "tracing": tracing,

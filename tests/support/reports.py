@@ -88,6 +88,9 @@ def random_documents(rng: random.Random, count: int) -> list[dict[str, Any]]:
                 latencies=tuple(float(rng.randrange(3)) for _ in range(rng.randint(1, 5))),
             )
         )
+        if rng.random() < 0.7:
+            rules = rng.sample(["act-as", "tag-characters"], rng.randrange(3))
+            documents[-1]["scoring"]["screen"] = {"rules": rules, "sdk_score": 0.0, "sdk_verdict": "safe"}
     return documents
 
 

@@ -18,6 +18,7 @@ from worker.config.sources import PREFIX
 from worker.core.capacity import MOST_ELEMENTS
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.core.scoring import Profile
+from worker.core.screen import HIDDEN, rules_from
 from worker.core.trace import Limits
 
 BROKERS_FORM: Final = "give host:port, and several with a comma between them, such as kafka-1:9092,kafka-2:9092"
@@ -141,6 +142,11 @@ def check_choices(*allowed: str) -> Callable[[str], str]:
 TopicName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 
 
+def _check_screen_rules(text: str) -> str:
+    rules_from(text)
+    return text
+
+
 class Settings(BaseSettings):
     """All settings of the worker, in the order in which docs/settings.md lists them."""
 
@@ -215,6 +221,11 @@ class Settings(BaseSettings):
     contribute_privacy: Annotated[str, AfterValidator(check_choices("aggregated", "federated", "private"))] = Field(
         "aggregated",
         description="which metadata.privacy_level `contribute` posts: one, or several with a comma between them",
+    )
+    contribute_screen: Literal["off", "hidden", "refuse"] = Field(
+        "hidden",
+        description="traces that `contribute` refuses: none, those with hidden text, or those in which any rule of "
+        "KP_SCREEN_RULES matches (docs/security.md)",
     )
     contribute_rate: float | None = Field(
         None,
@@ -369,6 +380,17 @@ class Settings(BaseSettings):
             "output documents in which markers replace secrets and, by the trace's privacy level, personal data; "
             "scores do not change (docs/security.md)"
         ),
+    )
+
+    screen: Literal["off", "mark"] = Field(
+        "off",
+        description="mark output documents whose text may be meant to steer another agent (scoring.screen, header "
+        "kp-screen); scores do not change (docs/security.md)",
+    )
+    screen_rules: Annotated[str, AfterValidator(_check_screen_rules)] = Field(
+        "default",
+        description="rules of KP_SCREEN and KP_CONTRIBUTE_SCREEN: default, all, or names, with commas; -NAME takes one "
+        "away, such as default,-act-as (docs/security.md)",
     )
 
     max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")
@@ -540,6 +562,17 @@ class Settings(BaseSettings):
     def forgotten(self) -> str:
         """Name of the topic of receipts."""
         return self.forgotten_topic or f"{self.source_topic}.forgotten"
+
+    @property
+    def marking_rules(self) -> Set[str] | None:
+        """Rules of the screen that mark output documents; None: they are not screened."""
+        return rules_from(self.screen_rules) if self.screen == "mark" else None
+
+    @property
+    def refusing_rules(self) -> Set[str]:
+        """Rules of the screen for which `contribute` refuses a trace."""
+        on = rules_from(self.screen_rules)
+        return {"off": frozenset[str](), "hidden": on & HIDDEN, "refuse": on}[self.contribute_screen]
 
     @property
     def cache_ttl_ms(self) -> int | None:

@@ -167,7 +167,9 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             gateway=self._gateway,
             metrics=self._metrics,
             gate=Gate(
-                frozenset(settings.contribute_visibility.split(",")), frozenset(settings.contribute_privacy.split(","))
+                frozenset(settings.contribute_visibility.split(",")),
+                frozenset(settings.contribute_privacy.split(",")),
+                settings.refusing_rules,
             ),
             limits=settings.limits,
         )

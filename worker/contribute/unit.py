@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.redaction import LEVELS, redact_document, redact_text
+from worker.core.screen import place_of, screen_json
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
 from worker.version import __version__
 
@@ -66,10 +67,11 @@ MAX_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What may leave: allowed values of metadata.visibility and metadata.privacy_level."""
+    """What may leave: allowed values of metadata.visibility and metadata.privacy_level, and no text of these rules."""
 
     visibility: Set[str]
     privacy: Set[str]
+    screen: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,19 @@ def unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | 
             "shorten the trace, or raise the setting if the registry takes larger ones"
         )
         return Refusal("too_large", message)
-    return Unit(trace.id, body, document, counts)
+    return _screened(document, body, gate.screen) or Unit(trace.id, body, document, counts)
+
+
+def _screened(document: dict[str, Any], body: bytes, rules: Set[str]) -> Refusal | None:
+    """Return the refusal of a unit whose text other agents should not read."""
+    matched = screen_json(body, rules).rules if rules else ()
+    if not matched:
+        return None
+    message = (
+        f"the screen finds {', '.join(matched)}; look at the text, then drop the trace, or change "
+        "KP_CONTRIBUTE_SCREEN or KP_SCREEN_RULES and redrive it"
+    )
+    return Refusal("screened", message, place_of(document, rules))
 
 
 def decode_json(value: bytes) -> Any:

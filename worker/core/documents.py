@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from base64 import b64encode
+from collections.abc import Set
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -27,11 +28,15 @@ from worker.core.records import (
 )
 from worker.core.redaction import redact_json
 from worker.core.scoring import Components, ScoredTrace, Weights
+from worker.core.screen import Screening, screen_json
 from worker.core.trace import InvalidTrace, Reason, splice
 from worker.version import __version__
 
 FIRST_OFFSET: Final = "kp-source-first-offset"
 LAST_OFFSET: Final = "kp-source-last-offset"
+
+SCREEN_HEADER: Final = "kp-screen"
+"""The rules of the screen that matched, with commas; only if one did, so that a consumer can go by its presence."""
 
 
 class _Source(msgspec.Struct, frozen=True):
@@ -65,6 +70,7 @@ class _Scoring(msgspec.Struct, frozen=True):
     worker_version: str
     embedding: _Embedding | msgspec.UnsetType = msgspec.UNSET
     redactions: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    screen: Screening | msgspec.UnsetType = msgspec.UNSET
 
 
 _encoder = msgspec.json.Encoder()
@@ -93,16 +99,20 @@ def scored_record(
     *,
     embedding: bool = False,
     redact: str = "off",
+    screen: Set[str] | None = None,
 ) -> OutputRecord:
     """Build the accepted or rejected record: the document with its score, the same key, the source's headers and ours.
 
     `embedding`: include the vector (KP_OUTPUT_EMBEDDING), as it is in the cache. `redact` (KP_REDACT): off, accepted or
-    all, the decisions whose documents are redacted.
+    all, the decisions whose documents are redacted. `screen`: the rules that mark it (KP_SCREEN), as it is published;
+    None: it is not screened.
     """
     decision = ACCEPTED if scored.accepted else REJECTED
     value, redactions = record.value or b"", None
     if redact in ("all", decision):
         value, redactions = redact_json(value)
+    # as it is published: without an earlier `scoring`, and with one of any names of members that are there twice
+    found = None if screen is None else screen_json(splice(value, scored.score, b"{}"), screen)
     scoring = _Scoring(
         score=scored.score,
         decision=decision,
@@ -118,12 +128,17 @@ def scored_record(
         worker_version=__version__,
         embedding=_embedding(scored.vector) if embedding and scored.vector is not None else msgspec.UNSET,
         redactions=msgspec.UNSET if redactions is None else redactions,
+        screen=msgspec.UNSET if found is None else found,
     )
-    headers = [header for header in record.headers if header[0] not in ("kp-score", "kp-decision")]
+    own = ("kp-score", "kp-decision") if found is None else ("kp-score", "kp-decision", SCREEN_HEADER)
+    headers = [header for header in record.headers if header[0] not in own]
     headers.append(("kp-score", _encoder.encode(scored.score)))
     headers.append(("kp-decision", decision.encode()))
+    matched = () if found is None else found.rules
+    if matched:
+        headers.append((SCREEN_HEADER, ",".join(matched).encode()))
     value = splice(value, scored.score, _encoder.encode(scoring))
-    return OutputRecord(decision, record.key, value, headers, record.timestamp_ms, redactions)
+    return OutputRecord(decision, record.key, value, headers, record.timestamp_ms, redactions, matched)
 
 
 def _nearest(neighbour: Neighbour) -> dict[str, object]:

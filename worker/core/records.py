@@ -94,7 +94,8 @@ class SourceRecord(NamedTuple):
 class OutputRecord:
     """A record to publish; `kind` (accepted, rejected, dead_letter, forgotten) names its topic.
 
-    `redactions` counts the markers in the value, by type; None: the value was not redacted.
+    `redactions` counts the markers in the value, by type; None: the value was not redacted. `screened`: the rules of
+    the screen that matched.
     """
 
     kind: str
@@ -103,6 +104,7 @@ class OutputRecord:
     headers: list[tuple[str, bytes]]
     timestamp_ms: int | None
     redactions: dict[str, int] | None = None
+    screened: tuple[str, ...] = ()
 
 
 def encoded_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:

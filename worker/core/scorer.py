@@ -6,7 +6,7 @@ and never for a dead letter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -183,12 +183,16 @@ def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source
 
 @dataclass(frozen=True, slots=True)
 class EvaluationConfig:
-    """The settings: limits, which time counts (KP_EVENT_TIME), what a document contains, and which are redacted."""
+    """The settings: limits, which time counts (KP_EVENT_TIME), what a document contains, and which are redacted.
+
+    `screen`: the rules that mark documents (KP_SCREEN_RULES); None: they are not screened.
+    """
 
     limits: Limits
     event_time: str = "created_at"
     output_embedding: bool = False
     redact: str = "off"
+    screen: Set[str] | None = None
 
 
 def _check_size(record: SourceRecord, limits: Limits) -> None:
@@ -233,7 +237,10 @@ class Evaluation:
     def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
         """Build the accepted or rejected record."""
         config = self._config
-        return scored_record(record, scored, self._identity, embedding=config.output_embedding, redact=config.redact)
+        return scored_record(
+            record, scored, self._identity, embedding=config.output_embedding, redact=config.redact,
+            screen=config.screen,
+        )  # fmt: skip
 
     def evaluate(
         self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None

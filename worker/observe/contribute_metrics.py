@@ -12,7 +12,7 @@ from worker.observe.metrics import Histogram
 SKIP_REASONS: Final = ("visibility", "privacy", "lost")
 REFUSAL_REASONS: Final = (
     "conflict", "invalid_unit", "too_large", "invalid_trace", "secret_in_id", "id_too_long", "unreadable",
-    "unanswerable",
+    "unanswerable", "screened",
 )  # fmt: skip
 RETRY_CAUSES: Final = (
     "server_error", "timeout", "connection", "redirect", "unexpected_answer", "rate_limit", "stored_answer", "key_file",

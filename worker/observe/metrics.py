@@ -22,6 +22,7 @@ from prometheus_client.utils import floatToGoString
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.redaction import TYPES
 from worker.core.scoring import PROFILES
+from worker.core.screen import RULES
 from worker.core.trace import Reason
 
 STAGES = ("parse", "embed", "novelty", "score", "publish")
@@ -166,6 +167,10 @@ class Metrics:
             ["type"],
             registry=registry,
         )
+        self.screened = Counter(
+            "kp_screened_total", "Committed traces in which a rule of the screen matched, by rule.", ["rule"],
+            registry=registry,
+        )  # fmt: skip
         self.score = Histogram("kp_score", "Scores of committed traces.", buckets=SCORES, registry=registry)
         self.commit_traces = Histogram(
             "kp_commit_traces", "Records in one commit.", buckets=COMMIT_TRACES, registry=registry
@@ -277,6 +282,8 @@ class Metrics:
             self.dead_letters.labels(str(reason))
         for kind in TYPES:
             self.redactions.labels(kind)
+        for rule in RULES:
+            self.screened.labels(rule)
         for cause in ("capacity", "expired"):
             self.cache_evictions.labels(cause)
         for result in ("honoured", "refused"):

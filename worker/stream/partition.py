@@ -278,6 +278,7 @@ class Partition:
         metrics.consumed.inc(len(batch))
         now = time.time()
         redactions: Counter[str] = Counter()
+        screened: Counter[str] = Counter()
         decisions: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
         ages: list[float] = []
         scores: list[float] = []
@@ -297,12 +298,15 @@ class Partition:
                 scores.append(result.score)
                 if pending.output.redactions:
                     redactions.update(pending.output.redactions)
+                screened.update(pending.output.screened)
         metrics.end_to_end.observe_all(ages)
         metrics.score.observe_all(scores)
         for labels, count in decisions.items():
             metrics.traces.labels(*labels).inc(count)
         for kind, count in redactions.items():
             metrics.redactions.labels(kind).inc(count)
+        for rule, count in screened.items():
+            metrics.screened.labels(rule).inc(count)
 
     def _release(self, records: int, size: int) -> None:
         self._records -= records

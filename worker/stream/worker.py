@@ -263,4 +263,6 @@ def _new_pool(embedder: Embedder | None, settings: Settings) -> EmbeddingPool | 
 
 def _evaluation_config(settings: Settings, layout: Layout) -> EvaluationConfig:
     limits = replace(settings.limits, max_bytes=layout.max_message_bytes)  # topics may accept less than the settings
-    return EvaluationConfig(limits, settings.event_time, settings.output_embedding, settings.redact)
+    return EvaluationConfig(
+        limits, settings.event_time, settings.output_embedding, settings.redact, settings.marking_rules
+    )

@@ -90,6 +90,14 @@ def test_the_numbers_are_those_of_brute_force(seed: int) -> None:
         hit = [s for d, s in zip(documents, scores, strict=True) if override in d["scoring"]["overrides"]]
         assert (count, accepted) == (len(hit), sum(s >= 0.75 for s in hit))
 
+    screened = [(d["scoring"]["screen"]["rules"], s) for d, s in zip(documents, scores, strict=True)
+                if "screen" in d["scoring"]]  # fmt: skip
+    assert (summary.screened, summary.marked) == (len(screened), sum(rules != [] for rules, _ in screened))
+    assert {rule for rule, _, _ in summary.rules} == {rule for rules, _ in screened for rule in rules}
+    for rule, count, accepted in summary.rules:
+        hit = [s for rules, s in screened if rule in rules]
+        assert (count, accepted) == (len(hit), sum(s >= 0.75 for s in hit))
+
     expected = brute_clusters(documents, limit)
     assert summary.cluster_count == len(expected)
     assert summary.clustered == sum(map(len, expected))

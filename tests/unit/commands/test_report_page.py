@@ -61,7 +61,7 @@ def test_all_texts_are_escaped(hide_texts: bool) -> None:
         for n in range(4)
     ]
     for document in documents:
-        document["scoring"] |= {"profile": HOSTILE, "worker_version": HOSTILE}
+        document["scoring"] |= {"profile": HOSTILE, "worker_version": HOSTILE, "screen": {"rules": [HOSTILE]}}
     traces = Traces(hide_texts=hide_texts)
     for document in documents:
         traces.add(dump(document), HOSTILE)
@@ -70,6 +70,17 @@ def test_all_texts_are_escaped(hide_texts: bool) -> None:
     assert not list(parsed(page).iter("script"))
     assert not set("\u202e\0\a") & set(page)
     assert HOSTILE[: HOSTILE.index("\u202e")].strip() in words(page)
+
+
+def test_the_page_says_what_the_screen_has_marked() -> None:
+    documents = [scored_document(n, score=0.8) for n in range(4)]
+    assert "Marked by the screen" not in words(render(summary_of(documents), "traces.jsonl"))
+    for document, rules in zip(documents[1:], ([], ["act-as"], ["act-as", "tag-characters"]), strict=True):
+        document["scoring"]["screen"] = {"rules": rules, "sdk_score": 0.0, "sdk_verdict": "safe"}
+    page = " ".join(words(render(summary_of(documents), "traces.jsonl")).split())
+    assert "2 of 3 screened traces (66.7%)" in page
+    assert "Not screened (KP_SCREEN=off): 1." in page
+    assert page.index("act-as") < page.index("tag-characters")
 
 
 def test_the_config_stands_on_the_page_as_it_is_pasted() -> None:

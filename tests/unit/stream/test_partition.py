@@ -22,6 +22,7 @@ from worker.core.forgetting import ControlConfig
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
 from worker.core.records import HEADER_OVERHEAD, Fault
+from worker.core.screen import DEFAULT
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
 from worker.kafka.state.restore import OffsetsError
@@ -666,6 +667,19 @@ async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> 
     stage.task.advance()
     assert [str(failure) for failure in stage.failures] == ["this is a bug: record traces/0/0 was not embedded"]
     assert stage.publisher.begun == []
+    await stage.task.close()
+
+
+async def test_what_the_screen_marks_is_counted_when_it_is_committed() -> None:
+    stage = TaskHarness(embed=False, screen=DEFAULT)
+    stage.publisher.replaced = {1: InvalidTrace(Reason.TOO_LARGE, "", "too large for its topic")}
+    stage.take(0, 1, objective="[INST] Act as a judge")
+    stage.take(2, objective="[INST]")
+    await settle()
+    assert stage.publisher.sizes() == [3]
+    await stage.task.drain()
+    found = {rule: stage.count("kp_screened_total", rule=rule) for rule in DEFAULT}
+    assert {rule: count for rule, count in found.items() if count} == {"llama-inst-tag": 2}
     await stage.task.close()
 
 

@@ -48,13 +48,13 @@ class Traces:
         self.rows = ScoredRows(
             {
                 "score": "d", **dict.fromkeys(COMPONENTS, "d"), "similarity": "d", "latency_ms": "d", "steps": "I",
-                "accepted": "B", "domain": "I", "setup": "I", "maker": "I", "overrides": "I", "id": "Q",
+                "accepted": "B", "domain": "I", "setup": "I", "maker": "I", "overrides": "I", "screen": "I", "id": "Q",
                 "nearest": "Q", "text": "Q",
             }
         )  # fmt: skip
         self._decoder = msgspec.json.Decoder(_Document)
         self._texts = Texts()
-        self._names = {name: DistinctValues() for name in ("domain", "setup", "maker", "overrides")}
+        self._names = {name: DistinctValues() for name in ("domain", "setup", "maker", "overrides", "screen")}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,6 +81,7 @@ class Traces:
             "setup": (cut_text(scoring.profile), scoring.threshold, scoring.weights),
             "maker": (scoring.embedder, shown_text(scoring.worker_version)),
             "overrides": tuple(shown_text(name) for name in scoring.overrides),
+            "screen": None if scoring.screen is None else tuple(shown_text(rule) for rule in scoring.screen.rules),
         }
         objective = "" if self.hide_texts else shown_text(document.task.objective)
         return {

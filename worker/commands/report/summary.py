@@ -133,6 +133,7 @@ class Summary:
     """Everything that a report shows, in the order in which it shows it.
 
     `config`: thresholds that accept PASTED_SHARE of each of the domains, as lines of a config file.
+    `screened`: traces that the screen has looked at; `marked`: those in which a rule matched.
     """
 
     total: Group
@@ -152,6 +153,9 @@ class Summary:
     components: dict[str, tuple[int, ...]]
     compared: int
     overrides: list[tuple[str, int, int]]
+    screened: int
+    marked: int
+    rules: list[tuple[str, int, int]]
     moments: list[Moment]
     limit: float
     near_duplicates: int
@@ -213,6 +217,9 @@ class _Summarizer:
         clusters = _clusters_of(self._of("id"), self._of("nearest"), similarity, near)
         latency, steps = self._of("latency_ms"), self._of("steps")
         names = self._traces.names("domain")
+        rules = self._traces.names("screen")
+        screened = np.array([found is not None for found in rules])[self._of("screen")]
+        marked = np.array([bool(found) for found in rules])[self._of("screen")]
         return Summary(
             total=self._group("all", "", np.arange(len(self._rows))),
             first_ms=int(times[0]),
@@ -230,7 +237,10 @@ class _Summarizer:
             unused_profiles=unused_profiles(self._known, {names[code] for code in np.unique(self._of("domain"))}),
             components={name: _histogram(self._of(name)) for name in COMPONENTS},
             compared=int(np.count_nonzero(~np.isnan(similarity))),
-            overrides=self._overrides(),
+            overrides=self._named("overrides"),
+            screened=int(np.count_nonzero(screened)),
+            marked=int(np.count_nonzero(marked)),
+            rules=self._named("screen"),
             moments=self._moments(),
             limit=self._limit,
             near_duplicates=int(np.count_nonzero(near)),
@@ -326,16 +336,16 @@ class _Summarizer:
         }
         return without_profile(found, {*PROFILES, *self._known, *self._profiles})
 
-    def _overrides(self) -> list[tuple[str, int, int]]:
-        """Return (override, traces, accepted of them), most frequent first."""
-        codes = self._of("overrides")
+    def _named(self, column: str) -> list[tuple[str, int, int]]:
+        """Return (override or rule, traces, accepted of them), most frequent first."""
+        codes = self._of(column)
         found: dict[str, tuple[int, int]] = {}
-        for code, names in enumerate(self._traces.names("overrides")):
+        for code, names in enumerate(self._traces.names(column)):
             at = codes == code
-            for override in set(names):
-                count, accepted = found.get(override, (0, 0))
-                found[override] = (count + int(at.sum()), accepted + int((at & self._accepted).sum()))
-        result = [(override, count, accepted) for override, (count, accepted) in found.items() if count]
+            for name in set(names or ()):
+                count, accepted = found.get(name, (0, 0))
+                found[name] = (count + int(at.sum()), accepted + int((at & self._accepted).sum()))
+        result = [(name, count, accepted) for name, (count, accepted) in found.items() if count]
         return sorted(result, key=lambda item: (-item[1], item[0]))
 
     def _moments(self) -> list[Moment]:

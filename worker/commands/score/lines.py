@@ -59,6 +59,8 @@ def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, s
         say(f"  {count} {reason}")
     for kind, count in counts.redactions.items():
         say(f"  {count} {kind} redacted")
+    for rule, count in sorted(counts.screened.items()):
+        say(f"  {count} marked by {rule}")
     for problem in counts.too_long:
         say(f"{file.name}: {problem}")
     if counts.pretty_printed:
@@ -94,6 +96,7 @@ class Summary:
     dead_letters: Counter[str] = field(default_factory=Counter)
     truncated: int = 0
     redactions: Counter[str] = field(default_factory=Counter)
+    screened: Counter[str] = field(default_factory=Counter)
     pretty_printed: bool = False
     too_long: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
@@ -112,7 +115,9 @@ def score_lines(
     A line that cannot be read is written to `dead_letters` as one JSON object with its reason. Raises OSError.
     """
     identity = None if embedder is None else embedder.identity
-    config = EvaluationConfig(settings.limits, settings.event_time, settings.output_embedding, settings.redact)
+    config = EvaluationConfig(
+        settings.limits, settings.event_time, settings.output_embedding, settings.redact, settings.marking_rules
+    )
     evaluation = Evaluation(new_scorer(settings, identity), identity, config)
     summary = Summary()
     for number, line, size, problem in read_lines(source, settings.max_message_bytes):
@@ -143,6 +148,7 @@ def score_lines(
         else:
             summary.rejected += 1
         summary.redactions.update(document.redactions or {})
+        summary.screened.update(document.screened)
         output.write((document.value or b"") + b"\n")
     return summary
 

@@ -44,6 +44,12 @@ class TraceSource(Struct, frozen=True):
     offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
+class DocumentScreening(Struct, frozen=True):
+    """The `scoring.screen` object."""
+
+    rules: list[str]
+
+
 class DocumentScoring(Struct, frozen=True):
     """The `scoring` object."""
 
@@ -59,6 +65,7 @@ class DocumentScoring(Struct, frozen=True):
     embedder: EmbedderIdentity | None
     source: TraceSource
     worker_version: str
+    screen: DocumentScreening | None = None
 
     @property
     def stream_time_ms(self) -> int:

@@ -36,8 +36,9 @@ from worker.kafka.writing.transaction import (
 
 log = logging.getLogger(__name__)
 
-OWN_HEADERS: Final = 512
-"""More bytes than a batch's header and the headers added to a scored trace (kp-score, kp-decision, spans) need."""
+OWN_HEADERS: Final = 1024
+"""More bytes than a batch's header and the headers added to a scored trace (kp-score, kp-decision, kp-screen with all
+rules, spans) need."""
 
 START_PATIENCE_SECONDS: Final = 30.0
 """How long a producer may wait for its transactional id before the log says so."""

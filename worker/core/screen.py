@@ -1,0 +1,301 @@
+"""The screen: which rules match in a document that other agents will read.
+
+The rules of prompt injection are those of the KnowledgePulse SDK's classifier for skills (OpenKnowledgePulse, commit
+9ff0e3f4, packages/sdk/src/utils/injection-classifier.ts: what each rule matches, its name, its weight, the thresholds).
+In ASCII texts the same rules match; only the http of a URL may also be in capitals. In other texts they also match a
+phrase that is disguised by zero-width characters, full-width letters or the like, and let directions pass that are
+closed. The rules of hidden text find characters that a person does not see and a model reads.
+
+Time is linear in the length of the document. No pattern reads a character from more than a bounded number of places: a
+run is read from its beginning alone, and unbounded repeats never back off.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Set
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+WEIGHTS: Final = {
+    **dict.fromkeys(
+        (
+            "ignore-previous-instructions", "forget-instructions", "disregard-instructions", "override-prompt",
+            "new-updated-instructions",
+        ), 0.3,
+    ),
+    **dict.fromkeys(("you-are-now", "pretend-to-be", "act-as", "from-now-on-you", "imagine-you-are"), 0.25),
+    **dict.fromkeys(
+        (
+            "llama-inst-tag", "llama-inst-close-tag", "chatml-im-start", "chatml-im-end", "llama-sys-open",
+            "llama-sys-close", "system-tag-bracket", "markdown-role-header",
+        ), 0.2,
+    ),
+    **dict.fromkeys(
+        (
+            "long-base64-block", "bidi-override-chars", "zero-width-steganography", "excessive-whitespace-encoding",
+        ), 0.15,
+    ),
+    **dict.fromkeys(("send-data-pattern", "output-to-endpoint", "suspicious-url-in-code-block"), 0.2),
+}  # fmt: skip
+"""The SDK's rules, in its order, with their weights."""
+
+RULES: Final = (*WEIGHTS, "direction-override", "tag-characters", "invisible-in-word")
+"""All rules: the SDK's, and those of hidden text that it does not have, or has in its sanitizer."""
+
+HIDDEN: Final = frozenset({"direction-override", "tag-characters", "zero-width-steganography"})
+"""Rules of hidden text that no language and no emoji needs: KP_CONTRIBUTE_SCREEN=hidden."""
+
+OFF: Final = frozenset({"excessive-whitespace-encoding"})
+"""Rules that are off by default, as they match in more than 1 % of traces of real runs (docs/security.md)."""
+
+DEFAULT: Final = frozenset(RULES) - OFF
+
+
+def rules_from(text: str) -> frozenset[str]:
+    """Return the rules that a list with commas names (KP_SCREEN_RULES): default, all, NAME, -NAME.
+
+    Raises ValueError for an unknown name, and where no rule is left.
+    """
+    chosen: set[str] = set()
+    for part in [part.strip() for part in text.split(",")]:
+        name = part.removeprefix("-")
+        named = {"default": DEFAULT, "all": frozenset(RULES)}.get(name, frozenset({name}))
+        if not named <= frozenset(RULES):
+            raise ValueError(f"{part!r} is not a rule; use default, all, or some of {', '.join(RULES)}, with commas")
+        chosen = chosen - named if part.startswith("-") else chosen | named
+    if not chosen:
+        raise ValueError("no rule is left; begin with default or all, or switch the screen off")
+    return frozenset(chosen)
+
+
+SUSPICIOUS: Final = 0.3
+REJECTED: Final = 0.6
+"""The SDK's thresholds of its verdicts."""
+
+_MOST: Final = sum(WEIGHTS.values())
+
+
+class Screening(msgspec.Struct, frozen=True):
+    """What the screen found: the rules that matched, and the score and the verdict that the SDK gives for them.
+
+    `sdk_score` is the sum of the weights of the rules over that of all, 0..1, to three decimals. `sdk_verdict` is safe,
+    suspicious (from 0.3 on) or rejected (from 0.6 on). Rules that the SDK's classifier does not have weigh nothing.
+    """
+
+    rules: tuple[str, ...]
+    sdk_score: float
+    sdk_verdict: str
+
+
+def screen_texts(texts: Iterable[str], rules: Set[str] = DEFAULT) -> Screening:
+    """Return which of the rules match in any of the texts. The beginning of a text is the beginning of a line."""
+    texts = list(texts)
+    found: set[str] = set()
+    # One text: a document may hold 300,000 of them. No pattern goes beyond the separator.
+    whole = _SEPARATOR.join(["", *texts])
+    characters = frozenset() if whole.isascii() else frozenset(map(ord, set(whole)))  # most need no closer look
+    if not characters.isdisjoint(_not_seen()):
+        found.update(name for name, finds in _HIDDEN_TEXT.items() if finds(whole))
+    found.update(name for name, has in _RUNS.items() if has(whole))
+    for read in _readings(whole, characters):
+        found.update(_phrases(read))
+    if any(_foreign_url(text) for text in texts if "```" in text):
+        found.add("suspicious-url-in-code-block")
+    matched = tuple(name for name in RULES if name in found and name in rules)
+    score = min(sum(WEIGHTS.get(name, 0.0) for name in matched) / _MOST, 1.0)
+    verdict = "rejected" if score >= REJECTED else "suspicious" if score >= SUSPICIOUS else "safe"
+    return Screening(matched, math.floor(score * 1000 + 0.5) / 1000, verdict)
+
+
+def screen_json(raw: bytes, rules: Set[str] = DEFAULT) -> Screening:
+    """Return which of the rules match in any string of a JSON document: values, names of members, and duplicates.
+
+    `raw` must be valid JSON.
+    """
+    strings: list[str] = msgspec.json.decode(b"[%b]" % b",".join(_STRING.findall(raw)))
+    return screen_texts(strings, rules)
+
+
+def place_of(document: dict[str, Any], rules: Set[str]) -> str:
+    """Return the first member, or the member of a step, in which one of the rules matches, such as steps.3.content."""
+
+    def first(members: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
+        return next(
+            (member for member in members if screen_json(msgspec.json.encode(member[1]), rules).rules), ("", "")
+        )
+
+    name, value = first(document.items())
+    if name != "steps":
+        return str(name)
+    index, step = first(enumerate(value))
+    return f"steps.{index}.{first(step.items())[0]}"
+
+
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
+_SEPARATOR: Final = "\n\0\n"
+
+# -- hidden text, in the text as it is
+
+_DIRECTIONS: Final = "\u202a-\u202e\u2066-\u2069"
+_TAGS: Final = "\U000e0000-\U000e007f"
+_ZERO_WIDTH: Final = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u2065\u206a-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e0fff"
+)
+"""As in a class of a pattern: what Unicode calls Default_Ignorable_Code_Point (DerivedCoreProperties.txt), in three."""
+
+_FLAGS: Final = tuple(
+    "\U0001f3f4" + "".join(chr(0xE0000 + ord(letter)) for letter in code) + "\U000e007f"
+    for code in ("gbeng", "gbsct", "gbwls")
+)
+"""England, Scotland, Wales: the only emoji with tags that Unicode recommends (emoji-test.txt, RGI)."""
+
+
+@cache
+def _not_seen() -> frozenset[int]:
+    ranges = re.findall("(.)(?:-(.))?", f"{_DIRECTIONS}{_TAGS}{_ZERO_WIDTH}\u2028\u2029\ufff9-\ufffb", re.DOTALL)
+    return frozenset(code for first, last in ranges for code in range(ord(first), ord(last or first) + 1))
+
+
+# Three of the SDK's four characters; of the others no writing has six in a row, and emoji have two at most.
+_ZERO_WIDTH_RUN: Final = re.compile(f"[\u200b-\u200d\ufeff]{{3}}|[{_ZERO_WIDTH}]{{6}}")
+_DIRECTION_OVERRIDE: Final = re.compile("[\u202d\u202e]")
+_TAG: Final = re.compile(f"(?:{'|'.join(_FLAGS)})|([{_TAGS}])")
+# The invisible characters that the SDK's sanitizer refuses, where no script needs them. U+202F is a space.
+_INVISIBLE_IN_WORD: Final = re.compile(
+    "(?<=[0-9A-Za-z])[\u200b-\u200f\u2028\u2029\u2060-\u2064\ufeff\ufff9-\ufffb]++(?=[0-9A-Za-z])"
+)
+_DIRECTION: Final = re.compile(f"[{_DIRECTIONS}]")
+_LINE_END: Final = re.compile("[\n\r\u2029]")
+_OPENS: Final = dict.fromkeys("\u202a\u202b", "\u202c") | dict.fromkeys("\u2066\u2067\u2068", "\u2069")
+
+
+def _direction_left_open(text: str) -> bool:
+    """Whether an override, or an embedding or isolate that its line does not close.
+
+    Software that writes Arabic or Hebrew closes each one; the SDK's pattern matches all.
+    """
+    closing: list[str] = []
+    at = 0
+    for match in _DIRECTION.finditer(text):
+        if closing and _LINE_END.search(text, at, match.start()):
+            return True
+        at, character = match.end(), match[0]
+        if character in _OPENS:
+            closing.append(_OPENS[character])
+        elif not closing or closing.pop() != character:  # also an override, which closes nothing
+            return True
+    return bool(closing)
+
+
+_HIDDEN_TEXT: Final[dict[str, Callable[[str], object]]] = {
+    "bidi-override-chars": _direction_left_open,
+    "zero-width-steganography": _ZERO_WIDTH_RUN.search,
+    "direction-override": _DIRECTION_OVERRIDE.search,
+    "tag-characters": lambda text: any(match[1] for match in _TAG.finditer(text)),
+    "invisible-in-word": _INVISIBLE_IN_WORD.search,
+}
+
+_BASE64: Final = bytes(
+    65 if byte in b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=" else 32 for byte in range(256)
+)
+# A search for a text is linear; a pattern would begin anew at each character of a shorter run.
+_RUNS: Final[dict[str, Callable[[str], bool]]] = {
+    "long-base64-block": lambda text: b"A" * 100 in text.encode("utf-8", "surrogatepass").translate(_BASE64),
+    "excessive-whitespace-encoding": lambda text: " " * 21 in text.replace("\t", " "),
+}
+
+# -- phrases, in lower case and without disguises
+
+
+_UNSEEN: Final = "\ufeff"
+"""Stands for each character that is not seen."""
+
+
+@cache  # 2 ms, for the first text that is not ASCII
+def _undisguised() -> dict[int, str]:
+    """Return what is read for a character: the ASCII of its compatibility form (NFKC), or _UNSEEN.
+
+    By character, since NFKC of a text takes quadratic time where many combining marks follow each other (CPython 3.11).
+    """
+    compatible = (
+        (0xA0, 0x300), (0x1D00, 0x1DC0), (0x2000, 0x2190), (0x2460, 0x2500), (0x3000, 0x3001), (0x3200, 0x3400),
+        (0xFB00, 0xFB07), (0xFE10, 0xFE70), (0xFF01, 0xFFE7), (0x1D400, 0x1D800), (0x1F100, 0x1F200),
+    )  # fmt: skip
+    forms = {code: unicodedata.normalize("NFKC", chr(code)) for block in compatible for code in range(*block)}
+    return {code: form for code, form in forms.items() if form.isascii()} | dict.fromkeys(_not_seen(), _UNSEEN)
+
+
+def _readings(text: str, characters: Set[int]) -> list[str]:
+    """Return the text in lower case, without what is not seen, and also with a space in place of that."""
+    if characters and not characters.isdisjoint(_undisguised()):
+        text = text.translate(_undisguised())
+    text = text.lower()
+    return [text.replace(_UNSEEN, seen) for seen in ("", " ")] if _UNSEEN in text else [text]
+
+
+_LITERALS: Final = {
+    "llama-inst-tag": "[inst]",
+    "llama-inst-close-tag": "[/inst]",
+    "chatml-im-start": "<|im_start|>",
+    "chatml-im-end": "<|im_end|>",
+    "llama-sys-open": "<<sys>>",
+    "llama-sys-close": "<</sys>>",
+    "system-tag-bracket": "[system]",
+}
+
+_PATTERNS: Final = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "ignore-previous-instructions": r"ignore\s++(?:all\s++)?previous\s++instructions",
+        "forget-instructions": r"forget\s++(?:all\s++)?(?:(?:your|prior)\s++)?instructions",
+        "disregard-instructions": r"disregard\s++(?:all\s++)?(?:(?:your|above)\s++)?instructions",
+        "override-prompt": r"override\s++(?:(?:your|system)\s++)?prompt",
+        "new-updated-instructions": r"(?:new|updated)\s++instructions\s*+:",
+        "from-now-on-you": r"from\s++now\s++on,?\s++you",
+        "markdown-role-header": r"###\s*+(?:system|human|assistant)\s*+:",
+        "send-data-pattern": r"send\s++(?:this|the|all)\s++(?:to|via)(?![0-9a-z_])",
+        "output-to-endpoint": r"output\s++(?:(?:to|the)\s++)++(?:following|this)\s++(?:url|endpoint|webhook)",
+    }.items()
+}
+
+_AT_LINE_START: Final = {
+    "you-are-now": r"you\s++are\s++now\s()",
+    "pretend-to-be": r"pretend\s++(?:you\s++are|to\s++be)()",
+    "act-as": r"act\s++as\s()",
+    "imagine-you-are": r"imagine\s++you\s++are()",
+}
+"""Each with a group, which says whose phrase a line begins with. A phrase may reach into the next line."""
+_LINE: Final = re.compile(rf"\n[^\S\n]*+(?:[-*>][^\S\n]*+)?(?={'|'.join(_AT_LINE_START.values())})")
+
+
+def _phrases(text: str) -> Iterator[str]:
+    yield from (name for name, literal in _LITERALS.items() if literal in text)
+    yield from (name for name, pattern in _PATTERNS.items() if pattern.search(text))
+    names = (*_AT_LINE_START,)
+    yield from (names[line.lastindex - 1] for line in _LINE.finditer(text) if line.lastindex)
+
+
+_KNOWN_HOSTS: Final = (
+    "localhost", "127.0.0.1", "example.com", "example.org", "github.com", "githubusercontent.com", "npmjs.com",
+    "knowledgepulse.org", "openknowledgepulse.org", "schemas.openknowledgepulse.org",
+)  # fmt: skip
+"""Hosts that the SDK does not suspect, with their subdomains."""
+
+_URL_HOST: Final = re.compile(r"https?://([^\s/)\"'`]++)")
+_PORT: Final = re.compile(r":[0-9]++\Z")
+
+
+def _foreign_url(text: str) -> bool:
+    """Whether a URL in a fenced block of code has a host that is not known."""
+    blocks = text.lower().split("```")[1:-1:2]
+    hosts = {_PORT.sub("", host) for block in blocks for host in _URL_HOST.findall(block)}
+    return any(host not in _KNOWN_HOSTS and not host.endswith(_SUBDOMAINS) for host in hosts)
+
+
+_SUBDOMAINS: Final = tuple(f".{host}" for host in _KNOWN_HOSTS)
