@@ -111,7 +111,7 @@ def test_the_rate_holds(kafka: EmbeddedKafka) -> None:
     times = [record.timestamp for record in desk.read()]
     assert len(times) == 31
     # Not from the first to the last: on a busy machine the first may be late, and the last is not later for it.
-    assert statistics.median(later - earlier for earlier, later in zip(times, times[10:], strict=False)) >= 195
+    assert statistics.median(later - earlier for earlier, later in zip(times, times[10:], strict=False)) >= 180
     assert times[-1] - times[0] < 3000
     assert max(later - earlier for earlier, later in zip(times, times[3:], strict=False)) < 1000
 
