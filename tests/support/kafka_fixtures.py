@@ -56,6 +56,7 @@ __all__ = [
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0  # one broker answer on a busy machine; it only decides when a broken test gives up
 METADATA_ATTEMPTS = 10
+ENDING_S = 2.0  # a transaction whose end is decided takes some ms to end in each partition
 
 
 @pytest.fixture(scope="session")
@@ -142,7 +143,8 @@ async def produce_async(bootstrap: str, topic: str, records: Iterable[Sequence[A
 async def consume_all_async(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Any]:
     """Return all ConsumerRecords up to the end at the time of the call, partition by partition.
 
-    With read_committed the end is the last stable offset: an open transaction hides what follows it.
+    With read_committed the end is the last stable offset: an open transaction hides what follows it. One that is just
+    ending is waited for: the group's offset may be visible some ms before the records.
     """
     async with AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
@@ -153,12 +155,26 @@ async def consume_all_async(bootstrap: str, topic: str, isolation: str = "read_c
         partitions = [TopicPartition(topic, p) for p in sorted(await _partitions(consumer, topic))]
         consumer.assign(partitions)
         ends = await consumer.end_offsets(partitions)
+        patience = time.monotonic() + ENDING_S
+        while ends != await _all_ends(consumer, partitions) and time.monotonic() < patience:
+            await asyncio.sleep(0.02)
+            ends = await consumer.end_offsets(partitions)
         records: list[Any] = []
         async with asyncio.timeout(PATIENCE_S):
             while [tp for tp in partitions if await consumer.position(tp) < ends[tp]]:
                 for batch in (await consumer.getmany(timeout_ms=100)).values():
                     records += [record for record in batch if record.offset < ends[_tp(record)]]
     return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+async def _all_ends(consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return the ends of the log, whatever the consumer's isolation."""
+    fetcher = consumer._fetcher
+    isolation, fetcher._isolation_level = fetcher._isolation_level, 0
+    try:
+        return dict(await consumer.end_offsets(partitions))
+    finally:
+        fetcher._isolation_level = isolation
 
 
 def _tp(record: Any) -> TopicPartition:
