@@ -370,6 +370,16 @@ class Settings(BaseSettings):
             "scores do not change (docs/security.md)"
         ),
     )
+    redact_rules: Literal["reference", "strict"] | None = Field(
+        None,
+        description=(
+            "rules of redaction: reference finds what the SDK's cleaner finds, strict also what else transcripts hold "
+            "(docs/security.md); default: reference for KP_REDACT, strict for `contribute`"
+        ),
+    )
+    redact_patterns_file: Path | None = Field(
+        None, description="TOML file with patterns of your own, which are replaced, too (docs/security.md)"
+    )
 
     max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")
     max_batch_bytes: int = Field(

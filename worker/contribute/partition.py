@@ -74,7 +74,9 @@ class ContributePartition:
                 await self._done(record, output, partial(self._count, work, result))
                 return
             work = result
-        await self._done(record, refused_record(source, work), self.metrics.refused.labels(work.reason).inc)
+        await self._done(
+            record, refused_record(source, work, self.gate.rules), self.metrics.refused.labels(work.reason).inc
+        )
         log.warning(
             "refused for good: %s%s", work.message, f" {work.issues}" if work.issues else "",
             extra={"topic": source.topic, "partition": source.partition, "offset": source.offset,

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from worker.core.records import OutputRecord, SourceRecord
-from worker.core.redaction import LEVELS, redact_document, redact_text
+from worker.core.redaction import LEVELS, Rules, redact_document, redact_text
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, ReasoningTrace, parse_trace
 from worker.version import __version__
 
@@ -24,33 +24,36 @@ STRICTEST: Final = "aggregated"
 MAX_ISSUES: Final = 2000
 """Most characters of the registry's issues: they travel in a Kafka header."""
 
-NUMBERS: Final = frozenset({"phone"})
+NUMBERS: Final = frozenset({"phone", "card", "ssn"})
 """What an id may seem to hold: in 1 of 100 random UUIDs ten digits look like a phone number."""
 
+STRICT: Final = Rules("strict")
+"""The rules for what is not posted (messages, headers), and where none are given."""
 
-def clean_unit(document: Mapping[str, Any], level: str) -> tuple[dict[str, Any], dict[str, int]]:
+
+def clean_unit(document: Mapping[str, Any], level: str, rules: Rules = STRICT) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the redacted document, and how many markers of each type were set."""
-    return redact_document(dict(document), level)
+    return redact_document(dict(document), level, rules)
 
 
-def secret_in_id(trace_id: str, level: str) -> bool:
+def secret_in_id(trace_id: str, level: str, rules: Rules = STRICT) -> bool:
     """Whether the id of a trace holds what must not leave."""
-    return not redact_text(trace_id, level)[1].keys() <= NUMBERS
+    return not redact_text(trace_id, level, rules)[1].keys() <= NUMBERS
 
 
-def clean_words(text: str) -> str:
+def clean_words(text: str, rules: Rules = STRICT) -> str:
     """Return a text without anything secret."""
-    return redact_text(text, STRICTEST)[0]
+    return redact_text(text, STRICTEST, rules)[0]
 
 
-def clean_bytes(text: bytes) -> bytes:
+def clean_bytes(text: bytes, rules: Rules = STRICT) -> bytes:
     """Return a key or a header's content without anything secret, whatever bytes it has."""
-    return clean_words(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return clean_words(text.decode("utf-8", "surrogateescape"), rules).encode("utf-8", "surrogateescape")
 
 
 def clean_issues(issues: Any) -> str:
     """Return the registry's issues as JSON without anything secret, cut to MAX_ISSUES characters."""
-    cleaned = redact_document({"issues": issues}, STRICTEST)[0]["issues"]
+    cleaned = redact_document({"issues": issues}, STRICTEST, STRICT)[0]["issues"]
     return msgspec.json.encode(cleaned).decode()[:MAX_ISSUES]
 
 
@@ -60,10 +63,11 @@ MAX_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What may leave: allowed values of metadata.visibility and metadata.privacy_level."""
+    """What may leave: allowed values of metadata.visibility and metadata.privacy_level, redacted by `rules`."""
 
     visibility: Set[str]
     privacy: Set[str]
+    rules: Rules = STRICT
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Unit:
     body: bytes
     document: Mapping[str, Any]
     redactions: Mapping[str, int]
+    rules: Rules = STRICT
 
     @property
     def sha256(self) -> str:
@@ -104,17 +109,17 @@ def unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | 
     try:
         trace = parse_trace(value, replace(limits, max_bytes=MAX_BYTES, strict_context=False))
     except InvalidTrace as error:
-        return Refusal("invalid_trace", clean_words(error.message), error.path)
+        return Refusal("invalid_trace", clean_words(error.message, gate.rules), error.path)
     if trace.metadata.visibility not in gate.visibility:
         return Skip("visibility")
     if trace.metadata.privacy_level not in gate.privacy:
         return Skip("privacy")
     level = trace.metadata.privacy_level
-    if secret_in_id(trace.id, level):
+    if secret_in_id(trace.id, level, gate.rules):
         return Refusal("secret_in_id", "the id holds a secret or an address, and an id cannot be redacted", "id")
-    document, counts = clean_unit(known_fields(decode_json(value or b"")), level)
+    document, counts = clean_unit(known_fields(decode_json(value or b"")), level, gate.rules)
     document["@context"] = CONTEXT  # the registry refuses the former one
-    return Unit(trace.id, msgspec.json.encode(document), document, counts)
+    return Unit(trace.id, msgspec.json.encode(document), document, counts, gate.rules)
 
 
 def decode_json(value: bytes) -> Any:
@@ -149,10 +154,21 @@ def _field_types(kind: type[Struct]) -> dict[str, Any]:
     return {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
 
 
-def same_unit(ours: Mapping[str, Any], theirs: Any) -> bool:
-    """Whether the registry's unit has our content: the schema's fields without metadata.validated_by."""
+def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bool:
+    """Whether the registry's unit has our content: the schema's fields without metadata.validated_by.
+
+    Either of the two may have been redacted by fewer rules (`reference`, or before a pattern of `rules` was there):
+    they are also compared with all rules applied to both.
+    """
     try:
-        return bool(_canonical(_compared(ours)) == _canonical(_compared(theirs)))
+        one, other = _compared(ours), _compared(theirs)
+        if _canonical(one) == _canonical(other):
+            return True
+        if not isinstance(other, dict):
+            return False
+        level, every = _level(one), Rules("strict", rules.own)
+        found = _canonical(clean_unit(other, level, every)[0])
+        return bool(_canonical(one) == found or _canonical(clean_unit(one, level, every)[0]) == found)
     except RecursionError:  # nests deeper than ours can
         return False
 
@@ -207,10 +223,10 @@ def receipt(record: SourceRecord, unit: Unit, status: int, registry_time: str) -
     return OutputRecord(CONTRIBUTED, unit.trace_id.encode(), value, [], None)
 
 
-def refused_record(record: SourceRecord, refusal: Refusal) -> OutputRecord:
+def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT) -> OutputRecord:
     """Build the record of a trace that is refused for good: the redacted record, and headers with the reason."""
     headers = [
-        (name if name in KEPT_HEADERS else clean_words(name), value if name in KEPT_HEADERS else clean_bytes(value))
+        (name, value) if name in KEPT_HEADERS else (clean_words(name, rules), clean_bytes(value, rules))
         for name, value in ((name, content or b"") for name, content in record.headers)
     ]
     for name, text in (
@@ -226,12 +242,12 @@ def refused_record(record: SourceRecord, refusal: Refusal) -> OutputRecord:
         ("kp-worker-version", __version__),
     ):
         headers.append((name, text.encode("utf-8", "backslashreplace")))
-    key = None if record.key is None else clean_bytes(record.key)
+    key = None if record.key is None else clean_bytes(record.key, rules)
     # The time is that of sending: a topic may refuse an old one.
-    return OutputRecord(REFUSED, key, _redacted(record.value), headers, None)
+    return OutputRecord(REFUSED, key, _redacted(record.value, rules), headers, None)
 
 
-def _redacted(value: bytes | None) -> bytes | None:
+def _redacted(value: bytes | None, rules: Rules) -> bytes | None:
     """Return the value of a record without anything secret; as text where it is no JSON object."""
     if value is None:
         return None
@@ -240,13 +256,13 @@ def _redacted(value: bytes | None) -> bytes | None:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         document = None
     if not isinstance(document, dict):
-        return clean_bytes(value)
+        return clean_bytes(value, rules)
     level = _level(document)
-    cleaned, _ = clean_unit(document, level)
+    cleaned, _ = clean_unit(document, level, rules)
     known_as = document.get("id")
-    harmless = known_as is None or (isinstance(known_as, str) and not secret_in_id(known_as, level))
+    harmless = known_as is None or (isinstance(known_as, str) and not secret_in_id(known_as, level, rules))
     if not harmless:
-        cleaned["id"] = clean_unit({"value": known_as}, level)[0]["value"]
+        cleaned["id"] = clean_unit({"value": known_as}, level, rules)[0]["value"]
     return msgspec.json.encode(cleaned)
 
 

@@ -25,7 +25,7 @@ from worker.core.records import (
     encoded_size,
     exact_size,
 )
-from worker.core.redaction import redact_json
+from worker.core.redaction import REFERENCE, Rules, redact_json
 from worker.core.scoring import Components, ScoredTrace, Weights
 from worker.core.trace import InvalidTrace, Reason, splice
 from worker.version import __version__
@@ -93,16 +93,17 @@ def scored_record(
     *,
     embedding: bool = False,
     redact: str = "off",
+    rules: Rules = REFERENCE,
 ) -> OutputRecord:
     """Build the accepted or rejected record: the document with its score, the same key, the source's headers and ours.
 
     `embedding`: include the vector (KP_OUTPUT_EMBEDDING), as it is in the cache. `redact` (KP_REDACT): off, accepted or
-    all, the decisions whose documents are redacted.
+    all, the decisions whose documents are redacted, by the `rules`.
     """
     decision = ACCEPTED if scored.accepted else REJECTED
     value, redactions = record.value or b"", None
     if redact in ("all", decision):
-        value, redactions = redact_json(value)
+        value, redactions = redact_json(value, rules)
     scoring = _Scoring(
         score=scored.score,
         decision=decision,

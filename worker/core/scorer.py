@@ -17,6 +17,7 @@ from worker.core.forgetting import Processed
 from worker.core.group_view import GroupView
 from worker.core.novelty import CACHED_ID_LENGTH, Label, Neighbour, Vector, VectorCache, unit
 from worker.core.records import RECORD_OVERHEAD, EmbedderIdentity, OutputRecord, SourceRecord, encoded_size
+from worker.core.redaction import REFERENCE, Rules
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,
@@ -189,6 +190,7 @@ class EvaluationConfig:
     event_time: str = "created_at"
     output_embedding: bool = False
     redact: str = "off"
+    redact_rules: Rules = REFERENCE
 
 
 def _check_size(record: SourceRecord, limits: Limits) -> None:
@@ -233,7 +235,14 @@ class Evaluation:
     def document(self, record: SourceRecord, scored: ScoredTrace) -> OutputRecord:
         """Build the accepted or rejected record."""
         config = self._config
-        return scored_record(record, scored, self._identity, embedding=config.output_embedding, redact=config.redact)
+        return scored_record(
+            record,
+            scored,
+            self._identity,
+            embedding=config.output_embedding,
+            redact=config.redact,
+            rules=config.redact_rules,
+        )
 
     def evaluate(
         self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from worker.core.records import ACCEPTED, REJECTED
-from worker.core.redaction import TYPES
+from worker.core.redaction import STRICT_TYPES
 from worker.core.scoring import PROFILES
 from worker.core.trace import Reason
 
@@ -275,7 +275,7 @@ class Metrics:
             self.traces.labels(decision, profile)
         for reason in Reason:
             self.dead_letters.labels(str(reason))
-        for kind in TYPES:
+        for kind in STRICT_TYPES:
             self.redactions.labels(kind)
         for cause in ("capacity", "expired"):
             self.cache_evictions.labels(cause)

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from worker.commands.shared.console import CommandError, discard_buffered, json_output, say, size_of
 from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
 from worker.config import Settings
+from worker.config.redaction_rules import redaction_rules
 from worker.core.documents import embedding_failed
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation, EvaluationConfig
@@ -112,7 +113,9 @@ def score_lines(
     A line that cannot be read is written to `dead_letters` as one JSON object with its reason. Raises OSError.
     """
     identity = None if embedder is None else embedder.identity
-    config = EvaluationConfig(settings.limits, settings.event_time, settings.output_embedding, settings.redact)
+    config = EvaluationConfig(
+        settings.limits, settings.event_time, settings.output_embedding, settings.redact, redaction_rules(settings)
+    )
     evaluation = Evaluation(new_scorer(settings, identity), identity, config)
     summary = Summary()
     for number, line, size, problem in read_lines(source, settings.max_message_bytes):
