@@ -42,6 +42,7 @@ UNITS = {
     "kp_contribute_skipped_total": "traces",
     "kp_contribute_redactions_total": "markers",
     "kp_contribute_lag": "records",
+    "kp_contribute_held": "traces",
     "kp_contribute_rate_left": "requests",
     "kp_contribute_late_total": "requests",
     "kp_contribute_retries_total": "requests",

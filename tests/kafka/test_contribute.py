@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import time
@@ -13,6 +14,8 @@ import pytest
 
 from tests.support.commands import Diagnosis, header
 from tests.support.contribute import Booth, accepted_document
+from tests.support.figures import peak_memory_mib
+from tests.support.gateway import Asked, GatewayThread, Reply
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.registry import RegistryProcess
 from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
@@ -187,6 +190,114 @@ def test_a_registry_that_is_away_is_waited_for_and_health_says_so(
     booth.wait_committed(1)
     assert registry.state()["units"] == {"kp:trace:1": 1}
     assert contributor.get("/readyz")[0] == 200
+
+
+JSON = {"Content-Type": "application/json"}
+FIREWALL = Reply(403, b'{"message": "Forbidden"}', JSON)
+
+
+def test_what_stands_in_front_of_the_registry_stops_no_other_trace(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+) -> None:
+    """Ids and bodies beyond the bounds, a firewall, an answer of 57 MB, and one that grows in memory.
+
+    Then the firewall's rule is mended.
+    """
+    large = Reply(200, b'{"data": [' + b'{"a": [1, {}]}, ' * 3_560_000 + b"1]}", JSON)
+    assert len(large.body) > 56_900_000
+    dense = Reply(200, b'{"data": {"id": "kp:trace:dense", "unit": {"steps": [' + b"[]," * 1_750_000 + b"[]]}}}", JSON)
+    fallen = False
+
+    def rule(asked: Asked) -> Reply | None:
+        if fallen:
+            return None
+        if "dense" in asked.path:
+            return dense
+        if "large" in asked.path:
+            return large
+        return FIREWALL if b"UNION SELECT" in asked.body else None
+
+    documents = [accepted_document(f"kp:trace:{number}") for number in range(8)]
+    documents[1]["id"] = "kp:trace:" + 9000 * "x"
+    documents[2]["steps"][0]["content"] = "1 UNION SELECT password"
+    documents[4]["id"] = "kp:trace:large"
+    documents[6]["id"] = "kp:trace:dense"
+    documents[5]["steps"][0]["content"] = 70_000 * "a@b.cc,"
+    with GatewayThread(registry.url, rule) as gateway:
+        booth = Booth(kafka.bootstrap_servers, gateway.url, registry.key, partitions=1)
+        booth.put(documents)
+        contributor = workers(booth.env, ("contribute",), cold=True)
+        booth.wait_committed(len(documents))
+        assert [unit["id"] for unit in registry.units()] == [f"kp:trace:{number}" for number in (0, 3, 7)]
+        assert set(registry.state()["units"].values()) == {1}
+        reasons = [header(each, "kp-error-reason") for each in booth.refusals()]
+        assert reasons == ["id_too_long", "unanswerable", "unanswerable", "too_large", "conflict"]
+        print(f"peak {peak_memory_mib(contributor.pid):.0f} MiB")
+        assert peak_memory_mib(contributor.pid) < 300
+        assert contributor.metric("kp_contribute_refused_total", reason="unanswerable") == 2
+        contributor.wait_metric("kp_contribute_held", 0)
+        fallen = True
+        command = workers(booth.env, ("redrive", "--refused", "--reason", "unanswerable", "--execute"))
+        assert command.wait() == 0, command.log()
+        booth.wait_committed(len(documents) + 2)
+        assert {"kp:trace:2", "kp:trace:large"} <= registry.state()["units"].keys()
+        contributor.terminate()
+        assert contributor.wait() == 0, contributor.log()
+
+
+def test_while_a_gateway_refuses_all_everything_waits_and_a_crash_changes_nothing(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+) -> None:
+    """It refuses the key, as a gateway with keys of its own does."""
+    closed = True
+    denied = Reply(401, b'{"error": "Invalid API key"}', JSON)
+    with GatewayThread(registry.url, lambda asked: denied if closed and asked.method == "POST" else None) as gateway:
+        booth = Booth(kafka.bootstrap_servers, gateway.url, registry.key, partitions=1)
+        booth.put([accepted_document("kp:trace:0"), accepted_document("kp:trace:1")])
+        contributor = workers(booth.env, ("contribute",))
+        deadline = time.monotonic() + 60
+        words = ""
+        while "2 traces wait until the registry itself answers a POST" not in words:
+            assert time.monotonic() < deadline, contributor.log()
+            time.sleep(0.1)
+            with contextlib.suppress(OSError):
+                words = contributor.get("/readyz")[1]
+        contributor.wait_metric("kp_contribute_held", 2)
+        assert contributor.metric("kp_contribute_ready") == 0
+        assert contributor.get("/healthz")[0] == 200
+        assert booth.committed() == 0
+        contributor.kill()
+        closed = False
+        start(workers, booth)
+        booth.wait_committed(2)
+        assert registry.state()["units"] == {"kp:trace:0": 1, "kp:trace:1": 1}
+        assert booth.refusals() == []
+
+
+def test_a_stop_does_not_wait_for_a_registry_that_does_not_answer(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+) -> None:
+    """A look-up is given up at once, a POST after KP_SHUTDOWN_TIMEOUT_SECONDS."""
+    silent = Reply(200, b" ", seconds=60.0, times=10)
+    for method, code in (("GET", 0), ("POST", 1)):
+
+        def rule(asked: Asked, method: str = method) -> Reply | None:
+            return silent if asked.method == method else None
+
+        with GatewayThread(registry.url, rule) as gateway:
+            booth = Booth(kafka.bootstrap_servers, gateway.url, registry.key, KP_SHUTDOWN_TIMEOUT_SECONDS="2")
+            booth.put([accepted_document(f"kp:trace:{method}-{number}") for number in range(2)])
+            contributor = workers(booth.env, ("contribute",))
+            deadline = time.monotonic() + 60
+            while not gateway.gateway.refused[method]:
+                assert time.monotonic() < deadline, contributor.log()
+                time.sleep(0.05)
+            stopped = time.monotonic()
+            contributor.terminate()
+            assert contributor.wait() == code, contributor.log()
+            # The promise is 2 s more than the setting; the rest is for a machine with other tests. It once took 40 s.
+            assert time.monotonic() - stopped < 2 + 2 + 6
+            assert booth.committed() == 0
 
 
 def test_what_is_in_flight_at_a_stop_is_finished(kafka: EmbeddedKafka, workers: Workers) -> None:

@@ -112,6 +112,11 @@ def memory_mib(pid: int) -> float:
     return int(_status(pid)["VmRSS"].split()[0]) / 1024
 
 
+def peak_memory_mib(pid: int) -> float:
+    """Return the most resident memory that a process has had. Raises OSError when it is gone."""
+    return int(_status(pid)["VmHWM"].split()[0]) / 1024
+
+
 def _status(pid: int) -> dict[str, str]:
     return dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
 

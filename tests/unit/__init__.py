@@ -1,1 +1,1 @@
-"""Neither Kafka nor the model: half a minute for all of them, `make test-fast`."""
+"""Neither Kafka nor the model; `make test-fast` runs the quick ones in half a minute."""

@@ -1,7 +1,8 @@
 """What an answer of the registry means.
 
-Only what the registry itself can have said counts. A proxy's page, half a document or a redirect is no verdict on a
-trace: the request is in doubt, and is looked up before it is sent again.
+Only what the registry itself has said counts. It gives its errors one form, a JSON object with the text `error`, and
+names its schema in a header. An answer of a gateway, a proxy's page, half a document or a redirect is no verdict on a
+trace: the request is in doubt, and the trace is looked up before it is sent again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from worker.contribute.unit import clean_issues, clean_words, decode_json
 REFUSED: Final = {400: "invalid_unit", 413: "too_large", 422: "invalid_unit"}
 """Statuses that are verdicts on the unit, with the reason of the refused record."""
 
+SCHEMA_HEADER: Final = "kp-schema-version"
+"""The registry names its schema in every answer, except in a 429 and to a JWT that it does not accept."""
+
 MAX_WORDS: Final = 200
 """Most characters of the registry's own words in a message."""
 
@@ -28,7 +32,10 @@ TIME: Final = re.compile(r"[0-9T:.Z+ -]{10,40}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer as it came; `headers` by lower-case name. `key`: the one of the request, which an answer may repeat."""
+    """An answer as it came; `headers` by lower-case name. `key`: the one of the request, which an answer may repeat.
+
+    `status` is 0 where none can be read. `body` is empty where it is too long or did not come to its end.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -82,17 +89,23 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """Too many requests (429)."""
+    """Too many requests (429). `own`: it can be the registry's answer, so it says nothing about the unit."""
+
+    own: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Doubtful:
-    """No verdict. `cause`: the metric's label. `words`: for people. `unsent`: the request cannot have had an effect."""
+    """No verdict. `cause`: the metric's label. `words`: for people. `unsent`: the request cannot have had an effect.
+
+    `status`: that of an answer which the same request gets again and again; None for 5xx or no answer, which pass.
+    """
 
     cause: str
     words: str
     retry_after_seconds: float = 0.0
     unsent: bool = False
+    status: int | None = None
 
 
 Verdict = Present | Created | Absent | Rejected | Denied | Limited | Doubtful
@@ -118,7 +131,7 @@ def judge_post(answer: HttpAnswer, trace_id: str) -> Verdict:
     if status == 201 or (status == 200 and replayed):
         data = _entry(answer, trace_id)
         return _not_its_own(answer) if data is None else Created(_time(data), replayed)
-    if status in REFUSED and (document := _json_object(answer)) is not None:
+    if status in REFUSED and (document := _own_error(answer)) is not None:
         return Rejected(REFUSED[status], status, _issues(answer, document), replayed)
     return _common(answer, replayed=replayed)
 
@@ -128,7 +141,7 @@ def judge_look_up(answer: HttpAnswer, trace_id: str) -> Verdict:
     if answer.status == 200:
         data = _entry(answer, trace_id)
         return _not_its_own(answer) if data is None else Present(data.get("unit", data), _time(data))
-    if answer.status == 404 and _is_own(answer):
+    if answer.status == 404 and _own_error(answer) is not None:
         return Absent()
     return _common(answer, replayed=False)
 
@@ -140,18 +153,23 @@ def _common(answer: HttpAnswer, *, replayed: bool) -> Verdict:
         rate = stated_rate(answer)
         if rate is not None and rate.limit == 0:
             return Denied(status, "the registry allows this key no request at all (X-RateLimit-Limit: 0)", replayed)
-        return Limited()
-    if status in (401, 403) and _is_own(answer):
-        return Denied(status, _words(answer), replayed)
+        return Limited(own=rate is not None)
+    if status in (401, 403) and (document := _own_error(answer)) is not None:
+        return Denied(status, clean_words(answer.without_key(document["error"]))[:MAX_WORDS], replayed)
     if status >= 500:
         return Doubtful("server_error", f"the registry answers {status}", pause)
     if 300 <= status < 400:
-        return Doubtful("redirect", f"the registry redirects ({status}); KP_REGISTRY_URL must be its final address")
-    return _not_its_own(answer)
+        words = f"the registry redirects ({status}); KP_REGISTRY_URL must be its final address"
+        return Doubtful("redirect", words, pause, status=status)
+    return _not_its_own(answer, pause)
 
 
-def _not_its_own(answer: HttpAnswer) -> Doubtful:
-    return Doubtful("unexpected_answer", f"an answer that the registry itself does not give (status {answer.status})")
+def _not_its_own(answer: HttpAnswer, pause: float = 0.0) -> Doubtful:
+    what = f"status {answer.status}" if answer.status else "no HTTP, or its headers are too long"
+    if answer.status >= 400 and not answer.headers.get(SCHEMA_HEADER):
+        what += ", without KP-Schema-Version"
+    words = f"an answer that the registry itself does not give ({what})"
+    return Doubtful("unexpected_answer", words, pause, status=answer.status)
 
 
 def _entry(answer: HttpAnswer, trace_id: str) -> Mapping[str, Any] | None:
@@ -166,10 +184,10 @@ def _time(data: Mapping[str, Any]) -> str:
     return time if isinstance(time, str) and TIME.fullmatch(time) else ""
 
 
-def _is_own(answer: HttpAnswer) -> bool:
-    """Whether the registry can have said this: it writes no HTML."""
-    start = answer.body.lstrip()[:1]
-    return "html" not in answer.headers.get("content-type", "").lower() and start != b"<"
+def _own_error(answer: HttpAnswer) -> dict[str, Any] | None:
+    """Return an error in the registry's form, with its header; None for what anything else may have said."""
+    document = _json_object(answer) if answer.headers.get(SCHEMA_HEADER) else None
+    return document if document is not None and isinstance(document.get("error"), str) else None
 
 
 def _json_object(answer: HttpAnswer) -> dict[str, Any] | None:
@@ -182,12 +200,7 @@ def _json_object(answer: HttpAnswer) -> dict[str, Any] | None:
 
 def _issues(answer: HttpAnswer, document: Mapping[str, Any]) -> str:
     issues = document.get("issues")
-    return answer.without_key(clean_issues(document.get("error") if issues is None else issues))
-
-
-def _words(answer: HttpAnswer) -> str:
-    document = _json_object(answer) or {}
-    return clean_words(answer.without_key(str(document.get("error", ""))))[:MAX_WORDS]
+    return answer.without_key(clean_issues(document["error"] if issues is None else issues))
 
 
 def _whole(text: str) -> int | None:

@@ -104,6 +104,9 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             return "waiting for partitions to be assigned"
         if (seconds := self._gateway.blocked_seconds()) > 0:
             return f"waiting for {seconds:.0f} s after the registry answered 429"
+        if held := sum(each.held for each in self._partitions.values()):
+            trouble = self._gateway.trouble
+            return f"{held} traces wait until the registry itself answers a POST{f': {trouble}' if trouble else ''}"
         return self._gateway.trouble
 
     async def run(self) -> None:
@@ -228,6 +231,7 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _update_gauges(self) -> None:
         for tp, partition in self._partitions.items():
+            self._metrics.held.labels(str(tp.partition)).set(partition.held)
             end = self._consumer.last_stable_offset(tp)
             if end is not None:
                 lag = 0 if partition.idle else max(0, end - partition.next_offset)

@@ -6,8 +6,9 @@ For each unit:
     it;
  3. absent: POST at once. 201: done. A verdict on the unit: refused.
  4. no answer, or none of the registry's own: pause, and begin at 1. What was sent may have landed, and 2 finds it.
-So no request is sent again blindly, not even after a crash: only the unit at the committed offset can have been in
-flight, and it begins at 1.
+    After a number of definite answers that are not the registry's, the caller decides what to do with the unit.
+So no request is sent again blindly, not even after a crash: what may have been in flight is not committed, and begins
+at 1.
 
 The registry may keep any answer below 500 for a day by its Idempotency-Key, also after the cause was mended. What is
 replayed (Idempotency-Replayed) is therefore looked up (a 201) or asked for again with a new key.
@@ -18,14 +19,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import random
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from worker.contribute.answers import (
     Absent,
@@ -81,6 +83,18 @@ class Stop:
             return
         raise StoppedError
 
+    async def unless_set(self, request: Coroutine[Any, Any, HttpAnswer]) -> HttpAnswer:
+        """Return a request's answer. Raises StoppedError at once after `set`, and gives the request up."""
+        asking, stopping = asyncio.create_task(request), asyncio.create_task(self._event.wait())
+        try:
+            await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise StoppedError
+            return asking.result()
+        finally:
+            asking.cancel()
+            stopping.cancel()
+
 
 STEP_SECONDS: Final = 0.5
 """How long to sleep at once while waiting for a turn: the answers to other partitions change the pace."""
@@ -90,13 +104,15 @@ class Gateway:
     """Gives turns: each is one look-up and one POST that the registry's limits allow.
 
     `trouble`: why nothing gets through at the moment, None: it does. `limited_at`: the time of the last 429, seconds
-    since 1970.
+    since 1970. `answered_at`: when the registry itself answered a POST last, of any partition; seconds of
+    time.monotonic.
     """
 
     def __init__(self, client: RegistryClient, metrics: ContributeMetrics, most: float | None) -> None:
         now = time.monotonic()
         self.trouble: str | None = None
         self.limited_at: float | None = None
+        self.answered_at = -math.inf
         self._client = client
         self._metrics = metrics
         self._posts = RequestPace(now, most, most)
@@ -109,11 +125,12 @@ class Gateway:
         while (seconds := self._wait_seconds()) > 0:
             await stop.sleep(min(seconds, STEP_SECONDS))
         stop.check()
-        turn = Turn(self._client, self._look_ups, self._posts)
+        turn = Turn(self._client, self._look_ups, self._posts, stop)
         try:
             yield turn
         finally:
             turn.end()
+            self.answered_at = max(self.answered_at, turn.answered_at)
             if self._look_ups.fallback is None:  # where only the answers to POSTs state a limit
                 self._look_ups.fallback = self._posts.limit
             if (left := self._posts.seen_left()) is not None:
@@ -140,22 +157,51 @@ class Gateway:
 class Turn:
     """One look-up and one POST, reserved when the turn begins."""
 
-    def __init__(self, client: RegistryClient, look_ups: RequestPace, posts: RequestPace) -> None:
+    def __init__(self, client: RegistryClient, look_ups: RequestPace, posts: RequestPace, stop: Stop) -> None:
         self._client = client
+        self._stop = stop
         self._paces = {"look_up": look_ups, "post": posts}
+        self._found: HttpAnswer | None = None
+        self.answered_at = -math.inf
         self.began = time.monotonic()
         for pace in self._paces.values():
             pace.spend(self.began)
 
     async def look_up(self, trace_id: str) -> Verdict:
-        """Ask for the unit with this id."""
-        answer = await self._asked("look_up", self._client.look_up(trace_id))
-        return answer if isinstance(answer, Doubtful) else judge_look_up(answer, trace_id)
+        """Ask for the unit with this id. Raises StoppedError: a look-up without its answer costs nothing."""
+        answer = await self._asked("look_up", self._stop.unless_set(self._client.look_up(trace_id)))
+        if isinstance(answer, Doubtful):
+            return answer
+        self._found = answer
+        verdict = await asyncio.to_thread(judge_look_up, answer, trace_id)
+        if isinstance(verdict, Denied) and verdict.status == 429:  # the registry allows look-ups without a key, too
+            return Limited(own=False)
+        return verdict
 
     async def post(self, unit: Unit, key: str) -> Verdict:
         """Post the unit."""
         answer = await self._asked("post", self._client.post(unit.body, key))
-        return answer if isinstance(answer, Doubtful) else judge_post(answer, unit.trace_id)
+        if isinstance(answer, Doubtful):
+            return answer
+        verdict = await asyncio.to_thread(judge_post, answer, unit.trace_id)
+        if isinstance(verdict, Denied) and verdict.status == 429 and not await self._key_is_unknown(unit.trace_id):
+            return Limited(own=False)
+        if isinstance(verdict, Created | Rejected):
+            self.answered_at = time.monotonic()
+        return verdict
+
+    async def _key_is_unknown(self, trace_id: str) -> bool:
+        """Whether the registry itself allows our key no more look-ups than nobody.
+
+        A 429 does not name the schema, so a gateway may have written it.
+        """
+        try:
+            nobodys = await self._client.look_up(trace_id, as_nobody=True)
+        except NoAnswerError:
+            return False
+        ours, others = (None if each is None else stated_rate(each) for each in (self._found, nobodys))
+        own = judge_look_up(nobodys, trace_id) == Absent()
+        return own and ours is not None and others is not None and ours.limit == others.limit
 
     def end(self) -> None:
         """Give back what was not used."""
@@ -229,6 +275,13 @@ class Delivered:
     time: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Something else answers in the registry's place. `words`: what it says, for people."""
+
+    words: str
+
+
 @dataclass(slots=True)
 class _Attempts:
     """What the attempts for one unit have shown so far.
@@ -250,25 +303,38 @@ class Delivery:
         self._late = late
         self._group = group
 
-    async def deliver(self, unit: Unit, stop: Stop, on_limited: Callable[[], Awaitable[None]]) -> Delivered | Refusal:
+    async def deliver(
+        self, unit: Unit, stop: Stop, on_limited: Callable[[], Awaitable[None]], answers: float = math.inf
+    ) -> Delivered | Refusal | Unanswered:
         """Return when the registry holds the unit or refuses it. Raises DeniedError, and StoppedError between requests.
 
-        Waits for as long as it takes: a registry that is down, slow or lying loses nothing. `on_limited` is called
-        after a 429, to remember it.
+        Waits for as long as it takes: a registry that is down, slow or lying loses nothing. After `answers` definite
+        answers that are not the registry's own, returns Unanswered: what answers them may do so for ever. `on_limited`
+        is called after a 429, to remember it.
         """
         attempts = _Attempts(self._first_key(unit))
         pauses = Pauses()
         while True:
             verdict = await self._attempt(unit, attempts, stop)
-            result = self._result(unit, attempts, verdict)
+            result = await self._result(unit, attempts, verdict)
             if result is not None:
                 self._gateway.trouble = None
                 return result
+            if isinstance(verdict, Absent):
+                continue
             if isinstance(verdict, Limited):
                 self._gateway.limited()
                 await on_limited()
-            if not isinstance(verdict, Absent):
-                await self._pause(verdict, attempts, pauses, stop)
+            cause, words = self._note(verdict, attempts)
+            self._gateway.trouble = words
+            if _is_definite(verdict):
+                answers -= 1
+            if answers <= 0:
+                return Unanswered(words)
+            asked_for = verdict.retry_after_seconds if isinstance(verdict, Doubtful) else 0.0
+            seconds = pauses.next_seconds(random.SystemRandom().random(), asked_for)
+            log.warning("%s; the next attempt follows in %.1f s", words, seconds, extra={"reason": cause})
+            await stop.sleep(seconds)
 
     def _first_key(self, unit: Unit) -> str:
         """Return the same key for the same content, also after a restart."""
@@ -289,11 +355,11 @@ class Delivery:
             attempts.doubted |= isinstance(verdict, Doubtful) and not verdict.unsent
             return verdict
 
-    def _result(self, unit: Unit, attempts: _Attempts, verdict: Verdict) -> Delivered | Refusal | None:
+    async def _result(self, unit: Unit, attempts: _Attempts, verdict: Verdict) -> Delivered | Refusal | None:
         """Return what ends the delivery. Raises DeniedError."""
         match verdict:
             case Present():
-                if not same_unit(unit.document, verdict.unit, unit.rules):
+                if not await asyncio.to_thread(same_unit, unit.document, verdict.unit, unit.rules):
                     return Refusal("conflict", "the registry has a unit with this id and other content", "id", 200)
                 if attempts.replayed:
                     self._metrics.late.inc()
@@ -309,8 +375,8 @@ class Delivery:
                 raise DeniedError(denied_words(verdict))
         return None
 
-    async def _pause(self, verdict: Verdict, attempts: _Attempts, pauses: Pauses, stop: Stop) -> None:
-        """Prepare the next attempt, and wait before it."""
+    def _note(self, verdict: Verdict, attempts: _Attempts) -> tuple[str, str]:
+        """Count why another attempt is needed, and prepare it; return the metric's label and the cause for people."""
         match verdict:
             case Limited():
                 cause, words = "rate_limit", "the registry answered 429: too many requests with this agent's keys"
@@ -324,11 +390,14 @@ class Delivery:
                 attempts.key = uuid.uuid4().hex
                 cause, words = "stored_answer", "the registry replayed an earlier refusal; it is asked again"
         self._metrics.retries.labels(cause).inc()
-        asked_for = verdict.retry_after_seconds if isinstance(verdict, Doubtful) else 0.0
-        seconds = pauses.next_seconds(random.SystemRandom().random(), asked_for)
-        self._gateway.trouble = words
-        log.warning("%s; the next attempt follows in %.1f s", words, seconds, extra={"reason": cause})
-        await stop.sleep(seconds)
+        return cause, words
+
+
+def _is_definite(verdict: Verdict) -> bool:
+    """Whether something else than the registry has answered, and is likely to do so again."""
+    if isinstance(verdict, Limited):
+        return not verdict.own
+    return isinstance(verdict, Doubtful) and verdict.status is not None
 
 
 def denied_words(denied: Denied) -> str:

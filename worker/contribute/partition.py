@@ -1,16 +1,44 @@
-"""One partition of the accepted topic: its records in order, each posted, refused or skipped before the next."""
+"""One partition of the accepted topic: its records in order, each posted, refused or skipped before the next.
+
+What stands in front of the registry may refuse one trace for ever: a firewall its content, a proxy its length. Such a
+trace must not stop the others, and an innocent one must not be refused because a gateway refuses all:
+
+ 1. A trace that has had ANSWERS definite answers, none of them the registry's own, is held, and the next one is tried.
+ 2. While nothing shows that POSTs reach the registry, each trace that gets such an answer is held, too. All wait, and
+    after pauses that grow the first one is tried again, and right after it another one: so the order stays where a
+    gateway refuses all for some time. Look-ups that pass show nothing.
+ 3. As soon as the registry itself answers a POST, each held trace is tried ANSWERS times again, in order, while that
+    answer is at most PROOF_SECONDS old. Only what gets no verdict then, either, is refused (`unanswerable`).
+
+Receipts, refused records and offsets are committed in the order of the records. So nothing behind a held trace is
+committed before it: after a crash the look-up finds what was posted.
+"""
 
 from __future__ import annotations
 
 import logging
+import random
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway, Stop, StoppedError
+from worker.contribute.delivery import (
+    STEP_SECONDS,
+    Delivered,
+    Delivery,
+    DeniedError,
+    Gateway,
+    Stop,
+    StoppedError,
+    Unanswered,
+)
+from worker.contribute.pace import Pauses
 from worker.contribute.receipts import ReceiptPublisher, ReceiptQueue
 from worker.contribute.unit import Gate, Refusal, Skip, Unit, clean_words, receipt, refused_record, unit_from
 from worker.core.records import Fault, OutputRecord, SourceRecord
@@ -22,6 +50,33 @@ log = logging.getLogger(__name__)
 POLL_MS = 500
 MAX_RECORDS = 50
 """Records taken at once: few, as each takes a request."""
+
+ANSWERS: Final = 3
+"""Definite answers without a verdict before a trace is held, and once more before it is refused. If one of two gateways
+refuses all, an innocent trace meets it six times in a row once in 64 times; it can be redriven."""
+
+PROOF_SECONDS: Final = 60.0
+"""How long an answer of the registry shows that POSTs reach it. If a gateway then begins to refuse all, few innocent
+traces are refused."""
+
+MAX_WAITING: Final = 500
+MAX_WAITING_BYTES: Final = 32 << 20
+"""Traces that are held or wait behind a held one, and their bytes; beyond that no further one is tried."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A record on its way to its commit.
+
+    `began_at`, `asked_at`: when it was tried first, and last; seconds of time.monotonic. `held`: it has been held.
+    `due`: what to commit, None: not yet known.
+    """
+
+    record: ConsumerRecord
+    began_at: float = 0.0
+    asked_at: float = 0.0
+    held: bool = False
+    due: tuple[OutputRecord | None, Callable[[], None]] | None = None
 
 
 @dataclass(eq=False)
@@ -42,53 +97,136 @@ class ContributePartition:
 
     def __post_init__(self) -> None:
         self._receipts = ReceiptQueue(self.publisher, lambda: limited_metadata(self.gateway.limited_at))
+        self._taken: deque[ConsumerRecord] = deque()
+        self._waiting: deque[_Pending] = deque()
+        self._pauses = Pauses()
+        self._just_held = False
+        self._try_next_at = self._ask_again_at = 0.0
+
+    @property
+    def held(self) -> int:
+        """Return how many traces are held."""
+        return sum(each.due is None for each in self._waiting)
 
     async def run(self) -> None:
         """Work until stopped. Raises StoppedError, when all that was done is committed."""
         try:
             while True:
                 self.stop.check()
-                found = await self.consumer.getmany(self.tp, timeout_ms=POLL_MS, max_records=MAX_RECORDS)
-                records = found.get(self.tp, [])
-                if not records:
+                if self._waiting:
+                    await self._work_while_held()
+                elif record := await self._next():
+                    await self._handle(_Pending(record), self._work(record), ANSWERS)
+                else:
                     await self._receipts.flush()
                     self.idle = True
-                for record in records:
-                    self.idle = False
-                    self.stop.check()
-                    await self._handle(record)
         except (StoppedError, DeniedError):
             await self._receipts.flush()
             raise
 
-    async def _handle(self, record: ConsumerRecord) -> None:
-        source = _source(record)
-        work = _unreadable(source.fault) if source.fault else unit_from(record.value, self.gate, self.limits)
-        if isinstance(work, Skip):
-            await self._done(record, None, self.metrics.skipped.labels(work.reason).inc)
+    async def _next(self) -> ConsumerRecord | None:
+        """Return the next record; None where none comes for a while."""
+        if not self._taken:
+            found = await self.consumer.getmany(self.tp, timeout_ms=POLL_MS, max_records=MAX_RECORDS)
+            self._taken.extend(found.get(self.tp, []))
+        if not self._taken:
+            return None
+        self.idle = False
+        return self._taken.popleft()
+
+    async def _work_while_held(self) -> None:
+        """Do one step: ask again for what is held, or try the next record, or wait."""
+        held = [each for each in self._waiting if each.due is None]
+        first, now, proven_at = held[0], time.monotonic(), self.gateway.answered_at
+        if now - proven_at < PROOF_SECONDS:
+            for each in held:
+                if each.began_at < proven_at:
+                    await self._handle(each, self._work(each.record), ANSWERS, proven=True)
+                    return
+        record = await self._next() if self._has_room() and now >= self._try_next_at else None
+        if record is None and (left := self._ask_again_at - time.monotonic()) > 0:
+            await self.stop.sleep(min(left, STEP_SECONDS))
+            self._just_held = False
             return
-        if isinstance(work, Unit):
-            result = await self.delivery.deliver(work, self.stop, partial(self._remember_429, record.offset))
-            if isinstance(result, Delivered):
-                output = receipt(source, work, result.status, result.time)
-                await self._done(record, output, partial(self._count, work, result))
+        another = _Pending(record) if record else min(held[1:], key=lambda each: each.asked_at, default=first)
+        work = self._work(another.record)
+        if isinstance(work, Unit) and another is not first and not self._just_held:
+            await self._handle(first, self._work(first.record), 1)
+            if first.due:
+                self._taken.extendleft([record] if record else [])
                 return
-            work = result
-        await self._done(
-            record, refused_record(source, work, self.gate.rules), self.metrics.refused.labels(work.reason).inc
-        )
+        await self._handle(another, work, 1)
+        self._just_held = False
+        if another.due is None:
+            self._ask_again_at = time.monotonic() + self._pauses.next_seconds(random.SystemRandom().random())
+            self._try_next_at = self._ask_again_at if record else 0.0
+
+    def _has_room(self) -> bool:
+        size = sum(len(each.record.value or b"") for each in self._waiting)
+        return len(self._waiting) < MAX_WAITING and size < MAX_WAITING_BYTES
+
+    def _work(self, record: ConsumerRecord) -> Unit | Skip | Refusal:
+        """Return what is to be done with a record."""
+        fault = _source(record).fault
+        return _unreadable(fault) if fault else unit_from(record.value, self.gate, self.limits)
+
+    async def _handle(self, each: _Pending, work: Unit | Skip | Refusal, answers: int, *, proven: bool = False) -> None:
+        """Skip, refuse, deliver or hold a record. `proven`: without a verdict it is refused, as others get one."""
+        if isinstance(work, Skip):
+            await self._done(each, None, self.metrics.skipped.labels(work.reason).inc)
+        elif isinstance(work, Refusal):
+            await self._refuse(each, work)
+        else:
+            uncommitted = (self._waiting[0] if self._waiting else each).record.offset
+            remember_429 = partial(self._remember_429, uncommitted)
+            each.asked_at = time.monotonic()
+            each.began_at = each.began_at or each.asked_at
+            result = await self.delivery.deliver(work, self.stop, remember_429, answers)
+            if isinstance(result, Delivered):
+                output = receipt(_source(each.record), work, result.status, result.time)
+                await self._done(each, output, partial(self._count, work, result))
+            elif isinstance(result, Refusal):
+                await self._refuse(each, result)
+            elif proven:
+                await self._refuse(each, _unanswerable(result))
+            else:
+                self._hold(each, result)
+
+    def _hold(self, each: _Pending, result: Unanswered) -> None:
+        """Let a record wait until the registry answers a POST."""
+        if not self._waiting:
+            self._pauses, self._just_held, self._try_next_at = Pauses(), True, 0.0
+            self._ask_again_at = time.monotonic() + self._pauses.next_seconds(random.SystemRandom().random())
+        if not each.held:
+            self._waiting.append(each)
+        each.held = True
         log.warning(
-            "refused for good: %s%s", work.message, f" {work.issues}" if work.issues else "",
-            extra={"topic": source.topic, "partition": source.partition, "offset": source.offset,
-                   "reason": work.reason, "path": work.path},
+            "%s; the trace waits until the registry itself answers a POST", result.words,
+            extra={"topic": self.tp.topic, "partition": self.tp.partition, "offset": each.record.offset},
         )  # fmt: skip
 
-    async def _done(self, record: ConsumerRecord, output: OutputRecord | None, count: Callable[[], None]) -> None:
-        def committed() -> None:
-            self.next_offset = record.offset + 1
-            count()
+    async def _refuse(self, each: _Pending, refusal: Refusal) -> None:
+        source = _source(each.record)
+        output = refused_record(source, refusal, self.gate.rules)
+        await self._done(each, output, self.metrics.refused.labels(refusal.reason).inc)
+        log.warning(
+            "refused for good: %s%s", refusal.message, f" {refusal.issues}" if refusal.issues else "",
+            extra={"topic": source.topic, "partition": source.partition, "offset": source.offset,
+                   "reason": refusal.reason, "path": refusal.path},
+        )  # fmt: skip
 
-        await self._receipts.add(output, record.offset + 1, committed)
+    async def _done(self, each: _Pending, output: OutputRecord | None, count: Callable[[], None]) -> None:
+        """Let what has become of a record be committed, once nothing before it is held."""
+        each.due = (output, count)
+        if not each.held:
+            self._waiting.append(each)
+        while self._waiting and (due := self._waiting[0].due):
+            offset = self._waiting.popleft().record.offset
+            await self._receipts.add(due[0], offset + 1, partial(self._committed, offset, due[1]))
+
+    def _committed(self, offset: int, count: Callable[[], None]) -> None:
+        self.next_offset = offset + 1
+        count()
 
     async def _remember_429(self, offset: int) -> None:
         """Commit the time of the 429: a process that takes over must wait, too."""
@@ -111,6 +249,14 @@ def _source(record: ConsumerRecord) -> SourceRecord:
 
 def _unreadable(fault: Fault) -> Refusal:
     return Refusal("unreadable", clean_words(fault.message))
+
+
+def _unanswerable(result: Unanswered) -> Refusal:
+    message = (
+        f"{result.words}, again and again, while other traces are answered by the registry; look for what refuses this "
+        "one in front of the registry, mend that, and redrive it"
+    )
+    return Refusal("unanswerable", message)
 
 
 LIMITED = "kp429:"

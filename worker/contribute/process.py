@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import signal
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from worker.config import ConfigError, Settings
 from worker.contribute.contributor import Contributor
@@ -31,9 +31,17 @@ log = logging.getLogger(__name__)
 def main(settings: Settings) -> NoReturn:
     """Configure logging, contribute, and exit with the exit code."""
     logs.configure(settings.log_level, settings.log_format)
-    code = asyncio.run(run_process(settings))
+    _exit(asyncio.run(run_process(settings)))
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process at once, whatever its threads and connections wait for."""
     logging.shutdown()
     os._exit(code)
+
+
+LEAVE_SECONDS: Final = 1.0
+"""How long leaving the group may take after KP_SHUTDOWN_TIMEOUT_SECONDS: then others get the partitions at once."""
 
 
 async def run_process(settings: Settings) -> int:
@@ -97,7 +105,8 @@ class _ContributeProcess:
             return 0
         topics = preparing.result()
         timeout = settings.contribute_timeout_seconds
-        async with RegistryClient(settings.registry_url, key, timeout, self._metrics) as registry:
+        largest = settings.max_message_bytes
+        async with RegistryClient(settings.registry_url, key, timeout, self._metrics, largest) as registry:
             self._contributor = Contributor(settings, client, topics, registry, self._metrics)
             return await self._serve(self._contributor, stop)
 
@@ -110,7 +119,9 @@ class _ContributeProcess:
         done, _ = await asyncio.wait({running}, timeout=self._settings.shutdown_timeout_seconds)
         if not done:
             log.error("stopping took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; the restart looks up what was in flight")
-            return 1
+            running.cancel()
+            await asyncio.wait({running}, timeout=LEAVE_SECONDS)
+            _exit(1)
         error = contributor.failure or running.exception()
         if isinstance(error, DeniedError):
             log.error("stopping: %s", error)

@@ -6,8 +6,12 @@ The key is in one header of the request, and nowhere else: an answer carries it 
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
+import stat
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
@@ -20,18 +24,20 @@ from worker.contribute.answers import HttpAnswer
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.version import __version__
 
+log = logging.getLogger(__name__)
+
 
 class KeyFileError(Exception):
     """The key's file cannot be used at the moment; the message says why, without the key."""
 
 
 class RegistryKey:
-    """The key. A file is read again when its time, size or inode changes."""
+    """The key. A file is read again when its time, size, inode or mode changes."""
 
     def __init__(self, settings: Settings) -> None:
         """Raise ConfigError where there is no key."""
         self._path = settings.registry_key_file
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, int, int, int] | None = None
         self._value = ""
         if self._path is not None:
             try:
@@ -60,7 +66,7 @@ class RegistryKey:
     def _refresh(self, path: Path) -> None:
         try:
             now = path.stat()
-            seen = (now.st_mtime_ns, now.st_size, now.st_ino)
+            seen = (now.st_mtime_ns, now.st_size, now.st_ino, now.st_mode)
             if seen == self._seen:
                 return
             text = path.read_text("utf-8")
@@ -69,6 +75,11 @@ class RegistryKey:
             raise KeyFileError(f"KP_REGISTRY_KEY_FILE={path} cannot be read: {reason}; check the mount") from None
         self._value = _checked(text, f"KP_REGISTRY_KEY_FILE={path}")
         self._seen = seen
+        if now.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            log.warning(
+                "KP_REGISTRY_KEY_FILE=%s may be written by others (mode %03o), who could give a key of their own; "
+                "run chmod go-w on it", path, stat.S_IMODE(now.st_mode),
+            )  # fmt: skip
 
 
 def _checked(text: str, where: str) -> str:
@@ -81,8 +92,11 @@ def _checked(text: str, where: str) -> str:
     return key
 
 
-MAX_ANSWER_BYTES: Final = 64 << 20
-"""An answer repeats the unit; a longer one is not the registry's."""
+ANSWER_GROWTH: Final = 5
+"""An answer repeats the unit as JavaScript writes it, where 1e20 and a comma take 22 characters instead of 5."""
+
+ANSWER_FRAME: Final = 1 << 16
+"""Bytes of an answer beside the unit, at most."""
 
 
 class NoAnswerError(Exception):
@@ -95,13 +109,21 @@ class NoAnswerError(Exception):
 
 
 class RegistryClient:
-    """Sends requests to the registry at `url`; with `key` None as nobody."""
+    """Sends requests to the registry at `url`; with `key` None as nobody. `max_bytes`: the largest unit's."""
 
-    def __init__(self, url: str, key: RegistryKey | None, timeout_seconds: float, metrics: ContributeMetrics) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: RegistryKey | None,
+        timeout_seconds: float,
+        metrics: ContributeMetrics,
+        max_bytes: int = 1 << 20,
+    ) -> None:
         self._url = url
         self._key = key
         self._metrics = metrics
         self._timeout = timeout_seconds
+        self._max_answer = ANSWER_GROWTH * max_bytes + ANSWER_FRAME
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -119,53 +141,69 @@ class RegistryClient:
         if self._session is not None:
             await self._session.close()
 
-    async def look_up(self, trace_id: str) -> HttpAnswer:
-        """GET /v1/knowledge/ID. Raises NoAnswerError."""
-        return await self._send("GET", f"/v1/knowledge/{quote(trace_id, safe='')}")
+    async def look_up(self, trace_id: str, *, as_nobody: bool = False) -> HttpAnswer:
+        """GET /v1/knowledge/ID, without the key if `as_nobody`. Raises NoAnswerError."""
+        path = f"/v1/knowledge/{quote(trace_id, safe='')}"
+        return await self._send("GET", path, None if as_nobody else self._key)
 
     async def post(self, body: bytes, idempotency_key: str) -> HttpAnswer:
         """POST /v1/knowledge. Raises NoAnswerError."""
         headers = {"Content-Type": "application/json", "Idempotency-Key": idempotency_key}
-        return await self._send("POST", "/v1/knowledge", headers, body)
+        return await self._send("POST", "/v1/knowledge", self._key, headers, body)
 
     async def _send(
-        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        with_key: RegistryKey | None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
     ) -> HttpAnswer:
         try:
-            key = "" if self._key is None else await asyncio.to_thread(self._key.read)
+            key = "" if with_key is None else await asyncio.to_thread(with_key.read)
         except KeyFileError as error:
             raise NoAnswerError("key_file", str(error), unsent=True) from None
         if self._session is None:
             raise RuntimeError("this is a bug: the client is not started")
         sent = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
         started = time.monotonic()
+        begun: HttpAnswer | None = (
+            None  # the answer's status and headers: it is an answer, also if the rest never comes
+        )
         try:
             async with self._session.request(
                 method,
                 URL(self._url + path, encoded=True),
-                data=body,
+                data=None if body is None else io.BytesIO(body),  # written in pieces
                 headers=sent,
                 allow_redirects=False,
             ) as response:
-                content = await _bounded(response)
+                read = {name.lower(): value for name, value in response.headers.items()}
+                begun = HttpAnswer(response.status, read, b"", key)
+                return replace(begun, body=await self._body(response))
         except TimeoutError:
+            if begun is not None:
+                return begun
             raise NoAnswerError("timeout", f"the registry does not answer in {self._timeout:g} s") from None
+        except aiohttp.ClientResponseError:
+            return HttpAnswer(0, {}, b"", key)
         except (aiohttp.ClientError, OSError, ValueError) as error:
+            if begun is not None:
+                return begun
             # Its text may quote the answer; the type says enough.
             unsent = isinstance(error, aiohttp.ClientConnectorError)
             raise NoAnswerError("connection", f"no answer: {type(error).__name__}", unsent=unsent) from None
         finally:
             self._metrics.duration.observe(time.monotonic() - started)
-        read = {name.lower(): value for name, value in response.headers.items()}
-        return HttpAnswer(response.status, read, content, key)
 
-
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body, or its first MAX_ANSWER_BYTES: too much is then no JSON."""
-    parts, size = [], 0
-    async for part in response.content.iter_any():
-        parts.append(part)
-        size += len(part)
-        if size > MAX_ANSWER_BYTES:
-            break
-    return b"".join(parts)[:MAX_ANSWER_BYTES]
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return the body; nothing if it is longer than any of the registry's."""
+        if (response.content_length or 0) > self._max_answer:
+            return b""
+        parts, size = [], 0
+        async for part in response.content.iter_any():
+            size += len(part)
+            if size > self._max_answer:
+                return b""
+            parts.append(part)
+        return b"".join(parts)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.redaction import LEVELS, Rules, redact_document, redact_text
-from worker.core.trace import CONTEXT, InvalidTrace, Limits, ReasoningTrace, parse_trace
+from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
 from worker.version import __version__
 
 STRICTEST: Final = "aggregated"
@@ -29,6 +29,14 @@ NUMBERS: Final = frozenset({"phone", "card", "ssn"})
 
 STRICT: Final = Rules("strict")
 """The rules for what is not posted (messages, headers), and where none are given."""
+
+MAX_ID_BYTES: Final = 2048
+"""UTF-8 bytes of the longest id that is asked for. PostgreSQL, on which the registry may run, keeps no key in an index
+row beyond 2704 bytes. Percent-encoded, the id takes three times as many, and URLs of 8000 should work everywhere (RFC
+9110, 4.1)."""
+
+MAX_VALUES: Final = 200_000
+"""Most values in a unit of the registry that is redacted for the comparison; a copy of them takes 30 MB."""
 
 
 def clean_unit(document: Mapping[str, Any], level: str, rules: Rules = STRICT) -> tuple[dict[str, Any], dict[str, int]]:
@@ -117,9 +125,18 @@ def unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | 
     level = trace.metadata.privacy_level
     if secret_in_id(trace.id, level, gate.rules):
         return Refusal("secret_in_id", "the id holds a secret or an address, and an id cannot be redacted", "id")
+    if (size := len(trace.id.encode("utf-8", "replace"))) > MAX_ID_BYTES:
+        return Refusal("id_too_long", f"the id has {size} bytes; give ids of at most {MAX_ID_BYTES}", "id")
     document, counts = clean_unit(known_fields(decode_json(value or b"")), level, gate.rules)
     document["@context"] = CONTEXT  # the registry refuses the former one
-    return Unit(trace.id, msgspec.json.encode(document), document, counts, gate.rules)
+    body = msgspec.json.encode(document)
+    if len(body) > limits.max_bytes:
+        message = (
+            f"the unit has {len(body)} bytes once it is redacted, more than KP_MAX_MESSAGE_BYTES={limits.max_bytes}; "
+            "shorten the trace, or raise the setting if the registry takes larger ones"
+        )
+        return Refusal("too_large", message)
+    return Unit(trace.id, body, document, counts, gate.rules)
 
 
 def decode_json(value: bytes) -> Any:
@@ -157,45 +174,68 @@ def _field_types(kind: type[Struct]) -> dict[str, Any]:
 def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bool:
     """Whether the registry's unit has our content: the schema's fields without metadata.validated_by.
 
-    Either of the two may have been redacted by fewer rules (`reference`, or before a pattern of `rules` was there):
-    they are also compared with all rules applied to both.
+    `ours` is the document of a Unit. `theirs` may be large and hostile, so nothing of it is copied, except where it
+    has other content and at most MAX_VALUES values: either of the two may have been redacted by fewer rules
+    (`reference`, or before a pattern of `rules` was there), so they are compared with all rules applied to both.
     """
     try:
-        one, other = _compared(ours), _compared(theirs)
-        if _canonical(one) == _canonical(other):
+        if _same(ours, theirs, ReasoningTrace):
             return True
-        if not isinstance(other, dict):
+        if not isinstance(theirs, dict) or theirs.get("id") != ours.get("id") or not _few(theirs):
             return False
-        level, every = _level(one), Rules("strict", rules.own)
-        found = _canonical(clean_unit(other, level, every)[0])
-        return bool(_canonical(one) == found or _canonical(clean_unit(one, level, every)[0]) == found)
+        level, every = _level(ours), Rules("strict", rules.own)
+        cleaned = clean_unit(known_fields(theirs), level, every)[0]
+        return any(_same(each, cleaned, ReasoningTrace) for each in (ours, clean_unit(ours, level, every)[0]))
     except RecursionError:  # nests deeper than ours can
         return False
 
 
-def _compared(document: Any) -> Any:
-    fields = known_fields(document)
-    if isinstance(fields, dict) and isinstance(fields.get("metadata"), dict):
-        metadata = {name: value for name, value in fields["metadata"].items() if name != "validated_by"}
-        return {**fields, "metadata": metadata}
-    return fields
+def _few(document: dict[str, Any]) -> bool:
+    """Whether a document has at most MAX_VALUES values."""
+    count, pending = 0, [iter([document])]
+    while pending:
+        value = next(pending[-1], _END)
+        if value is _END:
+            pending.pop()
+            continue
+        count += 1
+        if count > MAX_VALUES:
+            return False
+        if isinstance(value, dict | list):
+            pending.append(iter(value.values() if isinstance(value, dict) else value))
+    return True
 
 
-def _canonical(value: Any) -> Any:
-    """Return a value that is equal for what JavaScript reads as equal: numbers are doubles, and no bool is a number."""
-    if isinstance(value, bool):
-        return ("bool", value)
-    if isinstance(value, int | float):
-        try:
-            number = float(value)
-        except OverflowError:
-            return None
-        return number if math.isfinite(number) else None  # JavaScript writes Infinity as null
-    if isinstance(value, list):
-        return [_canonical(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _canonical(item) for name, item in value.items()}
-    return value
+_END: Final = object()
+
+
+def _same(ours: Any, theirs: Any, kind: Any) -> bool:
+    """Whether JavaScript reads both values as equal: numbers are doubles, and no bool is a number."""
+    if get_origin(kind) in (Annotated, UnionType):
+        kind = get_args(kind)[0]
+    if isinstance(ours, list) and isinstance(theirs, list):
+        item = get_args(kind)[0] if get_origin(kind) is list else None
+        return len(ours) == len(theirs) and all(_same(a, b, item) for a, b in zip(ours, theirs, strict=True))
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        fields = _field_types(kind) if isinstance(kind, type) and issubclass(kind, Struct) else None
+        ignored = {"validated_by"} if kind is Metadata else {"__proto__"} if get_origin(kind) is dict else set()
+        names, others = ours.keys() - ignored, theirs.keys() - ignored
+        if fields is not None:
+            names, others = names & fields.keys(), others & fields.keys()
+        return names == others and all(_same(ours[name], theirs[name], fields and fields[name]) for name in names)
+    ours, theirs = _plain(ours), _plain(theirs)
+    return type(ours) is type(theirs) and bool(ours == theirs)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number as a double, null for one without end, as JavaScript writes it; any other value as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 CONTRIBUTED: Final = "contributed"

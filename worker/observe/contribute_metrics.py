@@ -12,7 +12,8 @@ from worker.observe.metrics import Histogram
 
 SKIP_REASONS: Final = ("visibility", "privacy", "lost")
 REFUSAL_REASONS: Final = (
-    "conflict", "invalid_unit", "too_large", "invalid_trace", "secret_in_id", "unreadable",
+    "conflict", "invalid_unit", "too_large", "invalid_trace", "secret_in_id", "id_too_long", "unreadable",
+    "unanswerable",
 )  # fmt: skip
 RETRY_CAUSES: Final = (
     "server_error", "timeout", "connection", "redirect", "unexpected_answer", "rate_limit", "stored_answer", "key_file",
@@ -47,6 +48,12 @@ class ContributeMetrics:
             "kp_contribute_redactions_total", "Markers set in posted traces, by type.", ["type"], registry=registry
         )
         self.lag = Gauge("kp_contribute_lag", "Accepted records not yet dealt with.", ["partition"], registry=registry)
+        self.held = Gauge(
+            "kp_contribute_held",
+            "Traces that something else than the registry answers; they wait until it answers a POST.",
+            ["partition"],
+            registry=registry,
+        )
         self.rate_left = Gauge(
             "kp_contribute_rate_left", "POSTs that the registry still allows now, by its answers.", registry=registry
         )
@@ -79,6 +86,7 @@ class ContributeMetrics:
                 counter.labels(value)
 
     def forget_partition(self, partition: int) -> None:
-        """Drop the gauge of a partition that is no longer assigned."""
-        with contextlib.suppress(KeyError):
-            self.lag.remove(str(partition))
+        """Drop the gauges of a partition that is no longer assigned."""
+        for gauge in (self.lag, self.held):
+            with contextlib.suppress(KeyError):
+                gauge.remove(str(partition))

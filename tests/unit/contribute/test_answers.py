@@ -33,12 +33,17 @@ def answer(status: int, body: Any = b"", **headers: str) -> HttpAnswer:
     return HttpAnswer(status, {name.replace("_", "-"): value for name, value in headers.items()}, raw, KEY)
 
 
+def own(status: int, body: Any, **headers: str) -> HttpAnswer:
+    """An answer with the header that the registry gives all its answers."""
+    return answer(status, body, kp_schema_version="v1", **headers)
+
+
 def test_a_stored_unit() -> None:
     assert judge_post(answer(201, ENTRY), ID) == Created(TIME, False)
     assert judge_post(answer(201, {"data": {"id": ID}}), ID) == Created("", False)
     assert judge_post(answer(201, ENTRY, idempotency_replayed="true"), ID) == Created(TIME, True)
     assert judge_look_up(answer(200, ENTRY), ID) == Present({"id": ID}, TIME)
-    assert judge_look_up(answer(404, {"error": "Knowledge unit not found"}), ID) == Absent()
+    assert judge_look_up(own(404, {"error": "Knowledge unit not found"}), ID) == Absent()
 
 
 @pytest.mark.parametrize(
@@ -75,16 +80,16 @@ def test_what_is_no_verdict_on_a_post(status: int, cause: str) -> None:
 
 def test_a_refused_unit_has_its_issues_without_secrets() -> None:
     issues = [{"path": "steps.0", "message": f"received 'password=hunter2' from {KEY}"}]
-    verdict = judge_post(answer(400, {"error": "Invalid KnowledgeUnit", "issues": issues}), ID)
+    verdict = judge_post(own(400, {"error": "Invalid KnowledgeUnit", "issues": issues}), ID)
     assert isinstance(verdict, Rejected)
     assert (verdict.reason, verdict.status, verdict.replayed) == ("invalid_unit", 400, False)
     assert json.loads(verdict.issues)[0]["path"] == "steps.0"
     assert "hunter2" not in verdict.issues
     assert KEY not in verdict.issues
-    long = judge_post(answer(400, {"issues": ["x" * 100_000]}), ID)
+    long = judge_post(own(400, {"error": "Invalid", "issues": ["x" * 100_000]}), ID)
     assert isinstance(long, Rejected)
     assert len(long.issues) <= 2000
-    assert judge_post(answer(413, {"error": "too large"}), ID) == Rejected("too_large", 413, '"too large"', False)
+    assert judge_post(own(413, {"error": "too large"}), ID) == Rejected("too_large", 413, '"too large"', False)
 
 
 def test_a_key_that_is_not_accepted() -> None:
@@ -92,11 +97,49 @@ def test_a_key_that_is_not_accepted() -> None:
     assert isinstance(judge_post(gone, ID), Denied)
     words = {"error": f"no {KEY}, Authorization: Bearer abcdefghijklmnopqrstuvwxyz"}
     for status in (401, 403):
-        verdict = judge_post(answer(status, words, idempotency_replayed="true"), ID)
+        verdict = judge_post(own(status, words, idempotency_replayed="true"), ID)
         assert isinstance(verdict, Denied)
         assert verdict.replayed
         assert KEY not in verdict.words
         assert "abcdefghij" not in verdict.words
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 407, 411, 413, 414, 415, 421, 422, 431, 451])
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        ({"message": "Forbidden"}, {}),
+        (b"Forbidden", {"content_type": "text/plain"}),
+        ({"error": "Knowledge unit not found"}, {}),  # the registry's form without its header
+        ({"error": "Bad Request", "status": 400, "path": "/v1/knowledge"}, {}),
+        (b"<html>Sign in</html>", {"kp_schema_version": "v1", "content_type": "application/json"}),
+        ({"message": "Forbidden"}, {"kp_schema_version": "v1"}),
+        ({"error": {"code": 403}}, {"kp_schema_version": "v1"}),
+        ({"error": "x"}, {"kp_schema_version": ""}),
+        (b'{"error": "Write scope req', {"kp_schema_version": "v1"}),
+        (["error"], {"kp_schema_version": "v1"}),
+    ],
+)
+def test_what_is_not_provably_the_registrys_is_no_verdict(status: int, body: Any, headers: dict[str, str]) -> None:
+    for verdict in (
+        judge_post(answer(status, body, **headers), ID),
+        judge_look_up(answer(status, body, **headers), ID),
+    ):
+        assert isinstance(verdict, Doubtful)
+        assert (verdict.cause, verdict.status) == ("unexpected_answer", status)
+
+
+def test_which_answers_may_pass() -> None:
+    """5xx are no definite answers; a redirect or a page is one, and a 429 without the registry's limits."""
+    for status in (500, 502, 503, 504, 520):
+        assert judge_post(answer(status, b"<html>", retry_after="7"), ID) == Doubtful(
+            "server_error", f"the registry answers {status}", 7.0
+        )
+    assert judge_post(answer(302), ID).status == 302  # type: ignore[union-attr]
+    assert judge_post(answer(200, b"<html>Sign in"), ID).status == 200  # type: ignore[union-attr]
+    assert "no HTTP" in judge_post(answer(0), ID).words  # type: ignore[union-attr]
+    limits = {"x_ratelimit_limit": "30", "x_ratelimit_remaining": "0"}
+    assert [judge_post(answer(429, b"", **given), ID).own for given in (limits, {})] == [True, False]  # type: ignore[union-attr]
 
 
 def test_too_many_requests() -> None:

@@ -19,7 +19,16 @@ from tests.support.contribute import accepted_document
 from tests.support.registry import LocalRegistry, local_registry
 from worker.config import Settings, load
 from worker.contribute import pace
-from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway, LateWatch, Stop, StoppedError
+from worker.contribute.delivery import (
+    Delivered,
+    Delivery,
+    DeniedError,
+    Gateway,
+    LateWatch,
+    Stop,
+    StoppedError,
+    Unanswered,
+)
 from worker.contribute.registry_client import RegistryClient, RegistryKey
 from worker.contribute.unit import Gate, Refusal, Unit, unit_from
 from worker.core.trace import Limits
@@ -68,7 +77,9 @@ class Sender:
 
     async def deliver(self, posted: Unit) -> Delivered | Refusal:
         async with asyncio.timeout(60):
-            return await self.delivery.deliver(posted, self.stop, self._note)
+            result = await self.delivery.deliver(posted, self.stop, self._note)
+        assert not isinstance(result, Unanswered)  # no number of answers is given
+        return result
 
     async def _note(self) -> None:
         self.noted += 1
@@ -242,7 +253,7 @@ async def passed_on(registry: LocalRegistry, request: web.Request, body: bytes) 
     names = ("Authorization", "Idempotency-Key", "Content-Type")
     headers = {name: request.headers[name] for name in names if name in request.headers}
     answer = await registry.request(request.method, request.path_qs, body or None, "", **headers)
-    kept = {name: value for name, value in answer.headers.items() if name.startswith(("X-", "Idempotency"))}
+    kept = {name: value for name, value in answer.headers.items() if name.startswith(("X-", "Idempotency", "KP-"))}
     return web.Response(status=answer.status, body=answer.body, headers=kept, content_type="application/json")
 
 
@@ -384,10 +395,16 @@ async def test_a_registry_that_repeats_key_and_content_puts_neither_into_logs_or
 
     async def echo(request: web.Request) -> web.StreamResponse:
         if request.method == "GET":
-            return web.json_response({"error": "not found"}, status=404)
+            return web.json_response({"error": "not found"}, status=404, headers={"KP-Schema-Version": "v1"})
         body = (await request.read()).decode()
         said = f"{request.headers['Authorization']} password=hunter2 {body}"
-        headers = {"Location": f"/{key}", "X-Said": key, "Retry-After": key, "X-RateLimit-Limit": key}
+        headers = {
+            "KP-Schema-Version": "v1",
+            "Location": f"/{key}",
+            "X-Said": key,
+            "Retry-After": key,
+            "X-RateLimit-Limit": key,
+        }
         return web.json_response(
             {"error": said, "issues": [{"path": key, "message": said}]}, status=next(answers), headers=headers
         )

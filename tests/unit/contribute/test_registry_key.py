@@ -52,6 +52,25 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("mode", "warned"), [(0o600, False), (0o644, False), (0o620, True), (0o602, True), (0o666, True)]
+)
+def test_a_file_that_others_may_write_is_warned_about(
+    mode: int, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "key"
+    path.write_text(KEY)
+    path.chmod(mode)
+    key = RegistryKey(load(registry_key_file=path))
+    assert key.read() == KEY
+    assert [f"mode {mode:03o}" in each.getMessage() for each in caplog.records] == [True] * warned  # once
+    assert KEY not in caplog.text
+    path.chmod(0o666)
+    caplog.clear()
+    key.read()
+    assert bool(caplog.records) == (mode != 0o666)  # also when it becomes so while the process runs
+
+
+@pytest.mark.parametrize(
     "url", ["https://r.example.org/", "http://127.0.0.1:8080", "http://[::1]:1/base", "http://localhost:80/"]
 )
 def test_addresses_that_are_allowed(url: str) -> None:

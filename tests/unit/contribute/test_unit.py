@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -11,7 +13,7 @@ import pytest
 
 from tests.support.contribute import accepted_document
 from tests.support.made_secrets import made as made_secret
-from worker.contribute.unit import Gate, Refusal, Skip, Unit, same_unit, unit_from
+from worker.contribute.unit import MAX_VALUES, Gate, Refusal, Skip, Unit, known_fields, same_unit, unit_from
 from worker.core.redaction import Rules
 from worker.core.redaction_patterns import own_pattern
 from worker.core.trace import CONTEXT, LEGACY_CONTEXT, Limits
@@ -95,6 +97,28 @@ def test_an_id_with_a_secret_is_refused_and_not_quoted(secret: str) -> None:
     assert secret not in repr(found)
 
 
+@pytest.mark.parametrize("text", ["x", "\u00e9", "\U0001f600", "\u4e2d"])
+def test_an_id_that_is_too_long_for_a_registry_is_refused_before_it_is_asked(text: str) -> None:
+    room = (2048 - len("kp:trace:")) // len(text.encode())
+    assert unit(accepted_document("kp:trace:" + text * room)).trace_id.endswith(text)
+    found = made(accepted_document("kp:trace:" + text * (room + 1)))
+    assert isinstance(found, Refusal)
+    assert (found.reason, found.path, found.status) == ("id_too_long", "id", None)
+    assert len(found.message) < 200
+
+
+def test_a_unit_that_grows_beyond_the_message_limit_is_refused_before_it_is_sent() -> None:
+    document = accepted_document("kp:trace:1")
+    document["steps"][0]["content"] = "a@b.cc," * 70_000
+    assert len(json.dumps(document)) < 500_000
+    found = made(document)
+    assert isinstance(found, Refusal)
+    assert (found.reason, found.status) == ("too_large", None)
+    assert "KP_MAX_MESSAGE_BYTES=1048576" in found.message
+    wide = unit_from(json.dumps(document).encode(), GATE, Limits(max_bytes=2_000_000))
+    assert isinstance(wide, Unit)
+
+
 def test_digits_in_an_id_are_no_telephone() -> None:
     unit(accepted_document("kp:trace:a0123456-7890-4abc-8def-012345678901"))
 
@@ -167,6 +191,59 @@ def test_other_content_is_another_unit(path: tuple[Any, ...], value: Any) -> Non
     assert not same_unit(ours.document, theirs)
 
 
+def slow_same(ours: Any, theirs: Any) -> bool:
+    """Compare copies without what does not count."""
+
+    def counted(document: Any) -> Any:
+        fields = known_fields(document)
+        if isinstance(fields, dict) and isinstance(fields.get("metadata"), dict):
+            fields["metadata"] = {name: part for name, part in fields["metadata"].items() if name != "validated_by"}
+        return fields
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, bool):
+            return ("bool", value)
+        if isinstance(value, int | float):
+            return stored({"x": value})["x"] if not isinstance(value, int) or abs(value) < 10**300 else None
+        if isinstance(value, dict):
+            return {name: plain(part) for name, part in value.items()}
+        return [plain(part) for part in value] if isinstance(value, list) else value
+
+    return bool(plain(counted(ours)) == plain(counted(theirs)))
+
+
+PARTS: list[Any] = [
+    None, True, 0, 1, 1.0, -0.0, "1", "", float("inf"), 10**400, 2**53, 2**53 + 1, [], {}, [1], {"a": 1},
+    {"__proto__": 1}, {"a": {"__proto__": 2}}, {"validated_by": 1}, [{"x": 1}],
+]  # fmt: skip
+
+
+def test_units_are_compared_as_by_a_slow_reading(seed: int, long: bool) -> None:
+    rng = random.Random(seed)
+
+    def changed(times: int) -> dict[str, Any]:
+        document = accepted_document("kp:trace:1")
+        document["steps"][0]["input"] = {"a": 1, "__proto__": 2, "b": {"__proto__": 1, "c": [1, 2]}}
+        for _ in range(times):
+            place: Any = document
+            while True:
+                name = rng.choice([*place] if isinstance(place, dict) else range(len(place)))
+                if not place[name] or not isinstance(place[name], dict | list) or rng.random() < 0.2:
+                    break
+                place = place[name]
+            if isinstance(place, dict):
+                name = rng.choice([name, name, "extra", "__proto__", "validated_by", "a"])
+            place[name] = copy.deepcopy(rng.choice(PARTS))
+        return document
+
+    verdicts = []
+    for _ in range(20_000 if long else 3000):
+        ours, theirs = changed(rng.randrange(2)), changed(rng.randrange(3))
+        verdicts.append(same_unit(ours, theirs))
+        assert verdicts[-1] == slow_same(ours, theirs), (ours, theirs)
+    assert 0.1 < sum(verdicts) / len(verdicts) < 0.9
+
+
 @pytest.mark.parametrize("theirs", [None, [], "x", {}, {"metadata": None}])
 def test_what_is_no_unit_is_another_one(theirs: Any) -> None:
     assert not same_unit(unit(accepted_document("kp:trace:1")).document, theirs)
@@ -179,6 +256,16 @@ def test_a_unit_that_nests_without_end_is_another_one() -> None:
         inner["input"] = {}
         inner = inner["input"]
     assert not same_unit(unit(accepted_document("kp:trace:1")).document, theirs)
+
+
+def test_a_large_answer_is_compared_without_a_copy() -> None:
+    ours = unit(accepted_document("kp:trace:1")).document
+    theirs = {**ours, "steps": [{"input": {"a": [None] * (MAX_VALUES + 1)}}]}
+    tracemalloc.start()
+    assert not same_unit(ours, theirs)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1_000_000
 
 
 def redacted_by(rules: str, document: dict[str, Any]) -> Unit:

@@ -1,0 +1,475 @@
+"""One partition against the stand-in with a gateway in front of it: what is refused, what waits, in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.structs import ConsumerRecord
+from prometheus_client import CollectorRegistry
+
+from tests.support.contribute import accepted_document
+from tests.support.gateway import Asked, Gateway, Reply, Rule
+from tests.support.registry import LocalRegistry, local_registry
+from worker.config import load
+from worker.contribute import delivery, pace, partition
+from worker.contribute.delivery import Delivery, DeniedError, LateWatch, StoppedError
+from worker.contribute.delivery import Gateway as Turns
+from worker.contribute.partition import ContributePartition
+from worker.contribute.registry_client import RegistryClient, RegistryKey
+from worker.contribute.unit import REFUSED, Gate
+from worker.core.records import OutputRecord
+from worker.core.trace import Limits
+from worker.lab.registry.app import RegistryOptions
+from worker.lab.registry.store import Tier
+from worker.observe.contribute_metrics import ContributeMetrics
+
+TP = TopicPartition("accepted", 0)
+FAST = Tier(60_000, 300_000)
+ATTACK = "1 UNION SELECT password"
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(pace, "LONGEST_PAUSE", 0.04)
+    monkeypatch.setattr(pace, "UNKNOWN_LIMIT", 60_000.0)
+    monkeypatch.setattr(partition, "STEP_SECONDS", 0.01)
+    monkeypatch.setattr(delivery, "STEP_SECONDS", 0.01)
+
+
+@dataclass
+class Log:
+    """A partition of the accepted topic, what is committed of it, and what was written in the same transactions."""
+
+    records: list[ConsumerRecord] = field(default_factory=list)
+    committed: int = 0
+    outputs: list[OutputRecord] = field(default_factory=list)
+    metadata: str = ""
+
+    def put(self, *documents: Mapping[str, Any] | bytes) -> None:
+        for each in documents:
+            value = each if isinstance(each, bytes) else json.dumps(each).encode()
+            offset = len(self.records)
+            self.records.append(ConsumerRecord(TP.topic, 0, offset, 1_700_000_000_000, 0, b"a", value, 0, 1, 1, []))
+
+    def written(self) -> list[str]:
+        """Return the ids of receipts and the reasons of refusals, in order."""
+        return [
+            dict(each.headers)["kp-error-reason"].decode()
+            if each.kind == REFUSED
+            else json.loads(each.value or b"")["id"]
+            for each in self.outputs
+        ]
+
+
+@dataclass
+class Reader:
+    """The consumer of one process."""
+
+    log: Log
+    position: int
+
+    async def getmany(self, tp: TopicPartition, timeout_ms: int, max_records: int) -> dict[Any, Any]:
+        found = self.log.records[self.position : self.position + max_records]
+        self.position += len(found)
+        await asyncio.sleep(0 if found else 0.01)
+        return {tp: found}
+
+
+@dataclass
+class Writer:
+    """The transactional producer of one process."""
+
+    log: Log
+
+    async def commit(self, outputs: Sequence[OutputRecord], next_offset: int, metadata: str) -> None:
+        await asyncio.sleep(0)
+        assert next_offset >= self.log.committed, "an offset went back"
+        self.log.outputs.extend(outputs)
+        self.log.committed, self.log.metadata = next_offset, metadata
+
+
+@dataclass
+class Process:
+    """One `contribute` with its partitions, all of the same gateway."""
+
+    turns: Turns
+    metrics: ContributeMetrics
+    seconds: float = 1.0
+
+    def partition(self, log: Log, limits: Limits | None = None) -> ContributePartition:
+        late = LateWatch(self.turns, self.metrics, 60)
+        gate = Gate(frozenset({"network"}), frozenset({"aggregated"}))
+        return ContributePartition(
+            tp=TP, consumer=cast("Any", Reader(log, log.committed)), publisher=cast("Any", Writer(log)),
+            delivery=Delivery(self.turns, self.metrics, late, "group"), gateway=self.turns, metrics=self.metrics,
+            gate=gate, limits=limits or Limits(), next_offset=log.committed,
+        )  # fmt: skip
+
+    def refused(self, reason: str) -> float:
+        return self.metrics.registry.get_sample_value("kp_contribute_refused_total", {"reason": reason}) or 0.0
+
+
+@asynccontextmanager
+async def process(url: str, key: str, timeout_seconds: float = 2.0) -> AsyncIterator[Process]:
+    metrics = ContributeMetrics(CollectorRegistry())
+    async with RegistryClient(url, RegistryKey(load(registry_key=key)), timeout_seconds, metrics) as client:
+        yield Process(Turns(client, metrics, None), metrics)
+
+
+@dataclass
+class Scene:
+    registry: LocalRegistry
+    gateway: Gateway
+    process: Process
+    log: Log = field(default_factory=Log)
+
+    @asynccontextmanager
+    async def working(self, *more: Log, limits: Limits | None = None) -> AsyncIterator[ContributePartition]:
+        """Work on the log, and on more of them, until the block ends."""
+        parts = [self.process.partition(each, limits) for each in (self.log, *more)]
+        tasks = [asyncio.create_task(each.run()) for each in parts]
+        try:
+            yield parts[0]
+        finally:
+            for part in parts:
+                part.stop.set()
+            for task in tasks:
+                with suppress(StoppedError):
+                    await task
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(30):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(0.01)
+
+    async def finished(self, log: Log | None = None) -> None:
+        seen = log or self.log
+        await self.until(lambda: seen.committed == len(seen.records))
+
+    async def posts(self) -> dict[str, int]:
+        """Return how often each unit was stored, in the order of their first time."""
+        state = await self.registry.state()
+        stored: dict[str, int] = state["units"]
+        order = [each["id"] for each in self.registry.store.units()]
+        return {name: stored[name] for name in order}
+
+
+@asynccontextmanager
+async def scene(
+    rule: Rule, timeout_seconds: float = 2.0, options: RegistryOptions | None = None
+) -> AsyncIterator[Scene]:
+    async with local_registry(options, tier=FAST) as registry:
+        gateway = Gateway(registry.url, rule)
+        async with gateway.serve() as url, process(url, registry.key, timeout_seconds) as mine:
+            yield Scene(registry, gateway, mine)
+
+
+def trace(number: int, content: str = "", **metadata: Any) -> dict[str, Any]:
+    document = accepted_document(f"kp:trace:{number}", **metadata)
+    document["steps"][0]["content"] = content or "nothing special"
+    return document
+
+
+def on_attack(reply: Reply, method: str = "POST") -> Rule:
+    """Answer requests whose body holds the attack."""
+    return lambda asked: reply if asked.method == method and ATTACK.encode() in asked.body else None
+
+
+def page(status: int, body: bytes = b"<html>Forbidden</html>", kind: str = "text/html") -> Reply:
+    return Reply(status, body, {"Content-Type": kind})
+
+
+JSON = "application/json"
+REPLIES = {
+    **{f"page {status}": page(status) for status in (200, 201, 204, 400, 401, 403, 404, 405, 407, 411, 413, 414, 415,
+                                                     421, 422, 431, 451)},
+    "firewall": page(403, b'{"message": "Forbidden"}', JSON),
+    "text": page(403, b"Forbidden", "text/plain"),
+    "mimic 403": page(403, b'{"error": "Write scope required"}', JSON),
+    "mimic 401": page(401, b'{"error": "Authentication required"}', JSON),
+    "mimic 400": page(400, b'{"error": "Invalid KnowledgeUnit", "issues": []}', JSON),
+    "mimic 413": page(413, b'{"error": "Request Entity Too Large"}', JSON),
+    "headed page": Reply(403, b"<html>", {"Content-Type": JSON, "KP-Schema-Version": "v1"}),
+    "redirect": Reply(302, b"", {"Location": "https://login.example.org/"}),
+    "truncated": page(201, b'{"data": {"id": "kp:tra', JSON),
+    "another unit": page(201, b'{"data": {"id": "kp:trace:other"}}', JSON),
+    "huge": page(403, b'{"error": "' + b"x" * (9 << 20) + b'"}', JSON),
+    "endless": Reply(403, b" " * 65536, {"Content-Type": JSON}, times=10**6),
+    "gzip bomb": Reply(200, gzip.compress(b" " * (16 << 20)), {"Content-Type": JSON, "Content-Encoding": "gzip"}),
+    "slow drip": Reply(403, b" ", {"Content-Type": JSON}, times=10**6, seconds=0.05),
+    "huge header": Reply(403, b"HTTP/1.1 403 No\r\nX-Policy: " + b"x" * 100_000 + b"\r\n\r\n", raw=True),
+    "many headers": Reply(403, b"HTTP/1.1 403 No\r\n" + b"X-More: 1\r\n" * 50_000 + b"\r\n", raw=True),
+    "no HTTP": Reply(403, b"\x16\x03\x01 not http\r\n\r\n", raw=True),
+    "cut": Reply(403, b"HTTP/1.1 403 No\r\nContent-Length: 1000\r\n\r\n{", raw=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPLIES)
+async def test_a_trace_that_a_gateway_refuses_is_refused_and_all_others_are_posted_in_order(name: str) -> None:
+    seconds = 0.3 if name == "slow drip" else 2.0
+    async with scene(on_attack(REPLIES[name]), seconds) as at:
+        at.log.put(trace(0), trace(1, ATTACK), trace(2), trace(3))
+        async with at.working():
+            await at.finished()
+        assert at.log.written() == ["kp:trace:0", "unanswerable", "kp:trace:2", "kp:trace:3"]
+        assert await at.posts() == {"kp:trace:0": 1, "kp:trace:2": 1, "kp:trace:3": 1}
+        assert at.process.refused("unanswerable") == 1
+        assert at.gateway.refused["POST"] == 6
+
+
+async def test_a_refused_trace_says_why_and_can_be_sent_again() -> None:
+    async with scene(on_attack(page(403))) as at:
+        document = trace(1, ATTACK)
+        at.log.put(document, trace(2))
+        async with at.working():
+            await at.finished()
+        (refused,) = [each for each in at.log.outputs if each.kind == REFUSED]
+        headers = dict(refused.headers)
+        assert (headers["kp-error-reason"], headers["kp-error-status"]) == (b"unanswerable", b"")
+        assert b"status 403" in headers["kp-error-message"]
+        at.gateway.rule = lambda asked: None
+        at.log.put(refused.value or b"")
+        async with at.working():
+            await at.finished()
+        assert await at.posts() == {"kp:trace:2": 1, "kp:trace:1": 1}
+
+
+@pytest.mark.parametrize("body", [60_000, 3_000_000])
+async def test_a_proxy_that_answers_before_it_has_read_the_body(body: int) -> None:
+    early = Reply(413, b"HTTP/1.1 413 Too Large\r\nConnection: close\r\nContent-Length: 6\r\n\r\n<html>", early=True)
+    async with scene(lambda asked: early if asked.length > 50_000 else None) as at:
+        at.log.put(trace(1, "long " * (body // 5)), trace(2))
+        async with at.working(limits=Limits(max_bytes=4_000_000)):
+            await at.finished()
+        assert at.log.written() == ["unanswerable", "kp:trace:2"]
+
+
+async def test_a_look_up_that_is_refused_blocks_nothing_either() -> None:
+    async with scene(lambda asked: page(403) if "UNION" in asked.path else None) as at:
+        document = trace(1)
+        document["id"] = "kp:trace:UNION SELECT"
+        at.log.put(document, trace(2))
+        async with at.working():
+            await at.finished()
+        assert at.log.written() == ["unanswerable", "kp:trace:2"]
+        assert at.gateway.refused == {"GET": 6, "POST": 0}
+
+
+@pytest.mark.parametrize("run", [2, 12])
+async def test_several_such_traces_in_a_row(run: int) -> None:
+    async with scene(on_attack(page(403))) as at:
+        at.log.put(*(trace(number, ATTACK) for number in range(run)), trace(100), trace(101, ATTACK), trace(102))
+        async with at.working():
+            await at.finished()
+        assert at.log.written() == ["unanswerable"] * run + ["kp:trace:100", "unanswerable", "kp:trace:102"]
+
+
+@pytest.mark.parametrize(
+    "refuse",
+    [
+        lambda asked: page(403) if asked.method == "POST" else None,
+        lambda asked: page(404, b'{"message": "no Route matched"}', JSON),
+        lambda asked: page(401, b'{"error": "Invalid API key"}', JSON) if asked.method == "POST" else None,
+        lambda asked: page(200, b"<html>Sign in"),
+        lambda asked: page(403) if asked.method == "GET" else None,
+    ],
+)
+async def test_a_gateway_that_refuses_everything_for_hours_costs_nothing(refuse: Rule, monkeypatch: Any) -> None:
+    """After 250 answers, which take four hours with pauses of a minute, it opens: nothing is refused."""
+    monkeypatch.setattr(pace, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(pace, "LONGEST_PAUSE", 0.004)
+    monkeypatch.setattr(partition, "STEP_SECONDS", 0.002)
+    async with scene(refuse) as at:
+        at.log.put(trace(0), trace(1), b"no trace", trace(2, visibility="org"), *(trace(each) for each in range(3, 8)))
+        async with at.working() as mine:
+            await at.until(lambda: sum(at.gateway.refused.values()) > 250)
+            assert (at.log.committed, at.log.outputs, await at.posts()) == (0, [], {})
+            assert mine.held == 7
+            assert not mine.idle
+            at.gateway.rule = lambda asked: None
+            await at.finished()
+        posted = [f"kp:trace:{each}" for each in (0, 1, 3, 4, 5, 6, 7)]
+        assert at.log.written() == [*posted[:2], "invalid_trace", *posted[2:]]
+        stored = await at.posts()
+        assert sorted(stored) == posted
+        assert set(stored.values()) == {1}
+        after_the_first = list(stored)[1:]  # if the gateway opens between two POSTs, the second one is stored first
+        assert after_the_first == sorted(after_the_first)
+
+
+async def test_a_lone_trace_waits_until_another_one_is_answered() -> None:
+    async with scene(on_attack(page(403))) as at:
+        at.log.put(trace(1, ATTACK))
+        async with at.working() as mine:
+            await at.until(lambda: at.gateway.refused["POST"] > 20)
+            assert (mine.held, at.log.committed) == (1, 0)
+            at.log.put(trace(2))
+            await at.finished()
+            assert mine.held == 0
+        assert at.log.written() == ["unanswerable", "kp:trace:2"]
+
+
+async def test_what_another_partition_posts_shows_that_the_registry_is_reached() -> None:
+    other = Log()
+    async with scene(on_attack(page(403))) as at:
+        at.log.put(trace(1, ATTACK))
+        async with at.working(other) as mine:
+            await at.until(lambda: mine.held)
+            other.put(trace(2))
+            await at.finished()
+        assert at.log.written() == ["unanswerable"]
+
+
+async def test_look_ups_that_pass_show_nothing() -> None:
+    """The following traces are in the registry already: no POST is made for them."""
+    async with scene(lambda asked: page(403) if asked.method == "POST" else None) as at:
+        for number in (2, 3):
+            assert (await at.registry.post(json.loads(_body(number)))).status == 201
+        at.log.put(trace(1), trace(2), trace(3))
+        async with at.working() as mine:
+            await at.until(lambda: at.gateway.refused["POST"] > 20)
+            assert (mine.held, at.log.committed, at.log.outputs) == (1, 0, [])
+        assert at.log.committed == 0
+
+
+def _body(number: int) -> bytes:
+    from worker.contribute.unit import Unit, unit_from
+
+    gate = Gate(frozenset({"network"}), frozenset({"aggregated"}))
+    found = unit_from(json.dumps(trace(number)).encode(), gate, Limits())
+    assert isinstance(found, Unit)
+    return found.body
+
+
+async def test_a_refusal_of_the_registry_itself_shows_that_it_is_reached() -> None:
+    own = Reply(400, b'{"error": "Invalid KnowledgeUnit"}', {"Content-Type": JSON, "KP-Schema-Version": "v1"})
+
+    def rule(asked: Asked) -> Reply | None:
+        return own if b"invalid" in asked.body else on_attack(page(403))(asked)
+
+    async with scene(rule) as at:
+        at.log.put(trace(1, ATTACK), trace(2, "invalid"))
+        async with at.working():
+            await at.finished()
+        assert at.log.written() == ["unanswerable", "invalid_unit"]
+
+
+async def test_only_the_registrys_own_denial_ends_the_work() -> None:
+    own = Reply(403, b'{"error": "Write scope required"}', {"Content-Type": JSON, "KP-Schema-Version": "v1"})
+    async with scene(lambda asked: own if asked.method == "POST" else None) as at:
+        at.log.put(trace(1))
+        with pytest.raises(DeniedError, match="scope write"):
+            await at.process.partition(at.log).run()
+        assert at.log.committed == 0
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_gateways_429_of_no_request_at_all_is_not_the_registrys(method: str) -> None:
+    """The registry allows this key more look-ups than nobody, so it knows it."""
+    headers = {"Content-Type": JSON, "X-RateLimit-Limit": "0", "X-RateLimit-Remaining": "0"}
+    mimic = Reply(429, b'{"error": "Rate limit exceeded", "retry_after": 60}', headers)
+    async with scene(lambda asked: mimic if asked.method == method else None) as at:
+        at.log.put(trace(1))
+        async with at.working():
+            await at.until(lambda: at.log.metadata)
+        assert at.process.turns.blocked_seconds() > 1000
+        assert at.log.committed == 0
+
+
+async def test_the_time_of_a_429_is_committed_without_an_offset_behind_what_is_held() -> None:
+    own = Reply(429, b"", {"X-RateLimit-Limit": "30", "X-RateLimit-Remaining": "0"})
+
+    def rule(asked: Asked) -> Reply | None:
+        return own if b"limited" in asked.body else on_attack(page(403))(asked)
+
+    async with scene(rule) as at:
+        at.log.put(trace(0), trace(1, ATTACK), trace(2, "limited"))
+        async with at.working():
+            await at.until(lambda: at.log.metadata)
+        assert (at.log.committed, at.log.written()) == (1, ["kp:trace:0"])
+
+
+async def test_no_more_than_so_many_traces_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "MAX_WAITING", 5)
+    monkeypatch.setattr(partition, "ANSWERS", 1)
+    async with scene(lambda asked: page(403) if asked.method == "POST" else None) as at:
+        at.log.put(*(trace(number) for number in range(20)))
+        async with at.working() as mine:
+            await at.until(lambda: at.gateway.refused["POST"] > 40)
+            assert mine.held == 5
+            at.gateway.rule = lambda asked: None
+            await at.finished()
+        assert at.log.written() == [f"kp:trace:{number}" for number in range(20)]
+
+
+async def test_a_proof_does_not_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One POST passes, then the gateway refuses all: no more are refused than can be asked again in that time."""
+    monkeypatch.setattr(partition, "PROOF_SECONDS", 0.3)
+    monkeypatch.setattr(partition, "ANSWERS", 2)
+    monkeypatch.setattr(pace, "FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(pace, "LONGEST_PAUSE", 0.2)
+    passes = iter([True])
+
+    def rule(asked: Asked) -> Reply | None:
+        if asked.method == "POST" and b"nothing special" in asked.body and next(passes, False):
+            return None
+        return page(403) if asked.method == "POST" else None
+
+    async with scene(rule) as at:
+        at.log.put(*(trace(number, ATTACK) for number in range(8)))
+        async with at.working() as mine:
+            await at.until(lambda: mine.held == 8)
+            at.log.put(trace(8))
+            await at.until(lambda: at.log.written().count("unanswerable"))
+            await asyncio.sleep(1.0)
+            assert 1 <= at.log.written().count("unanswerable") <= 4
+            assert mine.held >= 4
+
+
+async def test_crashes_and_closed_gateways_leave_each_trace_posted_once_or_refused(seed: int, long: bool) -> None:
+    """Processes are killed at random moments; gateways refuse all for some time; some traces are always refused."""
+    rng = random.Random(seed)
+    closed = False
+
+    def rule(asked: Asked) -> Reply | None:
+        if asked.method == "POST" and (closed or ATTACK.encode() in asked.body):
+            return page(rng.choice([200, 400, 403, 413]))
+        return None
+
+    async with scene(rule) as at:
+        attacks = {number for number in range(60 if long else 25) if rng.random() < 0.3}
+        at.log.put(*(trace(each, ATTACK if each in attacks else "") for each in range(60 if long else 25)), trace(1000))
+        deadline = time.monotonic() + 40
+        while at.log.committed < len(at.log.records):
+            assert time.monotonic() < deadline
+            task = asyncio.create_task(at.process.partition(at.log).run())
+            await asyncio.sleep(rng.choice([0.01, 0.05, 0.3, 1.0]))
+            closed = rng.random() < 0.3
+            await asyncio.sleep(rng.choice([0.01, 0.05, 0.3]))
+            task.cancel()
+            await asyncio.wait({task})
+            assert task.cancelled()
+            closed = False
+        ids = [each if each.startswith("kp:") else "" for each in at.log.written()]
+        stored = await at.posts()
+    assert len(ids) == len(at.log.records)  # each has one receipt or one refusal, in its place
+    assert [each for each in ids if each] == [
+        f"kp:trace:{each}" for each, got in zip([*range(len(ids) - 1), 1000], ids, strict=True) if got
+    ]
+    assert {f"kp:trace:{each}" for each in attacks}.isdisjoint(stored)
+    assert set(stored.values()) == {1}
+    lost = [each for each in range(len(ids) - 1) if each not in attacks and f"kp:trace:{each}" not in stored]
+    assert not lost, "an innocent trace was refused"
