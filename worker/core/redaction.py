@@ -19,6 +19,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from worker.core import redaction_strict as strict
+from worker.core.redaction_assigned import is_named_secret, is_secret_after, is_secret_member
+from worker.core.redaction_fold import fold
 from worker.core.redaction_patterns import OwnPattern, replace_own
 from worker.core.trace import InvalidTrace, Metadata, Outcome, Reason, ReasoningTrace, Step, Task, Tool
 
@@ -183,7 +185,7 @@ def _redact(text: str, level: str, rules: Rules, counts: dict[str, int]) -> str:
 
 
 def _redact_strictly(text: str, level: str, counts: dict[str, int]) -> str:
-    folded = strict.fold(text)
+    folded = fold(text)
     found = strict.find_secrets(folded.text, level)
     if folded.text is not text:
         found += _found_by_reference(folded.text, level)
@@ -320,7 +322,7 @@ class _Walk:
 
     def _fill_object(self, source: dict[str, Any], target: dict[str, Any], place: int) -> None:
         read = [self._name(name) for name in source]
-        named = self._strict and strict.is_named_secret(source)
+        named = self._strict and is_named_secret(source)
         taken = {name for name, (cleaned, _) in zip(source, read, strict=True) if name == cleaned}
         numbers: dict[str, int] = {}
         for (name, value), (cleaned, is_password) in zip(source.items(), read, strict=True):
@@ -328,10 +330,7 @@ class _Walk:
             if place == _TRACE and name == "id":
                 target[unique] = value
             elif (is_password and not (place == _SCHEMA and isinstance(value, dict | list))) or (
-                self._strict
-                and place != _SCHEMA
-                and name not in _FIELDS
-                and strict.is_secret_member(name, value, named=named)
+                self._strict and place != _SCHEMA and name not in _FIELDS and is_secret_member(name, value, named=named)
             ):
                 target[unique] = self._password(value)
             else:
@@ -343,7 +342,7 @@ class _Walk:
         before: Any = None
         for item in source:
             secret = self._strict and isinstance(before, str) and isinstance(item, str)
-            yield self._password(item) if secret and strict.is_secret_after(before, item) else self._value(item, inside)
+            yield self._password(item) if secret and is_secret_after(before, item) else self._value(item, inside)
             before = item
 
     def _name(self, name: str) -> tuple[str, bool]:

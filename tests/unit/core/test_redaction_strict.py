@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.made_secrets import HARMLESS, made
 from tests.support.redaction_oracle import random_text
-from worker.core import redaction_strict
 from worker.core.redaction import LEVELS, STRICT_TYPES, Rules, redact_document, redact_text
+from worker.core.redaction_fold import fold
 from worker.core.redaction_patterns import MOST_ON_A_LINE, own_pattern
 
 
@@ -187,14 +187,12 @@ def test_places_are_those_of_the_original_text(seed: int) -> None:
                 k=rng.randint(0, 12),
             )
         )
-        folded = redaction_strict.fold(text)
+        folded = fold(text)
         start = rng.randint(0, len(folded.text))
         end = rng.randint(start, len(folded.text))
         if start < end:
             begin, until = folded.original(start, end)
-            assert redaction_strict.fold(text[begin:until]).text.find(folded.text[start:end]) >= 0, (
-                f"seed {seed}: {text!r}"
-            )
+            assert fold(text[begin:until]).text.find(folded.text[start:end]) >= 0, f"seed {seed}: {text!r}"
 
 
 def test_patterns_of_a_team() -> None:
