@@ -196,12 +196,17 @@ def _redact_strictly(text: str, level: str, counts: dict[str, int]) -> str:
 def _found_by_reference(text: str, level: str) -> Iterator[strict.Found]:
     """Find what the reference's patterns find once the disguise is off."""
     for rule in (*_SECRETS, *(_IDENTIFIERS if level != "private" else ())):
-        for match in rule.pattern.finditer(text):
-            yield strict.Found(match.end(1) if rule.kind == "password" else match.start(), match.end(), rule.kind)
+        if rule.hint in text:
+            group = 1 if rule.kind == "password" else 0
+            places = (
+                strict.Found(match.end(1) if group else match.start(), match.end(), rule.kind)
+                for match in rule.pattern.finditer(text)
+            )
+            yield from strict.bounded(places, len(text))
     if level != "private":
         for kind, pattern, begin in _LEFTWARDS:
-            for start, end in _leftwards(pattern, begin, text):
-                yield strict.Found(start, end, kind)
+            places = (strict.Found(start, end, kind) for start, end in _leftwards(pattern, begin, text))
+            yield from strict.bounded(places, len(text))
 
 
 def _redact_as_reference(text: str, level: str, counts: dict[str, int]) -> str:

@@ -30,7 +30,8 @@ _WEAK_WORDS: Final = _words(
     "key keys auth signature sig sessionid session sess sessid phpsessid jsessionid sid jwt hmac otp "
     "oauth oauth2 bearer cookie pin cvv cvc recovery"
 )
-_PASSWORD_STEMS: Final = ("password", "passwd", "passphrase")
+_PASSWORD_STEMS: Final = ("password", "passwd", "passphrase", "pass")
+_NO_PASSWORDS: Final = _words("compass encompass bypass surpass trespass overpass underpass multipass")
 _TOKEN_STEMS: Final = ("secret", "token", "apikey", "secretkey", "accesskey", "credentials")
 _KEYS_OF: Final = _words(
     "api access secret private signing encryption decryption account master shared storage auth "
@@ -57,7 +58,7 @@ def _strength(name: str) -> int:
     words = [word.lower() for word in _WORDS.findall(name)]
     while len(words) > 1 and (words[-1] in _ENDINGS or words[-1].isdigit()):
         words.pop()
-    if len(words) > 2 and words[-1].startswith("v") and words[-1][1:].isdigit():
+    if len(words) > 1 and words[-1] == "v":  # of TOKEN_V2
         words.pop()
     if not words:
         return _NO
@@ -68,7 +69,7 @@ def _strength(name: str) -> int:
         return _NO
     if (
         last in _PASSWORD_WORDS
-        or last.endswith(_PASSWORD_STEMS)
+        or (last.endswith(_PASSWORD_STEMS) and last not in _NO_PASSWORDS)
         or (len(words) > 1 and last == "phrase" and words[-2] in ("pass", "seed", "recovery", "secret"))
     ):
         return _PASSWORD
@@ -84,7 +85,8 @@ def _strength(name: str) -> int:
 
 
 PLACEHOLDER: Final = re.compile(
-    r"\$\{.*|\$\(.*|\{\{.*|\{%.*|<.*|%(?:\([a-z_]*\))?[sdvq]|%[A-Z_]+%|\$[A-Z_][A-Z0-9_]*|\$[a-z_]+|\{\w*\}"
+    r"\$\{.*|\$\(.*|\{\{.*|\{%.*|<[^<>]*>?|\[[A-Za-z_ ]{1,20}\]"
+    r"|%(?:\([a-z_]*\))?[sdvq]|%[A-Z_]+%|\$[A-Z_][A-Z0-9_]*|\$[a-z_]+|\{\w*\}"
     r"|[*xX.#_\u2022-]{3,}|\?+|\.\.\."
     r"|(?i:your|my|the|some|insert|enter|example|sample|dummy|placeholder|redacted|hidden|masked|removed|omitted"
     r"|\(redacted\)|n/a|todo|tbd)(?:[-_ ].{0,40})?"
@@ -186,8 +188,9 @@ _QUOTE: Final = r"\\{0,7}[\"'`]"
 _BLANKS: Final = r"(?:[ \t\r\n]|\\{1,7}[nrt]){0,40}"
 _TYPE: Final = r"(?:&'?static str|&str|string\??|str|secretstr|optional\[str\]|str \| none|varchar)"
 _ASSIGN: Final = (  # "name": value   name=value   ["name"] = value   name: str = value   name%3Dvalue
-    rf"(?:{_QUOTE})?[\])]{{0,2}}[ \t]{{0,40}}(?::=|=>|={{1,3}}+|:(?!:)|%3[ad])(?:[ \t]{{0,40}}{_TYPE}[ \t]{{0,4}}=)?"
-    r"(?:\*{1,2}(?=[ \t]))?[ \t]{0,40}"
+    rf"(?:{_QUOTE}|\*{{1,2}})?\]{{0,2}}(?:[ \t]{{1,4}}string(?=[ \t]{{1,4}}=))?[ \t]{{0,40}}"
+    rf"(?::=|=>|={{1,3}}+|:(?!:)|%3[ad])(?:[ \t]{{0,40}}{_TYPE}[ \t]{{0,4}}=)?"
+    r"(?:\*{1,2}(?=[ \t]))?[ \t]{0,40}(?:!!str[ ]|[|>][-+]?\n[ ]{1,20})?"
 )
 _MEMBERS: Final = (  # name: NAME, value: value   name="NAME" value="value"   "NAME" { default = "value"
     rf"(?:{_QUOTE})?[ \t]{{0,4}}[,;{{]?(?:[ \t\r\n]|\\{{1,7}}[nrt]|-[ \t]){{0,40}}"
@@ -195,15 +198,25 @@ _MEMBERS: Final = (  # name: NAME, value: value   name="NAME" value="value"   "N
     rf"|description[ \t]{{0,8}}=[ \t]{{0,4}}\\{{0,7}}\"[^\"\n]{{0,100}}\"{_BLANKS}){{0,3}}"
     r"(?:\\{0,7}[\"'])?(?:value|default|plaintext)(?:\\{0,7}[\"'])?[ \t]{0,8}[:=][ \t]{0,8}"
 )
-_LIST: Final = rf"{_QUOTE}[ \t]{{0,4}},[ \t\r\n]{{0,40}}(?={_QUOTE})"  # "--name", "value"
+_LIST: Final = (
+    rf"{_QUOTE}[ \t]{{0,4}}(?:,|:[ \t]{{0,4}}\[)[ \t\r\n]{{0,40}}(?={_QUOTE})"  # "--name", "value"   "name": ["value"]
+)
+# <name a="b">value   <x name="name">value
+_TAG: Final = r"[\"']?(?:[ \t][a-z:]{1,20}=[^<>\n]{0,100})?>|</key>\s{0,20}<string>"
 _LOOSE: Final = (  # NAME value   | NAME | value   --name value
     r"(?:\\{0,7}[\"'`*]{1,2})?(?:[ \t]{1,40}(?:\|[ \t]{0,40})?|\|[ \t]{0,40})(?=[^\s|=:])"
 )
-_ASSIGNED: Final = re.compile(
-    rf"{_STEM}[a-z0-9_.-]{{0,48}}+(?:(?P<assign>{_ASSIGN})|(?P<value>{_MEMBERS})|(?P<tag>>)|(?P<list>{_LIST})"
-    rf"|(?P<loose>{_LOOSE}))"
+_BEFORE_VALUE: Final = (
     r"(?!\\{0,7}[\"'`]?\[redacted:)(?=[rbfu]{0,2}\\{0,7}[\"'`]"
-    r"|(?!\W?(?:key|sig|sid|jwt|otp|pin|auth|cred|pass|sess|token|secret)=)[^\s\"'`<>]{4})"
+    r"|(?!\W?(?:key|sig|sid|jwt|otp|pin|auth|cred|pass|sess|token|secret)=)[^\s\"'`<>]{4}|(?<=>)[^<>\s][^<>]{3})"
+)
+_REST_OF_NAME: Final = "[a-z0-9_.-]{0,48}+"
+_ASSIGNED: Final = re.compile(
+    rf"{_STEM}{_REST_OF_NAME}(?:(?P<assign>{_ASSIGN})|(?P<value>{_MEMBERS})|(?P<tag>{_TAG})|(?P<list>{_LIST}))"
+    rf"{_BEFORE_VALUE}"
+)
+_NEXT_TO: Final = re.compile(
+    rf"(?:(?<=[-_])|(?<=env ))[a-z0-9]{{0,8}}?{_STEM}{_REST_OF_NAME}(?P<loose>{_LOOSE}){_BEFORE_VALUE}"
 )
 """A name from its stem on, and what stands between it and a value, in lower case."""
 _VALUE: Final = re.compile(
@@ -217,6 +230,7 @@ _WEAK_VALUE: Final = re.compile(
 )
 """A value without what may be a name and a separator, so that no text is read twice."""
 
+_TAGGED_VALUE: Final = re.compile(r"(?P<quoted>[^<>\r\n]{1,300}+)(?=</)|(?P<bare>[^\s<>]{1,300}+)")
 _ENV_VALUE: Final = re.compile(r"[^\s\"'`\\]{1,4096}+")
 _REST_OF_LINE: Final = re.compile(r"[^\r\n\"'\\]{1,300}")
 
@@ -226,22 +240,25 @@ _ENV_NAME: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 def most_secrets(length: int) -> int:
     """Return how many secrets of one kind are looked at in a text of so many characters, so that time is bounded.
 
-    One in 24 characters on average is more than any text has that somebody wrote; what follows is one secret.
+    One in 64 characters on average is more than any text has that somebody wrote; what follows is one secret.
     """
-    return 1000 + length // 24
+    return 1000 + length // 64
 
 
 def assigned_secrets(text: str, lowered: str) -> Iterator[tuple[int, int]]:
     """Yield the places of values that are secrets by their names. `lowered`: the text in lower case."""
+    yield from _named_secrets(_ASSIGNED, text, lowered)
+    if "-" in text or "_" in text or "env " in lowered:
+        yield from _named_secrets(_NEXT_TO, text, lowered)
+
+
+def _named_secrets(pattern: re.Pattern[str], text: str, lowered: str) -> Iterator[tuple[int, int]]:
     left, place = most_secrets(len(text)), 0
-    while match := _ASSIGNED.search(lowered, place):
+    while match := pattern.search(lowered, place):
         start, place = match.span()
         how = match.lastgroup or ""
         name_end = match.start(how)
         before = text[start - 1] if start else ""
-        if how == "loose" and before not in "-_" and "_" not in match[0] and not text[start].isupper():
-            place = name_end
-            continue
         begin = start
         if before and before in _NAME_CHARACTERS:
             read = text[max(0, start - 48) : start]
@@ -249,12 +266,14 @@ def assigned_secrets(text: str, lowered: str) -> Iterator[tuple[int, int]]:
             if start - begin >= 2 and text[begin - 1 : begin] == "%":
                 begin += 2
         name = text[begin:name_end]
+        if before == " " and text[max(0, begin - 8) : begin].lower().endswith(("api ", "access ", "secret ")):
+            name = f"api_{name}"  # "API key: x"
         strength = _strength(name)
         if strength == _NO or (strength == _TOKEN and _SHORT_NUMBER.match(text, place)):
             place = name_end
             continue
-        pattern = _WEAK_VALUE if strength == _IF_IT_LOOKS_SO else _VALUE
-        value = pattern.match(text, place)
+        form = _WEAK_VALUE if strength == _IF_IT_LOOKS_SO else _TAGGED_VALUE if how == "tag" else _VALUE
+        value = form.match(text, place)
         found = None
         if value is not None:
             left -= 1
@@ -293,6 +312,8 @@ def _secret(text: str, to: _Assignment, value: re.Match[str]) -> tuple[int, int]
             return None
         end = read
     content = text[start:end]
+    if content[0] in ",)" and quoted:  # print("token:", token)
+        return None
     return (start, end) if _accepted(content, to, quoted=quoted) else None
 
 
@@ -331,10 +352,12 @@ def _accepted(content: str, to: _Assignment, *, quoted: bool) -> bool:
     if to.strength == _IF_IT_LOOKS_SO:
         return to.how in ("assign", "value") and " " not in content and is_random(content)
     if to.how == "tag":
-        return to.before in ("<", ":") and not harmless(content)
+        sure = to.before in ("<", ":") or to.sign.startswith("</")
+        return not harmless(content) if sure else looks_secret(content)
     if to.how == "loose":
         if not to.name.startswith("-"):
-            return _likely(content, to.strength)
+            compound = "_" in to.name or _ENV_NAME.fullmatch(to.name) is not None
+            return compound and _likely(content, to.strength)
         if content.startswith("-") or harmless(content):
             return False
         return quoted or to.strength == _PASSWORD or not content.isalpha()

@@ -18,6 +18,7 @@ import string
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import Final, NamedTuple
 
 from worker.core.redaction_assigned import (
@@ -136,7 +137,8 @@ _KEYS: Final = (
     _key(".", _BEGINS + r"[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40}(?![A-Za-z0-9_-])"),
     # Discord
     _key("eyJ",
-         r"(?P<secret>eyJ[A-Za-z0-9_-]{8,8192}+(?:\.[A-Za-z0-9_-]{4,8192}+){1,4}+\.?)|eyJ[A-Za-z0-9_-]{8,8192}+", "jwt"),
+         r"(?P<secret>eyJ[A-Za-z0-9_-]{8,8192}+(?:\.[A-Za-z0-9_-]{4,8192}+){1,4}+\.?)"
+         "|eyJ[A-Za-z0-9_-]{8,8192}+", "jwt"),
     _key("hooks.slack.com", "hooks\\.slack\\.com/[a-z]{1,20}/[A-Za-z0-9_/+-]{10,200}+", "webhook"),
     _key("/webhooks/", r"/api/(?:v[0-9]{1,2}/)?webhooks/[0-9]{5,25}/[A-Za-z0-9_-]{20,200}+", "webhook"),  # Discord
     _key("office.com/webhook", r"office\.com/webhook(?:b2)?/[A-Za-z0-9@/_-]{20,400}+", "webhook"),
@@ -275,6 +277,11 @@ _HEADERS: Final = (
         rf"(?=[Cc])(?<![Ss][Ee][Tt]-)(?i:cookie){_QUOTES}[\])]?\s{{0,4}}[:=,]\s{{0,4}}{_QUOTES}{_COOKIES}"
         r"(?P<secret>[^\r\n\"'\\]{3,8192}+)",
     ),
+    _rule(  # a file of cookies, as of curl
+        "cookie",
+        "\ttrue\t|\tfalse\t",
+        r"\t(?:TRUE|FALSE)\t/[^\s]{0,100}+\t(?:TRUE|FALSE)\t[0-9]{1,12}+\t[^\s]{1,100}+\t(?P<secret>[^\s]{3,4096}+)",
+    ),
     _rule(
         "cookie",
         "-b|--cookie",
@@ -347,9 +354,14 @@ _COMMANDS: Final = (
         "mysql(?:dump|admin|import|show|check|sh)?|mariadb(?:-dump|-admin)?",
         r"-p(?!rint|ath|rune|rotocol|lugin|rofile|ager)",
     ),
-    _command("sshpass|zip|7z|rar", "sshpass|7z[ar]?|zip|unzip|rar|unrar", "-[pP][ ]?"),
+    _command("sshpass|7z|rar", "sshpass|7z[ar]?|rar|unrar", "-p[ ]?"),
+    _command("zip", "zip|unzip", "-P[ ]?"),
     _command("mongo", "mongo(?:sh|dump|restore|import|export)?", "-p[ ]{1,4}"),
-    _command("login", "[a-z]{2,12} [a-z -]{0,20}login", "-p[ ]{1,4}"),
+    _command(
+        "login",
+        r"[a-z]{2,12}(?: |[\"'], ?[\"'])[a-z -]{0,20}login",
+        r"-p(?:[ ]{1,4}|[\"'],[ ]?(?=[\"']))",
+    ),
     _command(
         "rabbit|sqlcmd|bcp|isql|osql|mosquitto|ipmi|cqlsh|nodetool|client|sqlplus|vsql|beeline",
         "rabbitmqadmin|sqlcmd|bcp|[io]sql|mosquitto_(?:pub|sub)|ipmitool|cqlsh|nodetool|clickhouse-client|sqlplus|vsql"
@@ -367,9 +379,11 @@ _COMMANDS: Final = (
         ("curl", "wget", "http", "xh", "smbclient", "skopeo", "rpcclient", "svn"),
         re.compile(r"\b(?:curl|wget|http|https|xh|smbclient|skopeo|rpcclient|svn)(?![A-Za-z0-9_])"),
         re.compile(
-            r"(?<![A-Za-z0-9-])(?:-u|-U|-a|--user|--proxy-user|--auth|--creds|--credentials)"
+            r"(?<![A-Za-z0-9-])(?:-[a-zA-Z]{0,4}u|-U|-a|--user|--proxy-user|--auth|--creds|--credentials)"
             r"(?:[ =]{0,4}|\\{0,7}[\"'],[ ]{0,4}\\{0,7}[\"'])\\{0,7}[\"']?"
-            r"[A-Za-z0-9_.@+\\/-]{1,100}+[:%]((?![/$<{\\])[^\s\"'`\\]{3,300}+)"
+            r"(?:(?<=\")[A-Za-z0-9_.@+\\/-]{1,100}+[:%]((?![/$<{\\])[^\"\\\n]{3,300}+)(?=\")"
+            r"|(?<=')[A-Za-z0-9_.@+\\/-]{1,100}+[:%]((?![/$<{\\])[^'\\\n]{3,300}+)(?=')"
+            r"|[A-Za-z0-9_.@+\\/-]{1,100}+[:%]((?![/$<{\\])[^\s\"'`\\]{3,300}+))"
         ),
         "basic_auth",
     ),
@@ -438,6 +452,25 @@ _ARGUMENTS: Final = (
         r"\b(?:vault login|npm config set \S{1,100}|git config \S{0,60}token)[ ](?P<secret>[A-Za-z0-9_.-]{16,200})",
         _is_value,
     ),
+    _rule(
+        "password",
+        "set|with|send",
+        r"(?i:set|with|send)_?(?i:password|passwd|secret|token|api_?key)\(\s{0,8}[\"'](?P<secret>[^\"'\n]{4,200})[\"']",
+        _is_value,
+    ),
+    _rule(
+        "password",
+        "auth|withcredentials(",
+        r"(?i:basicauth|auth|withcredentials)(?:=\s?)?\(\s{0,8}[\"'][^\"'\n]{1,100}[\"'],\s{0,8}"
+        r"[\"'](?P<secret>[^\"'\n]{4,200})[\"']",
+        _is_value,
+    ),
+    _rule(
+        "password",
+        "pwd={|password={",
+        r"(?i:pwd|password)=\{(?P<secret>[^{}\s\"'$%]{4,100})\}(?=[;\s\"']|\Z)",
+        _is_value,
+    ),
     _rule(  # pgpass
         "password",
         ":",
@@ -454,7 +487,7 @@ _TWICE: Final = bytes(sum(divmod(2 * (digit - 48), 10)) if 48 <= digit < 58 else
 
 def _is_card(secret: str) -> bool:
     """Whether the digits have Luhn's checksum."""
-    digits = secret.replace(" ", "").replace("-", "").encode()
+    digits = secret.replace(" ", "").replace("-", "").replace(".", "").encode()
     odd = digits[-1::-2]
     total = sum(odd) - 48 * len(odd) + sum(digits[-2::-2].translate(_TWICE))
     return total % 10 == 0 and len(set(digits)) > 1
@@ -521,14 +554,15 @@ _NUMBERS: Final = (
         r"(?=[2-6])(?<![0-9A-Za-z_])(?<![0-9][.-])(?:3[47][0-9]{2}(?P<a>[ -]?)[0-9]{6}(?P=a)[0-9]{5}"
         r"|3(?:0[0-5]|[68][0-9])[0-9](?P<d>[ -]?)[0-9]{6}(?P=d)[0-9]{4}"
         r"|(?:4[0-9]{3}|5[1-5][0-9]{2}|2[2-7][0-9]{2}|6[0-9]{3}|35[2-8][0-9]|50[0-9]{2}|5[6-8][0-9]{2})"
-        r"(?P<s>[ -]?)[0-9]{4}(?P=s)[0-9]{4}(?P=s)[0-9]{4}(?:(?P=s)[0-9]{1,3})?|4[0-9]{12})(?![0-9A-Za-z_]|[.-][0-9])",
+        r"(?P<s>[ .-]?|[ ]{2})[0-9]{4}(?P=s)[0-9]{4}(?P=s)[0-9]{4}(?:(?P=s)[0-9]{1,3})?|4[0-9]{12})"
+        r"(?![0-9A-Za-z_]|[.-][0-9])",
         _is_card,
     ),
     _rule(
         "ssn",
         "-",
-        r"(?=[0-9]{3}-)(?<![0-9A-Za-z_])(?<![0-9][.-])(?!000|666|9[0-9]{2}-[0-4])[0-9]{3}-(?!00)[0-9]{2}-(?!0000)[0-9]{4}"
-        r"(?![0-9A-Za-z_]|-[0-9])",
+        r"(?=[0-9]{3}-)(?<![0-9A-Za-z_])(?<![0-9][.-])(?!000|666|9[0-9]{2}-[0-4])[0-9]{3}-(?!00)[0-9]{2}"
+        r"-(?!0000)[0-9]{4}(?![0-9A-Za-z_]|-[0-9])",
     ),
     _rule(
         "ssn",
@@ -541,8 +575,9 @@ _PHONES: Final = (
     _rule(
         "phone",
         "+|00",
-        r"(?=[+0])(?<![0-9A-Za-z+.])(?<![0-9][ .-])(?:\+[ ]?[1-9][0-9]{0,2}|00[1-9][0-9]{0,2}(?=[ ./()-]))[ ./-]{0,2}"
-        r"(?:\(0?[0-9]{0,4}\)[ ./-]{0,2})?[0-9]{1,5}(?:[ ./-]{1,2}[0-9]{2,8}){1,6}(?![0-9A-Za-z])",
+        r"(?=[+0])(?<![0-9A-Za-z+.])(?<![0-9][ .-])(?!\+1[ ]?[01])"
+        r"(?:\+[ ]?[1-9][0-9]{0,2}|00[1-9][0-9]{0,2}(?=[ ./()-]))[ ./-]{0,2}"
+        r"(?:\(0?[0-9]{0,4}\)[ ./-]{0,2})?[0-9]{1,5}(?:[ ./-]{1,3}[0-9]{2,8}){1,6}(?![0-9A-Za-z])",
         lambda secret: 8 <= sum(map(str.isdigit, secret)) <= 17,
     ),
     _rule(
@@ -556,7 +591,7 @@ _PHONES: Final = (
 _IPV6: Final = _rule(
     "ip",
     ":",
-    r"(?=[0-9A-Fa-f]{0,4}:[0-9A-Fa-f]{0,4}:)(?<![0-9A-Za-z:.])[0-9A-Fa-f:]{4,45}+(?![0-9A-Za-z:_])",
+    r"(?<![0-9A-Za-z:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9A-Fa-f]{1,4}|(?<=::))(?![0-9A-Za-z_]|:[0-9A-Za-z:])",
     _is_ipv6,
 )
 _COLONS: Final = re.compile(r":[0-9A-Fa-f]{0,4}:[0-9A-Fa-f]")
@@ -565,9 +600,23 @@ _MANY_DIGITS: Final = re.compile(r"[0-9](?:[ ./()-]{0,3}[0-9]){6}")
 
 # --- All --------------------------------------------------------------------------------------------------------------
 
-_RESIDUE: Final = (  # of a quoted password with an escaped quote in it, of `**password:** x`, of one quoted by &quot;
+_RESIDUE: Final = (
+    _rule("password", "", r"(?m:^)[ \t]{0,40}[\w.-]{1,60}:[ ]\[REDACTED:password\](?P<secret>[^\s\[]\S{2,300}+)(?m:$)"),
+    _rule(
+        "password",
+        "",
+        r"\[REDACTED:password\]\n[ \t]{1,40}(?P<secret>[^\s:#-][^\s:]{5,300}+)(?m:$)",
+        looks_secret,
+    ),
+    _rule(
+        "password",
+        "",
+        r"\[REDACTED:password\][ ]?(?:\|\||\?\?|or\b|!!str\b)[ ]?[\"']?(?P<secret>[^\s\"']{4,200}+)",
+        _is_value,
+    ),
+    # of a quoted password with an escaped quote in it, of `**password:** x`, of one quoted by &quot;
     _rule("password", "", r"\[REDACTED:password\](?P<secret>[^\s'\"`,;)}\[\]&@:/?=\\]{2,300}+)(?=[\"'])"),
-    _rule("password", "", r"\*\*[\w. -]{1,40}:\[REDACTED:password\][ \t]{1,4}(?P<secret>[^\s\"'`|\[]{4,300}+)"),
+    _rule("password", "", r"\*\*[\w. -]{1,40}:\[REDACTED:password\][ \t]{1,4}`?(?P<secret>[^\s\"'`|\[]{4,300}+)"),
     _rule("password", "", r"\[REDACTED:password\];(?P<secret>[^\s\"'`&;\[]{2,300}+)(?=[\"'])"),
 )
 """What the reference leaves of passwords."""
@@ -601,7 +650,7 @@ def _finders(text: str, lowered: str, level: str) -> Iterator[_Finder]:
     yield from _hinted(_HEADERS, lowered)
     yield _assigned
     yield _commands
-    yield from _hinted(_ARGUMENTS if ":" in text or " " in text else (), lowered)
+    yield from _hinted(_ARGUMENTS, lowered)
     many_digits = _MANY_DIGITS.search(text) is not None
     if many_digits:
         yield _ibans
@@ -648,14 +697,19 @@ def _found(text: str, level: str) -> list[Found]:
     found: list[Found] = []
     length, most = len(text), most_secrets(len(text))
     for finder in _finders(text, lowered, level):
-        left = most
-        for place in finder(text, lowered):
-            found.append(place)
-            left -= 1
-            if not left:  # what follows is one secret, at which no rule looks
-                found.append(Found(place.end, length, place.kind))
-                text, lowered = text[: place.end], lowered[: place.end]
-                break
+        places = bounded(finder(text, lowered), length)
+        found += places
+        if len(places) > most:  # what follows is one secret, at which no rule looks
+            end = places[-1].start
+            text, lowered = text[:end], lowered[:end]
+    return found
+
+
+def bounded(places: Iterator[Found], length: int) -> list[Found]:
+    """Return the places of a rule; behind the most that are looked at, the rest of the text is one place."""
+    found = list(islice(places, most_secrets(length)))
+    if len(found) == most_secrets(length):
+        found.append(Found(found[-1].end, length, found[-1].kind))
     return found
 
 
