@@ -216,7 +216,8 @@ _ASSIGNED: Final = re.compile(
     rf"{_BEFORE_VALUE}"
 )
 _NEXT_TO: Final = re.compile(
-    rf"(?:(?<=[-_])|(?<=env ))[a-z0-9]{{0,8}}?{_STEM}{_REST_OF_NAME}(?P<loose>{_LOOSE}){_BEFORE_VALUE}"
+    rf"(?:(?<=[-_])|(?<=env )|(?<=\| )|(?<![^\n]))[a-z0-9]{{0,12}}?{_STEM}{_REST_OF_NAME}"
+    rf"(?P<loose>{_LOOSE}){_BEFORE_VALUE}"
 )
 """A name from its stem on, and what stands between it and a value, in lower case."""
 _VALUE: Final = re.compile(
@@ -240,20 +241,20 @@ _ENV_NAME: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 def most_secrets(length: int) -> int:
     """Return how many secrets of one kind are looked at in a text of so many characters, so that time is bounded.
 
-    One in 64 characters on average is more than any text has that somebody wrote; what follows is one secret.
+    One in 128 characters on average is more than any text has that somebody wrote; what follows is one secret.
     """
-    return 1000 + length // 64
+    return 1000 + length // 128
 
 
 def assigned_secrets(text: str, lowered: str) -> Iterator[tuple[int, int]]:
     """Yield the places of values that are secrets by their names. `lowered`: the text in lower case."""
     yield from _named_secrets(_ASSIGNED, text, lowered)
-    if "-" in text or "_" in text or "env " in lowered:
-        yield from _named_secrets(_NEXT_TO, text, lowered)
+    yield from _named_secrets(_NEXT_TO, text, lowered)
 
 
 def _named_secrets(pattern: re.Pattern[str], text: str, lowered: str) -> Iterator[tuple[int, int]]:
     left, place = most_secrets(len(text)), 0
+    spaced = " key" in lowered
     while match := pattern.search(lowered, place):
         start, place = match.span()
         how = match.lastgroup or ""
@@ -266,7 +267,7 @@ def _named_secrets(pattern: re.Pattern[str], text: str, lowered: str) -> Iterato
             if start - begin >= 2 and text[begin - 1 : begin] == "%":
                 begin += 2
         name = text[begin:name_end]
-        if before == " " and text[max(0, begin - 8) : begin].lower().endswith(("api ", "access ", "secret ")):
+        if spaced and before == " " and lowered.endswith(("api ", "access ", "secret "), 0, begin):
             name = f"api_{name}"  # "API key: x"
         strength = _strength(name)
         if strength == _NO or (strength == _TOKEN and _SHORT_NUMBER.match(text, place)):
@@ -356,7 +357,7 @@ def _accepted(content: str, to: _Assignment, *, quoted: bool) -> bool:
         return not harmless(content) if sure else looks_secret(content)
     if to.how == "loose":
         if not to.name.startswith("-"):
-            compound = "_" in to.name or _ENV_NAME.fullmatch(to.name) is not None
+            compound = "_" in to.name or "|" in to.sign or _ENV_NAME.fullmatch(to.name) is not None
             return compound and _likely(content, to.strength)
         if content.startswith("-") or harmless(content):
             return False
