@@ -208,7 +208,7 @@ _LOOSE: Final = (  # NAME value   | NAME | value   --name value
 )
 _BEFORE_VALUE: Final = (
     r"(?!\\{0,7}[\"'`]?\[redacted:)(?=[rbfu]{0,2}\\{0,7}[\"'`]"
-    r"|(?!\W?(?:key|sig|sid|jwt|otp|pin|auth|cred|pass|sess|token|secret)=)[^\s\"'`<>]{4}|(?<=>)[^<>\s][^<>]{3})"
+    r"|(?!\W?(?:key|sig|sid|jwt|otp|pin|auth|cred|pass|sess|token|secret|hmac)=)[^\s\"'`<>]{4}|(?<=>)[^<>\s][^<>]{3})"
 )
 _REST_OF_NAME: Final = "[a-z0-9_.-]{0,48}+"
 _ASSIGNED: Final = re.compile(
@@ -216,7 +216,7 @@ _ASSIGNED: Final = re.compile(
     rf"{_BEFORE_VALUE}"
 )
 _NEXT_TO: Final = re.compile(
-    rf"(?:(?<=[-_])|(?<=env )|(?<=\| )|(?<![^\n]))[a-z0-9]{{0,12}}?{_STEM}{_REST_OF_NAME}"
+    rf"(?<![a-z0-9])(?=[a-z])(?:(?<=[-_])|(?<=env )|(?<=\| )|(?<![^\n]))[a-z0-9]{{0,12}}?{_STEM}{_REST_OF_NAME}"
     rf"(?P<loose>{_LOOSE}){_BEFORE_VALUE}"
 )
 """A name from its stem on, and what stands between it and a value, in lower case."""
@@ -248,6 +248,7 @@ def most_secrets(length: int) -> int:
 
 def assigned_secrets(text: str, lowered: str) -> Iterator[tuple[int, int]]:
     """Yield the places of values that are secrets by their names. `lowered`: the text in lower case."""
+    lowered = lowered.replace("[redacted:password]", "[redacted:########]")  # no name
     yield from _named_secrets(_ASSIGNED, text, lowered)
     yield from _named_secrets(_NEXT_TO, text, lowered)
 

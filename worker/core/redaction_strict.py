@@ -471,14 +471,16 @@ _ARGUMENTS: Final = (
         r"(?i:pwd|password)=\{(?P<secret>[^{}\s\"'$%]{4,100})\}(?=[;\s\"']|\Z)",
         _is_value,
     ),
-    _rule(  # pgpass
-        "password",
-        ":",
-        r"(?:^|(?<=\\n)|(?<=[\n\"'`]))[A-Za-z0-9_.*-]{1,100}+:(?:[0-9]{4,5}|\*):[^:\s\"'\\]{1,64}+:[^:\s\"'\\]{1,64}+:"
-        r"(?P<secret>[^\s\"'\\]{2,200}+)",
-        _is_value,
-    ),
 )
+
+_PGPASS: Final = _rule(
+    "password",
+    ":",
+    r"(?:^|(?<=\\n)|(?<=[\n\"'`]))[A-Za-z0-9_.*-]{1,100}+:(?:[0-9]{4,5}|\*):[^:\s\"'\\]{1,64}+:[^:\s\"'\\]{1,64}+:"
+    r"(?P<secret>[^\s\"'\\]{2,200}+)",
+    _is_value,
+)
+_PORT: Final = re.compile(r":(?:[0-9]{4,5}|\*):")
 
 # --- Personal data ----------------------------------------------------------------------------------------------------
 
@@ -605,13 +607,13 @@ _RESIDUE: Final = (
     _rule(
         "password",
         "",
-        r"\[REDACTED:password\]\n[ \t]{1,40}(?P<secret>[^\s:#-][^\s:]{5,300}+)(?m:$)",
+        r"\[REDACTED:password\]\n[ \t]{1,40}(?P<secret>[^\s:=#-][^\s:=]{5,300}+=*+)(?m:$)",
         looks_secret,
     ),
     _rule(
         "password",
         "",
-        r"\[REDACTED:password\][ ]?(?:\|\||\?\?|or\b|!!str\b)[ ]?[\"']?(?P<secret>[^\s\"']{4,200}+)",
+        r"\[REDACTED:password\][ ]?(?:\|\||\?\?|or\b|!!str\b|=)[ ]?[\"']?(?P<secret>[^\s\"']{4,200}+)",
         _is_value,
     ),
     # of a quoted password with an escaped quote in it, of `**password:** x`, of one quoted by &quot;
@@ -651,6 +653,8 @@ def _finders(text: str, lowered: str, level: str) -> Iterator[_Finder]:
     yield _assigned
     yield _commands
     yield from _hinted(_ARGUMENTS, lowered)
+    if _PORT.search(text):
+        yield _PGPASS.places
     many_digits = _MANY_DIGITS.search(text) is not None
     if many_digits:
         yield _ibans
