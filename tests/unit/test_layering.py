@@ -48,6 +48,7 @@ HOMES = (
         "mode": {"stream.faust_consumer"},
         "cramjam": {"kafka.reading.compression"},
         "simsimd": {"core.scan"},
+        "re2": {"core.redaction_patterns"},
         "aiohttp": {"observe.http_server", "contribute.registry_client", "lab.registry.app", "lab.registry.command"},
         "yarl": {"contribute.registry_client"},
         "prometheus_client": {"observe", "lab.demo.process", "commands.doctor.registry"},
@@ -197,8 +198,8 @@ def test_no_row_of_the_tables_is_left_over() -> None:
 
 @pytest.mark.parametrize("module", CORE)
 def test_the_core_imports_the_standard_library_numpy_and_msgspec(module: str) -> None:
-    """And simsimd, which only computes: see HOMES."""
-    foreign = packages(module) - set(sys.stdlib_module_names) - {"numpy", "msgspec", "simsimd", "worker"}
+    """And simsimd and re2, which only compute: see HOMES."""
+    foreign = packages(module) - set(sys.stdlib_module_names) - {"numpy", "msgspec", "simsimd", "re2", "worker"}
     assert not foreign
     assert not packages(module) & NOT_IN_THE_CORE
 

@@ -381,6 +381,16 @@ class Settings(BaseSettings):
             "scores do not change (docs/security.md)"
         ),
     )
+    redact_rules: Literal["reference", "strict"] | None = Field(
+        None,
+        description=(
+            "rules of redaction: reference finds what the SDK's cleaner finds, strict also what else transcripts hold "
+            "(docs/security.md); default: reference for KP_REDACT, strict for `contribute`"
+        ),
+    )
+    redact_patterns_file: Path | None = Field(
+        None, description="TOML file with patterns of your own, which are replaced, too (docs/security.md)"
+    )
 
     screen: Literal["off", "mark"] = Field(
         "off",

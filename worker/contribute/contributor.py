@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 
 from worker.config import Settings
+from worker.config.redaction_rules import redaction_rules
 from worker.contribute.delivery import Delivery, Gateway, LateWatch, Stop, StoppedError
 from worker.contribute.pace import AFTER_429_SECONDS
 from worker.contribute.partition import ContributePartition, limited_from
@@ -56,6 +57,14 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._client = client
         self._topics = topics
         self._metrics = metrics
+        self._rules = redaction_rules(settings, unset="strict")
+        for kind in self._rules.types:
+            metrics.redactions.labels(kind)
+        if self._rules.name == "reference":
+            log.warning(
+                "KP_REDACT_RULES=reference: secrets that the SDK's cleaner does not find are posted; unset it, or set "
+                "strict (docs/security.md)"
+            )
         names = {
             "KP_ACCEPTED_TOPIC": topics.accepted, "KP_CONTRIBUTED_TOPIC": settings.contributed,
             "KP_REFUSED_TOPIC": settings.refused,
@@ -169,6 +178,7 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             gate=Gate(
                 frozenset(settings.contribute_visibility.split(",")),
                 frozenset(settings.contribute_privacy.split(",")),
+                self._rules,
                 settings.refusing_rules,
             ),
             limits=settings.limits,

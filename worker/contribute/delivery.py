@@ -359,7 +359,7 @@ class Delivery:
         """Return what ends the delivery. Raises DeniedError."""
         match verdict:
             case Present():
-                if not await asyncio.to_thread(same_unit, unit.document, verdict.unit):
+                if not await asyncio.to_thread(same_unit, unit.document, verdict.unit, unit.rules):
                     return Refusal("conflict", "the registry has a unit with this id and other content", "id", 200)
                 if attempts.replayed:
                     self._metrics.late.inc()

@@ -207,7 +207,8 @@ class ContributePartition:
 
     async def _refuse(self, each: _Pending, refusal: Refusal) -> None:
         source = _source(each.record)
-        await self._done(each, refused_record(source, refusal), self.metrics.refused.labels(refusal.reason).inc)
+        output = refused_record(source, refusal, self.gate.rules)
+        await self._done(each, output, self.metrics.refused.labels(refusal.reason).inc)
         log.warning(
             "refused for good: %s%s", refusal.message, f" {refusal.issues}" if refusal.issues else "",
             extra={"topic": source.topic, "partition": source.partition, "offset": source.offset,

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from worker.core.records import OutputRecord, SourceRecord
-from worker.core.redaction import LEVELS, redact_document, redact_text
+from worker.core.redaction import LEVELS, Rules, redact_document, redact_text
 from worker.core.screen import place_of, screen_json
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
 from worker.version import __version__
@@ -25,39 +25,44 @@ STRICTEST: Final = "aggregated"
 MAX_ISSUES: Final = 2000
 """Most characters of the registry's issues: they travel in a Kafka header."""
 
-NUMBERS: Final = frozenset({"phone"})
+NUMBERS: Final = frozenset({"phone", "card", "ssn"})
 """What an id may seem to hold: in 1 of 100 random UUIDs ten digits look like a phone number."""
 
+STRICT: Final = Rules("strict")
+"""The rules for what is not posted (messages, headers), and where none are given."""
 
 MAX_ID_BYTES: Final = 2048
 """UTF-8 bytes of the longest id that is asked for. PostgreSQL, on which the registry may run, keeps no key in an index
 row beyond 2704 bytes. Percent-encoded, the id takes three times as many, and URLs of 8000 should work everywhere (RFC
 9110, 4.1)."""
 
+MAX_VALUES: Final = 200_000
+"""Most values in a unit of the registry that is redacted for the comparison; a copy of them takes 30 MB."""
 
-def clean_unit(document: Mapping[str, Any], level: str) -> tuple[dict[str, Any], dict[str, int]]:
+
+def clean_unit(document: Mapping[str, Any], level: str, rules: Rules = STRICT) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the redacted document, and how many markers of each type were set."""
-    return redact_document(dict(document), level)
+    return redact_document(dict(document), level, rules)
 
 
-def secret_in_id(trace_id: str, level: str) -> bool:
+def secret_in_id(trace_id: str, level: str, rules: Rules = STRICT) -> bool:
     """Whether the id of a trace holds what must not leave."""
-    return not redact_text(trace_id, level)[1].keys() <= NUMBERS
+    return not redact_text(trace_id, level, rules)[1].keys() <= NUMBERS
 
 
-def clean_words(text: str) -> str:
+def clean_words(text: str, rules: Rules = STRICT) -> str:
     """Return a text without anything secret."""
-    return redact_text(text, STRICTEST)[0]
+    return redact_text(text, STRICTEST, rules)[0]
 
 
-def clean_bytes(text: bytes) -> bytes:
+def clean_bytes(text: bytes, rules: Rules = STRICT) -> bytes:
     """Return a key or a header's content without anything secret, whatever bytes it has."""
-    return clean_words(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return clean_words(text.decode("utf-8", "surrogateescape"), rules).encode("utf-8", "surrogateescape")
 
 
 def clean_issues(issues: Any) -> str:
     """Return the registry's issues as JSON without anything secret, cut to MAX_ISSUES characters."""
-    cleaned = redact_document({"issues": issues}, STRICTEST)[0]["issues"]
+    cleaned = redact_document({"issues": issues}, STRICTEST, STRICT)[0]["issues"]
     return msgspec.json.encode(cleaned).decode()[:MAX_ISSUES]
 
 
@@ -67,10 +72,14 @@ MAX_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What may leave: allowed values of metadata.visibility and metadata.privacy_level, and no text of these rules."""
+    """What may leave: allowed values of metadata.visibility and metadata.privacy_level, redacted by `rules`.
+
+    `screen`: the rules of the screen for which a unit is refused.
+    """
 
     visibility: Set[str]
     privacy: Set[str]
+    rules: Rules = STRICT
     screen: Set[str] = frozenset()
 
 
@@ -82,6 +91,7 @@ class Unit:
     body: bytes
     document: Mapping[str, Any]
     redactions: Mapping[str, int]
+    rules: Rules = STRICT
 
     @property
     def sha256(self) -> str:
@@ -112,17 +122,17 @@ def unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | 
     try:
         trace = parse_trace(value, replace(limits, max_bytes=MAX_BYTES, strict_context=False))
     except InvalidTrace as error:
-        return Refusal("invalid_trace", clean_words(error.message), error.path)
+        return Refusal("invalid_trace", clean_words(error.message, gate.rules), error.path)
     if trace.metadata.visibility not in gate.visibility:
         return Skip("visibility")
     if trace.metadata.privacy_level not in gate.privacy:
         return Skip("privacy")
     level = trace.metadata.privacy_level
-    if secret_in_id(trace.id, level):
+    if secret_in_id(trace.id, level, gate.rules):
         return Refusal("secret_in_id", "the id holds a secret or an address, and an id cannot be redacted", "id")
     if (size := len(trace.id.encode("utf-8", "replace"))) > MAX_ID_BYTES:
         return Refusal("id_too_long", f"the id has {size} bytes; give ids of at most {MAX_ID_BYTES}", "id")
-    document, counts = clean_unit(known_fields(decode_json(value or b"")), level)
+    document, counts = clean_unit(known_fields(decode_json(value or b"")), level, gate.rules)
     document["@context"] = CONTEXT  # the registry refuses the former one
     body = msgspec.json.encode(document)
     if len(body) > limits.max_bytes:
@@ -131,7 +141,7 @@ def unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | 
             "shorten the trace, or raise the setting if the registry takes larger ones"
         )
         return Refusal("too_large", message)
-    return _screened(document, body, gate.screen) or Unit(trace.id, body, document, counts)
+    return _screened(document, body, gate.screen) or Unit(trace.id, body, document, counts, gate.rules)
 
 
 def _screened(document: dict[str, Any], body: bytes, rules: Set[str]) -> Refusal | None:
@@ -178,15 +188,42 @@ def _field_types(kind: type[Struct]) -> dict[str, Any]:
     return {info.encode_name: info.type for info in msgspec.structs.fields(kind)}
 
 
-def same_unit(ours: Mapping[str, Any], theirs: Any) -> bool:
+def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bool:
     """Whether the registry's unit has our content: the schema's fields without metadata.validated_by.
 
-    `ours` is the document of a Unit. Nothing of `theirs` is copied: it may be large and hostile.
+    `ours` is the document of a Unit. `theirs` may be large and hostile, so nothing of it is copied, except where it
+    has other content and at most MAX_VALUES values: either of the two may have been redacted by fewer rules
+    (`reference`, or before a pattern of `rules` was there), so they are compared with all rules applied to both.
     """
     try:
-        return _same(ours, theirs, ReasoningTrace)
+        if _same(ours, theirs, ReasoningTrace):
+            return True
+        if not isinstance(theirs, dict) or theirs.get("id") != ours.get("id") or not _few(theirs):
+            return False
+        level, every = _level(ours), Rules("strict", rules.own)
+        cleaned = clean_unit(known_fields(theirs), level, every)[0]
+        return any(_same(each, cleaned, ReasoningTrace) for each in (ours, clean_unit(ours, level, every)[0]))
     except RecursionError:  # nests deeper than ours can
         return False
+
+
+def _few(document: dict[str, Any]) -> bool:
+    """Whether a document has at most MAX_VALUES values."""
+    count, pending = 0, [iter([document])]
+    while pending:
+        value = next(pending[-1], _END)
+        if value is _END:
+            pending.pop()
+            continue
+        count += 1
+        if count > MAX_VALUES:
+            return False
+        if isinstance(value, dict | list):
+            pending.append(iter(value.values() if isinstance(value, dict) else value))
+    return True
+
+
+_END: Final = object()
 
 
 def _same(ours: Any, theirs: Any, kind: Any) -> bool:
@@ -243,10 +280,10 @@ def receipt(record: SourceRecord, unit: Unit, status: int, registry_time: str) -
     return OutputRecord(CONTRIBUTED, unit.trace_id.encode(), value, [], None)
 
 
-def refused_record(record: SourceRecord, refusal: Refusal) -> OutputRecord:
+def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT) -> OutputRecord:
     """Build the record of a trace that is refused for good: the redacted record, and headers with the reason."""
     headers = [
-        (name if name in KEPT_HEADERS else clean_words(name), value if name in KEPT_HEADERS else clean_bytes(value))
+        (name, value) if name in KEPT_HEADERS else (clean_words(name, rules), clean_bytes(value, rules))
         for name, value in ((name, content or b"") for name, content in record.headers)
     ]
     for name, text in (
@@ -262,12 +299,12 @@ def refused_record(record: SourceRecord, refusal: Refusal) -> OutputRecord:
         ("kp-worker-version", __version__),
     ):
         headers.append((name, text.encode("utf-8", "backslashreplace")))
-    key = None if record.key is None else clean_bytes(record.key)
+    key = None if record.key is None else clean_bytes(record.key, rules)
     # The time is that of sending: a topic may refuse an old one.
-    return OutputRecord(REFUSED, key, _redacted(record.value), headers, None)
+    return OutputRecord(REFUSED, key, _redacted(record.value, rules), headers, None)
 
 
-def _redacted(value: bytes | None) -> bytes | None:
+def _redacted(value: bytes | None, rules: Rules) -> bytes | None:
     """Return the value of a record without anything secret; as text where it is no JSON object."""
     if value is None:
         return None
@@ -276,13 +313,13 @@ def _redacted(value: bytes | None) -> bytes | None:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         document = None
     if not isinstance(document, dict):
-        return clean_bytes(value)
+        return clean_bytes(value, rules)
     level = _level(document)
-    cleaned, _ = clean_unit(document, level)
+    cleaned, _ = clean_unit(document, level, rules)
     known_as = document.get("id")
-    harmless = known_as is None or (isinstance(known_as, str) and not secret_in_id(known_as, level))
+    harmless = known_as is None or (isinstance(known_as, str) and not secret_in_id(known_as, level, rules))
     if not harmless:
-        cleaned["id"] = clean_unit({"value": known_as}, level)[0]["value"]
+        cleaned["id"] = clean_unit({"value": known_as}, level, rules)[0]["value"]
     return msgspec.json.encode(cleaned)
 
 

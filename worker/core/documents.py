@@ -26,7 +26,7 @@ from worker.core.records import (
     encoded_size,
     exact_size,
 )
-from worker.core.redaction import redact_json
+from worker.core.redaction import REFERENCE, Rules, redact_json
 from worker.core.scoring import Components, ScoredTrace, Weights
 from worker.core.screen import Screening, screen_json
 from worker.core.trace import InvalidTrace, Reason, splice
@@ -99,18 +99,19 @@ def scored_record(
     *,
     embedding: bool = False,
     redact: str = "off",
+    rules: Rules = REFERENCE,
     screen: Set[str] | None = None,
 ) -> OutputRecord:
     """Build the accepted or rejected record: the document with its score, the same key, the source's headers and ours.
 
     `embedding`: include the vector (KP_OUTPUT_EMBEDDING), as it is in the cache. `redact` (KP_REDACT): off, accepted or
-    all, the decisions whose documents are redacted. `screen`: the rules that mark it (KP_SCREEN), as it is published;
-    None: it is not screened.
+    all, the decisions whose documents are redacted, by the `rules`. `screen`: the rules of the screen that mark it
+    (KP_SCREEN), as it is published; None: it is not screened.
     """
     decision = ACCEPTED if scored.accepted else REJECTED
     value, redactions = record.value or b"", None
     if redact in ("all", decision):
-        value, redactions = redact_json(value)
+        value, redactions = redact_json(value, rules)
     # as it is published: without an earlier `scoring`, and with one of any names of members that are there twice
     found = None if screen is None else screen_json(splice(value, scored.score, b"{}"), screen)
     scoring = _Scoring(

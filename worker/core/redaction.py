@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from worker.core import redaction_strict as strict
+from worker.core.redaction_assigned import is_named_secret, is_secret_after, is_secret_member
+from worker.core.redaction_fold import fold
+from worker.core.redaction_patterns import OwnPattern, replace_own
 from worker.core.trace import InvalidTrace, Metadata, Outcome, Reason, ReasoningTrace, Step, Task, Tool
 
 LEVELS: Final = ("aggregated", "federated", "private")
@@ -25,6 +29,25 @@ LEVELS: Final = ("aggregated", "federated", "private")
 
 TYPES: Final = ("connection_string", "bearer_token", "api_key", "password", "email", "phone", "ip", "filepath")
 """Types of markers, in the order of their patterns."""
+
+STRICT_TYPES: Final = (*TYPES, *strict.TYPES)
+"""Types of markers of the strict rules."""
+
+RULES: Final = ("reference", "strict")
+"""The sets of rules: the SDK's, and those with what else transcripts contain (redaction_strict.py)."""
+
+
+class Rules(NamedTuple):
+    """What is replaced: one of RULES, and a team's own patterns (KP_REDACT_PATTERNS_FILE)."""
+
+    name: str = "reference"
+    own: tuple[OwnPattern, ...] = ()
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Return the types of markers that these rules set."""
+        return (*(STRICT_TYPES if self.name == "strict" else TYPES), *(pattern.name for pattern in self.own))
+
 
 _PASSWORD_MARKER: Final = "[REDACTED:password]"  # noqa: S105 no password
 
@@ -95,32 +118,38 @@ _PASSWORD_NAME: Final = re.compile(r"(?i:passw(?:or)?d|secret|token|api[\W_]?key
 """Names of members that hold a password: those of the pattern above, also at the end of a longer name."""
 
 
-def redact_text(text: str, level: str) -> tuple[str, dict[str, int]]:
+REFERENCE: Final = Rules()
+
+
+def redact_text(text: str, level: str, rules: str | Rules = "reference") -> tuple[str, dict[str, int]]:
     """Return the text with a marker in place of each secret, and how many markers of each type were set.
 
-    `level` is one of LEVELS, the types are among TYPES. Raises ValueError for another level.
+    `level` is one of LEVELS, `rules` one of RULES. What `reference` replaces, `strict` replaces by the same markers.
+    Raises ValueError for another level or other rules.
     """
-    _check_level(level)
+    rules = _checked(level, rules)
     counts: dict[str, int] = {}
-    return _redact(text, level, counts), counts
+    return _redact(text, level, rules, counts), counts
 
 
-def redact_document(document: dict[str, Any], level: str) -> tuple[dict[str, Any], dict[str, int]]:
+def redact_document(
+    document: dict[str, Any], level: str, rules: str | Rules = "reference"
+) -> tuple[dict[str, Any], dict[str, int]]:
     """Return a trace document without secrets, and how many markers of each type were set; `document` stays as it is.
 
     Every string and every name of a member is cleaned, at any depth, except the trace's own `id`. The value of a
     member with a password-like name (`{"db_password": "x"}`) becomes the marker as a whole, unless it is null, a
     boolean or empty; in task.input_schema, which describes such members, only where it is a string or a number.
-    Members whose names become equal get #2, #3 ... in the order of the document. A valid trace stays valid.
+    Members whose names become equal get #2, #3 ... in the order of the document. A valid trace stays valid. With the
+    strict rules also `{"name": "DB_PASSWORD", "value": "x"}` and `["--password", "x"]` lose their value.
 
     `document` is decoded JSON; values of other types stay as they are. Raises ValueError as `redact_text` does.
     """
-    _check_level(level)
-    walk = _Walk(level)
+    walk = _Walk(level, _checked(level, rules))
     return walk.cleaned(document), dict(walk.counts)
 
 
-def redact_json(raw: bytes) -> tuple[bytes, dict[str, int]]:
+def redact_json(raw: bytes, rules: str | Rules = "reference") -> tuple[bytes, dict[str, int]]:
     """Return a trace document as JSON without secrets, and how many markers of each type were set.
 
     The level is the document's own metadata.privacy_level, or `aggregated` where that is none of LEVELS. The document
@@ -131,19 +160,56 @@ def redact_json(raw: bytes) -> tuple[bytes, dict[str, int]]:
         document = _decoder.decode(raw)
         metadata = document.get("metadata")
         level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
-        cleaned, counts = redact_document(document, level if level in LEVELS else LEVELS[0])
+        cleaned, counts = redact_document(document, level if level in LEVELS else LEVELS[0], rules)
         return msgspec.json.encode(cleaned), counts
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         # without the library's message, which may quote the text
         raise InvalidTrace(Reason.NOT_JSON, "", "cannot be redacted; send one JSON object") from None
 
 
-def _check_level(level: str) -> None:
+def _checked(level: str, rules: str | Rules) -> Rules:
+    """Return the rules. Raises ValueError for an unknown level or unknown rules."""
     if level not in LEVELS:
         raise ValueError(f"unknown privacy level {level!r}; use one of {', '.join(LEVELS)}")
+    rules = Rules(rules) if isinstance(rules, str) else rules
+    if rules.name not in RULES:
+        raise ValueError(f"unknown rules {rules.name!r}; use one of {', '.join(RULES)}")
+    return rules
 
 
-def _redact(text: str, level: str, counts: dict[str, int]) -> str:
+def _redact(text: str, level: str, rules: Rules, counts: dict[str, int]) -> str:
+    text = _redact_as_reference(text, level, counts)
+    if rules.name == "strict":
+        text = _redact_strictly(text, level, counts)
+    return replace_own(rules.own, text, counts) if rules.own else text
+
+
+def _redact_strictly(text: str, level: str, counts: dict[str, int]) -> str:
+    folded = fold(text)
+    found = strict.find_secrets(folded.text, level)
+    if folded.text is not text:
+        found += _found_by_reference(folded.text, level)
+        found = [strict.Found(*folded.original(start, end), kind) for start, end, kind in found]
+    return strict.put_markers(text, found, counts) if found else text
+
+
+def _found_by_reference(text: str, level: str) -> Iterator[strict.Found]:
+    """Find what the reference's patterns find once the disguise is off."""
+    for rule in (*_SECRETS, *(_IDENTIFIERS if level != "private" else ())):
+        if rule.hint in text:
+            group = 1 if rule.kind == "password" else 0
+            places = (
+                strict.Found(match.end(1) if group else match.start(), match.end(), rule.kind)
+                for match in rule.pattern.finditer(text)
+            )
+            yield from strict.bounded(places, len(text))
+    if level != "private":
+        for kind, pattern, begin in _LEFTWARDS:
+            places = (strict.Found(start, end, kind) for start, end in _leftwards(pattern, begin, text))
+            yield from strict.bounded(places, len(text))
+
+
+def _redact_as_reference(text: str, level: str, counts: dict[str, int]) -> str:
     if len(text) < _SHORTEST or not _SIGNS.search(text):
         return text
     text = _apply(_SECRETS, text, counts)
@@ -167,22 +233,32 @@ def _apply(rules: tuple[_Rule, ...], text: str, counts: dict[str, int]) -> str:
 def _apply_leftwards(
     kind: str, pattern: re.Pattern[str], begin: Callable[[str, int, int], int | None], text: str, counts: dict[str, int]
 ) -> str:
-    """Replace what the pattern finds, and what belongs to it on its left.
-
-    `begin(text, done, start)` returns where the match that the pattern finds at `start` begins, not before `done`;
-    None: it is no match.
-    """
+    """Replace what the pattern finds, and what belongs to it on its left."""
     pieces: list[str] = []
     done = 0
-    for match in pattern.finditer(text):
-        start = begin(text, done, match.start())
-        if start is not None:
-            pieces.append(text[done:start])
-            done = match.end()
+    for start, end in _leftwards(pattern, begin, text):
+        pieces.append(text[done:start])
+        done = end
     if not pieces:
         return text
     counts[kind] = counts.get(kind, 0) + len(pieces)
     return f"[REDACTED:{kind}]".join([*pieces, text[done:]])
+
+
+def _leftwards(
+    pattern: re.Pattern[str], begin: Callable[[str, int, int], int | None], text: str
+) -> Iterator[tuple[int, int]]:
+    """Yield the places of what the pattern finds with what belongs to it on its left.
+
+    `begin(text, done, start)` returns where the match that the pattern finds at `start` begins, not before `done`;
+    None: it is no match.
+    """
+    done = 0
+    for match in pattern.finditer(text):
+        start = begin(text, done, match.start())
+        if start is not None:
+            done = match.end()
+            yield start, done
 
 
 def _local_part(text: str, done: int, at: int) -> int | None:
@@ -196,6 +272,8 @@ def _country_code(text: str, done: int, start: int) -> int:
     before = _COUNTRY_CODE.search(text, max(done, start - 4), start)
     return start if before is None else before.start()
 
+
+_LEFTWARDS: Final = (("email", _ADDRESS_FROM_AT, _local_part), ("phone", _TEN_DIGITS, _country_code))
 
 _decoder: Final = msgspec.json.Decoder(dict[str, Any], float_hook=lambda number: msgspec.Raw(number.encode()))
 
@@ -216,9 +294,11 @@ _FIELDS: Final[dict[str, tuple[str, dict[str, int], bool]]] = {
 class _Walk:
     """One pass over a document, without recursion: what JSON parsers read may be deeper than Python's stack."""
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, level: str, rules: Rules) -> None:
         self.counts: Counter[str] = Counter()
         self._level = level
+        self._rules = rules
+        self._strict = rules.name == "strict"
         self._names: dict[str, tuple[str, dict[str, int], bool]] = dict(_FIELDS)  # most names are repeated
         self._pending: list[tuple[Any, Any, int]] = []
 
@@ -231,7 +311,7 @@ class _Walk:
                 self._fill_object(source, target, place)
             else:
                 inside = _SCHEMA if place == _SCHEMA else _FREE
-                target.extend([self._value(item, inside) for item in source])
+                target.extend(self._items(source, inside))
         return copy
 
     def _begin(self, container: Any, place: int) -> Any:
@@ -242,22 +322,33 @@ class _Walk:
 
     def _value(self, value: Any, place: int) -> Any:
         if isinstance(value, str):
-            return _redact(value, self._level, self.counts)
+            return _redact(value, self._level, self._rules, self.counts)
         return self._begin(value, place) if isinstance(value, dict | list) else value
 
     def _fill_object(self, source: dict[str, Any], target: dict[str, Any], place: int) -> None:
         read = [self._name(name) for name in source]
+        named = self._strict and is_named_secret(source)
         taken = {name for name, (cleaned, _) in zip(source, read, strict=True) if name == cleaned}
         numbers: dict[str, int] = {}
         for (name, value), (cleaned, is_password) in zip(source.items(), read, strict=True):
             unique = cleaned if name == cleaned else _unique(cleaned, taken, numbers)
             if place == _TRACE and name == "id":
                 target[unique] = value
-            elif is_password and not (place == _SCHEMA and isinstance(value, dict | list)):
+            elif (is_password and not (place == _SCHEMA and isinstance(value, dict | list))) or (
+                self._strict and place != _SCHEMA and name not in _FIELDS and is_secret_member(name, value, named=named)
+            ):
                 target[unique] = self._password(value)
             else:
                 inside = _SCHEMA if place == _SCHEMA else _PLACES.get((place, name), _FREE)
                 target[unique] = self._value(value, inside)
+
+    def _items(self, source: list[Any], inside: int) -> Iterator[Any]:
+        """Yield the cleaned items of an array."""
+        before: Any = None
+        for item in source:
+            secret = self._strict and isinstance(before, str) and isinstance(item, str)
+            yield self._password(item) if secret and is_secret_after(before, item) else self._value(item, inside)
+            before = item
 
     def _name(self, name: str) -> tuple[str, bool]:
         """Return the cleaned name of a member, and whether it is password-like."""
@@ -265,7 +356,7 @@ class _Walk:
         if known is None:
             counts: dict[str, int] = {}
             known = self._names[name] = (
-                _redact(name, self._level, counts),
+                _redact(name, self._level, self._rules, counts),
                 counts,
                 _PASSWORD_NAME.search(name) is not None,
             )

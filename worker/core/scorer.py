@@ -17,6 +17,7 @@ from worker.core.forgetting import Processed
 from worker.core.group_view import GroupView
 from worker.core.novelty import CACHED_ID_LENGTH, Label, Neighbour, Vector, VectorCache, unit
 from worker.core.records import RECORD_OVERHEAD, EmbedderIdentity, OutputRecord, SourceRecord, encoded_size
+from worker.core.redaction import REFERENCE, Rules
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,
@@ -192,6 +193,7 @@ class EvaluationConfig:
     event_time: str = "created_at"
     output_embedding: bool = False
     redact: str = "off"
+    redact_rules: Rules = REFERENCE
     screen: Set[str] | None = None
 
 
@@ -238,9 +240,14 @@ class Evaluation:
         """Build the accepted or rejected record."""
         config = self._config
         return scored_record(
-            record, scored, self._identity, embedding=config.output_embedding, redact=config.redact,
+            record,
+            scored,
+            self._identity,
+            embedding=config.output_embedding,
+            redact=config.redact,
+            rules=config.redact_rules,
             screen=config.screen,
-        )  # fmt: skip
+        )
 
     def evaluate(
         self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None

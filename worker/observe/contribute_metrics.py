@@ -7,6 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
+from worker.core.redaction import STRICT_TYPES
 from worker.observe.metrics import Histogram
 
 SKIP_REASONS: Final = ("visibility", "privacy", "lost")
@@ -16,9 +17,6 @@ REFUSAL_REASONS: Final = (
 )  # fmt: skip
 RETRY_CAUSES: Final = (
     "server_error", "timeout", "connection", "redirect", "unexpected_answer", "rate_limit", "stored_answer", "key_file",
-)  # fmt: skip
-REDACTION_TYPES: Final = (
-    "connection_string", "bearer_token", "api_key", "password", "email", "phone", "ip", "filepath",
 )  # fmt: skip
 
 REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -81,7 +79,7 @@ class ContributeMetrics:
         for counter, values in (
             (self.refused, REFUSAL_REASONS),
             (self.skipped, SKIP_REASONS),
-            (self.redactions, REDACTION_TYPES),
+            (self.redactions, STRICT_TYPES),
             (self.retries, RETRY_CAUSES),
         ):
             for value in values:

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from worker.core.records import ACCEPTED, REJECTED
-from worker.core.redaction import TYPES
+from worker.core.redaction import STRICT_TYPES
 from worker.core.scoring import PROFILES
 from worker.core.screen import RULES
 from worker.core.trace import Reason
@@ -280,7 +280,7 @@ class Metrics:
             self.traces.labels(decision, profile)
         for reason in Reason:
             self.dead_letters.labels(str(reason))
-        for kind in TYPES:
+        for kind in STRICT_TYPES:
             self.redactions.labels(kind)
         for rule in RULES:
             self.screened.labels(rule)

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 from worker.config import ConfigError, Settings
 from worker.config.forget_keys import forget_keys
+from worker.config.redaction_rules import redaction_rules
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError
 from worker.embed.load import load_for_worker
@@ -118,6 +119,7 @@ class _Process:
         settings = self._settings
         if settings.forget:
             forget_keys(settings)  # a wrong one is told before the model is loaded
+        redaction_rules(settings)  # likewise
         self.tracing = start_tracing(settings)
         patch_aiokafka(settings)
         client = client_arguments(settings)

@@ -14,7 +14,9 @@ from aiokafka import TopicPartition
 
 from worker.config import Settings
 from worker.config.forget_keys import forget_keys
+from worker.config.redaction_rules import redaction_rules
 from worker.core.forgetting import ControlConfig
+from worker.core.redaction import Rules
 from worker.core.scorer import EvaluationConfig
 from worker.embed.embedder import Embedder
 from worker.embed.pool import EmbeddingPool
@@ -69,11 +71,14 @@ class Worker:
         self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
         self._group = group_scope(settings, client, layout, embedder, metrics)
         share = settings.dead_letter_breaker_share
+        rules = redaction_rules(settings)
+        for kind in rules.types:
+            metrics.redactions.labels(kind)
         context = Context(
             buffer=self._buffer,
             pool=self._pool,
             metrics=metrics,
-            evaluation=_evaluation_config(settings, layout),
+            evaluation=_evaluation_config(settings, layout, rules),
             latency_budget_seconds=settings.latency_budget_seconds,
             commit_interval_seconds=settings.commit_interval_seconds,
             dead_letter_limit=DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,
@@ -261,8 +266,8 @@ def _new_pool(embedder: Embedder | None, settings: Settings) -> EmbeddingPool | 
     return EmbeddingPool(embedder, settings.embed_remembered, settings.embed_in_flight)
 
 
-def _evaluation_config(settings: Settings, layout: Layout) -> EvaluationConfig:
+def _evaluation_config(settings: Settings, layout: Layout, rules: Rules) -> EvaluationConfig:
     limits = replace(settings.limits, max_bytes=layout.max_message_bytes)  # topics may accept less than the settings
     return EvaluationConfig(
-        limits, settings.event_time, settings.output_embedding, settings.redact, settings.marking_rules
+        limits, settings.event_time, settings.output_embedding, settings.redact, rules, settings.marking_rules
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,10 @@ import msgspec
 import pytest
 
 from tests.support.contribute import accepted_document
-from worker.contribute.unit import Gate, Refusal, Skip, Unit, known_fields, same_unit, unit_from
+from tests.support.made_secrets import made as made_secret
+from worker.contribute.unit import MAX_VALUES, Gate, Refusal, Skip, Unit, known_fields, same_unit, unit_from
+from worker.core.redaction import Rules
+from worker.core.redaction_patterns import own_pattern
 from worker.core.screen import DEFAULT, HIDDEN
 from worker.core.trace import CONTEXT, LEGACY_CONTEXT, Limits
 
@@ -288,3 +292,57 @@ def test_what_does_not_leave_is_not_screened() -> None:
     document["scoring"]["screen"] = {"rules": ["direction-override"], "text": HIDDEN_TEXT}
     document["steps"][0]["content"] = "password=<|im_start|>"
     assert unit(document, replace(GATE, screen=DEFAULT)).redactions == {"password": 1}
+
+
+def test_a_large_answer_is_compared_without_a_copy() -> None:
+    ours = unit(accepted_document("kp:trace:1")).document
+    theirs = {**ours, "steps": [{"input": {"a": [None] * (MAX_VALUES + 1)}}]}
+    tracemalloc.start()
+    assert not same_unit(ours, theirs)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1_000_000
+
+
+def redacted_by(rules: str, document: dict[str, Any]) -> Unit:
+    gate = Gate(frozenset({"network"}), frozenset({"aggregated"}), Rules(rules))
+    found = unit_from(json.dumps(document).encode(), gate, Limits())
+    assert isinstance(found, Unit), found
+    return found
+
+
+def test_what_was_posted_by_other_rules_is_the_same_unit(seed: int) -> None:
+    """At a replay, and after a redrive, whose record was redacted by the strict rules."""
+    rng = random.Random(seed)
+    for _ in range(100):
+        document = accepted_document("kp:trace:1")
+        document["task"]["objective"] = "\n".join(made_secret(rng).text for _ in range(3))
+        document["steps"][0]["input"] = {
+            "env": [{"name": "DB_PASSWORD", "value": "hunter2x"}],
+            "clientSecret": "a1b2c3",
+        }
+        strict, reference = redacted_by("strict", document), redacted_by("reference", document)
+        assert strict.body != reference.body
+        redriven = redacted_by("strict", json.loads(strict.body))
+        for ours, theirs in ((strict, reference), (reference, strict), (redriven, reference), (strict, redriven)):
+            assert same_unit(ours.document, json.loads(theirs.body), ours.rules), f"seed {seed}"
+        other = json.loads(reference.body)
+        other["outcome"]["result_summary"] = "other"
+        assert not same_unit(strict.document, other, strict.rules)
+
+
+def test_what_was_posted_before_a_pattern_was_added_is_the_same_unit() -> None:
+    document = accepted_document("kp:trace:1")
+    document["task"]["objective"] = "for customer KD-12345678"
+    before = unit(document)
+    gate = Gate(frozenset({"network"}), frozenset({"aggregated"}), Rules("strict", (own_pattern("kd", "KD-[0-9]+"),)))
+    after = unit(document, gate)
+    assert b"[REDACTED:kd]" in after.body
+    assert same_unit(after.document, json.loads(before.body), after.rules)
+
+
+def test_the_default_is_strict() -> None:
+    document = accepted_document("kp:trace:1")
+    document["task"]["objective"] = "DB_PASSWORD=hunter2x"
+    assert b"hunter2x" not in unit(document).body
+    assert b"hunter2x" in redacted_by("reference", document).body

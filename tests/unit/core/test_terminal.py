@@ -161,6 +161,7 @@ COMMANDS: dict[str, list[str]] = {
     "explain: refused": ["explain", "{bad}"],
     "explain: name": ["explain", "{named}"],
     "explain: no file": ["explain", f"/nowhere/{EVIL}"],
+    "redact": ["redact", "--try", "{traces}"],
     "report": ["report", "{scored}", "--output", "-"],
     "report: name": ["report", "{named}"],
     "whatif": ["whatif", "{scored}", "--set", "threshold=0"],

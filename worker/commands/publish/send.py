@@ -22,7 +22,8 @@ from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, i
 from worker.commands.shared.samples import SAMPLES
 from worker.commands.shared.session import Session, SessionError, run_session
 from worker.config import Settings
-from worker.core.redaction import redact_json
+from worker.config.redaction_rules import redaction_rules
+from worker.core.redaction import Rules, redact_json
 from worker.core.terminal import clean
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
 from worker.kafka.cluster.connections import idempotent_producer, while_sending
@@ -132,13 +133,14 @@ async def publish_lines(
         check = _LineCheck(producer, session.settings.limits if validate else None, target.max_bytes)
         sender = _Sender(producer, topic, rate, counts)
         lines = _lines(source, session.settings.max_message_bytes)
-        await while_sending(producer, _send_lines(lines, key, redact, check, sender, counts, on_line, on_refused))
+        rules = redaction_rules(session.settings) if redact else None
+        await while_sending(producer, _send_lines(lines, key, rules, check, sender, counts, on_line, on_refused))
 
 
 async def _send_lines(
     lines: AsyncIterator[Line],
     key: KeyField,
-    redact: bool,
+    rules: Rules | None,
     check: _LineCheck,
     sender: _Sender,
     counts: PublishCounts,
@@ -155,8 +157,8 @@ async def _send_lines(
         try:
             if problem is not None:
                 raise InvalidTrace(Reason.TOO_LARGE, "", problem)
-            if redact:
-                line, found = redact_json(line)  # noqa: PLW2901 the original must not be sent
+            if rules is not None:
+                line, found = redact_json(line, rules)  # noqa: PLW2901 the original must not be sent
             record_key = key_of(line, key)
             check.check(record_key, line)
         except InvalidTrace as error:

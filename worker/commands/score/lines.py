@@ -20,6 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from worker.commands.shared.console import CommandError, discard_buffered, json_output, say, size_of
 from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
 from worker.config import Settings
+from worker.config.redaction_rules import redaction_rules
 from worker.core.documents import embedding_failed
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation, EvaluationConfig
@@ -116,7 +117,12 @@ def score_lines(
     """
     identity = None if embedder is None else embedder.identity
     config = EvaluationConfig(
-        settings.limits, settings.event_time, settings.output_embedding, settings.redact, settings.marking_rules
+        settings.limits,
+        settings.event_time,
+        settings.output_embedding,
+        settings.redact,
+        redaction_rules(settings),
+        settings.marking_rules,
     )
     evaluation = Evaluation(new_scorer(settings, identity), identity, config)
     summary = Summary()

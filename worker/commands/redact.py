@@ -1,0 +1,153 @@
+"""`kp-worker redact --try FILE`: what redaction would replace in a file of traces."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import click
+
+from worker.commands.shared.console import Command, discard_buffered, errors_for_the_user, open_file, say, write_line
+from worker.commands.shared.options import json_option, read_settings, settings_options
+
+if TYPE_CHECKING:
+    from worker.core.redaction import Rules
+
+AROUND = 32
+"""Characters shown before and behind a marker."""
+
+
+class _Example(NamedTuple):
+    line: int
+    path: str
+    before: str
+    secret: str
+    after: str
+
+
+@click.command(cls=Command)
+@click.option("--try", "file", metavar="FILE", required=True, help="JSON Lines with traces; - is standard input.")
+@click.option("--rules", type=click.Choice(["reference", "strict"]),
+              help="Overrides KP_REDACT_RULES [strict, as for contribute].")  # fmt: skip
+@click.option("--examples", type=click.IntRange(0), default=5, show_default=True, help="Examples of each type.")
+@json_option
+@settings_options
+def redact(file: str, rules: str | None, examples: int, as_json: bool) -> None:
+    """Show what redaction would replace in a JSON Lines file of traces, by type, with the secrets masked.
+
+    Every letter of a secret appears as a or A, every digit as 9, and what is around it as it would be published. Each
+    trace's own metadata.privacy_level counts. Nothing is written. To try patterns of your own, set
+    KP_REDACT_PATTERNS_FILE. Exit codes: 0 done; 1 some lines are no JSON object (named), or the file cannot be read; 2
+    wrong usage, settings or patterns.
+    """
+    settings = read_settings(redact_rules=rules)
+    with errors_for_the_user():
+        from worker.config.redaction_rules import redaction_rules
+
+        chosen = redaction_rules(settings, unset="strict")
+    source = open_file(file, "rb")
+    code = 1
+    try:
+        with errors_for_the_user(), source:
+            code = _show(source, file, chosen, settings.max_message_bytes, examples, as_json=as_json)
+    except BrokenPipeError:
+        discard_buffered(sys.stdout.buffer)
+    sys.exit(code)
+
+
+def _show(source: BinaryIO, name: str, rules: Rules, largest: int, most: int, *, as_json: bool) -> int:
+    """Read the file, show what would be replaced, and return the exit code."""
+    import msgspec
+
+    from worker.commands.shared.json_lines import read_lines
+    from worker.core.redaction import LEVELS, redact_document
+    from worker.core.terminal import clean
+
+    counts: Counter[str] = Counter()
+    found: dict[str, list[_Example]] = {}
+    traces = touched = wrong = 0
+    for line in read_lines(source, largest):
+        if not line.data.strip() and line.problem is None:
+            continue
+        try:
+            document = None if line.problem else msgspec.json.decode(line.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            wrong += 1
+            say(f"{clean(name)}:{line.number}: {line.problem or 'it is no JSON object'}; left out")
+            continue
+        metadata = document.get("metadata")
+        level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
+        cleaned, set_here = redact_document(document, level if level in LEVELS else LEVELS[0], rules)
+        traces, touched = traces + 1, touched + bool(set_here)
+        counts.update(set_here)
+        if any(len(found.get(kind, ())) < most for kind in set_here):
+            for kind, example in _changes(document, cleaned, line.number):
+                if len(kept := found.setdefault(kind, [])) < most:
+                    kept.append(example)
+    if as_json:
+        shown = {kind: {"count": count, "examples": [e._asdict() for e in found.get(kind, ())]}
+                 for kind, count in counts.most_common()}  # fmt: skip
+        write_line(json.dumps({"rules": rules.name, "traces": traces, "changed": touched, "types": shown}))
+        return int(wrong > 0)
+    write_line(f"{touched} of {traces} traces would change by the rules {rules.name}.")
+    for kind, count in counts.most_common():
+        write_line(f"\n{kind}: {count}")
+        for example in found.get(kind, ()):
+            write_line(clean(f"  {example.line}: {example.path}: {example.before}«{example.secret}»{example.after}"))
+    return int(wrong > 0)
+
+
+def _changes(document: Any, cleaned: Any, line: int) -> Iterator[tuple[str, _Example]]:
+    """Yield each marker that the cleaned document has, with its type."""
+    pending = [(document, cleaned, "")]
+    while pending:
+        before, after, path = pending.pop()
+        if isinstance(before, dict) and isinstance(after, dict):
+            for (name, value), (cleaned_name, cleaned_value) in zip(before.items(), after.items(), strict=True):
+                place = f"{path}.{cleaned_name}" if path else cleaned_name
+                if name != cleaned_name:
+                    yield from _markers(name, cleaned_name, line, place)
+                pending.append((value, cleaned_value, place))
+        elif isinstance(before, list) and isinstance(after, list):
+            pending += [(*pair, f"{path}[{index}]") for index, pair in enumerate(zip(before, after, strict=True))]
+        elif isinstance(after, str) and before != after:
+            yield from _markers(before if isinstance(before, str) else json.dumps(before), after, line, path)
+
+
+def _markers(before: str, after: str, line: int, path: str) -> Iterator[tuple[str, _Example]]:
+    """Yield the markers of a text. What each replaced lies between the parts around it, which both texts have."""
+    from worker.core.redaction_strict import MARKER
+
+    markers = list(islice(MARKER.finditer(after), 1000))
+    place = 0
+    for number, marker in enumerate(markers):
+        end = markers[number + 1].start() if number + 1 < len(markers) else len(after)
+        start = place + marker.start() - (markers[number - 1].end() if number else 0)
+        following = after[marker.end() : end]
+        behind = before.find(following, start + 1) if following else len(before)
+        if number + 1 == len(markers):
+            behind = len(before) - len(following)
+        place = behind = max(start, behind)
+        if before[start:behind] == marker[0]:
+            continue  # it was there before
+        left, right = after[max(0, marker.start() - AROUND) : marker.start()], after[marker.end() :][:AROUND]
+        kind = marker[0].removeprefix("[REDACTED:").removesuffix("]")
+        yield kind, _Example(line, path, _one_line(left), _masked(before[start:behind]), _one_line(right))
+
+
+def _masked(secret: str) -> str:
+    """Return the shape of a secret: a for a letter, A for a capital, 9 for a digit; at most 40 characters."""
+    shape = "".join(
+        "9" if c.isdigit() else "A" if c.isupper() else "a" if c.isalpha() or ord(c) > 126 else c for c in secret[:40]
+    )
+    return _one_line(shape) + (f"... ({len(secret)} characters)" if len(secret) > 40 else "")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\n"))
