@@ -153,12 +153,12 @@ async def consume_all_async(bootstrap: str, topic: str, isolation: str = "read_c
         enable_auto_commit=False,
     ) as consumer:
         partitions = [TopicPartition(topic, p) for p in sorted(await _partitions(consumer, topic))]
-        consumer.assign(partitions)
         ends = await consumer.end_offsets(partitions)
         patience = time.monotonic() + ENDING_S
         while ends != await _all_ends(consumer, partitions) and time.monotonic() < patience:
             await asyncio.sleep(0.02)
             ends = await consumer.end_offsets(partitions)
+        consumer.assign(partitions)
         records: list[Any] = []
         async with asyncio.timeout(PATIENCE_S):
             while [tp for tp in partitions if await consumer.position(tp) < ends[tp]]:
@@ -168,7 +168,7 @@ async def consume_all_async(bootstrap: str, topic: str, isolation: str = "read_c
 
 
 async def _all_ends(consumer: AIOKafkaConsumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the ends of the log, whatever the consumer's isolation."""
+    """Return the ends of the log, whatever the consumer's isolation; the consumer must not fetch meanwhile."""
     fetcher = consumer._fetcher
     isolation, fetcher._isolation_level = fetcher._isolation_level, 0
     try:
