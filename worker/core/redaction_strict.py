@@ -15,6 +15,7 @@ import binascii
 import re
 import string
 from base64 import b64decode
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
@@ -744,11 +745,19 @@ def _merged(found: list[Found]) -> Iterator[Found]:
         yield last
 
 
+_MOST_KEPT: Final = 1000
+"""Markers that stay apart in one place. Only the rest of a text has more."""
+
+
 def _apart(found: Iterator[Found], kept: list[tuple[int, int]]) -> Iterator[Found]:
-    """Yield the places without those of markers."""
+    """Yield the places without those of markers; the rest of a text (`bounded`) with them."""
     marker = 0
+    starts = [start for start, _ in kept]
     for start, end, kind in found:
         begin = start
+        if bisect_left(starts, end) - bisect_left(starts, begin) > _MOST_KEPT:
+            yield Found(start, end, kind)
+            continue
         while marker < len(kept) and kept[marker][1] <= begin:
             marker += 1
         place = marker

@@ -220,6 +220,7 @@ PARTS: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_units_are_compared_as_by_a_slow_reading(seed: int, long: bool) -> None:
     rng = random.Random(seed)
 
@@ -294,6 +295,7 @@ def test_what_does_not_leave_is_not_screened() -> None:
     assert unit(document, replace(GATE, screen=DEFAULT)).redactions == {"password": 1}
 
 
+@pytest.mark.slow
 def test_a_large_answer_is_compared_without_a_copy() -> None:
     ours = unit(accepted_document("kp:trace:1")).document
     theirs = {**ours, "steps": [{"input": {"a": [None] * (MAX_VALUES + 1)}}]}

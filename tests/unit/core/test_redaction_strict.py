@@ -79,6 +79,7 @@ def test_private_keeps_what_only_identifies() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_reference_is_contained_and_twice_is_once(seed: int) -> None:
     rng = random.Random(seed)
     for number in range(1500):
