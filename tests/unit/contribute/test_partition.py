@@ -33,6 +33,8 @@ from worker.lab.registry.app import RegistryOptions
 from worker.lab.registry.store import Tier
 from worker.observe.contribute_metrics import ContributeMetrics
 
+pytestmark = pytest.mark.slow
+
 TP = TopicPartition("accepted", 0)
 FAST = Tier(60_000, 300_000)
 ATTACK = "1 UNION SELECT password"

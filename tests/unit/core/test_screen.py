@@ -153,6 +153,7 @@ def test_the_list_of_rules() -> None:
             rules_from(wrong)
 
 
+@pytest.mark.slow
 def test_time_is_linear() -> None:
     """Quadratic time would be minutes for a sixteenth of the 1 MiB that `python -m tests.runs.screen` measures."""
     seconds, text = slowest(1 << 16, ["", "output \u200b"])[0]
