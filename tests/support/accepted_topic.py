@@ -33,6 +33,9 @@ UNREADABLE: Final = (
     b'{"id": "kp:trace:unscored"}',
     b'{"id": null, "scoring": {"score": 0.8, "source": {}}}',
     b'{"id": "kp:trace:text", "scoring": {"score": "high", "source": {}}}',
+    b'{"id": "kp:trace:infinite", "scoring": {"score": 1e999, "source": {}}}',
+    b'{"id": "kp:trace:nan", "scoring": {"score": NaN, "source": {}}}',
+    b'{"id": "kp:trace:nowhere", "scoring": {"score": 0.8}}',
     b"[" * 100_000,
 )
 
