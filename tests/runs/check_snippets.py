@@ -42,6 +42,11 @@ READER_PACKAGES = (
     "@electric-sql/pglite@0.5.14", "@electric-sql/pglite-socket@0.2.17",
 )  # fmt: skip
 PYTHON_PACKAGES = ("confluent-kafka==2.12.1",)
+PATIENCE_S = 900.0
+"""Of a build of Confluent's client on a slow machine; it only decides when a broken test gives up."""
+
+pytestmark = pytest.mark.timeout(PATIENCE_S)
+
 PARENT = "00-00000000000000000000000000000001-0000000000000002-01"
 
 TYPESCRIPT_MAIN = """
@@ -159,9 +164,9 @@ def compile_typescript(
         "agent.ts", "main.ts", cwd=folder)  # fmt: skip
 
 
-def run(*command: str, cwd: Path, seconds: float = 240, **env: str) -> str:
+def run(*command: str, cwd: Path, **env: str) -> str:
     done = subprocess.run(
-        command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=seconds, check=False
+        command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
     return done.stdout
@@ -174,7 +179,7 @@ def node_modules(packages: tuple[str, ...]) -> Path:
     if not (home / ".ready").exists():
         home.mkdir(parents=True, exist_ok=True)
         run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(home), *packages, cwd=home,
-            seconds=900, CKJS_LINKING="dynamic")  # fmt: skip
+            CKJS_LINKING="dynamic")  # fmt: skip
         (home / ".ready").touch()
     return home / "node_modules"
 

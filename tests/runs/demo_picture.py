@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.style import Style
@@ -39,8 +40,9 @@ STYLE: Final = """
 def run() -> list[Text]:
     """Run the demo, and return what it prints; its output is shown, too."""
     console = Console(record=True, highlight=False, width=100)
-    show.wide_console = lambda: console
-    if show.run_demo(load(), None, keep_running=False, registry=False, otlp=False):
+    with patch.object(show, "wide_console", lambda: console):
+        failed = show.run_demo(load(), None, keep_running=False, registry=False, otlp=False)
+    if failed:
         sys.exit("the demo has failed: see above")
     return list(Text.from_ansi(console.export_text(styles=True)).split(allow_blank=True))
 

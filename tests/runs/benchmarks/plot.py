@@ -76,6 +76,8 @@ class Tables:
         self._rows: dict[str, dict[str, dict[str, str]]] = {}
         for part, text in re.findall(r"^## (\w)\) [^\n]*\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL):
             lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+            if lines is None:
+                raise ValueError(f"{PAGE.name}, part {part}: no table")
             head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[0].splitlines())
             self._rows[part] = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
 
