@@ -322,5 +322,5 @@ def test_kafkajs_still_returns_aborted_records(kafka: EmbeddedKafka, tmp_path: P
     """If it no longer does, the page may recommend it for reading, too."""
     (tmp_path / "node_modules").symlink_to(node_modules(NODE_PACKAGES))
     (tmp_path / "reader.cjs").write_text(KAFKAJS_READER)
-    topic = accepted_topic(kafka, 1, 60).name
+    topic = accepted_topic(kafka, 1, 300).name
     run("node", "reader.cjs", cwd=tmp_path, KP_BOOTSTRAP_SERVERS=kafka.bootstrap_servers, TOPIC=topic)
