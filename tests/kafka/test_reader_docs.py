@@ -17,11 +17,14 @@ from tests.support.snippets import snippets
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 KILLED = """
-import functools, os, runpy, sqlite3
+import asyncio, functools, os, runpy, sqlite3
 from aiokafka import AIOKafkaConsumer
+really_commit = AIOKafkaConsumer.commit
 async def commit(self):
     if sqlite3.connect(os.environ["DATABASE"]).execute("SELECT count(*) FROM accepted").fetchone() != (0,):
+        await asyncio.sleep(0.3)  # a commit by a timer would come now
         os._exit(9)
+    await really_commit(self)  # too early, if anything was read
 AIOKafkaConsumer.commit = commit
 # the group waits so long for a member that was killed
 AIOKafkaConsumer.__init__ = functools.partialmethod(AIOKafkaConsumer.__init__, session_timeout_ms=6000)
