@@ -16,7 +16,7 @@ from typing import Final
 from worker.core.novelty import unit_mean
 from worker.core.records import EmbedderIdentity
 from worker.core.trace import is_objective
-from worker.embed.embedder import ConcurrentEmbedder, Embedder, Embedding, embed_or_diagnose
+from worker.embed.embedder import ConcurrentEmbedder, Embedder, Embedding, ServedEmbedder, embed_or_diagnose
 
 WEIGHT: Final = 0.1
 """Weight of the newest text in the running mean: the estimate follows a change of speed within about 20 texts."""
@@ -69,7 +69,7 @@ class EmbeddingPool:
     One thread for each text that the embedder takes at a time (ConcurrentEmbedder.side_by_side, otherwise 1). Fleets
     resend and retry, so the last `remembered` texts are found by their hash; the vector equals the model's, bit for
     bit. With one thread, `in_flight` is the most traces that are admitted and not embedded; with several, there is one
-    for each thread.
+    for each thread. A ServedEmbedder needs no threads: it gets what it makes use of at a time, and the rest is its own.
     """
 
     def __init__(
@@ -83,6 +83,9 @@ class EmbeddingPool:
         self._remembered = remembered
         self._threads = embedder.side_by_side if isinstance(embedder, ConcurrentEmbedder) else 1
         self._most = in_flight if self._threads == 1 else self._threads
+        self._served = embedder if isinstance(embedder, ServedEmbedder) else None
+        if self._served is not None:
+            self._most = self._served.admitted
         self._known: OrderedDict[bytes, Future[Embedding]] = OrderedDict()
         self._clock = clock
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="embed")
@@ -168,6 +171,8 @@ class EmbeddingPool:
 
     def close(self) -> None:
         """Drop queued texts and let the threads end."""
+        if self._served is not None:
+            self._served.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _release(self, _: asyncio.Future[Embedding]) -> None:
@@ -175,6 +180,8 @@ class EmbeddingPool:
         self._freed.set()
 
     def _queue(self, text: str, objective: bool) -> Future[Embedding]:
+        if self._served is not None:
+            return self._served.submit(text, objective)
         expected = self._pace.expect(len(text))
         self._count(expected)
         future = self._executor.submit(self._embed, text, objective)
