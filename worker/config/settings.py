@@ -527,8 +527,8 @@ class Settings(BaseSettings):
     stuck_seconds: float = Field(
         60.0,
         gt=0,
-        description="/healthz returns 503 when one embedding takes longer than this; with KP_EMBEDDER=http the time limit "
-        "of a request",
+        description="/healthz returns 503 when one embedding takes longer than this; with KP_EMBEDDER=http the time "
+        "limit of a request",
     )
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz and the status page")  # noqa: S104 probes
     http_port: int = Field(

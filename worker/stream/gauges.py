@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -68,7 +68,7 @@ class _Growth:
     def __init__(self) -> None:
         self._seen: WeakKeyDictionary[Any, dict[str, float]] = WeakKeyDictionary()
 
-    def of(self, owner: Hashable, name: str, total: float) -> float:
+    def of(self, owner: object, name: str, total: float) -> float:
         """Return by how much the owner's total has grown."""
         seen = self._seen.setdefault(owner, {})
         grown = total - seen.get(name, 0)
