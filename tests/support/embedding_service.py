@@ -18,6 +18,8 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
+from tests.support.crash_worker import hash_vector
+
 MODEL: Final = "test-model"
 DIMENSIONS: Final = 384
 
@@ -26,10 +28,9 @@ Answer = tuple[int, bytes, dict[str, str]]
 
 
 def vector(text: str, dimensions: int = DIMENSIONS, salt: str = "") -> list[float]:
-    """Return a unit vector that depends on every character of the text, and on the salt."""
-    seed = int.from_bytes(hashlib.blake2b(f"{salt}{text}".encode(), digest_size=8).digest())
-    found = np.random.default_rng(seed).standard_normal(dimensions)
-    return [float(it) for it in np.asarray(found / np.linalg.norm(found), np.float32)]
+    """Return a unit vector that depends on every character of the text; the oracle's, unless there is a salt."""
+    found = hash_vector(f"{salt}{text}")[:dimensions]
+    return [float(it) for it in found / np.linalg.norm(found)] if dimensions < DIMENSIONS else found.tolist()
 
 
 def answer(vectors: list[Any], model: str = MODEL) -> bytes:
