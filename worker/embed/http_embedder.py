@@ -63,9 +63,9 @@ SLOW_SECONDS: Final = 10.0
 PROBES: Final = tuple(TEXTS[place] for place in (0, 3, 11, 12))
 """Fixed texts of 11, 60 and 200 tokens, and a Spanish one: they differ in length and in what a tokenizer does."""
 
-REFERENCE_DISTANCE: Final = 1e-3
-"""Most distance of a vector of all-MiniLM-L6-v2 from the recorded one. The similarity of two such vectors is at most
-twice as far off, and a score .35 times that."""
+REFERENCE_DISTANCE: Final = 4e-3
+"""Most distance of a vector of all-MiniLM-L6-v2 from the recorded one, for scores within 1e-3 of the demo's. Measured:
+fp16 .0021 at most, and scores .00015 off; bf16 .0093 to .019, and .0012 off (docs/model-elsewhere.md)."""
 
 LONG_TEXT: Final = TEXTS[-1]
 """Over 512 tokens: whether the service cuts, and for all-MiniLM-L6-v2 also where."""

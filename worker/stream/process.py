@@ -145,6 +145,7 @@ class _Process:
             try:
                 return await asyncio.to_thread(self._load, self._settings)
             except ServiceUnavailableError as error:
+                self._metrics.service_down.set(1)
                 self._phase = f"waiting for the embedding service at {error}"
                 log.warning("%s; trying again in %g s", self._phase, SERVICE_SECONDS)
                 await asyncio.sleep(SERVICE_SECONDS)
