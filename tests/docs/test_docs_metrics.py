@@ -26,6 +26,7 @@ UNITS = {
     "kp_embedding_hits_total": "texts",
     "kp_embedder_requests_total": "requests",
     "kp_embedder_texts_total": "texts",
+    "kp_embedder_request_seconds_total": "seconds",
     "kp_embedder_down": "0 or 1",
     "kp_cache_entries": "entries",
     "kp_cache_evictions_total": "entries",

@@ -1,8 +1,9 @@
 """The figures of docs/model-elsewhere.md: `python -m tests.runs.model_elsewhere carry`, or one of the others.
 
 carry: traces a second of one worker over 64 partitions, with a stand-in that answers 32 texts in 5 ms; each comes out
-once. service URL MODEL: texts a second of a real service with 1, 4 and 16 requests at once, and how far its vectors are from the
-recorded ones. precisions: how far vectors of all-MiniLM-L6-v2 in half precision are from those in fp32 (needs torch).
+once. service URL MODEL: texts a second of a real service with 1, 4 and 16 requests at once, and how far its vectors are
+from the recorded ones. precisions: how far vectors of all-MiniLM-L6-v2 in half precision are from those in fp32 (needs
+torch).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.chaos import quiet_clients
 from tests.support.embedding_service import MODEL
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, free_ports, produce
 from tests.support.stage import LINES, OUTPUTS, Stage
@@ -38,6 +40,7 @@ ASKED = 150
 
 
 def carry() -> None:
+    quiet_clients()
     port = free_ports(1)[0]
     service = subprocess.Popen([sys.executable, "-m", "tests.support.embedding_service", str(port), MILLISECONDS])
     try:
