@@ -22,7 +22,7 @@ import numpy as np
 
 from tests.support.chaos import quiet_clients
 from tests.support.embedding_service import MODEL
-from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, free_ports, produce
+from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
 from tests.support.stage import LINES, OUTPUTS, Stage
 from worker.config import load
 from worker.core.changelog import probe_distance
@@ -32,6 +32,7 @@ from worker.embed.embedder import packaged_weights
 from worker.embed.export_source import TEXTS, recorded_vectors
 from worker.embed.http_embedder import HttpEmbedder
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.ports import free_ports
 
 PARTITIONS = 64
 TRACES = 30_000
@@ -61,7 +62,7 @@ def _carry(kafka: EmbeddedKafka, service: int, url: str, embedder: str, requests
     brokers = [int(pid) for pid in subprocess.run(["pgrep", "-P", str(os.getpid()), "java"], capture_output=True, check=False).stdout.split()]  # fmt: skip  # noqa: E501
     with WorkerProcess(stage.env) as worker:
         worker.wait_ready()
-        seen = []
+        seen: list[tuple[float, ...]] = []
         while not seen or seen[-1][1] < TRACES:
             done = worker.metric("kp_records_consumed_total")
             seen.append((time.monotonic(), done, _cpu(worker.pid), _cpu(service), sum(map(_cpu, brokers))))
@@ -144,4 +145,10 @@ def precisions() -> None:
 
 
 if __name__ == "__main__":
-    {"carry": carry, "service": service, "precisions": precisions}[sys.argv[1]](*sys.argv[2:])
+    match sys.argv[1:]:
+        case ["service", url, model]:
+            service(url, model)
+        case ["precisions"]:
+            precisions()
+        case _:
+            carry()
