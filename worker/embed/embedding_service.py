@@ -200,6 +200,8 @@ class EmbeddingService:
             ) as response:
                 status, pause = response.status, response.headers.get("Retry-After", "")
                 read = await _read(response, most if status == 200 else FRAME_BYTES)
+        except aiohttp.ConnectionTimeoutError:
+            raise ServiceError(f"no connection to {self.url} in {CONNECT_SECONDS:g} s", unrelated=True) from None
         except TimeoutError:
             raise ServiceError(f"no answer in {self._timeout:g} s") from None
         except aiohttp.ClientConnectorError as error:

@@ -164,6 +164,7 @@ class HttpEmbedder:
         self._loop.close()
 
     async def _close(self) -> None:
+        self._waiting.clear()  # otherwise the next request would begin where one ends
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -241,6 +241,18 @@ def test_the_probes_are_compared_from_time_to_time(
         embedder.embed("text")
 
 
+def test_closing_in_an_outage_ends_at_once(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened(embed_in_flight=1)
+    service.stop()
+    futures = [embedder.submit(f"text {number}") for number in range(100)]
+    wait_for(lambda: embedder.problem() is not None)
+    started = time.monotonic()
+    embedder.close()
+    assert time.monotonic() - started < 2
+    assert not embedder._thread.is_alive()
+    assert not any(future.done() for future in futures)
+
+
 # --- the start
 
 
