@@ -59,9 +59,9 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Half as many again as there are cores for `-n auto`: what waits for Kafka leaves its core to another test."""
+    """Twice as many as there are cores for `-n auto`: what waits for Kafka leaves its core to another test."""
     cores = len(os.sched_getaffinity(0))
-    return cores + cores // 2 if config.option.numprocesses == "auto" else cores
+    return 2 * cores if config.option.numprocesses == "auto" else cores
 
 
 @pytest.hookimpl(optionalhook=True)

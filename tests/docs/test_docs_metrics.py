@@ -57,6 +57,7 @@ UNITS = {
     "kp_contribute_build_info": "1",
     "kp_assemble_records_total": "records",
     "kp_assemble_parts_total": "parts",
+    "kp_embed_in_flight": "texts",
     "kp_assemble_repeated_parts_total": "parts",
     "kp_assemble_spans_total": "spans",
     "kp_assemble_closed_runs_total": "runs",

@@ -507,7 +507,7 @@ class Settings(BaseSettings):
         100_663_296,
         ge=16_777_216,
         description=(
-            "memory budget for uncommitted records and unpacked batches, over all partitions (docs/operations.md)"
+            "memory budget for uncommitted records and unpacked batches, over all partitions (docs/capacity.md)"
         ),
     )
     max_steps: int = Field(10_000, ge=1, description="traces with more steps become dead letters")

@@ -63,7 +63,7 @@ def load_configured(settings: Settings, side_by_side: int = 1) -> Embedder | Non
 def slow_runtime(kind: str, model: str | None) -> str | None:
     """Return why KP_EMBEDDER=auto takes the slow runtime, and what mends it; None where it does not.
 
-    Loads nothing. docs/benchmarks.md has the speed of both, docs/operations.md their memory.
+    Loads nothing. docs/benchmarks.md has the speed of both, docs/capacity.md their memory.
     """
     if kind != "auto" or model == MULTILINGUAL or not find_spec("sentence_transformers"):
         return None

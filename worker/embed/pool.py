@@ -97,6 +97,7 @@ class EmbeddingPool:
         self._width = BudgetedWidth(budget_seconds) if budget_seconds is not None and self._threads > 1 else None
         self.side_by_side = self._threads if self._served is None else self._most
         """How many texts run side by side under load now."""
+        self._obey_width()
         self._started: list[float] = []  # when the running embeddings began
         self._pace = Pace()
         self._lock = threading.Lock()
@@ -189,11 +190,15 @@ class EmbeddingPool:
         """Note that a trace is embedded, this long after its submission."""
         self._in_flight -= 1
         self._freed.set()
-        if self._width is not None and self._concurrent is not None:
+        if self._width is not None:
             self._width.observe(seconds)
-            if self._width.side_by_side != (self.side_by_side > 1):
-                self.side_by_side = self._threads if self._width.side_by_side else 1
-                self._concurrent.share_cores(self._width.side_by_side)
+            self._obey_width()
+
+    def _obey_width(self) -> None:
+        width = self._width
+        if width is not None and self._concurrent is not None and width.side_by_side != (self.side_by_side > 1):
+            self.side_by_side = self._threads if width.side_by_side else 1
+            self._concurrent.share_cores(width.side_by_side)
 
     def _queue(self, text: str, objective: bool) -> Future[Embedding]:
         if self._served is not None:

@@ -20,6 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the worker and every pe
 from rich.console import Console
 
 from tests.runs.benchmarks import (
+    capacity,
     clients,
     embedding,
     footprint,
@@ -46,9 +47,10 @@ PARTS: Final = {
     "h": ("hand-over of partitions", handover.run),
     "i": ("a cache of 100,000 entries", large_cache.run),
     "j": ("many partitions on one worker", partitions.run),
+    "k": ("what sizes a fleet", capacity.run),
 }
 
-ORDER: Final = "bfjheacgdi"
+ORDER: Final = "bfjheacgdik"
 """The parts that let the broker work hardest come first: its compiler is done when the others look at single traces."""
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.builders import TextEmbedder
 from tests.support.clock import HandClock
 from worker.core.novelty import unit_mean
-from worker.embed.cores import FIRST_TRIAL
+from worker.embed.cores import FIRST_TRIAL, WARM_UP
 from worker.embed.embedder import Embedding
 from worker.embed.pool import LEAD_SECONDS, LEAD_SHARE, EmbeddingPool
 
@@ -92,7 +92,7 @@ class TimedEmbedder(TextEmbedder):
 async def test_the_budget_decides_how_many_texts_run_side_by_side() -> None:
     clock = HandClock(50.0)
     embedder = TimedEmbedder(clock)
-    pool = EmbeddingPool(embedder, 0, 2, budget_seconds=0.1, clock=clock)
+    pool = EmbeddingPool(embedder, 0, 2, 0.1, clock)
 
     async def take(count: int, seconds: float) -> tuple[bool, int]:
         embedder.seconds = seconds
@@ -104,13 +104,12 @@ async def test_the_budget_decides_how_many_texts_run_side_by_side() -> None:
         await asyncio.sleep(0)
         return embedder.sharing, pool.side_by_side
 
+    assert await take(WARM_UP - 1, 0.2) == (False, 1)
     assert await take(100, 0.09) == (True, 2)
     assert await take(20, 0.11) == (False, 1)
-    embedder.seconds = 0.0
     assert await take(FIRST_TRIAL, 0.0) == (True, 2)
     pool.close()
-    fixed = EmbeddingPool(embedder, 0, 2, clock=clock)
-    pool = fixed
+    pool = EmbeddingPool(embedder, 0, 2, clock=clock)
     assert await take(100, 1.0) == (True, 2)
     pool.close()
 
