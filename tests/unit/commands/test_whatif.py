@@ -209,10 +209,11 @@ def test_json_when_piped(documents: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])
-def test_text_fits_a_terminal(documents: Path, columns: str) -> None:
+def test_text_fits_a_terminal(documents: Path, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.commands.shared.console.PIPE_WIDTH", int(columns))
     candidate = documents.with_name("candidate.toml")
     candidate.write_text("threshold = 0.5\n[profiles.gardenin]\n[profiles.code]\nthreshold = 0.9\n")
-    result = whatif(str(documents), "--config", str(candidate), "--text", COLUMNS=columns)
+    result = whatif(str(documents), "--config", str(candidate), "--text")
     assert result.exit_code == 0, result.output
     lines = result.stdout.split("\n")
     assert max(map(len, lines)) <= int(columns)
@@ -220,6 +221,17 @@ def test_text_fits_a_terminal(documents: Path, columns: str) -> None:
     assert "  gardenin; did you mean gardening?" in lines
     pasted = result.stdout[result.stdout.index("(--config FILE, KP_CONFIG):") :].partition("\n")[2]
     assert tomllib.loads(pasted) == tomllib.loads(candidate.read_text())
+
+
+def test_nothing_is_wrapped_in_a_pipe() -> None:
+    domain = "a_domain_with_a_name_that_is_longer_than_the_column_of_profiles"
+    sources = [trace_bytes(f"kp:trace:{n}", domain=domain) for n in range(40)]
+    data = b"\n".join(document for _, document in scored(sources, embed=False))
+    for arguments in ([], ["--share", "10%"]):
+        told = whatif(
+            "-", "--text", "--set", f"profiles.{domain}.threshold=0.1", *arguments, data=data, COLUMNS="40"
+        ).stdout
+        assert [line for line in told.split("\n") if line.startswith("a_domain") and domain in line]
 
 
 def test_the_settings_that_were_used_are_said_to_change_nothing(documents: Path) -> None:

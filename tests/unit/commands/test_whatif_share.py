@@ -251,8 +251,11 @@ def documents(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])
-def test_the_text_of_proposals_fits_a_terminal(documents: Path, columns: str) -> None:
-    result = whatif(str(documents), "--share", "10%", "--label", TASK, "--text", COLUMNS=columns)
+def test_the_text_of_proposals_fits_a_terminal(
+    documents: Path, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.commands.shared.console.PIPE_WIDTH", int(columns))
+    result = whatif(str(documents), "--share", "10%", "--label", TASK, "--text")
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.split("\n"))) <= int(columns)
     told = " ".join(result.stdout.split())
