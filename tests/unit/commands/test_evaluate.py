@@ -203,8 +203,8 @@ def test_two_settings_are_compared_by_the_interval_of_their_paired_difference() 
     assert 0 < worse.auc_warm_behind.low < worse.auc_warm_behind.high < one.high - two.low
     assert same.auc_warm_behind == Interval(0, 0, 0)
     first, second, third = verdict([better, worse, same])
-    assert first.endswith("with whole, 0 tokens: novelty tells repeats from new tasks better than chance (0.5).")
-    assert second.startswith("whole, 0 tokens is ahead of whole, 1 tokens by 0.0")
+    assert first.startswith("whole, 0 tokens has the highest AUC warm, 0.801 (0.713 to 0.874): novelty tells repeats")
+    assert second.startswith("Against whole, 1 tokens it is ahead by 0.0")
     assert second.endswith("; a difference is shown.")
     assert third.endswith(" by 0.000 (0.000 to 0.000); the interval holds 0: no difference shown.")
 

@@ -128,8 +128,8 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     if best is None:
         return ["No AUC warm, so no verdict: no half of the tasks has both firsts and repeats."]
     row, auc = best
-    name = named(row.settings)
-    told = f"AUC warm {_written(auc)}{f' with {name}' if len(rows) > 1 else ''}: "
+    told = f"{named(row.settings)} has the highest AUC warm, " if len(rows) > 1 else "AUC warm "
+    told += f"{_written(auc)}: "
     if auc.low > CHANCE:
         told += f"novelty tells repeats from new tasks better than chance ({CHANCE})."
     elif auc.high < CHANCE:
@@ -142,7 +142,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         if behind is not None:
             holds = behind.low <= 0 <= behind.high
             shown = "the interval holds 0: no difference shown" if holds else "a difference is shown"
-            sentences.append(f"{name} is ahead of {named(row.settings)} by {_written(behind)}; {shown}.")
+            sentences.append(f"Against {named(row.settings)} it is ahead by {_written(behind)}; {shown}.")
     return sentences
 
 

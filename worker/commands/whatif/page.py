@@ -37,6 +37,8 @@ def _histograms(it: WhatIf) -> dict[str, Any]:
     return {
         "before": histogram(it.total.before.histogram, before),
         "after": histogram(it.total.after.histogram, after),
+        "threshold_before": before,
+        "threshold_after": after,
         "rows": rows,
     }
 
