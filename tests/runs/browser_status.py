@@ -360,13 +360,13 @@ async def test_the_strip_has_a_cell_for_each_partition_and_nothing_moves(visit: 
         section = page.locator("section.right")
         size = await section.bounding_box()
         assert size is not None
-        assert size["height"] < 900
+        assert size["height"] < (900 if count <= 64 or width > 1000 else 1200)
         assert await page.evaluate("document.documentElement.scrollWidth") <= width
         cells = page.locator("#strip .cell")
         assert await cells.evaluate_all("all => Math.min(...all.map(e => e.getBoundingClientRect().width))") > 6
         before = await page.inner_text("#partitions")
         await page.wait_for_function("old => document.getElementById('partitions').innerText !== old", arg=before)
-        assert await section.bounding_box() == size
+        assert await section.bounding_box() == pytest.approx(size, abs=0.5)
         if count <= 10:
             await expect(page.locator("#all")).to_be_hidden()
             return
