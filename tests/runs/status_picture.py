@@ -1,7 +1,7 @@
 """docs/status-page.png: `python -m tests.runs.status_picture` (needs what `make browser-test` needs).
 
-A worker with the real model on real Kafka, 64 partitions of very different lag. Most traces are done when the picture is
-taken; on some partitions records wait, the oldest for minutes by their timestamps.
+A worker with the real model on real Kafka, 64 partitions of very different lag. Most traces are done when the picture
+is taken; on some partitions records wait, the oldest for minutes by their timestamps.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from playwright.sync_api import sync_playwright
 
@@ -25,6 +25,8 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 ROOT = Path(__file__).parents[2]
 DEMO = (ROOT / "worker/data/demo_traces.jsonl").read_bytes().splitlines()
 PARTITIONS, SEED = 64, 1
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 OWN = [
     trace_bytes(f"kp:trace:order-{number}", domain=domain, objective=objective)
     for number, (domain, objective) in enumerate(
@@ -56,11 +58,13 @@ def waiting(rng: random.Random, now_ms: int) -> Iterator[tuple[Any, ...]]:
         for number in range(round(10 ** rng.uniform(0.3, 3.3))):
             trace = json.loads(rng.choice(LINES))
             # Equal texts are embedded once: without a difference the backlog would be gone in two seconds.
-            trace["steps"].insert(0, {"step_id": 0, "type": "thought", "content": f"Case {number} of queue {partition}."})
+            trace["steps"].insert(
+                0, {"step_id": 0, "type": "thought", "content": f"Case {number} of queue {partition}."}
+            )
             yield None, json.dumps(trace).encode(), (), partition, now_ms - 1000 * age_s
 
 
-def pictures(kafka: EmbeddedKafka, out: Path, shots: Iterable[tuple[int, str]]) -> None:
+def pictures(kafka: EmbeddedKafka, out: Path, shots: Sequence[tuple[int, Scheme]]) -> None:
     """Write one picture for each width and colour scheme, named by them where there are several."""
     rng = random.Random(SEED)
     stage = Stage(
@@ -68,7 +72,6 @@ def pictures(kafka: EmbeddedKafka, out: Path, shots: Iterable[tuple[int, str]]) 
         KP_GROUP_ID="kp-worker", KP_EVENT_TIME="record",
     )  # fmt: skip
     create_topics(stage.bootstrap, {stage.name: PARTITIONS})
-    shots = list(shots)
     with WorkerProcess(stage.env) as worker:
         worker.wait_ready()
         records = list(done(rng))
@@ -98,6 +101,6 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=ROOT / "docs/status-page.png", help="file, or a folder with --all")
     parser.add_argument("--all", action="store_true", help="pictures of 400, 900 and 1400 px, light and dark")
     given = parser.parse_args()
-    wanted = [(w, s) for w in (400, 900, 1400) for s in ("light", "dark")] if given.all else [(1280, "light")]
+    wanted = [(w, s) for w in (400, 900, 1400) for s in SCHEMES] if given.all else [(1280, SCHEMES[0])]
     with EmbeddedKafka() as broker:
         pictures(broker, given.out, wanted)

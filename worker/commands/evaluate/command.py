@@ -180,4 +180,3 @@ def _text(interval: Interval | None) -> str:
 
 def _short(interval: Interval | None) -> str:
     return "-" if interval is None else f"{round(interval.value, 2) + 0.0:.2f}"  # no -0.00
-

@@ -28,18 +28,14 @@ def _histograms(it: WhatIf) -> dict[str, Any]:
     before, after = (
         _threshold([getattr(row, side) for row in it.domains], it.other_domains) for side in ("before", "after")
     )
-    rows = [
-        (histogram(it.total.before.histogram, before, small=True), histogram(it.total.after.histogram, after, small=True))
-    ] + [
-        tuple(histogram(side.histogram, side.threshold, small=True) for side in (row.before, row.after))
-        for row in it.domains
-    ]  # fmt: skip
+    total = [(it.total.before.histogram, before), (it.total.after.histogram, after)]
+    rows = [[(side.histogram, side.threshold) for side in (row.before, row.after)] for row in it.domains]
     return {
-        "before": histogram(it.total.before.histogram, before),
-        "after": histogram(it.total.after.histogram, after),
+        "before": histogram(*total[0]),
+        "after": histogram(*total[1]),
         "threshold_before": before,
         "threshold_after": after,
-        "rows": rows,
+        "rows": [[histogram(*side, small=True) for side in sides] for sides in (total, *rows)],
     }
 
 
