@@ -346,7 +346,7 @@ def test_the_page_has_the_figures_of_the_summary_and_escapes_names(documents: Pa
     found = json.loads(result.stdout)
     assert f"accepted: {found['total']['before']['accepted']} → {found['total']['after']['accepted']}" in told
     assert len(list(root.iter("figure"))) == 2
-    table = list(root.iter("table"))[0]
+    table = next(iter(root.iter("table")))
     assert len(list(table.iter("tr"))) == 2 + len(found["domains"])
     [pasted] = root.iter("pre")
     assert pasted.text == found["config"]
