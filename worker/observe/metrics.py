@@ -212,6 +212,11 @@ class Metrics:
             ["cause"],
             registry=registry,
         )
+        self.embed_in_flight = Gauge(
+            "kp_embed_in_flight",
+            "Texts that the model embeds side by side under load: KP_EMBED_IN_FLIGHT, or what the budget permits.",
+            registry=registry,
+        )
         self.cache_reach = Gauge(
             "kp_cache_reach_seconds",
             "Age at which a full novelty cache evicts its oldest entry, in stream time; absent while it is not full.",

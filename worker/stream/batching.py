@@ -15,10 +15,6 @@ MAX_COMMIT_RECORDS: Final = 512
 MAX_COMMIT_BYTES: Final = 8 << 20
 """Most bytes of one transaction (SourceRecord.size and output values), so that large documents do not accumulate."""
 
-LINGER_SECONDS_EACH: Final = 0.025
-"""Behind a backlog of its own, a partition's batch lingers this long for each record that can still join it, and at
-most KP_COMMIT_INTERVAL_SECONDS."""
-
 BUSY_LINGER_SECONDS: Final = 0.1
 """While records of any partition wait, it lingers at least this long: 44 traces a second of 4 partitions then make 20
 transactions a second, not 44."""
@@ -27,22 +23,28 @@ transactions a second, not 44."""
 class Upstream(NamedTuple):
     """What can still join a partition's batch.
 
-    `busy`: records of any partition wait to be taken. `waiting`: how many of this one do. `has_turn`: they are taken
-    next. `undecided`: records of this partition are taken, and not decided yet.
+    `busy`: records of any partition wait to be taken. `waiting`: some of this one do. `ahead`: some that waited when
+    the batch began are not decided yet. `has_turn`: the partition's records are taken next. `undecided`: some are
+    taken, and not decided yet.
     """
 
     busy: bool
-    waiting: int
+    waiting: bool
+    ahead: bool
     has_turn: bool
     undecided: bool
 
 
 def linger_seconds(upstream: Upstream, interval_seconds: float) -> float:
-    """Return how long a batch waits for further records; `interval_seconds` is the longest time."""
+    """Return how long a batch waits for further records; `interval_seconds` is the longest time.
+
+    A backlog of the partition's own becomes one batch, as far as it is decided within the interval: with a time for
+    each record instead, a slower machine had more transactions. Records that come later are not waited for.
+    """
     if not upstream.busy:
         return 0.0
     if upstream.waiting and upstream.has_turn:
-        return min(interval_seconds, max(BUSY_LINGER_SECONDS, upstream.waiting * LINGER_SECONDS_EACH))
+        return interval_seconds if upstream.ahead else min(interval_seconds, BUSY_LINGER_SECONDS)
     if upstream.undecided:  # they leave the embedder soon
         return interval_seconds
     # After its turn, nothing else can join the batch.

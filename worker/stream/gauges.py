@@ -94,6 +94,7 @@ class Gauges:
         self._reach.update({number: partition.state.scorer.cache for number, partition in partitions.items()})
         if self._pool is not None:
             self._metrics.remembered.inc(self._growth.of(self._pool, "hits", self._pool.hits))
+            self._metrics.embed_in_flight.set(self._pool.side_by_side)
 
     def _update_cache(self, partition: Partition) -> None:
         metrics, label, scorer = self._metrics, str(partition.number), partition.state.scorer

@@ -123,6 +123,7 @@ class Partition:
         self._decided: deque[Pending] = deque()
         self._publishing: list[Pending] = []
         self._records = self._bytes = 0  # past the committed offset
+        self._ahead_to = -1  # offset of the last record that waited when the oldest decided one was decided
         self._first_decided = 0.0  # when the oldest decided record was decided, s of the performance counter
         self._last_commit = 0.0  # when the last transaction began
         self._draining = False
@@ -183,6 +184,7 @@ class Partition:
             if self._draining:
                 self._drop_undecided()
             return
+        was_ahead = self._ahead()
         try:
             while self._taken and self._taken[0].ready():
                 pending = self._taken.popleft()
@@ -191,10 +193,16 @@ class Partition:
                     context.dead_letter_limit.record(isinstance(pending.result, InvalidTrace))
                 if not self._decided:
                     self._first_decided = time.perf_counter()
+                    self._ahead_to = self._taken_to + self._buffer.waiting(self.number)
                     self._work.set()
                 self._decided.append(pending)
             ended = not self._taken and not self._buffer.has_turn(self.number)
-            if ended or len(self._decided) >= batching.MAX_COMMIT_RECORDS or not self.has_room():
+            if (
+                ended
+                or (was_ahead and not self._ahead())
+                or len(self._decided) >= batching.MAX_COMMIT_RECORDS
+                or not self.has_room()
+            ):
                 self.flush()
         except Exception as error:
             self._fail(error)
@@ -226,7 +234,12 @@ class Partition:
 
     def _upstream(self) -> Upstream:
         buffer = self._buffer
-        return Upstream(bool(buffer), buffer.waiting(self.number), buffer.has_turn(self.number), bool(self._taken))
+        waiting, has_turn = bool(buffer.waiting(self.number)), buffer.has_turn(self.number)
+        return Upstream(bool(buffer), waiting, self._ahead(), has_turn, bool(self._taken))
+
+    def _ahead(self) -> bool:
+        """Whether records that waited when the batch began are not decided yet; less often where offsets have gaps."""
+        return bool(self._decided) and self._decided[-1].record.offset < self._ahead_to
 
     def flush(self) -> None:
         """Note that the partition's turn has ended, or that no more records wait to be taken."""

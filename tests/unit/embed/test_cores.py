@@ -1,12 +1,13 @@
 """Which cores embed a text."""
 
 import os
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.support.clock import HandClock
-from worker.embed.cores import MEMORY_SECONDS, CoreShares, available_cores
+from worker.embed.cores import FIRST_TRIAL, LAST_TRIAL, MEMORY_SECONDS, BudgetedWidth, CoreShares, available_cores
 
 
 def embed(cores: CoreShares, clock: HandClock, seconds: float, pause: float) -> int | None:
@@ -68,6 +69,71 @@ def test_under_load_a_text_alone_gets_a_share_until_it_is_quiet_again() -> None:
     assert None not in shares[250:]
     clock.now += 3 * MEMORY_SECONDS
     assert cores.take() is None
+
+
+def test_one_by_one_each_text_waits_for_all_cores() -> None:
+    cores = busy_cores(2, HandClock(7.0))
+    first = cores.take()
+    assert first is not None
+    cores.sharing = False
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(cores.take)
+        with pytest.raises(TimeoutError):
+            second.result(0.05)
+        cores.give_back(first)
+        assert second.result(10) is None
+    cores.give_back(None)
+    cores.sharing = True
+    assert cores.take() is not None
+
+
+BUDGET = 0.1
+
+
+def evaluations(width: BudgetedWidth, count: int, alone: float, rng: random.Random) -> tuple[int, int]:
+    """Texts that take `alone` seconds on all cores and 1.8 times that side by side, some more, some less.
+
+    Return how many exceeded the budget, and how many ran side by side.
+    """
+    over = together = 0
+    for _ in range(count):
+        seconds = alone * rng.uniform(0.8, 1.1) * (1.8 if width.side_by_side else 1.0)
+        together += width.side_by_side
+        over += seconds > BUDGET
+        width.observe(seconds)
+    return over, together
+
+
+def test_texts_run_side_by_side_only_while_the_budget_holds(seed: int) -> None:
+    rng = random.Random(seed)
+    width = BudgetedWidth(BUDGET)
+    assert evaluations(width, 3000, 0.04, rng) == (0, 3000)
+    over, together = evaluations(width, 3000, 0.08, rng)
+    assert 3 <= over <= 0.005 * 3000
+    assert together == over
+    assert evaluations(width, 2 * LAST_TRIAL, 0.04, rng)[1] >= LAST_TRIAL  # they are shorter again
+    assert evaluations(width, 10, 0.04, rng) == (0, 10)
+
+
+def test_a_trial_that_fails_makes_the_next_one_rarer(seed: int) -> None:
+    width, rng = BudgetedWidth(BUDGET), random.Random(seed)
+    over, _ = evaluations(width, 200_000, 0.09, rng)
+    assert over <= 0.001 * 200_000
+    short = BudgetedWidth(BUDGET)
+    evaluations(short, 100, 0.09, rng)
+    assert not short.side_by_side
+    evaluations(short, FIRST_TRIAL + 1, 0.04, rng)
+    assert short.side_by_side
+
+
+def test_neither_a_pause_of_the_machine_nor_the_allowed_share_ends_the_time_side_by_side() -> None:
+    width = BudgetedWidth(BUDGET)
+    for number in range(20_000):
+        width.observe(1.0 if number % 200 == 0 else 0.05)
+        assert width.side_by_side
+    width.observe(1.0)
+    width.observe(1.0)
+    assert width.side_by_side
 
 
 def test_no_share_is_held_twice_and_none_is_lost() -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.support.builders import TextEmbedder
 from tests.support.clock import HandClock
 from worker.core.novelty import unit_mean
+from worker.embed.cores import FIRST_TRIAL
 from worker.embed.embedder import Embedding
 from worker.embed.pool import LEAD_SECONDS, LEAD_SHARE, EmbeddingPool
 
@@ -69,6 +70,49 @@ def test_busy_seconds_tells_how_long_the_running_embedding_takes(slow: Slow) -> 
     while pool.busy_seconds() and time.monotonic() < deadline:  # the future is done a moment before the thread
         time.sleep(0.001)
     assert pool.busy_seconds() == 0.0
+
+
+class TimedEmbedder(TextEmbedder):
+    """Takes the time that the test says, and texts side by side."""
+
+    side_by_side = 2
+
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__()
+        self.clock, self.seconds, self.sharing = clock, 0.0, True
+
+    def embed(self, text: str, objective: bool = False) -> Embedding:
+        self.clock.now += self.seconds
+        return super().embed(text, objective)
+
+    def share_cores(self, share: bool) -> None:
+        self.sharing = share
+
+
+async def test_the_budget_decides_how_many_texts_run_side_by_side() -> None:
+    clock = HandClock(50.0)
+    embedder = TimedEmbedder(clock)
+    pool = EmbeddingPool(embedder, 0, 2, budget_seconds=0.1, clock=clock)
+
+    async def take(count: int, seconds: float) -> tuple[bool, int]:
+        embedder.seconds = seconds
+        for _ in range(count):
+            await pool.admission()
+            future = pool.embed("text")
+            assert isinstance(future, asyncio.Future)
+            await future
+        await asyncio.sleep(0)
+        return embedder.sharing, pool.side_by_side
+
+    assert await take(100, 0.09) == (True, 2)
+    assert await take(20, 0.11) == (False, 1)
+    embedder.seconds = 0.0
+    assert await take(FIRST_TRIAL, 0.0) == (True, 2)
+    pool.close()
+    fixed = EmbeddingPool(embedder, 0, 2, clock=clock)
+    pool = fixed
+    assert await take(100, 1.0) == (True, 2)
+    pool.close()
 
 
 def test_busy_seconds_ends_with_a_failure_too() -> None:
@@ -151,6 +195,9 @@ class Concurrent(SlowEmbedder):
     def embed(self, text: str, objective: bool = False) -> Embedding:
         self.at_once.wait(10)
         return super().embed(text, objective)
+
+    def share_cores(self, share: bool) -> None:
+        raise AssertionError("without a budget nothing changes")
 
 
 async def test_a_concurrent_embedder_gets_as_many_texts_at_a_time_as_it_takes() -> None:
