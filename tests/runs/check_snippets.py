@@ -1,7 +1,8 @@
-"""The examples of docs/publishing.md and docs/agent-logs.md that need node or another client: compiled and run.
+"""The examples of the pages that need node or another client: compiled and run.
 
 Not part of `make test`, which needs nothing but Python: `make snippet-check` runs it. Needs node and npm, and fails
-where they are missing; kafkajs, TypeScript and confluent-kafka are fetched once into .cache/snippet-checks.
+where they are missing; the packages are fetched once into .cache/snippet-checks. Confluent's client downloads a binary;
+where that is not allowed, npm builds it, with a C++ compiler and the headers of OpenSSL and zlib.
 """
 
 from __future__ import annotations
@@ -9,17 +10,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from tests.support.accepted_topic import accepted_topic, scored
 from tests.support.builders import read_jsonl
+from tests.support.chaos import wait_until
 from tests.support.imports import ROOT
 from tests.support.kafka_fixtures import consume_all, create_topics, unique
 from tests.support.snippets import snippets
@@ -29,7 +37,16 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 DOCUMENT = (ROOT / "docs/publishing.md").read_text("utf-8")
 TOOLS = ROOT / ".cache/snippet-checks"
 NODE_PACKAGES = ("kafkajs@2.2.4", "typescript@5.9.3", "@types/node@20.19.0")
+READER_PACKAGES = (
+    "@confluentinc/kafka-javascript@1.10.1", "pg@8.23.1", "@types/pg@8.23.1", "typescript@5.9.3", "@types/node@20.19.0",
+    "@electric-sql/pglite@0.5.14", "@electric-sql/pglite-socket@0.2.17",
+)  # fmt: skip
 PYTHON_PACKAGES = ("confluent-kafka==2.12.1",)
+PATIENCE_S = 900.0
+"""Of a build of Confluent's client on a slow machine; it only decides when a broken test gives up."""
+
+pytestmark = pytest.mark.timeout(PATIENCE_S)
+
 PARENT = "00-00000000000000000000000000000001-0000000000000002-01"
 
 TYPESCRIPT_MAIN = """
@@ -69,6 +86,51 @@ async function main() {
 main();
 """
 
+POSTGRES = """
+const { PGlite } = require("@electric-sql/pglite");
+const { PGLiteSocketServer } = require("@electric-sql/pglite-socket");
+const server = new PGLiteSocketServer({ db: new PGlite(), port: 0, host: "127.0.0.1", maxConnections: 10 });
+server.addEventListener("listening", (event) => console.log(event.detail.port));
+server.start();
+"""
+
+ASK = """
+const { Client } = require("pg");
+const client = new Client({ connectionString: process.env.DATABASE_URL });
+client.connect().then(() => client.query(process.argv[2])).then(({ rows }) => {
+  console.log(JSON.stringify(rows));
+  return client.end();
+});
+"""
+
+KILLED = """
+const { KafkaJS } = require("@confluentinc/kafka-javascript");
+const { consumer } = KafkaJS.Kafka.prototype;
+KafkaJS.Kafka.prototype.consumer = function (options) {
+  options.kafkaJS.sessionTimeout = 6000; // the group waits so long for a member that was killed
+  const made = consumer.call(this, options);
+  made.commitOffsets = () => process.kill(process.pid, "SIGKILL");
+  return made;
+};
+require("./agent.js");
+"""
+
+KAFKAJS_READER = """
+const { Kafka } = require("kafkajs");
+const consumer = new Kafka({ brokers: [process.env.KP_BOOTSTRAP_SERVERS] }).consumer({ groupId: process.env.TOPIC });
+async function main() {
+  await consumer.connect();
+  await consumer.subscribe({ topic: process.env.TOPIC, fromBeginning: true });
+  await consumer.run({
+    eachMessage: async ({ message }) => {
+      if (message.value && message.value.includes("kp:trace:never")) process.exit(0);
+    },
+  });
+  setTimeout(() => process.exit(1), 10_000);
+}
+main();
+"""
+
 PYTHON_MAIN = """
 import json, os
 import agent
@@ -89,8 +151,10 @@ def example(heading: str) -> str:
     return found[1]
 
 
-def compile_typescript(folder: Path, module: str, agent: str, main: str) -> None:
-    modules = node_modules()
+def compile_typescript(
+    folder: Path, module: str, agent: str, main: str, packages: tuple[str, ...] = NODE_PACKAGES
+) -> None:
+    modules = node_modules(packages)
     (folder / "node_modules").symlink_to(modules)
     (folder / "package.json").write_text(json.dumps({"type": module}))
     (folder / "agent.ts").write_text(agent, "utf-8")
@@ -100,20 +164,22 @@ def compile_typescript(folder: Path, module: str, agent: str, main: str) -> None
         "agent.ts", "main.ts", cwd=folder)  # fmt: skip
 
 
-def run(*command: str, cwd: Path, **env: str) -> None:
+def run(*command: str, cwd: Path, **env: str) -> str:
     done = subprocess.run(
-        command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+    return done.stdout
 
 
-def node_modules() -> Path:
+def node_modules(packages: tuple[str, ...]) -> Path:
     for program in ("node", "npm"):
         assert shutil.which(program), f"{program} is missing: install Node.js 20 or later (https://nodejs.org)"
-    home = TOOLS / "-".join(NODE_PACKAGES).replace("/", "_")
+    home = TOOLS / "-".join(packages).replace("/", "_")
     if not (home / ".ready").exists():
         home.mkdir(parents=True, exist_ok=True)
-        run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(home), *NODE_PACKAGES, cwd=home)
+        run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(home), *packages, cwd=home,
+            CKJS_LINKING="dynamic")  # fmt: skip
         (home / ".ready").touch()
     return home / "node_modules"
 
@@ -185,3 +251,76 @@ def test_the_typescript_that_logs_a_run(tmp_path: Path, module: str) -> None:
     steps = json.loads(done.stdout)["steps"]
     assert [step["type"] for step in steps] == ["tool_call", "tool_call", "error_recovery", "observation", "thought"]
     assert steps[3]["content"] == '{"city":"Ghent","from":8}'
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """Run a Postgres in WebAssembly; yield its address."""
+    (folder / "postgres.cjs").write_text(POSTGRES)
+    with subprocess.Popen(["node", "postgres.cjs"], cwd=folder, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        try:
+            yield f"postgres://postgres:postgres@127.0.0.1:{int(server.stdout.readline())}/postgres?sslmode=disable"
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("module", ["module", "commonjs"])
+def test_the_typescript_reader_stores_each_trace_once(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, module: str
+) -> None:
+    (block,) = [
+        each for each in snippets("tests/runs/check_snippets.py") if each.page == "docs/reading-the-accepted-topic.md"
+    ]
+    compile_typescript(tmp_path, module, block.text, "", READER_PACKAGES)
+    (tmp_path / "killed.cjs").write_text(KILLED)
+    (tmp_path / "ask.cjs").write_text(ASK)
+    rng = random.Random(seed)
+    special = [scored(rng, trace_id) for trace_id in ("kp:trace:\0", "kp:trace:" + rng.randbytes(3000).hex())]
+    topic = accepted_topic(kafka, seed, 60, special)
+    log = tmp_path / "log"
+    with postgres(tmp_path) as address:
+        env = {
+            "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_ACCEPTED_TOPIC": topic.name, "DATABASE_URL": address
+        }  # fmt: skip
+
+        def ask(query: str) -> list[dict[str, Any]]:
+            return json.loads(run("node", "ask.cjs", query, cwd=tmp_path, **env))  # type: ignore[no-any-return]
+
+        def rows() -> dict[str, tuple[float, str]]:
+            return {each["id"]: (each["score"], each["document"]) for each in ask("SELECT * FROM accepted")}
+
+        def start(program: str) -> subprocess.Popen[bytes]:
+            with log.open("ab") as output:
+                return subprocess.Popen(
+                    ["node", program], cwd=tmp_path, env=os.environ | env, stdout=output, stderr=output
+                )
+
+        with start("killed.cjs") as killed:
+            assert killed.wait(60) == -signal.SIGKILL, log.read_text()
+        assert ask("UPDATE accepted SET score = -1 RETURNING id"), "the reader was killed too early"
+        ask("ALTER TABLE accepted RENAME score TO away")  # the upsert fails, and it is not the record's fault
+        readers = [start("agent.js"), start("agent.js")]
+        try:
+            assert wait_until(lambda: 'column "score"' in log.read_text(), 60), log.read_text()
+            ask("ALTER TABLE accepted RENAME away TO score")
+            assert wait_until(lambda: rows() == topic.rows, 90, 0.5), log.read_text()
+            for reader in readers:
+                reader.send_signal(signal.SIGTERM)
+            assert [reader.wait(30) for reader in readers] == [0, 0], log.read_text()
+        finally:
+            for reader in readers:
+                reader.kill()
+                reader.wait()
+        assert rows() == topic.rows
+        unreadable = ask("SELECT encode(value, 'hex') AS value FROM unreadable")
+    found = [None if each["value"] is None else bytes.fromhex(each["value"]) for each in unreadable]
+    assert Counter(found) == Counter(topic.unreadable)
+
+
+def test_kafkajs_still_returns_aborted_records(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """If it no longer does, the page may recommend it for reading, too."""
+    (tmp_path / "node_modules").symlink_to(node_modules(NODE_PACKAGES))
+    (tmp_path / "reader.cjs").write_text(KAFKAJS_READER)
+    topic = accepted_topic(kafka, 1, 300).name
+    run("node", "reader.cjs", cwd=tmp_path, KP_BOOTSTRAP_SERVERS=kafka.bootstrap_servers, TOPIC=topic)

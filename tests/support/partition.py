@@ -174,6 +174,7 @@ class TaskHarness:
         housekeeping: Housekeeping | None = None,
         group: GroupScope | None = None,
         control: ControlConfig | None = None,
+        drain_seconds: float | None = None,
     ) -> None:
         self.pool = ManualPool()
         self.publisher = ManualPublisher()
@@ -196,6 +197,7 @@ class TaskHarness:
             "status": self.status,
             "group": group,
             "control": control,
+            "drain_seconds": drain_seconds,
             "confirm_topic": self._confirm_topic,
             "fail": lambda _, error: self.failures.append(error),
         }

@@ -17,7 +17,8 @@ PEM: Final = "-----BEGIN"
 NOT_SHOWN: Final = "(not shown)"
 """In place of what is a secret, or may be one."""
 
-PASSWORD_IN_URL: Final = re.compile("://[^/]*@")
+PASSWORD_IN_URL: Final = re.compile(r"://(?:[^/]*@|.*\?)")
+"""A password, or a query, which may hold a key."""
 
 SHOWN: Final = 120
 """Characters of a wrong value that a message repeats."""

@@ -96,28 +96,39 @@ def _variables(given: Set[str], *names: str) -> list[str]:
     return [f"KP_{name.upper()}" for name in names if name in given]
 
 
-URL_FORM: Final = "give the base URL, such as https://registry.example.org"
-
-
 def check_registry_url(url: str) -> str:
     """Return the URL without a slash at its end. Raises ValueError, without quoting the URL."""
+    given, host = _checked_url(
+        url, "give the base URL, such as https://registry.example.org", "KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY"
+    )
+    if given.startswith("http:") and not is_loopback(host):
+        raise ValueError("plain http would send the key and the traces unencrypted; use https (http only to loopback)")
+    return given
+
+
+def check_embedder_url(url: str) -> str:
+    """Return the URL without a slash at its end. Raises ValueError, without quoting the URL."""
+    return _checked_url(url, "give the base URL, such as https://embeddings.example.org", "KP_EMBEDDER_TOKEN_FILE")[0]
+
+
+def _checked_url(url: str, form: str, key: str) -> tuple[str, str]:
+    """Return the URL without a slash at its end, and its host. Raises ValueError. `key`: the settings for secrets."""
     try:
         parts = urlsplit(url.strip())
         host, _ = parts.hostname, parts.port
     except ValueError:
-        raise ValueError(f"it is not a URL; {URL_FORM}") from None
+        raise ValueError(f"it is not a URL; {form}") from None
     if parts.scheme not in ("http", "https") or not host or any(ord(character) <= 32 for character in url.strip()):
-        raise ValueError(f"it is not a URL with https:// and a host; {URL_FORM}")
+        raise ValueError(f"it is not a URL with https:// and a host; {form}")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("it holds a user or a password; give the key by KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY")
+        raise ValueError(f"it holds a user or a password; give the key by {key}")
     if parts.query or parts.fragment:
-        raise ValueError(f"it has a query or a fragment; {URL_FORM}")
-    if parts.scheme == "http" and not _is_loopback(host):
-        raise ValueError("plain http would send the key and the traces unencrypted; use https (http only to loopback)")
-    return url.strip().rstrip("/")
+        raise ValueError(f"it has a query or a fragment; {form}")
+    return url.strip().rstrip("/"), host
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host of a URL is this machine."""
     if host == "localhost":
         return True
     try:
@@ -335,12 +346,20 @@ class Settings(BaseSettings):
         description='profiles to add or change; as JSON {"domain": {"weights": {...}, "threshold": 0.8}}',
     )
 
-    embedder: Literal["auto", "openvino", "sentence-transformers", "none"] = Field(
+    embedder: Literal["auto", "openvino", "sentence-transformers", "http", "none"] = Field(
         "auto",
         description=(
             "embedding runtime; auto: openvino if the model is exported (fetch-model, export-model), "
-            "otherwise sentence-transformers; none: novelty is 0.5 for every trace"
+            "otherwise sentence-transformers; http: a service (docs/model-elsewhere.md); none: novelty is 0.5 for "
+            "every trace"
         ),
+    )
+    embedder_url: Annotated[str, AfterValidator(check_embedder_url)] | None = Field(
+        None,
+        description="with KP_EMBEDDER=http: URL of a service with OpenAI's /v1/embeddings, with or without /v1",
+    )
+    embedder_token_file: Path | None = Field(
+        None, description="file with the bearer token for that service; read again when it changes"
     )
     precision: Literal["fp32", "bf16", "int8"] = Field(
         "fp32",
@@ -350,7 +369,8 @@ class Settings(BaseSettings):
         None,
         description=(
             "multilingual (after fetch-model --model multilingual), directory of an exported model, or directory or "
-            "hub name of a sentence-transformers model (default: all-MiniLM-L6-v2)"
+            "hub name of a sentence-transformers model (default: all-MiniLM-L6-v2); with KP_EMBEDDER=http the "
+            "service's name of the model"
         ),
     )
     embed_text: Literal["whole", "objective"] = Field(
@@ -364,7 +384,8 @@ class Settings(BaseSettings):
         256,
         ge=8,
         le=8192,
-        description="most tokens of a text embedded at once; KP_LONG_TEXTS decides about the rest",
+        description="most tokens of a text embedded at once; KP_LONG_TEXTS decides about the rest. With "
+        "KP_EMBEDDER=http the service cuts: state what it reads",
     )
     long_texts: Literal["cut", "windows"] = Field(
         "cut",
@@ -382,7 +403,7 @@ class Settings(BaseSettings):
         description=(
             "most traces in the embedder at once. Under load an exported model embeds as many side by side, each on a "
             "share of KP_EMBED_THREADS; auto: 2 while evaluations stay inside KP_LATENCY_BUDGET_SECONDS, otherwise 1; "
-            "1 saves the second compiled graph (120 MB)"
+            "1 saves the second compiled graph (120 MB). With KP_EMBEDDER=http: requests at once (auto: 4)"
         ),
     )
     embed_remembered: int = Field(
@@ -502,7 +523,10 @@ class Settings(BaseSettings):
 
     latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
     stuck_seconds: float = Field(
-        60.0, gt=0, description="/healthz returns 503 when one embedding takes longer than this"
+        60.0,
+        gt=0,
+        description="/healthz returns 503 when one embedding takes longer than this; with KP_EMBEDDER=http the time "
+        "limit of a request",
     )
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz and the status page")  # noqa: S104 probes
     http_port: int = Field(
@@ -540,7 +564,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "sasl_password_file", "sasl_token_file", "tls_ca_file", "tls_certificate_file", "tls_key_file",
-        "tls_key_password_file", "forget_key_file", mode="before",
+        "tls_key_password_file", "forget_key_file", "embedder_token_file", mode="before",
     )  # fmt: skip
     @classmethod
     def _is_path(cls, value: object) -> object:
@@ -555,6 +579,7 @@ class Settings(BaseSettings):
             number = "six" if self.forget else "five"
             raise ValueError(f"the {number} topics must differ from each other, got {', '.join(topics)}")
         self._check_forget()
+        self._check_service()
         check_security(self._given(), self.security_protocol, self.sasl_mechanism)
         if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
             raise ValueError(
@@ -593,6 +618,32 @@ class Settings(BaseSettings):
                 "KP_FORGET=true needs an embedder: without one the worker does not read the changelog; set KP_EMBEDDER "
                 "to something other than none"
             )
+
+    def _check_service(self) -> None:
+        if self.embedder != "http":
+            return
+        if self.embedder_url is None or self.model is None:
+            raise ValueError(
+                "KP_EMBEDDER=http needs KP_EMBEDDER_URL, and KP_MODEL with the service's name of the model "
+                "(docs/model-elsewhere.md)"
+            )
+        if len(self.model) > 512:
+            raise ValueError("KP_MODEL: the service's name of the model has more than 512 characters; give it a name")
+        if self.long_texts != "cut":
+            raise ValueError(
+                "KP_LONG_TEXTS=windows needs the model's tokenizer, which is elsewhere with KP_EMBEDDER=http: set "
+                "KP_LONG_TEXTS=cut"
+            )
+        if self.precision != "fp32":
+            raise ValueError(
+                f"KP_PRECISION={self.precision} is for exported models: with KP_EMBEDDER=http the service chooses its "
+                "precision; leave it out"
+            )
+
+    @property
+    def embed_requests(self) -> int:
+        """Requests to the embedding service at once."""
+        return 4 if self.embed_in_flight == "auto" else self.embed_in_flight
 
     def _check_assemble(self, others: Set[str]) -> None:
         if both := sorted({*self.span_topics, self.assemble_spans, self.assemble_state} & others):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from worker.config import ConfigError, Settings
 from worker.contribute.contributor import Contributor
 from worker.contribute.delivery import DeniedError
-from worker.contribute.registry_client import RegistryClient, RegistryKey
+from worker.contribute.registry_client import RegistryClient, registry_key
 from worker.contribute.topics import prepare_contribute_topics
 from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.errors import error_text
@@ -49,7 +49,7 @@ class _ContributeProcess:
         settings = self._settings
         if settings.registry_url is None:
             raise ConfigError("contribute needs the registry's address: set KP_REGISTRY_URL")
-        key = RegistryKey(settings)
+        key = registry_key(settings)
         patch_aiokafka(settings)
         client = client_arguments(settings)
         preparing = asyncio.create_task(prepare_contribute_topics(settings, client))

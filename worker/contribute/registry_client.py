@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
-import stat
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
@@ -20,76 +17,22 @@ import aiohttp
 from yarl import URL
 
 from worker.config import ConfigError, Settings
+from worker.config.token import Token, TokenError
 from worker.contribute.answers import HttpAnswer
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.version import __version__
 
-log = logging.getLogger(__name__)
 
-
-class KeyFileError(Exception):
-    """The key's file cannot be used at the moment; the message says why, without the key."""
-
-
-class RegistryKey:
-    """The key. A file is read again when its time, size, inode or mode changes."""
-
-    def __init__(self, settings: Settings) -> None:
-        """Raise ConfigError where there is no key."""
-        self._path = settings.registry_key_file
-        self._seen: tuple[int, int, int, int] | None = None
-        self._value = ""
-        if self._path is not None:
-            try:
-                self.read()
-            except KeyFileError as error:
-                raise ConfigError(str(error)) from None
-        elif settings.registry_key is not None:
-            try:
-                self._value = _checked(settings.registry_key.get_secret_value(), "KP_REGISTRY_KEY")
-            except KeyFileError as error:
-                raise ConfigError(str(error)) from None
-        else:
-            raise ConfigError("contribute needs the registry's key: set KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY")
-
-    @property
-    def source(self) -> str:
-        """Return the variable that names the key."""
-        return "KP_REGISTRY_KEY" if self._path is None else "KP_REGISTRY_KEY_FILE"
-
-    def read(self) -> str:
-        """Return the key as it is now. Raises KeyFileError."""
-        if self._path is not None:
-            self._refresh(self._path)
-        return self._value
-
-    def _refresh(self, path: Path) -> None:
-        try:
-            now = path.stat()
-            seen = (now.st_mtime_ns, now.st_size, now.st_ino, now.st_mode)
-            if seen == self._seen:
-                return
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise KeyFileError(f"KP_REGISTRY_KEY_FILE={path} cannot be read: {reason}; check the mount") from None
-        self._value = _checked(text, f"KP_REGISTRY_KEY_FILE={path}")
-        self._seen = seen
-        if now.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            log.warning(
-                "KP_REGISTRY_KEY_FILE=%s may be written by others (mode %03o), who could give a key of their own; "
-                "run chmod go-w on it", path, stat.S_IMODE(now.st_mode),
-            )  # fmt: skip
-
-
-def _checked(text: str, where: str) -> str:
-    """Return the key. Raises KeyFileError for what no HTTP header may hold."""
-    key = text.strip()
-    if not key:
-        raise KeyFileError(f"{where} is empty; the secret that provides it has not been written yet")
-    if not all("!" <= character <= "~" for character in key):
-        raise KeyFileError(f"{where} holds more than one word of ASCII; give the key alone")
-    return key
+def registry_key(settings: Settings) -> Token:
+    """Return the key of the settings. Raises ConfigError where there is none."""
+    try:
+        if settings.registry_key_file is not None:
+            return Token("KP_REGISTRY_KEY_FILE", settings.registry_key_file)
+        if settings.registry_key is not None:
+            return Token("KP_REGISTRY_KEY", settings.registry_key.get_secret_value())
+    except TokenError as error:
+        raise ConfigError(str(error)) from None
+    raise ConfigError("contribute needs the registry's key: set KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY")
 
 
 ANSWER_GROWTH: Final = 5
@@ -114,7 +57,7 @@ class RegistryClient:
     def __init__(
         self,
         url: str,
-        key: RegistryKey | None,
+        key: Token | None,
         timeout_seconds: float,
         metrics: ContributeMetrics,
         max_bytes: int = 1 << 20,
@@ -158,13 +101,13 @@ class RegistryClient:
         self,
         method: str,
         path: str,
-        with_key: RegistryKey | None,
+        with_key: Token | None,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> HttpAnswer:
         try:
             key = "" if with_key is None else await asyncio.to_thread(with_key.read)
-        except KeyFileError as error:
+        except TokenError as error:
             raise NoAnswerError("key_file", str(error), unsent=True) from None
         if self._session is None:
             raise RuntimeError("this is a bug: the client is not started")

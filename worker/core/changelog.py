@@ -10,11 +10,12 @@ is no longer among the newest `slots`. So a partition never has more than `slots
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from msgspec import Meta
 from worker.core.forgetting import FORGOTTEN_PREFIX, Kept, Processed, RemovedBy, Row, decode_processed
 from worker.core.novelty import CACHED_ID_LENGTH, LENGTH_TOLERANCE, Label, Vector
 from worker.core.passes import (
+    LAST_OFFSET,
     MARKER_KEY,
     NO_PASS,
     UNREADABLE,
@@ -60,6 +62,12 @@ DECODED: Final = 1024
 
 MAX_DIMENSIONS: Final = 16_384
 """More numbers than any embedder's vector has."""
+
+PROBE_PREFIX: Final = b"probe:"
+
+PROBE_DISTANCE: Final = 0.05
+"""Most distance of a fixed text's vector from the one that was kept, for the model to count as the same: bf16 differs
+from fp32 by up to .019, and by .017 from batch to batch; two texts with nine tenths in common by .1."""
 
 _KEY: Final = re.compile(rb"([0-9]+:[0-9]+:)?[0-9]+")
 
@@ -213,6 +221,57 @@ def impossible(entry: Entry, where: Found | None = None) -> str | None:
     return None
 
 
+def probe_distance(kept: Vector, now: Vector) -> float:
+    """Return the distance of two unit vectors, 0 to 2; infinity if their dimensions differ.
+
+    A cosine similarity with any third vector differs by at most that much.
+    """
+    return float(np.linalg.norm(kept.astype(np.float64) - now)) if kept.shape == now.shape else math.inf
+
+
+class OtherModelError(Exception):
+    """A service's model is not the one that made the entries; the message says what to do."""
+
+
+class Probes(NamedTuple):
+    """The vectors that a service's model has for a few fixed texts: by them it is known again.
+
+    `name`: that of the model (KP_MODEL); `model`: the key of the embedder's identity. Each vector is kept as an entry
+    with a key of its own, `probe:HASH OF THE NAME:NUMBER`, behind all offsets. A worker that knows no probes (0.2.0)
+    passes over it: the key is none of an entry's slot.
+    """
+
+    name: str
+    model: str
+    vectors: tuple[Vector, ...]
+
+    def keys(self) -> list[bytes]:
+        """Return the record keys, in the order of the vectors."""
+        name = hashlib.blake2b(self.name.encode(), digest_size=8).hexdigest().encode()
+        return [b"%s%s:%d" % (PROBE_PREFIX, name, number) for number in range(len(self.vectors))]
+
+    def row(self, key: bytes, vector: Vector) -> Row:
+        """Return the record that keeps a vector."""
+        value = encode(
+            sequence=0, source_offset=LAST_OFFSET, stream_time_ms=0, trace_id="", model=self.model, vector=vector
+        )
+        return key, value
+
+    def check(self, kept: Vector, vector: Vector) -> None:
+        """Raise OtherModelError if a vector is not the one that was kept."""
+        distance = probe_distance(kept, vector)
+        if distance <= PROBE_DISTANCE:
+            return
+        told = f"has moved by {distance:.3g} (at most {PROBE_DISTANCE:g})"
+        if math.isinf(distance):
+            told = f"had {len(kept)} dimensions, and has {len(vector)}"
+        raise OtherModelError(
+            f"the service's model {self.name} is not the one that made the cache: the vector of a fixed text {told}. "
+            "Bring the former model back, or give the new one a name of its own (KP_MODEL), or a new "
+            "KP_CHANGELOG_TOPIC: the caches then start empty (docs/model-elsewhere.md)"
+        )
+
+
 class Housekeeping:
     """The rows that accompany a partition's entries: they keep the changelog bounded and name the passes that count.
 
@@ -356,16 +415,18 @@ class Log:
             try:
                 entry = decode(value)
             except CorruptEntry:
-                continue  # or another record, such as the marker
+                continue  # or another record, such as the marker; probes are behind all offsets
             if entry.source_offset < committed:
                 return entry
         return None
 
-    def restore(self, found: Found, model: str, dimensions: int, capacity: int) -> Restored:
+    def restore(
+        self, found: Found, model: str, dimensions: int, capacity: int, probes: Probes | None = None
+    ) -> Restored:
         """Decide which pass continues, which entries count, and which must be deleted.
 
         An entry counts when its source offset is below the committed one, its model is ours, and its pass is the one
-        that counts at its offset.
+        that counts at its offset. `probes`: those of a service's model; raises OtherModelError if others are kept.
         """
         result = Restored()
         for position, fault in self._faults:
@@ -387,6 +448,8 @@ class Log:
         result.live = [(it.key, it.entry) for it in live if it.entry is not None and it.key not in dead]
         if resolved.marker() != marker:
             first.append((MARKER_KEY, encode_marker(resolved.marker())))
+        if probes is not None:
+            first += self._missing(probes, result)
         result.housekeeping = Housekeeping(first, leaving, sorting.ahead)
         return result
 
@@ -399,6 +462,21 @@ class Log:
         except ValueError as error:
             _corrupt(result, position, str(error))
             return UNREADABLE
+
+    def _missing(self, probes: Probes, result: Restored) -> Iterator[Row]:
+        """Yield the rows of probes that are not kept yet. Raises OtherModelError if those that are differ."""
+        for key, vector in zip(probes.keys(), probes.vectors, strict=True):
+            position, value = self._values.get(key, (0, None))
+            if value is None:
+                yield probes.row(key, vector)
+                continue
+            try:
+                kept = decode(value)
+            except CorruptEntry as error:
+                _corrupt(result, position, str(error))
+                yield probes.row(key, vector)
+            else:
+                probes.check(kept.array(), vector)
 
     def _entries(self, result: Restored, where: Found, model: str) -> list[_Live]:
         live = []
@@ -433,7 +511,7 @@ class Log:
 
 
 def _may_be_entry(key: bytes | None) -> bool:
-    return key is None or (key != MARKER_KEY and not key.startswith(FORGOTTEN_PREFIX))
+    return key is None or (key != MARKER_KEY and not key.startswith((FORGOTTEN_PREFIX, PROBE_PREFIX)))
 
 
 def _is_entry(row: Row) -> bool:

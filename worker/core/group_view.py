@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from worker.core.changelog import CorruptEntry, Entry, Restored, decode, impossible
+from worker.core.changelog import PROBE_PREFIX, CorruptEntry, Entry, Restored, decode, impossible
 from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed, end_of_validity, id_hash
 from worker.core.novelty import Label, Neighbour, Vector
 from worker.core.passes import MARKER_KEY, Chain, at_offset, decode_marker, written_at
@@ -167,7 +167,7 @@ class GroupView:
 
         That is so where earlier entries may count now that did not count before: the passes are other ones.
         """
-        if key is None:
+        if key is None or key.startswith(PROBE_PREFIX):
             return True
         if key == MARKER_KEY:
             return self._apply_marker(partition, value)

@@ -30,7 +30,8 @@ MAX_SEGMENTS: Final = 64
 MAX_PASS: Final = 10**18 - 1
 """The greatest pass number that fits the committed metadata."""
 
-Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+LAST_OFFSET: Final = 2**63 - 1
+Offset = Annotated[int, Meta(ge=0, le=LAST_OFFSET)]
 PassNumber = Annotated[int, Meta(ge=0, le=MAX_PASS)]
 StreamTime = Annotated[int, Meta(ge=EARLIEST_MS, le=LATEST_MS)]
 """Numbers in records of the changelog. Anything else is damage, or was written by somebody else: the record is skipped.

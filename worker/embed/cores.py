@@ -32,13 +32,13 @@ def available_cores() -> int:
 ALLOWED_SHARE: Final = 0.01
 """Share of the evaluations that may exceed the budget: it holds for the 99th percentile."""
 
-DEBT: Final = 3.0
+DEBT: Final = 5.0
 """This many evaluations beyond the allowed share end the time side by side. A short pause of the machine has fewer."""
 
 FIRST_TRIAL: Final = 1000
 LAST_TRIAL: Final = 16_000
 """After so many evaluations one by one, texts run side by side again: a trial. Each trial that fails doubles the
-number. A trial of texts that are all too long costs four or five evaluations, so .5 % of all at most."""
+number. A trial of texts that are all too long costs six or seven evaluations, so .7 % of all at most."""
 
 
 class BudgetedWidth:

@@ -7,13 +7,15 @@ embedding independent of the texts around it. So a restarted worker computes the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from worker.core.changelog import Probes
 from worker.core.novelty import LENGTH_TOLERANCE, Vector, unit
 from worker.core.records import EmbedderIdentity
 
@@ -42,6 +44,10 @@ PROBE_TEXT: Final = "Check the invoice total against the order."
 
 class ModelError(Exception):
     """The model cannot be loaded, is not the expected one, or no longer works; the message says what to do."""
+
+
+class ServiceUnavailableError(ModelError):
+    """The embedding service does not answer at the start; the message says why. It may answer later."""
 
 
 class Embedding(NamedTuple):
@@ -76,6 +82,37 @@ class ConcurrentEmbedder(Embedder, Protocol):
 
     def share_cores(self, share: bool) -> None:
         """Let texts share the cores from now on, or let each have all of them."""
+        ...
+
+
+@runtime_checkable
+class ServedEmbedder(Embedder, Protocol):
+    """An embedder elsewhere, which gathers texts into requests of its own (http_embedder.py)."""
+
+    @property
+    def admitted(self) -> int:
+        """How many traces it makes use of at a time."""
+        ...
+
+    @property
+    def probes(self) -> Probes:
+        """Vectors of fixed texts, by which its model is known again."""
+        ...
+
+    def submit(self, text: str, objective: bool = False) -> Future[Embedding]:
+        """Return the embedding of a text, to come. It fails with ModelError, or with another error of this text."""
+        ...
+
+    def problem(self) -> str | None:
+        """Return why texts wait for it, or None."""
+        ...
+
+    def counts(self) -> Mapping[str, float]:
+        """Return totals since the start: requests, failures, texts, seconds."""
+        ...
+
+    def close(self) -> None:
+        """Drop what waits, and end."""
         ...
 
 

@@ -49,7 +49,11 @@ def load_for_worker(settings: Settings) -> Embedder | None:
 
 
 def load_configured(settings: Settings, side_by_side: int = 1) -> Embedder | None:
-    """Load the embedder of these settings; see `load_embedder`."""
+    """Load the embedder of these settings; see `load_embedder`, and `HttpEmbedder` for a model elsewhere."""
+    if settings.embedder == "http":
+        from worker.embed.http_embedder import HttpEmbedder
+
+        return HttpEmbedder(settings)
     return load_embedder(
         settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision,
         settings.windows, settings.embed_text, side_by_side,

@@ -17,7 +17,7 @@ from worker.core.novelty import unit_mean
 from worker.core.records import EmbedderIdentity
 from worker.core.trace import is_objective
 from worker.embed.cores import BudgetedWidth
-from worker.embed.embedder import ConcurrentEmbedder, Embedder, Embedding, embed_or_diagnose
+from worker.embed.embedder import ConcurrentEmbedder, Embedder, Embedding, ServedEmbedder, embed_or_diagnose
 
 WEIGHT: Final = 0.1
 """Weight of the newest text in the running mean: the estimate follows a change of speed within about 20 texts."""
@@ -70,7 +70,8 @@ class EmbeddingPool:
     One thread for each text that the embedder takes at a time (ConcurrentEmbedder.side_by_side, otherwise 1). Fleets
     resend and retry, so the last `remembered` texts are found by their hash; the vector equals the model's, bit for
     bit. With one thread, `in_flight` is the most traces that are admitted and not embedded; with several, there is one
-    for each thread. `budget_seconds`: texts run side by side only while this budget holds (cores.py); None: always.
+    for each thread. `budget_seconds`: texts run side by side only while this budget holds (cores.py); None: always. A
+    ServedEmbedder needs no threads: it gets what it makes use of at a time, and the rest is its own.
     """
 
     def __init__(
@@ -86,12 +87,15 @@ class EmbeddingPool:
         self._concurrent = embedder if isinstance(embedder, ConcurrentEmbedder) else None
         self._threads = 1 if self._concurrent is None else self._concurrent.side_by_side
         self._most = in_flight if self._threads == 1 else self._threads
+        self._served = embedder if isinstance(embedder, ServedEmbedder) else None
+        if self._served is not None:
+            self._most = self._served.admitted
         self._known: OrderedDict[bytes, Future[Embedding]] = OrderedDict()
         self._clock = clock
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="embed")
         self._one_by_one = ThreadPoolExecutor(1, thread_name_prefix="embed")
         self._width = BudgetedWidth(budget_seconds) if budget_seconds is not None and self._threads > 1 else None
-        self.side_by_side = self._threads
+        self.side_by_side = self._threads if self._served is None else self._most
         """How many texts run side by side under load now."""
         self._started: list[float] = []  # when the running embeddings began
         self._pace = Pace()
@@ -176,6 +180,8 @@ class EmbeddingPool:
 
     def close(self) -> None:
         """Drop queued texts and let the threads end."""
+        if self._served is not None:
+            self._served.close()
         for executor in (self._executor, self._one_by_one):
             executor.shutdown(wait=False, cancel_futures=True)
 
@@ -190,6 +196,8 @@ class EmbeddingPool:
                 self._concurrent.share_cores(self._width.side_by_side)
 
     def _queue(self, text: str, objective: bool) -> Future[Embedding]:
+        if self._served is not None:
+            return self._served.submit(text, objective)
         expected = self._pace.expect(len(text))
         self._count(expected)
         executor = self._executor if self.side_by_side > 1 else self._one_by_one

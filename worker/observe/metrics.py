@@ -203,6 +203,19 @@ class Metrics:
         self.remembered = Counter(
             "kp_embedding_hits_total", "Texts whose embedding was reused instead of computed again.", registry=registry
         )
+        self.service_requests = Counter(
+            "kp_embedder_requests_total", "Requests to the embedding service, by result (KP_EMBEDDER=http).",
+            ["result"], registry=registry,
+        )  # fmt: skip
+        self.service_texts = Counter(
+            "kp_embedder_texts_total", "Texts of the requests that the embedding service answered.", registry=registry
+        )
+        self.service_seconds = Counter(
+            "kp_embedder_request_seconds_total", "Time of all requests to the embedding service.", registry=registry
+        )
+        self.service_down = Gauge(
+            "kp_embedder_down", "1 while texts wait for an embedding service that does not answer.", registry=registry
+        )
         self.cache_entries = Gauge(
             "kp_cache_entries", "Unexpired entries of the novelty cache.", ["partition"], registry=registry
         )
@@ -303,6 +316,8 @@ class Metrics:
             self.redactions.labels(kind)
         for rule in RULES:
             self.screened.labels(rule)
+        for result in ("answered", "failed"):
+            self.service_requests.labels(result)
         for cause in ("capacity", "expired"):
             self.cache_evictions.labels(cause)
         for result in ("honoured", "refused"):

@@ -211,6 +211,7 @@ class Assignment:
             identity.dimensions,
             self._settings.cache_max_elements,
             self._settings.transaction_timeout_seconds,
+            self._context.probes,
         )
         for result in restored.values():
             self._metrics.restored_entries.inc(len(result.entries))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,7 @@ from aiokafka import TopicPartition
 
 from worker.core.capacity import advice, is_short
 from worker.core.novelty import VectorCache
+from worker.embed.embedder import ServedEmbedder
 from worker.embed.pool import EmbeddingPool
 from worker.observe.metrics import Metrics, lag_seconds
 from worker.stream.faust_consumer import KpConsumer
@@ -65,9 +66,9 @@ class _Growth:
     """The growth of totals since the last look, by owner and name."""
 
     def __init__(self) -> None:
-        self._seen: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[Any, dict[str, float]] = WeakKeyDictionary()
 
-    def of(self, owner: Hashable, name: str, total: int) -> int:
+    def of(self, owner: object, name: str, total: float) -> float:
         """Return by how much the owner's total has grown."""
         seen = self._seen.setdefault(owner, {})
         grown = total - seen.get(name, 0)
@@ -78,16 +79,24 @@ class _Growth:
 class Gauges:
     """Updates the metrics of one worker."""
 
-    def __init__(self, metrics: Metrics, source_topic: str, buffer: FetchBuffer, pool: EmbeddingPool | None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        source_topic: str,
+        buffer: FetchBuffer,
+        pool: EmbeddingPool | None,
+        service: ServedEmbedder | None = None,
+    ) -> None:
         self._metrics = metrics
         self._source_topic = source_topic
         self._buffer = buffer
         self._pool = pool
+        self._service = service
         self._growth = _Growth()
         self._reach = CacheReach(metrics)
 
     def update(self, partitions: Mapping[int, Partition], consumer: KpConsumer) -> None:
-        """Look at every partition and the embedding pool."""
+        """Look at every partition, the embedding pool and the embedding service."""
         for partition in partitions.values():
             self._update_cache(partition)
             self._update_lag(partition, consumer)
@@ -95,6 +104,20 @@ class Gauges:
         if self._pool is not None:
             self._metrics.remembered.inc(self._growth.of(self._pool, "hits", self._pool.hits))
             self._metrics.embed_in_flight.set(self._pool.side_by_side)
+        if self._service is not None:
+            self._update_service(self._service)
+
+    def _update_service(self, service: ServedEmbedder) -> None:
+        metrics = self._metrics
+        metrics.service_down.set(service.problem() is not None)
+        counters = {
+            "requests": metrics.service_requests.labels("answered"),
+            "failures": metrics.service_requests.labels("failed"),
+            "texts": metrics.service_texts,
+            "seconds": metrics.service_seconds,
+        }
+        for name, total in service.counts().items():
+            counters[name].inc(self._growth.of(service, name, total))
 
     def _update_cache(self, partition: Partition) -> None:
         metrics, label, scorer = self._metrics, str(partition.number), partition.state.scorer

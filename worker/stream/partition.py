@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from worker.core.changelog import SLACK
+from worker.core.changelog import SLACK, Probes
 from worker.core.forgetting import ControlConfig
 from worker.core.records import SourceRecord
 from worker.core.scorer import EvaluationConfig
@@ -77,8 +77,10 @@ class Context:
     """What all partitions of a worker share.
 
     `pool` None: traces are not embedded. `group` None: the novelty scope is the partition. `control` None: control
-    records are not honoured. `fail` is called once, with a partition and the error that ended it. `confirm_topic`
-    raises if the source topic's id, as a broker knows it now, is not this one. Times in seconds.
+    records are not honoured. `drain_seconds`: how long a drain waits for records that are not decided, before it drops
+    them; None: as long as the embedder takes. `probes`: those of a model elsewhere. `fail` is called once, with a
+    partition and the error that ended it. `confirm_topic` raises if the source topic's id, as a broker knows it now, is
+    not this one. Times in seconds.
     """
 
     buffer: FetchBuffer
@@ -94,6 +96,8 @@ class Context:
     group: GroupScope | None = None
     control: ControlConfig | None = None
     confirm_topic: Callable[[str | None], Awaitable[None]] | None = None
+    drain_seconds: float | None = None
+    probes: Probes | None = None
 
 
 class Partition:
@@ -333,12 +337,18 @@ class Partition:
     async def drain(self) -> None:
         """Wait until every record taken is committed, or the partition has failed.
 
-        Records that may not be decided now are dropped, and will be read again.
+        Records that may not be decided now, or wait too long for their embeddings, are dropped, and will be read again.
         """
         self._draining = True
         self.flush()
         self.advance()
-        await self._idle.wait()
+        try:
+            async with asyncio.timeout(self._context.drain_seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            if self._taken:
+                self._drop_undecided()
+            await self._idle.wait()
         self._draining = False
 
     def _drop_undecided(self) -> None:

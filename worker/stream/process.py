@@ -18,7 +18,7 @@ from worker.config import ConfigError, Settings
 from worker.config.forget_keys import forget_keys
 from worker.config.redaction_rules import redaction_rules
 from worker.core.records import EmbedderIdentity
-from worker.embed.embedder import Embedder, ModelError
+from worker.embed.embedder import Embedder, ModelError, ServiceUnavailableError
 from worker.embed.load import load_for_worker, slow_runtime
 from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 from worker.kafka.cluster.errors import error_text
@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 LEAVE_SECONDS: Final = 5.0
 """After a failure, how long the worker may take to leave its group and close its connections before it exits."""
+
+SERVICE_SECONDS: Final = 5.0
+"""Pause before an embedding service that does not answer at the start is asked again."""
 
 EmbedderLoader = Callable[[Settings], Embedder | None]
 
@@ -129,12 +132,23 @@ class _Process:
         client = client_arguments(settings)
         if settings.embedder != "none":
             log.info("loading the model")
-        embedder = await asyncio.to_thread(self._load, settings)
+        embedder = await self._loaded()
         identity = None if embedder is None else embedder.identity
         self._describe(identity)
         self._phase = "checking the topics"
         layout = await prepare_layout(settings, client, identity)
         return Worker(settings, client, layout, embedder, self._metrics, self.tracing, self._status)
+
+    async def _loaded(self) -> Embedder | None:
+        """Load the model; wait for a service that does not answer. Raises ModelError."""
+        while True:
+            try:
+                return await asyncio.to_thread(self._load, self._settings)
+            except ServiceUnavailableError as error:
+                self._metrics.service_down.set(1)
+                self._phase = f"waiting for the embedding service at {error}"
+                log.warning("%s; trying again in %g s", self._phase, SERVICE_SECONDS)
+                await asyncio.sleep(SERVICE_SECONDS)
 
     def _describe(self, identity: EmbedderIdentity | None) -> None:
         key = "none" if identity is None else identity.key()

@@ -18,7 +18,7 @@ from worker.config.redaction_rules import redaction_rules
 from worker.core.forgetting import ControlConfig
 from worker.core.redaction import Rules
 from worker.core.scorer import EvaluationConfig
-from worker.embed.embedder import Embedder
+from worker.embed.embedder import Embedder, ServedEmbedder
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_watch import TopicWatch
@@ -44,6 +44,11 @@ GAUGE_SECONDS: Final = 1.0
 """How often the gauges of lag, cache size and stream time are updated."""
 
 
+DRAIN_SECONDS: Final = 5.0
+"""With a model elsewhere, how long a drain waits for embeddings: well below KP_SHUTDOWN_TIMEOUT_SECONDS, and what the
+other members of the group wait at most during an outage."""
+
+
 class Worker:
     """One member of the group, and its assigned partitions.
 
@@ -67,6 +72,7 @@ class Worker:
         self._status = status
         self._assigned = False
         self._pool = _new_pool(embedder, settings)
+        self._service = embedder if isinstance(embedder, ServedEmbedder) else None
         budget = Budget(settings.memory_budget_bytes)
         self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
         self._group = group_scope(settings, client, layout, embedder, metrics)
@@ -89,6 +95,8 @@ class Worker:
             confirm_topic=lambda known: confirm_topic(
                 client, settings.source_topic, known, settings.transaction_timeout_seconds
             ),
+            drain_seconds=None if self._service is None else DRAIN_SECONDS,
+            probes=None if self._service is None else self._service.probes,
             fail=self._partition_failed,
         )
         self._assignment = Assignment(
@@ -104,7 +112,7 @@ class Worker:
             state={settings.source_topic, *([] if embedder is None else [settings.changelog])},
             cache=None if embedder is None else settings.changelog,
         )  # fmt: skip
-        self._gauges = Gauges(metrics, settings.source_topic, self._buffer, self._pool)
+        self._gauges = Gauges(metrics, settings.source_topic, self._buffer, self._pool, self._service)
         hooks = Hooks(settings, client, self._buffer, budget, self._drain, self._assignment.next_offsets, self._fail)
         self.app = self._create_app(hooks)
 
@@ -140,6 +148,8 @@ class Worker:
             return self._topics.problem
         if not self._assigned:
             return "waiting for partitions to be assigned and restored"
+        if self._service is not None and (problem := self._service.problem()) is not None:
+            return problem
         return None if self._group is None else self._group.not_ready()
 
     # -- the agent

@@ -1,7 +1,7 @@
 """`python -m tests.runs.benchmarks [--only a,b,...] [--seconds N] [--rounds N] [--output DIR]`, or `make bench`.
 
-Starts its own broker on loopback, measures, prints tables, writes results.json and a plot, and leaves nothing
-running. Exit code 1 when a run did not do its work; a missed goal is no error, it is printed.
+Starts its own broker on loopback, measures, prints tables, writes results.json, and leaves nothing running.
+Exit code 1 when a run did not do its work; a missed goal is no error, it is printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tests.runs.benchmarks import (
     large_cache,
     machine,
     partitions,
-    plot,
     processes,
     restoring,
     scan,
@@ -60,7 +59,7 @@ def main() -> int:
         + "; ".join(f"{letter} {title}" for letter, (title, _) in PARTS.items()))  # fmt: skip
     parser.add_argument("--seconds", type=float, default=10.0, help="rough length of one run of one row")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the rows take turns within each")
-    parser.add_argument("--output", type=Path, help="directory for results.json and the plot (default: a new one)")
+    parser.add_argument("--output", type=Path, help="directory for results.json (default: a new one)")
     parser.add_argument("--traces", type=Path, nargs="*", default=[], help="JSONL files of traces whose vectors part i "
         "scans (default: generated vectors)")  # fmt: skip
     given = parser.parse_args()
@@ -98,11 +97,8 @@ def main() -> int:
     results.machine["took seconds"] = round(time.monotonic() - began)
     show_goals(console, results)
     results.save(output / "results.json")
-    drawn = plot.draw(results, output)
-    console.print(
-        f"{output}/results.json" + (", plot.png, plot.svg" if drawn else " (no plot: matplotlib is not installed)"),
-        highlight=False,
-    )
+    console.print(f"{output}/results.json; into docs/: python -m tests.runs.benchmarks.page {output}/results.json",
+        highlight=False)  # fmt: skip
     console.print(f"load average {os.getloadavg()}, {results.machine['took seconds']} s", highlight=False)
     return 1 if failed else 0
 

@@ -1,25 +1,19 @@
-"""docs/benchmarks.md out of a run: `python -m tests.runs.benchmarks.page RESULTS.json > docs/benchmarks.md`.
+"""A run into docs/benchmarks.md and docs/benchmarks.svg: `python -m tests.runs.benchmarks.page RESULTS.json`.
 
-`python -m tests.runs.benchmarks.page RESULTS.json --run` prints the table of the run in docs/benchmark-method.md.
+The tables and goals of the parts that were measured are replaced; the other parts and all sentences stay. `--run`
+prints the table of the run for docs/benchmark-method.md instead.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.runs.benchmarks.__main__ import PARTS
+from tests.runs.benchmarks.plot import PAGE, PICTURE, draw
 from tests.runs.benchmarks.results import spread
-
-HEAD = """# Benchmarks
-
-Speed against the alternatives, by `make bench`. [benchmark-method.md](benchmark-method.md) says how and on what it was
-measured. Figures are median (least..most).
-
-![Results](benchmarks.svg)
-"""
 
 
 def run_table(found: dict[str, Any]) -> str:
@@ -32,28 +26,48 @@ def run_table(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(found: dict[str, Any]) -> str:
-    """Return the page."""
-    lines = [HEAD, "## Goals", "", "| | goal | wanted | measured | |", "|---|---|---|---|---|"]
-    for goal in sorted(found["goals"], key=lambda goal: goal["part"]):
-        sign = "at most" if goal["best"] == "max" else "at least"
-        verdict = "reached" if goal["reached"] else "**missed**"
-        lines.append(
-            f"| {goal['part']} | {goal['goal']} | {sign} {goal['limit']} | {spread(goal['values'])} | {verdict} |"
-        )
-    for part, rows in sorted(found["results"].items()):
-        columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-        lines += ["", f"## {part}) {PARTS[part][0]}", ""]
-        lines.append("| | " + " | ".join(column.replace("_", " ") for column in columns) + " |")
-        lines.append("|---" * (len(columns) + 1) + "|")
-        for name, row in rows.items():
-            cells = (spread(row[column]) if column in row else "" for column in columns)
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        notes = [note.partition(": ")[2] for note in found["notes"] if note.startswith(f"{part}: ")]
-        lines += ["", *(f"- {note}" for note in notes)] if notes else []
+def update(page: str, found: dict[str, Any]) -> str:
+    """Return the page with the goals and tables of the parts in `found`, the content of a results.json.
+
+    Raises ValueError where the page has no section, or no table, for a part that was measured.
+    """
+    for part, rows in found["results"].items():
+        section = re.search(rf"^## {part}\) .*\n(?:(?!## |\|).*\n)*((?:\|.*\n)+)", page, re.MULTILINE)
+        if section is None:
+            raise ValueError(f"docs/benchmarks.md has no table under a heading '## {part}) ...': add both")
+        page = page[: section.start(1)] + _table(rows) + page[section.end(1) :]
+    goals = re.search(r"^\| \| goal \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    if goals is None:
+        raise ValueError("docs/benchmarks.md has no table of goals")
+    kept = [line for line in goals[1].splitlines() if line.split("|")[1].strip() not in found["results"]]
+    lines = sorted([*kept, *map(_goal, found["goals"])], key=lambda line: line.split("|")[1])
+    return page[: goals.start(1)] + "".join(f"{line}\n" for line in lines) + page[goals.end(1) :]
+
+
+def _table(rows: dict[str, dict[str, list[float]]]) -> str:
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    lines = [
+        "| | " + " | ".join(column.replace("_", " ") for column in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for name, row in rows.items():
+        cells = (spread(row[column]) if column in row else "" for column in columns)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _goal(goal: dict[str, Any]) -> str:
+    sign = "at most" if goal["best"] == "max" else "at least"
+    verdict = "reached" if goal["reached"] else "**missed**"
+    return f"| {goal['part']} | {goal['goal']} | {sign} {goal['limit']} | {spread(goal['values'])} | {verdict} |"
 
 
 if __name__ == "__main__":
     results = json.loads(Path(sys.argv[1]).read_bytes())
-    sys.stdout.write(run_table(results) if "--run" in sys.argv else page(results))
+    if "--run" in sys.argv:
+        sys.stdout.write(run_table(results))
+    else:
+        text = update(PAGE.read_text("utf-8"), results)
+        picture = draw(text)
+        PAGE.write_text(text, "utf-8")
+        PICTURE.write_text(picture, "utf-8")

@@ -1,87 +1,240 @@
-"""One picture of a run: throughput and CPU against the peers, latency over load, the scan, the goals."""
+"""docs/benchmarks.svg out of the tables of docs/benchmarks.md: `python -m tests.runs.benchmarks.plot`.
+
+Four pictures, each with a sentence that says its figure. Colours and fonts are those of the status page.
+"""
 
 from __future__ import annotations
 
-import statistics
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tests.runs.benchmarks.results import Results
+DOCS: Final = Path(__file__).parents[3] / "docs"
+PAGE: Final = DOCS / "benchmarks.md"
+PICTURE: Final = DOCS / "benchmarks.svg"
 
-OURS: Final = "#c2410c"
-PEER: Final = "#64748b"
+WIDTH, PANEL, GAP, MARGIN = 800, 384, 16, 18
+ROW, HEADING, TITLE = 40, 30, 66  # heights
+CLIPPED: Final = 10.0
+"""A bar this many times as long as the next one is cut, so that the others can be told apart."""
 
-
-def draw(results: Results, directory: Path) -> bool:
-    """Write plot.png and plot.svg; return False where matplotlib is not installed."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return False
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    drawings = []
-    for part, way, metric, title in (
-        ("b", _bars, "messages_s", "b) messages/s, no model"),
-        ("b", _bars, "CPU_us_a_message", "b) CPU µs a message, no model"),
-        ("c", _bars, "messages_s", "c) messages/s with the model"),
-        ("a", _loads, "", "a) latency over load, ms"),
-        ("d", _sizes, "", "d) one scan of the cache, ms"),
-        ("f", _bars, "messages_s", "f) messages/s by processes"),
-    ):
-        if part in results.values:
-            drawings.append((results.values[part], way, metric, title))
-    if not drawings:
-        return True
-    lines = (len(drawings) + 1) // 2
-    figure, axes = pyplot.subplots(lines, 2, figsize=(15, 4.6 * lines), squeeze=False)
-    for axis in axes.flat[len(drawings) :]:
-        axis.set_axis_off()
-    for axis, (rows, way, metric, title) in zip(axes.flat, drawings, strict=False):
-        way(axis, rows, metric)
-        axis.set_title(title, loc="left")
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{results.machine['cpu']}, {results.machine['cpus']} CPUs; median, bars from least to most", y=1.0)
-    figure.tight_layout()
-    for kind in ("png", "svg"):
-        figure.savefig(directory / f"plot.{kind}", dpi=110)
-    pyplot.close(figure)
-    return True
+STYLE: Final = """
+:root { --ground: #f3f5f8; --surface: #ffffff; --ink: #17202b; --muted: #55616f; --line: #d8dee6; --track: #e6eaf0;
+  --ours: #0b63c5; --other: #66748a; }
+@media (prefers-color-scheme: dark) { :root { --ground: #0e1319; --surface: #171e27; --ink: #e9eef4; --muted: #a3b0bf;
+  --line: #2c3744; --track: #283340; --ours: #71b3ff; --other: #93a1b5; } }
+.ground { fill: var(--ground); } .panel { fill: var(--surface); stroke: var(--line); } .track { fill: var(--track); }
+.ours { fill: var(--ours); } .other { fill: var(--other); } .range { stroke: var(--ink); stroke-width: 1.5; }
+.cut { stroke: var(--surface); stroke-width: 3; }
+text { fill: var(--ink); } .title { font-size: 17px; font-weight: 600; } .what { fill: var(--muted); font-size: 14px; }
+.value { font-weight: 600; text-anchor: end; }
+"""
 
 
-def _spread(values: list[float]) -> tuple[float, float, float]:
-    middle = statistics.median(values)
-    return middle, middle - min(values), max(values) - middle
+@dataclass(frozen=True)
+class Figure:
+    """A median with the least and the most of its rounds; `text` as the page has it."""
+
+    middle: float
+    least: float
+    most: float
+    text: str
 
 
-def _bars(axis: Any, rows: dict[str, dict[str, list[float]]], metric: str) -> None:
-    found = [(name, _spread(row[metric])) for name, row in rows.items() if metric in row]
-    found.reverse()
-    colors = [OURS if name.startswith("worker") or "process" in name else PEER for name, _ in found]
-    errors = [[s[1] for _, s in found], [s[2] for _, s in found]]
-    axis.barh([name for name, _ in found], [s[0] for _, s in found], xerr=errors, color=colors, error_kw={"lw": 1})
-    axis.tick_params(axis="y", labelsize=7)
+@dataclass(frozen=True)
+class Bar:
+    """A row of a picture. `ours`: it is the worker's."""
+
+    label: str
+    figure: Figure
+    ours: bool = True
 
 
-def _loads(axis: Any, rows: dict[str, dict[str, list[float]]], _: str) -> None:
-    loads = [(share, rows.get(f"worker at {share}% load", {})) for share in (20, 50, 80)]
-    for metric, style in (
-        ("end_to_end_p50_ms", "-"), ("end_to_end_p95_ms", "--"), ("end_to_end_p99_ms", ":"),
-        ("evaluation_p50_ms", "-"), ("evaluation_p99_ms", ":"),
-    ):  # fmt: skip
-        points = [(share, statistics.median(row[metric])) for share, row in loads if metric in row]
-        color = OURS if metric.startswith("end") else PEER
-        label = metric.removesuffix("_ms").replace("_", " ")
-        axis.plot([p[0] for p in points], [p[1] for p in points], style, color=color, marker="o", ms=3, label=label)
-    axis.set_xlabel("% of the full rate")
-    axis.set_ylim(bottom=0)
-    axis.legend(fontsize=7, frameon=False)
+@dataclass(frozen=True)
+class Group:
+    """Bars of one scale; `what` says what is measured, in which unit."""
+
+    what: str
+    bars: Sequence[Bar]
 
 
-def _sizes(axis: Any, rows: dict[str, dict[str, list[float]]], _: str) -> None:
-    for name, row in rows.items():
-        points = [(int(m.rpartition("_")[2]), statistics.median(v)) for m, v in row.items() if m.startswith("ms_at_")]
-        axis.loglog([p[0] for p in points], [p[1] for p in points], marker="o", ms=3, label=name)
-    axis.set_xlabel("entries")
-    axis.legend(fontsize=7, frameon=False)
+@dataclass(frozen=True)
+class Panel:
+    """One picture: its sentence, in two lines, and its bars."""
+
+    title: tuple[str, str]
+    groups: Sequence[Group]
+
+
+class Tables:
+    """The tables of the page's parts."""
+
+    def __init__(self, page: str) -> None:
+        self._rows: dict[str, dict[str, dict[str, str]]] = {}
+        for part, text in re.findall(r"^## (\w)\) [^\n]*\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL):
+            lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+            if lines is None:
+                raise ValueError(f"{PAGE.name}, part {part}: no table")
+            head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[0].splitlines())
+            self._rows[part] = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+    def get(self, part: str, row: str, column: str) -> Figure:
+        """Return a figure. Raises KeyError with words where the page has none."""
+        cell = self._rows.get(part, {}).get(row, {}).get(column, "")
+        found = re.fullmatch(r"([\d.,]+)(?: \(([\d.,]+)\.\.([\d.,]+)\))?", cell)
+        if found is None:
+            raise KeyError(f"{PAGE.name}, part {part}: row {row!r} has no {column!r}")
+        middle = found[1].replace(",", "")
+        least, most = ((found[n] or middle).replace(",", "") for n in (2, 3))
+        return Figure(float(middle), float(least), float(most), found[1])
+
+    def select(self, part: str, column: str, rows: Mapping[str, str]) -> dict[str, Figure]:
+        """Return figures of one column: label -> figure, from label -> row."""
+        return {label: self.get(part, row, column) for label, row in rows.items()}
+
+
+def panels(tables: Tables) -> list[Panel]:
+    """Return the pictures, with the sentences that the figures give."""
+    return [_speed(tables), _latency(tables), _partitions(tables), _hand_over(tables)]
+
+
+def _speed(tables: Tables) -> Panel:
+    found = tables.select("c", "messages s", {
+        "worker, int8": "worker, int8, exactly once",
+        "worker, bf16": "worker, bf16, exactly once",
+        "worker, fp32": "worker, fp32, exactly once",
+        "quix-streams with encode()": "quix-streams with encode(), at least once",
+        "aiokafka loop with encode()": "aiokafka loop with encode(), at least once",
+    })  # fmt: skip
+    ours = found["worker, fp32"].middle
+    times = ours / found["aiokafka loop with encode()"].middle
+    title = (f"With the model: {ours:.0f} traces/s, exactly", f"once; {times:.1f} times a loop with encode()")
+    return Panel(title, [Group("traces/s on two cores", bars(found))])
+
+
+def _latency(tables: Tables) -> Panel:
+    at = "exactly once, end to end at 200/s"
+    found = tables.select("b", "p50 ms", {
+        "worker": f"worker, vectors by its pool, {at}",
+        "aiokafka loop": f"aiokafka loop, {at}",
+        "quix-streams, commits every 0.1 s": f"quix-streams, commit_interval 0.1 s, {at}",
+        "quix-streams, its default": f"quix-streams, {at}",
+    })  # fmt: skip
+    peer = min(each.middle for name, each in found.items() if name.startswith("quix"))
+    title = (f"Committed {found['worker'].middle:.0f} ms after it was sent;", f"quix-streams: {peer:.0f} ms at best")
+    return Panel(title, [Group("median at 200/s, without a model, ms", bars(found))])
+
+
+def _partitions(tables: Tables) -> Panel:
+    names = {n: f"{n} partitions" for n in (4, 64, 256)}
+    speed = tables.select("j", "traces s", {names[n]: f"backlog of {names[n]}" for n in (4, 64)})
+    memory = tables.select("j", "RSS MiB", {name: f"{name} with full caches, idle" for name in names.values()})
+    share = 100 * speed[names[64]].middle / speed[names[4]].middle
+    each = (memory[names[256]].middle - memory[names[4]].middle) / (256 - 4)
+    return Panel(
+        (f"64 partitions are read at {share:.0f} % of the", f"speed of 4; each takes {each:.1f} MiB"),
+        [
+            Group("backlog with the model, traces/s", bars(speed)),
+            Group("full caches, without a model, MiB", bars(memory)),
+        ],
+    )
+
+
+def _hand_over(tables: Tables) -> Panel:
+    restart = "rolling restart of 4 workers, 32 partitions"
+    stall = tables.select("h", "longest stall s", {
+        "worker": restart,
+        "worker, static members": f"{restart}, static members",
+        "quix-streams": f"quix-streams: {restart}",
+    })  # fmt: skip
+    gone = {
+        "stopped (SIGTERM)": tables.get("h", "SIGTERM to 1 of 3 workers, 16 partitions", "longest stall s"),
+        "killed, session timeout 6 s": tables.get(
+            "h", "SIGKILL of 1 of 3 workers, 16 partitions, session timeout 6 s", "slowest first output s"
+        ),
+    }
+    ours, theirs = stall["worker"].middle, stall["quix-streams"].middle
+    return Panel(
+        ("A rolling restart stops a partition for", f"{ours:.2g} s at most; quix-streams: {theirs:.2g} s"),
+        [
+            Group("rolling restart, longest stall, s", bars(stall)),
+            Group("one worker of three is gone, longest stall, s", bars(gone)),
+        ],
+    )
+
+
+def bars(figures: Mapping[str, Figure]) -> list[Bar]:
+    """Return a bar for each figure; what does not name a peer is the worker's."""
+    peers = ("quix-streams", "aiokafka")
+    return [Bar(label, figure, not label.startswith(peers)) for label, figure in figures.items()]
+
+
+def draw(page: str) -> str:
+    """Return the picture of the page's tables."""
+    drawn = panels(Tables(page))
+    heights = [TITLE + sum(HEADING + ROW * len(group.bars) for group in each.groups) + 14 for each in drawn]
+    out, top = [], MARGIN / 2
+    for first in range(0, len(drawn), 2):
+        height = max(heights[first : first + 2])
+        for column, panel in enumerate(drawn[first : first + 2]):
+            left = (WIDTH - 2 * PANEL - GAP) / 2 + column * (PANEL + GAP)
+            out += _panel(panel, left, top, height)
+        top += height + GAP
+    total = top - GAP + MARGIN / 2
+    said = " ".join(f"{' '.join(panel.title)}." for panel in drawn)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{total:g}" viewBox="0 0 {WIDTH} {total:g}" '
+        'role="img" aria-labelledby="title desc" '
+        'font-family="system-ui, -apple-system, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="15">'
+    )
+    ground = f'<rect class="ground" width="{WIDTH}" height="{total:g}" rx="12"/>'
+    return "\n".join([
+        head, '<title id="title">Benchmarks of kp-worker</title>', f'<desc id="desc">{escape(said)}</desc>',
+        f"<style>{STYLE}</style>", ground, *out, "</svg>\n",
+    ])  # fmt: skip
+
+
+def _panel(panel: Panel, left: float, top: float, height: float) -> list[str]:
+    out = [f'<rect class="panel" x="{left:g}" y="{top:g}" width="{PANEL}" height="{height:g}" rx="10"/>']
+    for number, line in enumerate(panel.title):
+        y = top + 30 + 22 * number
+        out.append(f'<text class="title" x="{left + MARGIN:g}" y="{y:g}">{escape(line)}</text>')
+    y = top + TITLE
+    for group in panel.groups:
+        out.append(f'<text class="what" x="{left + MARGIN:g}" y="{y + 18:g}">{escape(group.what)}</text>')
+        y += HEADING
+        lengths = sorted(bar.figure.most for bar in group.bars)
+        cut = lengths[-1] > CLIPPED * lengths[-2] and len(lengths) > 2
+        for bar in group.bars:
+            out += _bar(bar, left + MARGIN, y, 1.15 * lengths[-2] if cut else lengths[-1])
+            y += ROW
+    return out
+
+
+def _bar(bar: Bar, left: float, top: float, end: float) -> list[str]:
+    """Draw a label, its value, and below them a bar on a scale that ends at `end`, with the range of the rounds."""
+    full = PANEL - 2 * MARGIN
+    share = full / end
+    cut = bar.figure.middle > end
+    length, kind = full if cut else bar.figure.middle * share, "ours" if bar.ours else "other"
+    y = top + 22
+    out = [
+        f'<text x="{left:g}" y="{top + 15:g}">{escape(bar.label)}</text>',
+        f'<text class="value" x="{left + full:g}" y="{top + 15:g}">{escape(bar.figure.text)}</text>',
+        f'<rect class="track" x="{left:g}" y="{y:g}" width="{full}" height="9" rx="4.5"/>',
+        f'<rect class="{kind}" x="{left:g}" y="{y:g}" width="{length:.1f}" height="9" rx="4.5"/>',
+    ]
+    if cut:
+        x = left + full - 40
+        out.append(f'<path class="cut" d="M{x:g} {y + 12:g} l8 -15 m8 0 l-8 15"/>')
+    elif bar.figure.least < bar.figure.most:
+        least, most = (left + min(value, end) * share for value in (bar.figure.least, bar.figure.most))
+        out.append(f'<path class="range" d="M{least:.1f} {y + 4.5:g} H{most:.1f}"/>')
+    return out
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(draw(PAGE.read_text("utf-8")), "utf-8")

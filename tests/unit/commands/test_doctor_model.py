@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from worker.commands.doctor.model import other_entries
+from tests.support.embedding_service import MODEL, EmbeddingService
+from worker.commands.doctor.model import check_model, other_entries
+from worker.config import load
 from worker.core.records import EmbedderIdentity
 
 NOW = EmbedderIdentity("m", "0", 2, 128, "r", "fp32", embed_text="objective", objective_tokens=512)
@@ -30,3 +32,20 @@ def test_entries_of_0_2_0_with_a_truncated_objective_are_explained() -> None:
     (finding,) = other_entries(NOW, {msgspec.structs.replace(NOW, objective_tokens=0).key(): 2})
     assert "of 2 partitions are" in str(finding)
     assert "workers of 0.2.0 truncated the objective at KP_MAX_TOKENS, this one reads it whole" in str(finding)
+
+
+async def test_an_embedding_service_is_asked_and_timed() -> None:
+    with EmbeddingService() as service:
+        settings = load(embedder="http", embedder_url=service.url, model=MODEL)
+        model, embedding, other = await check_model(settings, {NOW.key(): 1})
+        assert (model.level, embedding.level, other.level) == ("ok", "ok", "warn")
+        assert f"{MODEL} at {service.url}: 384 dimensions" in model.message
+        assert "a text of 256 words takes" in embedding.message
+        service.fault = lambda texts: (404, b"no such model", {})
+        (finding,) = await check_model(settings, {})
+        assert finding.level == "fail"
+        assert "no such model" in finding.message
+        service.stop()
+        (finding,) = await check_model(settings, {})
+        assert "no connection" in finding.message
+        assert "check KP_EMBEDDER_URL" in finding.remedy

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.support.builders import NEVER_ACCEPTED, T0, TextEmbedder, make_record, trace_bytes
+from tests.support.embedding_service import MODEL, EmbeddingService, vector
 from worker import PartitionScorer, embedding_text, parse_trace
 from worker.cli import cli
 from worker.commands.score.lines import Summary, score_lines
@@ -288,3 +290,21 @@ def test_a_pipe_is_scored_without_loading_a_model_or_kafka() -> None:
     loaded = set(modules.split("\n")[-1].split())
     assert "numpy" in loaded
     assert not loaded & {"torch", "sentence_transformers", "transformers", "faust", "aiokafka"}
+
+
+def test_a_model_elsewhere_scores_as_the_worker_does() -> None:
+    with EmbeddingService() as service:
+        env = {"KP_EMBEDDER": "http", "KP_EMBEDDER_URL": service.url, "KP_MODEL": MODEL, "KP_OUTPUT_EMBEDDING": "true"}
+        service.fault = lambda texts: (400, b"", {}) if any("too long" in text for text in texts) else None
+        lines = [GOOD, trace_bytes(objective="too long"), WEAK]
+        result = CliRunner().invoke(cli, ["score", "-"], input=b"\n".join(lines), env=env)
+        assert result.exit_code == 0, result.stderr
+        assert "1 accepted, 1 rejected, 1 dead letter" in result.stderr
+        documents = [json.loads(line) for line in result.stdout.splitlines()]
+        assert [it["scoring"]["embedder"]["runtime"] for it in documents] == ["http", "http"]
+        found = np.frombuffer(base64.b64decode(documents[0]["scoring"]["embedding"]["data"]), "<f4")
+        assert found.tolist() == vector(embedding_text(parse_trace(GOOD)))
+        service.stop()
+        result = CliRunner().invoke(cli, ["score", "-"], input=GOOD, env=env)
+        assert result.exit_code == 1
+        assert "no connection" in result.stderr

@@ -30,7 +30,7 @@ from worker.contribute.delivery import (
     StoppedError,
     Unanswered,
 )
-from worker.contribute.registry_client import RegistryClient, RegistryKey
+from worker.contribute.registry_client import RegistryClient, registry_key
 from worker.contribute.unit import Gate, Refusal, Unit, unit_from
 from worker.core.trace import Limits
 from worker.lab.broker.ports import free_ports
@@ -99,7 +99,7 @@ async def sender(
 ) -> AsyncIterator[Sender]:
     metrics = ContributeMetrics(CollectorRegistry())
     given: Settings = load(**{"registry_key": key, **settings})
-    async with RegistryClient(url, RegistryKey(given), timeout_seconds, metrics) as client:
+    async with RegistryClient(url, registry_key(given), timeout_seconds, metrics) as client:
         yield Sender(client, metrics, late_seconds)
 
 

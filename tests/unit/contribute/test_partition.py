@@ -25,7 +25,7 @@ from worker.contribute import delivery, pace, partition
 from worker.contribute.delivery import Delivery, DeniedError, LateWatch, StoppedError
 from worker.contribute.delivery import Gateway as Turns
 from worker.contribute.partition import ContributePartition
-from worker.contribute.registry_client import RegistryClient, RegistryKey
+from worker.contribute.registry_client import RegistryClient, registry_key
 from worker.contribute.unit import REFUSED, Gate
 from worker.core.records import OutputRecord
 from worker.core.trace import Limits
@@ -125,7 +125,7 @@ class Process:
 @asynccontextmanager
 async def process(url: str, key: str, timeout_seconds: float = 2.0) -> AsyncIterator[Process]:
     metrics = ContributeMetrics(CollectorRegistry())
-    async with RegistryClient(url, RegistryKey(load(registry_key=key)), timeout_seconds, metrics) as client:
+    async with RegistryClient(url, registry_key(load(registry_key=key)), timeout_seconds, metrics) as client:
         yield Process(Turns(client, metrics, None), metrics)
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from worker.config import ConfigError, load
-from worker.contribute.registry_client import KeyFileError, RegistryKey
+from worker.config.token import TokenError
+from worker.contribute.registry_client import registry_key
 
 KEY = "kp_0123456789abcdef"
 
 
 def test_the_key_of_the_variable() -> None:
-    assert RegistryKey(load(registry_key=f" {KEY}\n")).read() == KEY
+    assert registry_key(load(registry_key=f" {KEY}\n")).read() == KEY
 
 
 @pytest.mark.parametrize("text", ["", " \n", f"{KEY} {KEY}", f"{KEY}\r\nX-Other: 1", "kp_\u00e9"])
@@ -21,18 +22,18 @@ def test_what_is_no_key_is_refused_without_quoting_it(text: str, tmp_path: Path)
     path = tmp_path / "key"
     path.write_text(text, "utf-8")
     with pytest.raises(ConfigError) as file_error:
-        RegistryKey(load(registry_key_file=path))
+        registry_key(load(registry_key_file=path))
     assert str(path) in str(file_error.value)
     assert KEY not in str(file_error.value)
     if text:
         with pytest.raises(ConfigError) as error:
-            RegistryKey(load(registry_key=text))
+            registry_key(load(registry_key=text))
         assert KEY not in str(error.value)
 
 
 def test_no_key_and_two_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY"):
-        RegistryKey(load())
+        registry_key(load())
     with pytest.raises(ConfigError, match="both set"):
         load(registry_key=KEY, registry_key_file=tmp_path / "key")
 
@@ -40,14 +41,14 @@ def test_no_key_and_two_keys(tmp_path: Path) -> None:
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text(KEY)
-    key = RegistryKey(load(registry_key_file=path))
+    key = registry_key(load(registry_key_file=path))
     assert key.read() == KEY
     other = tmp_path / "new"
     other.write_text("kp_ffffffffffffffff")
     other.replace(path)
     assert key.read() == "kp_ffffffffffffffff"
     path.unlink()
-    with pytest.raises(KeyFileError, match="cannot be read"):
+    with pytest.raises(TokenError, match="cannot be read"):
         key.read()
 
 
@@ -60,7 +61,7 @@ def test_a_file_that_others_may_write_is_warned_about(
     path = tmp_path / "key"
     path.write_text(KEY)
     path.chmod(mode)
-    key = RegistryKey(load(registry_key_file=path))
+    key = registry_key(load(registry_key_file=path))
     assert key.read() == KEY
     assert [f"mode {mode:03o}" in each.getMessage() for each in caplog.records] == [True] * warned  # once
     assert KEY not in caplog.text

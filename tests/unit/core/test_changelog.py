@@ -9,13 +9,17 @@ import pytest
 
 from worker.core import changelog
 from worker.core.changelog import (
+    PROBE_DISTANCE,
     SLACK,
     CorruptEntry,
     Entry,
     Log,
+    OtherModelError,
+    Probes,
     decode,
     encode,
     one_pass,
+    probe_distance,
     slot_key,
     text_hash,
 )
@@ -314,3 +318,82 @@ def test_an_entry_that_was_written_again_after_it_was_forgotten_counts_no_more(k
     restored = log.restore(Found(60, True, Committed(7)), "m:1", 4, 5)
     assert [it.source_offset for it in restored.entries] == [2, 6]
     assert restored.housekeeping.rows([], None, 60)[0] == (slot_key(1, 5), None)
+
+
+# --- the probes of a service's model
+
+
+def probes(*vectors: np.ndarray, name: str = "a/model", model: str = "a/model::3:256:unknown") -> Probes:
+    return Probes(name, model, tuple(unit(vector, len(vector)) for vector in vectors))
+
+
+NORTH, EAST = np.array([0.0, 1.0, 0.0]), np.array([1.0, 0.0, 0.0])
+FOUND = Found(3, True, Committed(10, None, 0, 0))
+
+
+def log_with(rows: list[tuple[bytes, bytes | None]]) -> Log:
+    log = Log()
+    for position, (key, value) in enumerate(rows):
+        log.apply(key, value, position)
+    return log
+
+
+def kept(given: Probes) -> list[tuple[bytes, bytes | None]]:
+    """Return the rows that the first commit of a partition writes for the probes."""
+    return Log().restore(FOUND, given.model, 3, 5, given).housekeeping.rows([], None, 3)
+
+
+def test_the_first_commit_keeps_the_probes_and_later_ones_do_not() -> None:
+    rows = kept(probes(NORTH, EAST))
+    assert [key for key, _ in rows if key.startswith(b"probe:")] == probes(NORTH, EAST).keys()
+    again = log_with(rows).restore(FOUND, "a/model::3:256:unknown", 3, 5, probes(NORTH, EAST))
+    assert again.housekeeping.rows([], None, 4) == []
+    assert not again.entries
+    assert not again.skipped
+
+
+def test_a_moved_probe_is_another_model_however_long_its_vector() -> None:
+    log = log_with(kept(probes(NORTH, EAST)))
+    near = NORTH + np.array([0.9 * PROBE_DISTANCE, 0.0, 0.0])
+    assert log.restore(FOUND, "m", 3, 5, probes(near, EAST)).housekeeping.rows([], None, 3) == []
+    for moved in (NORTH + np.array([1.1 * PROBE_DISTANCE, 0.0, 0.0]), EAST):
+        with pytest.raises(OtherModelError, match=r"a/model.*has moved by .*KP_MODEL"):
+            log.restore(FOUND, "m", 3, 5, probes(moved, EAST))
+    with pytest.raises(OtherModelError, match="had 3 dimensions, and has 4"):
+        log.restore(FOUND, "m", 4, 5, probes(np.append(NORTH, 0.0), np.append(EAST, 0.0)))
+
+
+def test_probes_are_kept_for_each_name_of_a_model() -> None:
+    rows = kept(probes(NORTH))
+    other = probes(EAST, name="b/model", model="b/model::3:256:unknown")
+    log = log_with(rows)
+    added = log.restore(FOUND, other.model, 3, 5, other).housekeeping.rows([], None, 3)
+    assert [key for key, _ in added] == other.keys()
+    log = log_with([*rows, *added])
+    for each in (other, probes(NORTH)):
+        assert log.restore(FOUND, each.model, 3, 5, each).housekeeping.rows([], None, 3) == []
+
+
+def test_a_damaged_probe_is_reported_and_written_again() -> None:
+    rows = kept(probes(NORTH, EAST))
+    broken = [(key, b"rubbish" if key == probes(NORTH).keys()[0] else value) for key, value in rows]
+    found = log_with(broken).restore(FOUND, "m", 3, 5, probes(NORTH, EAST))
+    assert found.skipped["corrupt"] == 1
+    assert "not a changelog entry" in found.problem
+    assert found.housekeeping.rows([], None, 3) == [probes(NORTH, EAST).row(probes(NORTH).keys()[0], unit(NORTH, 3))]
+
+
+def test_workers_that_know_no_probes_pass_over_them() -> None:
+    """0.2.0 reads any value as an entry, takes its key for an entry's by `_KEY`, and looks for the latest by offset."""
+    for key, value in kept(probes(NORTH)):
+        if key.startswith(b"probe:"):
+            assert decode(value).array() == pytest.approx(NORTH)
+            assert changelog._KEY.fullmatch(key) is None
+    assert log_with(kept(probes(NORTH))).latest(2**62) is None
+
+
+def test_the_distance_bounds_the_change_of_a_similarity(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(200):
+        one, other, third = (unit(it, 8) for it in rng.normal(size=(3, 8)))
+        assert abs(float(one @ third) - float(other @ third)) <= probe_distance(one, other) + 1e-6

@@ -295,6 +295,25 @@ async def test_a_batch_of_dead_letters_carries_the_stream_time_of_before() -> No
     await stage.task.close()
 
 
+async def test_a_drain_drops_what_waits_too_long_for_its_embedding_and_takes_it_again() -> None:
+    stage = TaskHarness(drain_seconds=0.05)
+    stage.take(0, 1, 2)
+    stage.pool.finish(0)
+    stage.pool.finish(2)
+    await stage.task.drain()
+    assert stage.publisher.outputs() == [("accepted", 0)]
+    assert (len(stage.task), stage.task.committed) == (0, 1)
+    stage.pool.finish(1)  # nobody waits for it any more
+    await settle()
+    stage.take(1, 2)  # as they are read again
+    stage.pool.finish(3)
+    stage.pool.finish(4)
+    await stage.task.drain()
+    assert stage.publisher.outputs() == [("accepted", 0), ("accepted", 1), ("accepted", 2)]
+    await stage.task.close()
+    assert stage.task._bytes == 0
+
+
 async def test_without_an_embedder_there_are_no_entries_and_novelty_is_one_half() -> None:
     stage = TaskHarness(embed=False)
     stage.take(0, 1)

@@ -17,7 +17,14 @@ from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.config import Settings
 from worker.core.group_view import memory_bytes
 from worker.core.records import EmbedderIdentity
-from worker.embed.embedder import FETCH_FIRST, MULTILINGUAL, Embedder, ModelError, find_model
+from worker.embed.embedder import (
+    FETCH_FIRST,
+    MULTILINGUAL,
+    Embedder,
+    ModelError,
+    ServiceUnavailableError,
+    find_model,
+)
 from worker.embed.load import load_configured, slow_runtime
 from worker.embed.model_dir import find_exported
 from worker.embed.openvino_embedder import PRECISIONS, runs_here
@@ -56,6 +63,9 @@ def _check(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
     if settings.embedder == "none":
         yield warn("model", "KP_EMBEDDER=none: novelty is 0.5 for every trace", "set KP_EMBEDDER=auto to compare texts")
         return
+    if settings.embedder == "http":
+        yield from _check_service(settings, models)
+        return
     exported = find_exported(settings.model) is not None
     try:
         hub_name = "" if exported else find_model(settings.model)
@@ -87,6 +97,32 @@ def _check(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
     else:
         yield from _findings(settings, embedder.identity, loaded, slowest)
         yield from other_entries(embedder.identity, models)
+
+
+def _check_service(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
+    """Yield whether the embedding service answers as the worker needs it, and how fast."""
+    started = time.perf_counter()
+    try:
+        embedder = load_configured(settings)
+        if embedder is None:
+            raise AssertionError("this is a bug: no embedder although one is set")
+        checked = time.perf_counter() - started
+        slowest = _median_seconds(embedder, settings.max_tokens)
+    except ServiceUnavailableError as error:
+        yield fail("model", str(error), "the worker waits until it answers; check KP_EMBEDDER_URL and the service")
+        return
+    except ModelError as error:  # says what to do
+        yield fail("model", str(error))
+        return
+    identity = embedder.identity
+    yield ok("model", f"{identity.name} at {settings.embedder_url}: {identity.dimensions} dimensions, checked in "
+                      f"{checked:.1f} s")  # fmt: skip
+    if settings.novelty_scope == "group":
+        yield _group_view(settings, identity)
+    budget = settings.latency_budget_seconds
+    told = f"a text of {settings.max_tokens} words takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
+    yield ok("embedding", told) if slowest < budget else warn("embedding", told, "a faster or nearer service")
+    yield from other_entries(identity, models)
 
 
 def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slowest: float) -> Iterator[Finding]:

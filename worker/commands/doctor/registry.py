@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.config import ConfigError, Settings
+from worker.config.token import Token
 from worker.contribute.answers import Absent, Denied, Doubtful, HttpAnswer, Limited, judge_look_up, stated_rate
-from worker.contribute.registry_client import NoAnswerError, RegistryClient, RegistryKey
+from worker.contribute.registry_client import NoAnswerError, RegistryClient, registry_key
 from worker.observe.contribute_metrics import ContributeMetrics
 
 ANSWER_SECONDS: Final = 10.0
@@ -26,7 +27,7 @@ async def check_registry(settings: Settings) -> AsyncIterator[Finding]:
     if settings.registry_url is None:
         return
     try:
-        key = RegistryKey(settings)
+        key = registry_key(settings)
     except ConfigError as error:
         yield fail("registry key", str(error), "contribute exits with code 2 without it")
         return
@@ -39,7 +40,7 @@ async def check_registry(settings: Settings) -> AsyncIterator[Finding]:
     yield nobody if isinstance(nobody, Finding) else _about_key(known, nobody, key.source)
 
 
-async def _ask(settings: Settings, url: str, key: RegistryKey | None) -> HttpAnswer | Finding:
+async def _ask(settings: Settings, url: str, key: Token | None) -> HttpAnswer | Finding:
     """Look up an id that nobody has; return the answer, or what is wrong."""
     trace_id = f"kp:trace:{uuid.uuid4()}"
     seconds = min(ANSWER_SECONDS, settings.contribute_timeout_seconds)

@@ -18,7 +18,7 @@ from worker.commands.shared.session import Session, SessionError, read_to
 from worker.commands.shared.shown import shown_name
 from worker.config import ConfigError, Settings
 from worker.core.capacity import advice, entry_bytes, is_short, megabytes, per_second
-from worker.core.changelog import CorruptEntry, Entry, decode
+from worker.core.changelog import PROBE_PREFIX, CorruptEntry, Entry, decode
 from worker.core.domains import unused_profiles, without_profile
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import MissingTopicsError
@@ -75,6 +75,8 @@ async def _last_entries(session: Session) -> dict[int, list[Entry]]:
         starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
         begins = {tp: max(starts[tp], end - LAST_ENTRIES) for tp, end in ends.items()}
         async for record in read_to(reader, begins, ends):
+            if record.key is not None and record.key.startswith(PROBE_PREFIX):
+                continue
             try:
                 entry = decode(record.value)
             except CorruptEntry:  # or a tombstone, or the record of the passes

@@ -14,7 +14,7 @@ from worker.commands.shared.options import InputFile, complete_directory, read_s
 @click.argument("file", type=InputFile())
 @click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, as JSON Lines [stdout].")
 @click.option("--dead-letters", type=click.File("wb"), help="Invalid lines with the reason, as JSON Lines.")
-@click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "none"]),
+@click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "http", "none"]),
               help="Overrides KP_EMBEDDER.")  # fmt: skip
 @click.option("--model", shell_complete=complete_directory, help="Overrides KP_MODEL.")
 @click.option("--redact", type=click.Choice(["off", "accepted", "all"]), help="Overrides KP_REDACT.")

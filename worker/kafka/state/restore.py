@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
-from worker.core.changelog import Log, Restored
+from worker.core.changelog import Log, Probes, Restored
 from worker.core.passes import Committed, Found, committed_from
 from worker.core.records import Fault
 from worker.core.trace import Reason
@@ -206,19 +206,22 @@ async def restore(
     dimensions: int,
     capacity: int,
     timeout_seconds: float,
+    probes: Probes | None = None,
 ) -> dict[int, Restored]:
     """Read the changelog of the given source partitions to its end, and decide which pass continues (changelog.Log).
 
     Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
     committed then. Entries of another model, and damaged records, are skipped and counted, with one warning each.
-    Raises KafkaError, and TimeoutError as read_logs does.
+    Raises KafkaError, TimeoutError as read_logs does, and OtherModelError where other `probes` are kept.
     """
     logs = await read_logs(client, changelog, list(positions), timeout_seconds)
     result = {}
     for partition in list(logs):
         read = logs.pop(partition)  # its values are not needed any more: they need as much memory as the entries
         # In a thread: 100,000 entries take about a second, and meanwhile this member's heartbeats must go out.
-        restored = await asyncio.to_thread(read.restore, positions[partition].found(), model, dimensions, capacity)
+        restored = await asyncio.to_thread(
+            read.restore, positions[partition].found(), model, dimensions, capacity, probes
+        )
         _report(changelog, partition, restored, model)
         result[partition] = restored
     report_passes(result)

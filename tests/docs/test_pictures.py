@@ -1,0 +1,66 @@
+"""The pictures of README.md and docs/: they show what the pages say, in light and dark colours."""
+
+from __future__ import annotations
+
+import html
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from tests.runs.benchmarks.page import update
+from tests.runs.benchmarks.plot import draw
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+BENCHMARKS = (DOCS / "benchmarks.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.svg")), ids=lambda path: path.name)
+def test_a_picture_has_a_title_and_dark_colours(path: Path) -> None:
+    text = path.read_text("utf-8")
+    root = ElementTree.fromstring(text)
+    assert root.findtext("{http://www.w3.org/2000/svg}title")
+    assert "prefers-color-scheme: dark" in text
+    used, defined = set(re.findall(r"var\((--[\w-]+)\)", text)), re.findall(r"(--[\w-]+):", text)
+    assert used == set(defined)
+    assert all(defined.count(name) == 2 for name in used), "each colour is there in light and in dark"
+
+
+def test_the_benchmarks_show_the_figures_of_the_page() -> None:
+    """After a change of the page: python -m tests.runs.benchmarks.plot."""
+    assert (DOCS / "benchmarks.svg").read_text("utf-8") == draw(BENCHMARKS)
+
+
+def test_a_run_replaces_its_parts_of_the_page_and_nothing_else() -> None:
+    rows = {"aiokafka loop with encode(), at least once": {"messages_s": [1.0, 3.0, 2.0]}}
+    goal = {"part": "c", "goal": "faster", "values": [1.5], "limit": 1.2, "best": "min", "reached": True}
+    page = update(BENCHMARKS, {"results": {"c": rows}, "goals": [goal]})
+    gone, new = (
+        set(BENCHMARKS.splitlines()) - set(page.splitlines()),
+        set(page.splitlines()) - set(BENCHMARKS.splitlines()),
+    )
+    assert new == {
+        "| c | faster | at least 1.2 | 1.5 | reached |",
+        "| | messages s |",
+        "|---|---|",
+        "| aiokafka loop with encode(), at least once | 2 (1..3) |",
+    }
+    assert all(
+        line.startswith(("| c |", "| worker, ", "| quix", "| aiokafka", "| | messages s | CPU us")) for line in gone
+    )
+    with pytest.raises(KeyError, match=r"part c: row 'worker, int8, exactly once' has no 'messages s'"):
+        draw(page)
+    with pytest.raises(ValueError, match=r"no table under a heading '## z\)"):
+        update(BENCHMARKS, {"results": {"z": rows}, "goals": []})
+
+
+def test_the_demo_s_text_is_in_its_picture() -> None:
+    """After a change of what the demo prints: python -m tests.runs.demo_picture."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    block = readme.split("](docs/demo.svg)\n\n```text\n")[1].split("```")[0].splitlines()
+    shown = re.findall(r"<text[^>]*>(.*?)</text>", (DOCS / "demo.svg").read_text("utf-8"))
+    lines = [html.unescape(re.sub(r"<[^>]+>", "", line)) for line in shown]
+    assert set(block) <= set(lines)
+    assert len([line for line in lines if re.match(r"[0-9a-f]{8} \d\d:\d\d ", line)]) == 10

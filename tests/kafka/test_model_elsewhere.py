@@ -1,0 +1,127 @@
+"""KP_EMBEDDER=http with real workers on a real Kafka: crashes, outages, rebalances, another model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import pytest
+
+from tests.support import chaos, oracle
+from tests.support.crash_worker import hash_vector
+from tests.support.embedding_service import MODEL, EmbeddingService
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+
+PARTITIONS = 4
+LEG = 200
+END_SECONDS = 15
+"""How long a worker may take to end during an outage; less than KP_SHUTDOWN_TIMEOUT_SECONDS (20)."""
+
+Workers = Callable[..., WorkerProcess]
+
+
+class Group:
+    """A group's settings and topics, the service of its model, and the records that were produced."""
+
+    def __init__(self, kafka: EmbeddedKafka, service: EmbeddingService, workers: Workers, seed: int) -> None:
+        self.bootstrap = kafka.bootstrap_servers
+        self.env = chaos.settings(
+            self.bootstrap, KP_EMBEDDER="http", KP_EMBEDDER_URL=service.url, KP_MODEL=MODEL, TEST_REAL_MODEL="1"
+        )
+        create_topics(self.bootstrap, chaos.topics(self.env, PARTITIONS))
+        self._workers = workers
+        self._records = chaos.traces(seed, PARTITIONS)
+        self._ends: dict[int, int] = {}
+
+    def start(self, crash: str = "") -> WorkerProcess:
+        return self._workers({**self.env, "TEST_CRASH_AT": crash}, (), "tests.support.crash_worker")
+
+    def produce(self, count: int = LEG) -> None:
+        for partition, offset in produce(self.bootstrap, self.env["KP_SOURCE_TOPIC"], islice(self._records, count)):
+            self._ends[partition] = max(offset + 1, self._ends.get(partition, 0))
+
+    def wait_settled(self, worker: WorkerProcess) -> None:
+        assert chaos.wait_settled(self.bootstrap, self.env, self._ends, 60), worker.log()
+
+    def check(self) -> None:
+        report = oracle.check(self.bootstrap, self.env, hash_vector)
+        assert report.source == sum(self._ends.values())
+        assert not report.problems(), report
+
+
+@pytest.fixture
+def service() -> Iterator[EmbeddingService]:
+    with EmbeddingService() as running:
+        yield running
+
+
+@pytest.fixture
+def group(kafka: EmbeddedKafka, service: EmbeddingService, workers: Workers, seed: int) -> Group:
+    return Group(kafka, service, workers, seed)
+
+
+def end(worker: WorkerProcess) -> None:
+    started = time.monotonic()
+    worker.terminate()
+    assert worker.wait() == 0, worker.log()
+    assert time.monotonic() - started < END_SECONDS
+
+
+def test_kills_and_outages_lose_nothing_and_publish_nothing_twice(group: Group, service: EmbeddingService) -> None:
+    group.produce()
+    killed = group.start("mid_sends:2:kill")
+    assert killed.wait() == -9, killed.log()
+
+    worker = group.start().wait_ready()
+    group.wait_settled(worker)
+    service.stop()
+    group.produce()
+    worker.wait_words("the embedding service at")
+    worker.wait_metric("kp_embedder_down", 1)
+    assert worker.get("/healthz")[0] == 200
+    end(worker)
+
+    worker = group.start()
+    worker.wait_words("waiting for the embedding service at")
+    service.start()
+    worker.wait_ready()
+    group.wait_settled(worker)
+    worker.wait_metric("kp_embedder_down", 0)
+    assert worker.metric("kp_embedder_texts_total") > 0
+    assert worker.metric("kp_embedder_requests_total", result="answered") > 0
+    end(worker)
+    group.check()
+
+
+def test_a_rebalance_during_an_outage_does_not_wait_for_its_end(group: Group, service: EmbeddingService) -> None:
+    both = [group.start().wait_ready(), group.start().wait_ready()]
+    assert chaos.wait_until(lambda: all(it.metric("kp_assigned_partitions") == 2 for it in both), 30)
+    service.stop()
+    group.produce()
+    both[1].wait_words("the embedding service at")
+    end(both[0])
+    assert chaos.wait_until(lambda: both[1].metric("kp_assigned_partitions") == PARTITIONS, 20), both[1].log()
+    service.start()
+    group.wait_settled(both[1])
+    end(both[1])
+    group.check()
+
+
+def test_another_model_under_the_same_name_is_refused(group: Group, service: EmbeddingService) -> None:
+    group.produce(50)
+    worker = group.start().wait_ready()
+    group.wait_settled(worker)
+    end(worker)
+    service.salt = "another model"
+    group.produce(50)
+    worker = group.start()
+    assert worker.wait() == 1, worker.log()
+    assert "is not the one that made the cache" in worker.log()
+    assert "KP_CHANGELOG_TOPIC" in worker.log()
+    service.salt = ""
+    worker = group.start().wait_ready()
+    group.wait_settled(worker)
+    end(worker)
+    group.check()

@@ -1,0 +1,74 @@
+"""The Python of docs/reading-the-accepted-topic.md: killed between a row and its offset, and with a second reader."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+from tests.support.accepted_topic import accepted_topic
+from tests.support.chaos import wait_until
+from tests.support.snippets import snippets
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+
+KILLED = """
+import asyncio, functools, os, runpy, sqlite3
+from aiokafka import AIOKafkaConsumer
+really_commit = AIOKafkaConsumer.commit
+async def commit(self):
+    if sqlite3.connect(os.environ["DATABASE"]).execute("SELECT count(*) FROM accepted").fetchone() != (0,):
+        await asyncio.sleep(0.3)  # a commit by a timer would come now
+        os._exit(9)
+    await really_commit(self)  # too early, if anything was read
+AIOKafkaConsumer.commit = commit
+# the group waits so long for a member that was killed
+AIOKafkaConsumer.__init__ = functools.partialmethod(AIOKafkaConsumer.__init__, session_timeout_ms=6000)
+runpy.run_path("reader.py")
+"""
+KILLED_CODE = 9
+
+
+def tables(database: Path) -> tuple[dict[str, tuple[float, str]], list[bytes | None]]:
+    """Return the rows by id, and the values of what could not be read."""
+    with closing(sqlite3.connect(database)) as found:
+        rows = {each[0]: each[1:] for each in found.execute("SELECT id, score, document FROM accepted")}
+        return rows, [value for (value,) in found.execute("SELECT value FROM unreadable")]
+
+
+def test_the_reader_stores_each_trace_once(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    (block,) = snippets("tests/kafka/test_reader_docs.py")
+    (tmp_path / "reader.py").write_text(block.text, "utf-8")
+    (tmp_path / "killed.py").write_text(KILLED)
+    topic = accepted_topic(kafka, seed, traces=30)
+    database, log = tmp_path / "traces.db", tmp_path / "log"
+    env = {
+        **os.environ, "PYTHONUNBUFFERED": "1", "DATABASE": str(database),
+        "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_ACCEPTED_TOPIC": topic.name,
+    }  # fmt: skip
+
+    def start(program: str) -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            return subprocess.Popen([sys.executable, program], cwd=tmp_path, env=env, stdout=output, stderr=output)
+
+    with start("killed.py") as killed:
+        assert killed.wait(60) == KILLED_CODE, log.read_text()
+    with closing(sqlite3.connect(database)) as stored, stored:
+        assert stored.execute("UPDATE accepted SET score = -1").rowcount > 0, "the reader was killed too early"
+    readers = [start("reader.py"), start("reader.py")]
+    try:
+        assert wait_until(lambda: log.read_text().count("reading") == 3 and tables(database)[0] == topic.rows, 60)
+        for reader in readers:
+            reader.send_signal(signal.SIGTERM)
+        assert [reader.wait(30) for reader in readers] == [0, 0], log.read_text()
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+    rows, unreadable = tables(database)
+    assert rows == topic.rows
+    assert Counter(unreadable) == Counter(topic.unreadable)

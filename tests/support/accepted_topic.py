@@ -1,0 +1,113 @@
+"""An accepted topic with what a reader may meet, and what its tables must hold in the end.
+
+Two producers of the worker write to each partition, as where the source topic has more partitions than the accepted
+one: their transactions overlap, and some are aborted. A client that skips the wrong records stores kp:trace:never, or
+loses a trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.support.builders import make_record, trace_document
+from tests.support.kafka_fixtures import create_topics_async, unique
+from worker.core.documents import scored_record
+from worker.core.scorer import PartitionScorer
+from worker.core.trace import parse_trace
+from worker.kafka.writing.producer import Producer
+from worker.kafka.writing.shipments import OutputTopic, Shipment
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+
+PARTITIONS: Final = 2
+UNREADABLE: Final = (
+    None,  # a tombstone: somebody else made the topic compacted, or writes to it
+    b"\xff\xfe",
+    b"{",
+    b"[]",
+    b"null",
+    b'{"id": "kp:trace:unscored"}',
+    b'{"id": null, "scoring": {"score": 0.8, "source": {}}}',
+    b'{"id": "kp:trace:text", "scoring": {"score": "high", "source": {}}}',
+    b'{"id": "kp:trace:infinite", "scoring": {"score": 1e999, "source": {}}}',
+    b'{"id": "kp:trace:nan", "scoring": {"score": NaN, "source": {}}}',
+    b'{"id": "kp:trace:nowhere", "scoring": {"score": 0.8}}',
+    b"[" * 100_000,
+)
+
+
+@dataclass
+class AcceptedTopic:
+    """`rows`: id -> score, and the document as it was committed last. `unreadable`: the values that are no such."""
+
+    name: str
+    rows: dict[str, tuple[float, str]] = field(default_factory=dict)
+    unreadable: list[bytes | None] = field(default_factory=list)
+
+    def note(self, value: bytes | None) -> None:
+        """Note a committed value."""
+        if value is not None and value not in self.unreadable:
+            document = json.loads(value)
+            self.rows[document["id"]] = (document["scoring"]["score"], value.decode())
+
+
+def scored(rng: random.Random, trace_id: str) -> bytes:
+    """Return an accepted document of the worker's own making."""
+    document = trace_document(trace_id, confidence=rng.random(), objective="a\0b")
+    document["x_large"] = 2**60 + 1  # an unknown field; JavaScript's numbers do not hold it
+    record = make_record(json.dumps(document).encode(), offset=rng.randrange(10**6))
+    result = PartitionScorer(threshold=0.0).score(parse_trace(record.value or b""), None, 0)
+    return scored_record(record, result, None).value or b""
+
+
+def versions(rng: random.Random, partition: int, traces: int) -> list[bytes]:
+    """Return documents in their order: new traces, repeats byte for byte, and later versions with another score."""
+    found: list[bytes] = []
+    for number in range(traces):
+        found.append(scored(rng, f"kp:trace:{partition}-{number}"))
+        if number % 7 == 3:
+            found.append(rng.choice(found))
+        if number % 7 == 5:
+            found.append(scored(rng, json.loads(rng.choice(found))["id"]))
+    return found
+
+
+def accepted_topic(kafka: EmbeddedKafka, seed: int, traces: int, special: Sequence[bytes] = ()) -> AcceptedTopic:
+    """Create and fill a topic with `traces` per partition. `special`: documents that the reader's database refuses."""
+    return asyncio.run(_filled(kafka, seed, traces, special))
+
+
+async def _filled(kafka: EmbeddedKafka, seed: int, traces: int, special: Sequence[bytes]) -> AcceptedTopic:
+    rng = random.Random(seed)
+    result = AcceptedTopic(unique("accepted"), unreadable=[*UNREADABLE, *special] * PARTITIONS)
+    await create_topics_async(kafka.bootstrap_servers, {result.name: PARTITIONS})
+    topic = OutputTopic(result.name, PARTITIONS, 1 << 20)
+    client = {"bootstrap_servers": kafka.bootstrap_servers}
+    producers = [Producer(client, f"{result.name}-{n}", 60) for n in range(2)]
+    for producer in producers:
+        await producer.start()
+    try:
+        for partition in range(PARTITIONS):
+            rows: list[bytes | None] = [*versions(rng, partition, traces), *UNREADABLE, *special]
+            commits: dict[Producer, bool] = {}  # the open transactions
+            while rows or commits:
+                producer = rng.choice(producers)
+                if producer not in commits:
+                    await producer.begin()
+                    commits[producer] = rng.random() < 0.6
+                elif not rows or rng.random() < 0.3:
+                    await (producer.commit() if commits.pop(producer) else producer.abort())
+                    commits.pop(producer, None)
+                else:
+                    value = rows.pop(0) if commits[producer] else scored(rng, "kp:trace:never")
+                    await producer.send([Shipment(topic, partition, [(b"agent", value, None, [])])])
+                    if commits[producer]:
+                        result.note(value)
+    finally:
+        for producer in producers:
+            await producer.stop()
+    return result

@@ -1,0 +1,358 @@
+"""KP_EMBEDDER=http against a stand-in on a socket: batches, faults of texts, outages, other models."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.embedding_service import MODEL, Answer, EmbeddingService, vector
+from worker.config import ConfigError, load
+from worker.embed import http_embedder
+from worker.embed.embedder import MAX_CHARS, Embedding, ModelError, ServiceUnavailableError
+from worker.embed.embedding_service import ServiceError
+from worker.embed.export_source import TEXTS, recorded_vectors
+from worker.embed.http_embedder import LONG_TEXT, MOST_TEXTS, PROBES, REFUSED_TRIES, TRIES, HttpEmbedder
+from worker.embed.pool import EmbeddingPool
+
+Open = Callable[..., HttpEmbedder]
+SOON = 20.0
+
+
+@pytest.fixture
+def service() -> Iterator[EmbeddingService]:
+    with EmbeddingService() as running:
+        yield running
+
+
+@pytest.fixture
+def opened(service: EmbeddingService, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    monkeypatch.setattr(http_embedder, "FIRST_PAUSE_SECONDS", 0.01)
+    made: list[HttpEmbedder] = []
+
+    def make(**settings: Any) -> HttpEmbedder:
+        given = {"embedder": "http", "embedder_url": service.url, "model": MODEL, **settings}
+        made.append(HttpEmbedder(load(**given)))
+        service.asked.clear()
+        return made[-1]
+
+    yield make
+    for embedder in made:
+        embedder.close()
+
+
+def results(futures: list[Future[Embedding]]) -> list[list[float] | Exception]:
+    errors = [future.exception(SOON) for future in futures]
+    return [
+        future.result().vector.tolist() if error is None else error  # type: ignore[misc]
+        for future, error in zip(futures, errors, strict=True)
+    ]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def failing(*bad: str, status: int = 500) -> Callable[[list[str]], Answer | None]:
+    """Return a fault that answers every request with one of these texts by a status."""
+    return lambda texts: (status, b"what a text", {}) if set(bad) & set(texts) else None
+
+
+def test_the_identity_names_the_service_model_and_its_dimensions(service: EmbeddingService, opened: Open) -> None:
+    service.dimensions = 48
+    embedder = opened(max_tokens=128, embed_text="objective")
+    assert embedder.identity.key() == "test-model::48:128:unknown:objective"
+    assert embedder.identity.runtime == "http"
+    assert [it.tolist() for it in embedder.probes.vectors] == [pytest.approx(vector(text, 48)) for text in PROBES]
+
+
+def test_texts_that_wait_go_together_and_results_belong_to_their_texts(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened(embed_in_flight=3)
+    service.seconds = 0.05
+    texts = [f"text {number}" for number in range(300)]
+    assert results([embedder.submit(text) for text in texts]) == [vector(text) for text in texts]
+    sizes = [len(texts) for texts in service.asked]
+    assert sorted(service.texts()) == sorted(texts)
+    assert max(sizes) == MOST_TEXTS
+    assert service.most == 3
+    assert len(sizes) <= 3 + 300 / MOST_TEXTS + 3  # behind a backlog the requests are full
+
+
+def test_a_text_does_not_wait_for_others_while_a_request_is_free(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened(embed_in_flight=2)
+    service.seconds = 0.2
+    futures = []
+    for number in range(4):
+        futures.append(embedder.submit(f"text {number}"))
+        if number < 2:
+            wait_for(lambda number=number: len(service.asked) > number)  # type: ignore[misc]
+    results(futures)
+    assert [sorted(texts) for texts in service.asked] == [["text 0"], ["text 1"], ["text 2", "text 3"]]
+
+
+async def test_equal_texts_are_asked_for_once(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened()
+    pool = EmbeddingPool(embedder, remembered=10)
+    await pool.admission()
+    futures = [pool.submit("the same") for _ in range(5)]
+    assert [future.result(SOON) for future in futures if isinstance(future, Future)]
+    assert service.texts() == ["the same"]
+    assert pool.hits == 4
+    assert pool.busy_seconds() == 0.0
+
+
+def test_only_the_beginning_of_a_huge_text_is_sent(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened()
+    found = embedder.embed("x" * (MAX_CHARS + 1))
+    assert found.truncated
+    assert [len(text) for text in service.texts()] == [MAX_CHARS]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 500, 0, 200])
+def test_a_text_that_fails_alone_fails_alone(service: EmbeddingService, opened: Open, status: int) -> None:
+    """Status 0: the connection breaks; 200: the answer is no answer."""
+    embedder = opened(embed_in_flight=2)
+    service.fault = failing("bad", "worse", status=status)
+    texts = [f"text {number}" for number in range(60)]
+    texts[7], texts[44] = "bad", "worse"
+    found = results([embedder.submit(text) for text in texts])
+    assert [it for it in found if isinstance(it, Exception)] == [found[7], found[44]]
+    assert isinstance(found[7], ServiceError)
+    assert "what a text" not in str(found[7])
+    assert [it for it in found if not isinstance(it, Exception)] == [
+        vector(text) for text in texts if text not in ("bad", "worse")
+    ]
+    alone = REFUSED_TRIES if status in (400, 413, 422) else TRIES
+    assert service.asked.count(["bad"]) == alone
+    assert service.asked.count(list(PROBES)) >= 2 * alone  # other texts were embedded after each
+    assert embedder.problem() is None
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503, 0, 200])
+def test_a_text_waits_while_the_service_fails_on_all(service: EmbeddingService, opened: Open, status: int) -> None:
+    embedder = opened()
+    service.fault = lambda texts: (status, b"not now", {})
+    futures = [embedder.submit(f"text {number}") for number in range(5)]
+    wait_for(lambda: service.asked.count(list(PROBES)) > TRIES)
+    assert embedder.problem() is not None
+    assert service.url in str(embedder.problem())
+    assert not any(future.done() for future in futures)
+    service.fault = lambda texts: None
+    assert results(futures) == [vector(f"text {number}") for number in range(5)]
+    wait_for(lambda: embedder.problem() is None)
+    assert embedder.counts()["failures"] > TRIES
+
+
+def test_an_outage_in_the_middle_of_a_refusal_is_not_the_texts_fault(service: EmbeddingService, opened: Open) -> None:
+    """All texts are refused, then the probes are embedded again: what was refused before is asked again."""
+    embedder = opened()
+    answers = iter([True] * 6)
+    service.fault = lambda texts: (400, b"no such model", {}) if next(answers, False) else None
+    assert results([embedder.submit("text")]) == [vector("text")]
+
+
+def test_random_faults_lose_and_swap_nothing(service: EmbeddingService, opened: Open, seed: int) -> None:
+    """Each request may fail in any way. At most 3 in a row do, so that no text is taken for the cause (TRIES is 5)."""
+    embedder = opened(embed_in_flight=4)
+    rng = random.Random(seed)
+    last = [0]
+
+    def fault(texts: list[str]) -> Answer | None:
+        last[0] += 1
+        if rng.random() < 0.6 or last[0] > 3:
+            last[0] = 0
+            return None
+        return rng.choice([
+            (500, b"", {}), (502, b"<html>", {}), (503, b"", {"Retry-After": "0"}), (429, b"", {"Retry-After": "x"}),
+            (0, b"", {}), (200, b"{}", {}), (200, b'{"data":[]}', {}), (301, b"", {"Location": "/"}),
+        ])  # fmt: skip
+
+    service.fault = fault
+    texts = [f"text {number}" for number in range(200)]
+    assert results([embedder.submit(text) for text in texts]) == [vector(text) for text in texts]
+
+
+def test_a_service_that_takes_fewer_texts_gets_fewer(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened(embed_in_flight=1)
+    service.seconds = 0.01
+    service.fault = lambda texts: (413, b"batch size 32 > 10", {}) if len(texts) > 10 else None
+    texts = [f"text {number}" for number in range(200)]
+    assert results([embedder.submit(text) for text in texts]) == [vector(text) for text in texts]
+    assert max(len(asked) for asked in service.asked[-10:]) == 8
+
+
+def test_a_request_has_a_time_limit(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened(stuck_seconds=0.3)
+    service.seconds = 5.0
+    future = embedder.submit("text")
+    wait_for(lambda: ["text"] in service.asked)
+    service.seconds = 0.0
+    assert results([future]) == [vector("text")]
+
+
+def test_retry_after_is_kept(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened()
+    once = iter([(429, b"", {"Retry-After": "1"})])
+    service.fault = lambda texts: next(once, None)
+    started = time.monotonic()
+    assert results([embedder.submit("text")]) == [vector("text")]
+    assert time.monotonic() - started >= 1
+
+
+def test_another_model_after_an_outage_ends_everything(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened()
+    service.stop()
+    future = embedder.submit("text")
+    wait_for(lambda: embedder.problem() is not None)
+    service.salt = "another model"
+    service.start()
+    assert isinstance(future.exception(SOON), ModelError)
+    assert isinstance(embedder.submit("later").exception(SOON), ModelError)
+    assert "later" not in service.texts()
+
+
+def test_another_name_in_the_answer_asks_for_the_probes(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened()
+    service.model = "another name"
+    assert results([embedder.submit("text")]) == [vector("text")]
+    assert service.asked == [["text"], list(PROBES)]
+    embedder.embed("known now")
+    assert service.asked[-1] == ["known now"]
+    service.model, service.salt = "third name", "another model"
+    with pytest.raises(ModelError, match="another model"):
+        embedder.embed("text")
+
+
+def test_the_probes_are_compared_from_time_to_time(
+    service: EmbeddingService, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = opened()
+    monkeypatch.setattr(http_embedder, "RECHECK_SECONDS", 0.0)
+    service.salt = "another model"
+    with pytest.raises(ModelError, match="another model"):
+        embedder.embed("text")
+
+
+def test_closing_in_an_outage_ends_at_once(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened(embed_in_flight=1)
+    service.stop()
+    futures = [embedder.submit(f"text {number}") for number in range(100)]
+    wait_for(lambda: embedder.problem() is not None)
+    started = time.monotonic()
+    embedder.close()
+    assert time.monotonic() - started < 2
+    assert not embedder._thread.is_alive()
+    assert not any(future.done() for future in futures)
+
+
+# --- the start
+
+
+def test_a_service_that_does_not_answer_yet(service: EmbeddingService, opened: Open) -> None:
+    for status in (500, 503, 429, 0):
+        service.fault = lambda texts, status=status: (status, b"", {})  # type: ignore[misc]
+        with pytest.raises(ServiceUnavailableError):
+            opened()
+    service.stop()
+    with pytest.raises(ServiceUnavailableError, match="no connection"):
+        opened()
+    service.start()
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 404])
+def test_wrong_settings_are_told_with_the_answer(service: EmbeddingService, opened: Open, status: int) -> None:
+    service.fault = lambda texts: (status, b"no model of\x1b that name", {"Location": "/"})
+    with pytest.raises(ModelError, match=r"no model of\\x1b that name") as error:
+        opened()
+    assert not isinstance(error.value, ServiceUnavailableError)
+
+
+def test_the_token_of_a_file_that_changes(opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "token"
+    path.write_text("first-token")
+    path.chmod(0o666)
+    with EmbeddingService(token="second-token") as service:
+        with pytest.raises(ModelError, match="denies the token") as error:
+            opened(embedder_url=service.url, embedder_token_file=path)
+        assert "first-token" not in str(error.value)
+        path.write_text("second-token")
+        embedder = opened(embedder_url=service.url, embedder_token_file=path)
+        path.write_text("wrong")
+        future = embedder.submit("text")
+        wait_for(lambda: "denies the token" in (embedder.problem() or ""))
+        path.write_text("second-token\n")
+        assert results([future]) == [vector("text")]
+    assert "may be written by others" in caplog.text
+    assert "second-token" not in caplog.text
+    with pytest.raises(ModelError, match="KP_EMBEDDER_TOKEN_FILE"):
+        opened(embedder_token_file=tmp_path / "none")
+
+
+def test_a_token_over_plain_http_is_warned_about(
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("token")
+    with pytest.raises(ServiceUnavailableError):
+        opened(embedder_url="http://model.invalid", embedder_token_file=path)
+    assert "unencrypted" in caplog.text
+
+
+def test_the_official_model_must_have_its_vectors(
+    service: EmbeddingService, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    with pytest.raises(ModelError, match="differs from that of all-MiniLM-L6-v2"):
+        opened(model=name)
+    recorded = {text: it.vector.tolist() for text, it in zip(TEXTS, recorded_vectors(), strict=True)}
+    monkeypatch.setattr("tests.support.embedding_service.vector", lambda text, *_: recorded[text])
+    assert opened(model=name).identity.name == name
+    recorded[LONG_TEXT] = recorded[PROBES[0]]
+    with pytest.raises(ModelError, match="does not cut texts at KP_MAX_TOKENS=256"):
+        opened(model=name)
+    assert opened(model=name, max_tokens=512)
+
+
+def test_a_service_that_refuses_long_texts_is_warned_about(
+    service: EmbeddingService, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.fault = failing(LONG_TEXT, status=413)
+    opened()
+    assert "does not embed a long text" in caplog.text
+
+
+# --- the settings
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"embedder_url": None}, "needs KP_EMBEDDER_URL"),
+        ({"model": None}, "needs KP_EMBEDDER_URL, and KP_MODEL"),
+        ({"embedder_url": "embeddings.example.org"}, "not a URL"),
+        ({"embedder_url": "http://user:secret@host"}, "KP_EMBEDDER_TOKEN_FILE"),
+        ({"embedder_url": "http://host/?key=secret"}, "query"),
+        ({"long_texts": "windows"}, "tokenizer"),
+        ({"precision": "int8"}, "KP_PRECISION=int8"),
+        ({"model": "m" * 513}, "512"),
+    ],
+)
+def test_settings_that_do_not_fit(given: dict[str, str | None], words: str) -> None:
+    settings = {"embedder": "http", "embedder_url": "http://host", "model": MODEL, **given}
+    with pytest.raises(ConfigError, match=words) as error:
+        load(**settings)
+    assert "secret" not in str(error.value)
+
+
+def test_requests_at_once_are_4_unless_they_are_set() -> None:
+    given = {"embedder": "http", "embedder_url": "http://host", "model": MODEL}
+    assert load(**given).embed_requests == 4
+    assert load(**given, embed_in_flight=2).embed_requests == 2

@@ -1,0 +1,369 @@
+"""KP_EMBEDDER=http: a model behind a service with OpenAI's POST /v1/embeddings.
+
+Texts that wait while all requests are on their way go together with the next one: no timer, and no text waits where a
+request is free. After a failure nothing is sent until the service embeds the probes, a few fixed texts, with the same
+vectors as before. So an outage only makes texts wait, and a text fails alone if the service does its work otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from worker.config.settings import Settings, is_loopback
+from worker.config.token import Token, TokenError
+from worker.core.changelog import PROBE_DISTANCE, Probes, probe_distance
+from worker.core.novelty import Vector
+from worker.core.records import EmbedderIdentity
+from worker.embed.embedder import MAX_CHARS, OFFICIAL_NAME, Embedding, ModelError, ServiceUnavailableError
+from worker.embed.embedding_service import EmbeddingService, ServiceError
+from worker.embed.export_source import CHECK_TOKENS, TEXTS, recorded_vectors
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+MOST_TEXTS: Final = 32
+"""Most texts of a request: what TEI accepts by default (--max-client-batch-size) and Infinity embeds at a time."""
+
+TRIES: Final = 5
+"""Failures in a row for which a text alone is to blame, while the service embeds the probes after each."""
+
+REFUSED_TRIES: Final = 2
+"""The same for a text that the service refuses (400, 413, 422): once more, as a gateway may refuse in error."""
+
+FIRST_PAUSE_SECONDS: Final = 0.5
+LONGEST_PAUSE_SECONDS: Final = 10.0
+"""Pauses between attempts, doubled from one to the next, and less by up to a half at random."""
+
+LONGEST_ASKED_SECONDS: Final = 60.0
+"""A service that asks for a longer pause (Retry-After) is asked again after this time."""
+
+START_SECONDS: Final = 15.0
+"""Longest time of the checks at the start."""
+
+RECHECK_SECONDS: Final = 300.0
+"""How often the probes are compared while texts are embedded: a service behind a balancer may be replaced unseen."""
+
+SLOW_SECONDS: Final = 10.0
+"""A request without an answer for this long makes the worker not ready."""
+
+PROBES: Final = tuple(TEXTS[place] for place in (0, 3, 11, 12))
+"""Fixed texts of 11, 60 and 200 tokens, and a Spanish one: they differ in length and in what a tokenizer does."""
+
+REFERENCE_DISTANCE: Final = 4e-3
+"""Most distance of a vector of all-MiniLM-L6-v2 from the recorded one, for scores within 1e-3 of the demo's. Measured:
+fp16 .0021 at most, and scores .00015 off; bf16 .0093 to .019, and .0012 off (docs/model-elsewhere.md)."""
+
+LONG_TEXT: Final = TEXTS[-1]
+"""Over 512 tokens: whether the service cuts, and for all-MiniLM-L6-v2 also where."""
+
+
+class HttpEmbedder:
+    """Embeds by a service, with several requests at a time, in an event loop of its own thread.
+
+    Constructing it checks the service, in at most START_SECONDS. Raises ServiceUnavailableError, and ModelError where
+    waiting does not help: the settings are wrong, or the model is not the one that they name.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.embedder_url is None or settings.model is None:
+            raise AssertionError("this is a bug: the settings were not checked")
+        url, self._requests = settings.embedder_url, settings.embed_requests
+        self.admitted = (self._requests + 1) * MOST_TEXTS
+        """Traces to admit at a time: those of all requests, and those that gather for the next one."""
+        self._model = settings.model
+        self._waiting: deque[tuple[str, Future[Embedding]]] = deque()
+        self._woken = False  # the loop is about to look at them
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sent: set[float] = set()  # when the requests on their way were sent, s of the monotonic clock
+        self._most_texts = MOST_TEXTS
+        self._recovering = asyncio.Lock()
+        self._problem: str | None = None
+        self._broken: ModelError | None = None
+        self._failed_probes = 0
+        self._proved = 0.0  # when the last probes that agreed were sent
+        token = _token(settings.embedder_token_file, url)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="embedding-service", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        timeout = settings.stuck_seconds
+        self.service = self._call(_service(url, self._model, token, timeout, self._requests))
+        """The connections, with counters."""
+        try:
+            self._vectors = self._call(self._check(settings.max_tokens))
+        except BaseException:
+            self.close()
+            raise
+        dimensions, view = len(self._vectors[0]), settings.embed_text
+        self.identity = EmbedderIdentity(
+            self._model, "", dimensions, settings.max_tokens, "http", "unknown", embed_text=view
+        )
+        self.probes = Probes(self._model, self.identity.key(), tuple(self._vectors))
+
+    # -- for callers in other threads
+
+    def embed(self, text: str, objective: bool = False) -> Embedding:
+        """Embed one text, as soon as the service does. Raises ServiceError if this text alone fails, ModelError."""
+        return self.submit(text, objective).result()
+
+    def submit(self, text: str, objective: bool = False) -> Future[Embedding]:
+        """Return the embedding of a text, to come; it fails as `embed` does. The service cuts objectives as texts."""
+        future: Future[Embedding] = Future()
+        self._waiting.append((text, future))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._send_waiting)
+        return future
+
+    def problem(self) -> str | None:
+        """Return why texts wait for the service, or None."""
+        if self._problem is not None:
+            return f"the embedding service at {self.service.url}: {self._problem}"
+        oldest = min(tuple(self._sent), default=None)
+        if oldest is None or (seconds := time.monotonic() - oldest) < SLOW_SECONDS:
+            return None
+        return f"the embedding service at {self.service.url} has not answered for {seconds:.0f} s"
+
+    def counts(self) -> Mapping[str, float]:
+        """Return totals since the start: answered requests, failures, texts of the answered, and seconds of all."""
+        service = self.service
+        return {
+            "requests": service.requests, "failures": service.failures, "texts": service.texts,
+            "seconds": service.seconds,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Drop what waits, and close the connections."""
+        atexit.unregister(self.close)
+        if self._thread.is_alive():
+            self._call(self._close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    # -- in the thread of this object
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        self._waiting.clear()  # otherwise the next request would begin where one ends
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.service.close()
+
+    async def _check(self, max_tokens: int) -> list[Vector]:
+        """Return the vectors of the probes. Raises ServiceUnavailableError, ModelError."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                vectors, reported = await self.service.embed(PROBES, None)
+                self._proved = time.monotonic()
+                self._reported = {reported}
+                if reported != self._model:
+                    log.warning("%s answers for the model %r, KP_MODEL is %s", self.service.url, reported, self._model)
+                self._dimensions = len(vectors[0])
+                long_text = await self._long_text()
+        except TimeoutError:
+            raise ServiceUnavailableError(f"{self.service.url}: no answer in {START_SECONDS:g} s") from None
+        except ServiceError as error:
+            kind = ModelError if error.configured else ServiceUnavailableError
+            raise kind(f"{self.service.url}: {error.about_probes()}") from None
+        if self._model.rsplit("/", 1)[-1] == OFFICIAL_NAME:
+            self._check_official(vectors, long_text, max_tokens)
+        return vectors
+
+    def _check_official(self, vectors: Sequence[Vector], long_text: Vector | None, max_tokens: int) -> None:
+        """Compare with the vectors that all-MiniLM-L6-v2 has. Raises ModelError."""
+        recorded = dict(zip(TEXTS, recorded_vectors(), strict=True))
+        for text, vector in zip(PROBES, vectors, strict=True):
+            distance = probe_distance(recorded[text].vector, vector)
+            if distance > REFERENCE_DISTANCE and 2 * len(text.split()) <= max_tokens:  # otherwise it may be cut
+                raise ModelError(
+                    f"{self.service.url} is asked for {self._model}, but its vector of {text[:40]!r}... differs from "
+                    f"that of {OFFICIAL_NAME} by {_words(distance)} (at most {REFERENCE_DISTANCE:g}): it runs another "
+                    "model, another pooling or a coarser precision. Correct it, or give the model another name "
+                    "(KP_MODEL)"
+                )
+        if long_text is not None and max_tokens == CHECK_TOKENS:
+            distance = probe_distance(recorded[LONG_TEXT].vector, long_text)
+            if distance > REFERENCE_DISTANCE:
+                raise ModelError(
+                    f"{self.service.url} does not cut texts at KP_MAX_TOKENS={max_tokens}: the vector of a long one "
+                    f"differs by {_words(distance)}. Set KP_MAX_TOKENS to what the service reads "
+                    "(docs/model-elsewhere.md)"
+                )
+
+    async def _long_text(self) -> Vector | None:
+        """Return the vector of a long text; None, with a warning, if the service refuses it."""
+        try:
+            return (await self.service.embed([LONG_TEXT], self._dimensions)).vectors[0]
+        except ServiceError as error:
+            if not error.refused:
+                raise
+            log.warning(
+                "%s does not embed a long text (%s): such traces become dead letters. Let the service cut them "
+                "(docs/model-elsewhere.md)", self.service.url, error.about_probes(),
+            )  # fmt: skip
+            return None
+
+    def _send_waiting(self) -> None:
+        self._woken = False
+        while self._waiting and len(self._tasks) < self._requests:
+            count = min(self._most_texts, len(self._waiting))
+            task = self._loop.create_task(self._embed_all([self._waiting.popleft() for _ in range(count)]))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._send_waiting()
+
+    async def _embed_all(self, waiting: Sequence[tuple[str, Future[Embedding]]]) -> None:
+        texts = [text[:MAX_CHARS] for text, _ in waiting]
+        results: Sequence[Vector | Exception]
+        try:
+            if time.monotonic() - self._proved > RECHECK_SECONDS:
+                await self._recover(None)
+            results = await self._embed(texts)
+        except ModelError as error:
+            results = [error] * len(texts)
+        except Exception as error:  # not the texts' fault, as far as one can tell: they must not become dead letters
+            results = [ModelError(f"this is a bug: {error!r}")] * len(texts)
+        for (text, future), result in zip(waiting, results, strict=True):
+            if not future.set_running_or_notify_cancel():
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(Embedding(result, len(text) > MAX_CHARS))
+
+    async def _embed(self, texts: Sequence[str]) -> Sequence[Vector | Exception]:
+        """Return the texts' vectors, and errors in place of those that fail while others do not. Raises ModelError."""
+        tries = 0
+        while True:
+            failed_probes = self._failed_probes
+            try:
+                return await self._send(texts)
+            except ServiceError as error:
+                failure = error
+            if len(texts) == 1 or not failure.refused:
+                await self._recover(failure)
+            if failure.unrelated or self._failed_probes != failed_probes:
+                tries = 0  # the service did not work: that says nothing about the texts
+            elif len(texts) > 1:
+                return await self._halves(texts, failure)
+            else:
+                tries += 1
+                if tries >= (REFUSED_TRIES if failure.refused else TRIES):
+                    log.warning("the service embeds other texts, but fails on one: %s", failure)
+                    return [failure]
+                if not failure.refused:
+                    await asyncio.sleep(_pause(tries))
+
+    async def _halves(self, texts: Sequence[str], failure: ServiceError) -> Sequence[Vector | Exception]:
+        half = (len(texts) + 1) // 2
+        results = [*await self._embed(texts[:half]), *await self._embed(texts[half:])]
+        if failure.refused and half < self._most_texts and not any(isinstance(it, Exception) for it in results):
+            self._most_texts = half
+            log.info("the service refuses %d texts at once (%s): it gets at most %d", len(texts), failure, half)
+        return results
+
+    async def _send(self, texts: Sequence[str]) -> list[Vector]:
+        if self._broken is not None:
+            raise self._broken
+        started = time.monotonic()
+        self._sent.add(started)
+        try:
+            answer = await self.service.embed(texts, self._dimensions)
+        finally:
+            self._sent.discard(started)
+        if answer.model not in self._reported:
+            log.info("the service answers for the model %r, too", answer.model)
+            self._reported.add(answer.model)
+            await self._recover(None)
+        return answer.vectors
+
+    async def _recover(self, failure: ServiceError | None) -> None:
+        """Wait until the service embeds the probes as at the start. Raises ModelError if it embeds them otherwise."""
+        begun = time.monotonic()
+        async with self._recovering:  # one asks, the others wait
+            if self._proved > begun:
+                return
+            if failure is not None and failure.unrelated:
+                self._problem = str(failure)
+                await asyncio.sleep(_pause(0, failure.pause_seconds))
+            pauses = 0
+            while True:
+                asked = time.monotonic()
+                try:
+                    await self._compare()
+                except ServiceError as error:
+                    self._failed_probes += 1
+                    self._problem = error.about_probes()
+                    log.warning("texts wait for the embedding service: %s", self._problem)
+                    await asyncio.sleep(_pause(pauses, error.pause_seconds))
+                    pauses += 1
+                else:
+                    break
+            if self._problem is not None:
+                log.info("the embedding service works again, after %.0f s", time.monotonic() - begun)
+            self._problem = None
+            self._proved = asked
+
+    async def _compare(self) -> None:
+        """Ask for the probes again. Raises ServiceError, and ModelError if their vectors are others."""
+        answer = await self.service.embed(PROBES, None)
+        distance = max(map(probe_distance, self._vectors, answer.vectors))
+        if distance > PROBE_DISTANCE:
+            self._broken = ModelError(
+                f"{self.service.url} runs another model than before: a fixed text's vector has moved by "
+                f"{_words(distance)} (at most {PROBE_DISTANCE:g})"
+            )
+            raise self._broken
+
+
+async def _service(
+    url: str, model: str, token: Token | None, timeout_seconds: float, connections: int
+) -> EmbeddingService:
+    """Return the connections, made in the loop that uses them."""
+    return EmbeddingService(url, model, token, timeout_seconds, connections)
+
+
+def _token(path: Path | None, url: str) -> Token | None:
+    """Return the token of KP_EMBEDDER_TOKEN_FILE. Raises ModelError."""
+    if path is None:
+        return None
+    parts = urlsplit(url)
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        log.warning("KP_EMBEDDER_URL is plain http: the token and the texts go there unencrypted; use https")
+    try:
+        return Token("KP_EMBEDDER_TOKEN_FILE", path)
+    except TokenError as error:
+        raise ModelError(str(error)) from None
+
+
+def _pause(number: int, asked_seconds: float = 0.0) -> float:
+    whole = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(number, 16))
+    return max(min(asked_seconds, LONGEST_ASKED_SECONDS), whole * (1.0 - random.random() / 2))  # noqa: S311
+
+
+def _words(distance: float) -> str:
+    return f"{distance:.3g}" if np.isfinite(distance) else "another number of dimensions"
