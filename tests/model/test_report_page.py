@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.builders import DATA, read_jsonl
 from tests.support.reports import words
-from worker.commands.report.page import percent
+from worker.commands.shared.shown import percent
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Error, Page, async_playwright, expect
+from playwright.async_api import Browser, Error, Page, Route, async_playwright, expect
 
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, consume_all_async, produce_async, unique
@@ -194,11 +195,11 @@ async def test_everything_can_be_reached_and_used_by_keyboard(visit: Visit, stag
     async with visit(viewport={"width": 800, "height": 700}) as page:  # narrower, the tables scroll with the page
         focused = "(e => e.id || e.getAttribute('aria-labelledby') || e.className)(document.activeElement)"
         order = []
-        for _ in range(6):
+        for _ in range(7):
             await page.keyboard.press("Tab")
             order.append(await page.evaluate(focused))
             assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-        assert order == ["skip", "pause", "h-partitions", "domain", "h-traces", "link code"]
+        assert order == ["skip", "pause", "strip", "h-partitions", "domain", "h-traces", "link"]
 
         table = page.locator("[aria-labelledby=h-traces][role=region]")
         await table.focus()
@@ -246,7 +247,7 @@ async def test_a_row_opens_its_explanation_by_keyboard_and_is_held_meanwhile(vis
         assert await button.inner_text() == name
         await page.keyboard.press("Escape")
         await page.locator("#pause").focus()
-        await expect(page.locator("#trace-rows .row button").first).to_have_text("kp:trace:newer")
+        await expect(page.locator("#trace-rows .row .id").first).to_have_text("kp:trace:newer")
 
 
 async def test_the_explanation_is_that_of_the_command(visit: Visit, stage: Stage) -> None:
@@ -295,6 +296,135 @@ async def test_the_nearest_trace_is_one_click_away_or_a_command(browser: Browser
         await page.locator("#trace-rows .row", has_text="kp:trace:second").locator("button").click()
         await expect(page.locator(".details")).to_contain_text("kp-worker explain 'kp:trace:first it'\\''s'")
         await page.close()
+
+
+UUID = "kp:trace:0e9d0b5d-e3a1-5a9a-992f-4dfcfc619d74"
+
+
+async def test_a_trace_is_named_by_its_objective_and_a_short_id_that_is_copied_whole(
+    visit: Visit, stage: Stage
+) -> None:
+    await send(stage, [trace_bytes(UUID, objective="Find the harbour master")])
+    async with visit() as page:
+        row = page.locator(f"#trace-rows [data-id='{UUID}']").first
+        await expect(row.locator("button")).to_have_text("Find the harbour master")
+        place = row.locator(".id")
+        await expect(place).to_have_attribute("title", UUID)
+        short = await place.evaluate("e => e.getBoundingClientRect().width")
+        assert 40 < short < 90  # eight characters
+        copied = await place.evaluate("e => { getSelection().selectAllChildren(e); return getSelection().toString(); }")
+        assert copied == UUID
+
+
+def made_up(count: int, poll: int) -> list[dict[str, Any]]:
+    """Return partitions of which some are late, others at different polls; one was never restored."""
+    rows: list[dict[str, Any]] = [
+        {
+            "partition": 3 * number,
+            "committed": 1000 * number + poll,
+            "lag": 10 ** (number % 7) * ((number + poll) % 3),
+            "lag_seconds": [0, 30, 200, 4000][(number + poll) % 4],
+            "stream_time": 1.7e9 + number + poll,
+            "cache": (37 * number + poll) % 1001,
+        }
+        for number in range(count)
+    ]
+    if count > 1:
+        rows[-1] = {"partition": 3 * (count - 1)}
+    return rows
+
+
+@asynccontextmanager
+async def strip_of(visit: Visit, count: int, **options: Any) -> AsyncIterator[Page]:
+    """Open the page with made-up partitions, which change at each poll."""
+    async with visit(**options) as page:
+        polls = 0
+
+        async def answer(route: Route) -> None:
+            nonlocal polls
+            polls += 1
+            response = await route.fetch()
+            await route.fulfill(json=await response.json() | {"partitions": made_up(count, polls), "cache_max": 1000})
+
+        await page.route("**/status.json*", answer)
+        await expect(page.locator("#strip .cell")).to_have_count(count)
+        yield page
+        await page.unroute_all(behavior="wait")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("count", [1, 4, 64, 256])
+async def test_the_strip_has_a_cell_for_each_partition_and_nothing_moves(visit: Visit, count: int, width: int) -> None:
+    async with strip_of(visit, count, viewport={"width": width, "height": 900}) as page:
+        await expect(page.locator("#partitions tr")).to_have_count(min(count, 10))
+        section = page.locator("section.right")
+        size = await section.bounding_box()
+        assert size is not None
+        assert size["height"] < (900 if count <= 64 or width > 1000 else 1200)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width
+        cells = page.locator("#strip .cell")
+        assert await cells.evaluate_all("all => Math.min(...all.map(e => e.getBoundingClientRect().width))") > 6
+        before = await page.inner_text("#partitions")
+        await page.wait_for_function("old => document.getElementById('partitions').innerText !== old", arg=before)
+        assert await section.bounding_box() == pytest.approx(size, abs=0.5)
+        if count <= 10:
+            await expect(page.locator("#all")).to_be_hidden()
+            return
+        await expect(cells.last.locator("> .unknown")).to_have_count(2)
+        await page.locator("#pause").click()
+        late = [float(text) for text in await page.locator("#partitions tr").evaluate_all(LATE)]
+        assert late == sorted(late, reverse=True)
+        await page.locator("#pause").click()
+        await page.locator("#all summary").click()
+        await expect(page.locator("#all-rows tr")).to_have_count(count)
+        numbers = await page.locator("#all-rows tr td:first-child").all_inner_texts()
+        assert [int(text) for text in numbers] == [3 * number for number in range(count)]
+
+
+LATE = r"""rows => rows.map((row) => {
+  const parts = row.children[2].textContent.match(/\d+ (s|min|h|d)/g);
+  const units = { s: 1, min: 60, h: 3600, d: 86400 };
+  return parts.reduce((sum, part) => sum + parseFloat(part) * units[part.split(" ")[1]], 0);
+})"""
+
+
+async def test_a_cell_is_read_by_pointer_keyboard_and_finger(visit: Visit) -> None:
+    async with strip_of(visit, 64) as page:
+        strip, numbers = page.locator("#strip"), page.locator("#numbers")
+        await expect(numbers).to_contain_text("Point at a cell")
+        await page.locator("#strip .cell").nth(17).hover()
+        await expect(numbers).to_contain_text("Partition 51: lag ")
+        await page.mouse.move(1, 1)
+        await expect(numbers).to_contain_text("Point at a cell")
+        await page.locator("#pause").focus()
+        await page.keyboard.press("Tab")
+        await expect(strip).to_be_focused()
+        keys = ("", "ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home")
+        for key, partition in zip(keys, (0, 3, 6, 3, 189, 189, 0), strict=True):
+            if key:
+                await page.keyboard.press(key)
+            await expect(numbers).to_contain_text(f"Partition {partition}: lag ")
+            assert f"Partition {partition}: lag " in (await strip.get_attribute("aria-valuetext") or "")
+            assert await strip.get_attribute("aria-valuenow") == str(partition // 3)
+        await page.wait_for_timeout(1500)  # a poll later it is chosen still
+        await expect(numbers).to_contain_text("Partition 0: lag ")
+    async with strip_of(visit, 64, **PHONE) as page:
+        await page.locator("#strip .cell").nth(40).tap()
+        await expect(page.locator("#numbers")).to_contain_text("Partition 120: lag ")
+        await page.locator("#strip").focus()
+        await page.keyboard.press("ArrowUp")  # the cell above
+        await expect(page.locator("#numbers")).to_contain_text("Partition 24: lag ")
+
+
+async def test_how_late_a_partition_is_is_not_told_by_colour_alone(visit: Visit) -> None:
+    async with strip_of(visit, 64) as page:
+        await page.locator("#pause").click()
+        pictures = {
+            name: await page.locator(f"#strip .{name} > i").first.evaluate("e => getComputedStyle(e).backgroundImage")
+            for name in ("lag", "late", "latest")
+        }
+        assert pictures["lag"] == "none"
+        assert {"45deg", "0deg"} <= {part for text in pictures.values() for part in re.findall(r"\d+deg", text)}
 
 
 async def test_the_filter_shows_one_domain_and_the_note_those_without_a_profile(visit: Visit, stage: Stage) -> None:

@@ -40,6 +40,9 @@ KEPT_DOMAINS: Final = 50
 KEPT_OF_DOMAIN: Final = 20
 """Traces of one domain that are kept, so that the filter finds those of a rare one, too."""
 
+KEPT_OBJECTIVES: Final = 2000
+"""Traces whose objective is known to a later one that has them as its nearest; only where texts may be shown."""
+
 TEXT_LENGTH: Final = 200
 """Most characters of an objective that are kept."""
 
@@ -55,6 +58,7 @@ _text: Final = msgspec.json.Decoder(str)
 class TraceRow(NamedTuple):
     """A committed trace; `objective` is None unless texts may be shown. `number` counts the worker's traces.
 
+    `nearest_objective`: that of the nearest trace, if it is one of the last KEPT_OBJECTIVES.
     Ids are as the record has them, cut to CACHED_ID_LENGTH: they are made safe when the row is shown, because most rows
     never are.
     """
@@ -77,6 +81,7 @@ class TraceRow(NamedTuple):
     nearest_partition: int | None
     nearest_offset: int | None
     objective: str | None
+    nearest_objective: str | None
 
     def explained(self) -> dict[str, Any]:
         """Return the row with the steps that lead to its score; components, weights and parts in the score's order."""
@@ -122,6 +127,7 @@ class LastRows:
         self._traces: deque[TraceRow] = deque(maxlen=KEPT_TRACES)
         self._dead_letters: deque[DeadLetterRow] = deque(maxlen=KEPT_DEAD_LETTERS)
         self._domains: OrderedDict[str, _Domain] = OrderedDict()
+        self._objectives: OrderedDict[str, str] = OrderedDict()
         profiles = tuple(settings.scoring_profiles())
         self._domain_name = functools.lru_cache(2 * KEPT_DOMAINS)(lambda domain: _shown(domain, DOMAIN_LENGTH))
         self._near = functools.lru_cache(2 * KEPT_DOMAINS)(lambda domain: near_miss(domain, profiles))
@@ -133,6 +139,11 @@ class LastRows:
             return
         row = self._trace(record, output, scored)
         self._traces.append(row)
+        if row.objective is not None:
+            self._objectives[row.id] = row.objective
+            self._objectives.move_to_end(row.id)
+            if len(self._objectives) > KEPT_OBJECTIVES:
+                self._objectives.popitem(last=False)
         domain = self._domains.get(row.domain)
         if domain is None:
             domain = self._domains[row.domain] = _Domain()
@@ -148,6 +159,7 @@ class LastRows:
         """Drop all records; the counts of domains stay."""
         self._traces.clear()
         self._dead_letters.clear()
+        self._objectives.clear()
         for domain in self._domains.values():
             domain.rows.clear()
 
@@ -170,6 +182,7 @@ class LastRows:
     def _trace(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> TraceRow:
         self._number += 1
         nearest = scored.nearest
+        nearest_id = None if nearest is None else nearest.trace_id[:CACHED_ID_LENGTH]
         domain, objective = self._texts_of(record, output, scored)
         return TraceRow(
             self._number,
@@ -185,11 +198,12 @@ class LastRows:
             scored.components,
             scored.weights,
             scored.overrides,
-            None if nearest is None else nearest.trace_id[:CACHED_ID_LENGTH],
+            nearest_id,
             None if nearest is None else nearest.similarity,
             None if nearest is None else nearest.partition,
             None if nearest is None else nearest.offset,
             objective,
+            None if nearest_id is None else self._objectives.get(nearest_id),
         )
 
     def _texts_of(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> tuple[str, str | None]:

@@ -10,11 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from tests.support.builders import trace_document
 from tests.support.reports import parsed
 from worker.cli import cli
-from worker.commands.evaluate.numbers import DRAWS, ORDERS, Row, compared, figures, spread_figures
+from worker.commands.evaluate.numbers import (
+    DRAWS,
+    ORDERS,
+    Figures,
+    Interval,
+    Row,
+    behind_the_highest,
+    compared,
+    measured,
+    spread_figures,
+    verdict,
+)
 from worker.commands.evaluate.page import render_evaluation
 
 
@@ -32,6 +44,10 @@ def brute(vectors: Any, labels: list[int], history: list[int], order: list[int])
         found.append((1 - best, first, place <= 0 and labels[seen[-place]] == labels[index]))
         seen.append(index)
     return found
+
+
+def figures(vectors: Any, labels: Any, seed: int) -> Figures:
+    return measured(vectors, labels, seed).figures
 
 
 def sample(rng: random.Random) -> tuple[Any, list[int]]:
@@ -158,6 +174,56 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     assert figures(vectors, np.array(labels), 3) == figures(vectors, np.array(labels), 3)
 
 
+# -- the verdict
+
+
+def rows_of(*noises: float, seed: int, labels: int = 40) -> list[Row]:
+    """Return the rows of one file of which each setting adds another noise to the same tasks."""
+    rng = np.random.default_rng(seed)
+    tasks = _in_order(rng.permutation(np.repeat(np.arange(labels), 5)))
+    centres, noise = rng.normal(size=(labels, 16))[tasks], rng.normal(size=(len(tasks), 16))
+    rows = []
+    for number, size in enumerate(noises):
+        made = centres + size * noise
+        found = measured(made / np.linalg.norm(made, axis=1, keepdims=True), tasks, 1)
+        rows.append((Row("a", {"embed_text": "whole", "max_tokens": number}, 0, 0, found.figures), found.warm))
+    return behind_the_highest(rows)
+
+
+def test_two_settings_are_compared_by_the_interval_of_their_paired_difference() -> None:
+    """Their own intervals overlap, and one of them is better in nearly every draw all the same."""
+    better, worse, same = rows_of(1.2, 1.6, 1.2, seed=4)
+    one, two = better.figures.auc_warm, worse.figures.auc_warm
+    assert one is not None
+    assert two is not None
+    assert two.high > one.low
+    assert better.auc_warm_behind is None
+    assert worse.auc_warm_behind is not None
+    assert worse.auc_warm_behind.value == pytest.approx(one.value - two.value, abs=2e-4)
+    assert 0 < worse.auc_warm_behind.low < worse.auc_warm_behind.high < one.high - two.low
+    assert same.auc_warm_behind == Interval(0, 0, 0)
+    first, second, third = verdict([better, worse, same])
+    assert first.startswith("whole, 0 tokens has the highest AUC warm, 0.801 (0.713 to 0.874): novelty tells repeats")
+    assert second.startswith("Against whole, 1 tokens it is ahead by 0.0")
+    assert second.endswith("; a difference is shown.")
+    assert third.endswith(" by 0.000 (0.000 to 0.000); the interval holds 0: no difference shown.")
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        (Interval(0.8, 0.7, 0.9), "AUC warm 0.800 (0.700 to 0.900): novelty tells repeats from new tasks better than"),
+        (Interval(0.55, 0.5, 0.6), "the interval holds 0.5, so nothing better than chance is shown."),
+        (Interval(0.3, 0.2, 0.4), "worse than chance (0.5), so repeats look more novel than new tasks."),
+        (None, "No AUC warm, so no verdict"),
+    ],
+)
+def test_one_setting_is_compared_with_chance(interval: Interval | None, words: str) -> None:
+    [row] = rows_of(1, seed=1, labels=3)
+    [told] = verdict([structs.replace(row, figures=structs.replace(row.figures, auc_warm=interval))])
+    assert words in told
+
+
 # -- the page
 
 
@@ -174,6 +240,8 @@ def test_the_page_shows_each_file_and_setting_and_escapes_names() -> None:
     assert "<script" not in page
     assert "<b>label" not in page
     tree = parsed(page)
+    told = [" ".join(" ".join(it.itertext()).split()) for it in tree.findall(".//div[@class='verdict']")]
+    assert told == [" ".join(verdict(rows[:2])), " ".join(verdict(rows[2:]))]
     assert len(tree.findall(".//h2")) == 2
     assert len(tree.findall(".//figure")) == 2 * (1 + 2)
     cells = ["".join(cell.itertext()) for cell in tree.findall(".//tbody/tr/td[2]")]

@@ -91,6 +91,23 @@ def test_the_config_stands_on_the_page_as_it_is_pasted() -> None:
     assert tomllib.loads(block.text)["profiles"].keys() == {"code", 'a<b>&"c"\u202e', " "}
 
 
+@pytest.mark.parametrize("threshold", [0.75, 0.7231])
+def test_the_row_of_all_traces_is_outlined_at_the_threshold(threshold: float) -> None:
+    documents = [
+        scored_document(n, score=n / 20, threshold=threshold, domain=("x", "finance")[n % 2]) for n in range(20)
+    ]
+    for mixed in (False, True):
+        if mixed:
+            documents[19]["scoring"]["threshold"] = 0.6
+        page = parsed(render(summary_of(documents), "x"))
+        table = next(it for it in page.iter("table") if "profile, and its domains" in "".join(it.itertext()))
+        heads = ["".join(head.itertext()) for head in table.iter("th")]
+        [row] = [row for row in table.iter("tr") if row.get("class") == "all"]
+        outlined = [heads[place] for place, cell in enumerate(row) if "current" in cell.get("class", "")]
+        assert outlined == ([] if mixed else [str(threshold)])
+        assert (str(threshold) in heads) is (threshold == 0.75 or not mixed)
+
+
 def test_no_config_is_proposed_for_names_that_are_cut() -> None:
     page = parsed(render(summary_of([scored_document(domain="x" * 161)]), "x"))
     assert not list(page.iter("pre"))

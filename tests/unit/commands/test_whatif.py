@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.builders import trace_bytes
 from tests.support.imports import MODEL_RUNTIMES, loaded_after
+from tests.support.reports import parsed, words
 from tests.support.whatif import changed, random_profiles, random_sources, rescored, scored, whatif
 from worker.commands.shared.scored import LEFT_OUT_SHOWN, NoDocuments
 from worker.commands.shared.target_share import config_to_paste
@@ -209,10 +210,11 @@ def test_json_when_piped(documents: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])
-def test_text_fits_a_terminal(documents: Path, columns: str) -> None:
+def test_text_fits_a_terminal(documents: Path, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.commands.shared.console.PIPE_WIDTH", int(columns))
     candidate = documents.with_name("candidate.toml")
     candidate.write_text("threshold = 0.5\n[profiles.gardenin]\n[profiles.code]\nthreshold = 0.9\n")
-    result = whatif(str(documents), "--config", str(candidate), "--text", COLUMNS=columns)
+    result = whatif(str(documents), "--config", str(candidate), "--text")
     assert result.exit_code == 0, result.output
     lines = result.stdout.split("\n")
     assert max(map(len, lines)) <= int(columns)
@@ -220,6 +222,17 @@ def test_text_fits_a_terminal(documents: Path, columns: str) -> None:
     assert "  gardenin; did you mean gardening?" in lines
     pasted = result.stdout[result.stdout.index("(--config FILE, KP_CONFIG):") :].partition("\n")[2]
     assert tomllib.loads(pasted) == tomllib.loads(candidate.read_text())
+
+
+def test_nothing_is_wrapped_in_a_pipe() -> None:
+    domain = "a_domain_with_a_name_that_is_longer_than_the_column_of_profiles"
+    sources = [trace_bytes(f"kp:trace:{n}", domain=domain) for n in range(40)]
+    data = b"\n".join(document for _, document in scored(sources, embed=False))
+    for arguments in ([], ["--share", "10%"]):
+        told = whatif(
+            "-", "--text", "--set", f"profiles.{domain}.threshold=0.1", *arguments, data=data, COLUMNS="40"
+        ).stdout
+        assert [line for line in told.split("\n") if line.startswith("a_domain") and domain in line]
 
 
 def test_the_settings_that_were_used_are_said_to_change_nothing(documents: Path) -> None:
@@ -315,6 +328,45 @@ def test_hostile_texts_do_not_reach_the_terminal() -> None:
         assert result.exit_code == 0, result.output
         assert not {"\x1b", "\u202e"} & set(result.output)
     assert "[bold]" in result.output
+
+
+@pytest.mark.slow
+def test_the_page_has_the_figures_of_the_summary_and_escapes_names(documents: Path, tmp_path: Path) -> None:
+    hostile = "<b>&{{ 7 }}\u202e\x1b"
+    [(_, other)] = scored([trace_bytes(f"kp:trace:{hostile}", domain=hostile)], threshold=0)
+    documents.write_bytes(documents.read_bytes() + b"\n" + other + b'\n{"<i>": 1}\n')
+    page = tmp_path / "page.html"
+    result = whatif(str(documents), "--set", "threshold=0.5", "--page", str(page), "--json")
+    assert result.exit_code == 0, result.output
+    assert f" kB to {page}" in result.stderr
+    root, told = parsed(page.read_text("utf-8")), words(page.read_text("utf-8"))
+    assert not list(root.iter("b>")) + list(root.iter("script"))
+    assert not {"\x1b", "\u202e"} & set(page.read_text("utf-8"))
+    assert "<b>&{{ 7 }}" in told
+    found = json.loads(result.stdout)
+    assert f"accepted: {found['total']['before']['accepted']} → {found['total']['after']['accepted']}" in told
+    assert len(list(root.iter("figure"))) == 2
+    table = next(iter(root.iter("table")))
+    assert len(list(table.iter("tr"))) == 2 + len(found["domains"])
+    [pasted] = root.iter("pre")
+    assert pasted.text == found["config"]
+
+
+@pytest.mark.slow
+def test_a_page_of_one_trace_and_of_none_that_changes(tmp_path: Path) -> None:
+    [(_, document)] = scored([trace_bytes()], embed=False)
+    page = tmp_path / "page.html"
+    assert whatif("-", "--page", str(page), data=document).exit_code == 0
+    told = words(page.read_text("utf-8"))
+    assert "there is nothing to set" in told
+    assert "Decisions that change None." in told
+
+
+def test_a_page_that_cannot_be_written_is_named(documents: Path) -> None:
+    result = whatif(str(documents), "--page", "/no/such/dir/page.html", "--text")
+    assert result.exit_code == 1
+    assert "No decision changes." in result.stdout
+    assert "/no/such/dir/page.html cannot be written: No such file or directory; choose another" in result.stderr
 
 
 def test_what_is_left_out_is_said_on_standard_error(documents: Path) -> None:

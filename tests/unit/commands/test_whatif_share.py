@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import trace_bytes
+from tests.support.reports import parsed, words
 from tests.support.whatif import changed, random_profiles, random_sources, rescored, scored, whatif
 from worker.commands.shared.shown import TEXT_LENGTH
 from worker.commands.shared.target_share import FEW_TRACES, LEAST_TRACES, parse_share, share_interval, share_threshold
@@ -251,8 +252,9 @@ def documents(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])
-def test_the_text_of_proposals_fits_a_terminal(documents: Path, columns: str) -> None:
-    result = whatif(str(documents), "--share", "10%", "--label", TASK, "--text", COLUMNS=columns)
+def test_the_text_of_proposals_fits_a_terminal(documents: Path, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.commands.shared.console.PIPE_WIDTH", int(columns))
+    result = whatif(str(documents), "--share", "10%", "--label", TASK, "--text")
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.split("\n"))) <= int(columns)
     told = " ".join(result.stdout.split())
@@ -266,6 +268,27 @@ def test_the_text_of_proposals_fits_a_terminal(documents: Path, columns: str) ->
     assert {name: p["threshold"] for name, p in pasted["profiles"].items()} == {
         row["domain"]: row["proposed"]["threshold"] for row in found["domains"]
     }
+
+
+@pytest.mark.slow
+def test_the_page_has_the_proposals_with_their_intervals(documents: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = whatif(str(documents), "--share", "10%", "--label", TASK, "--page", str(page), "--json")
+    assert result.exit_code == 0, result.output
+    root, told, found = parsed(page.read_text("utf-8")), words(page.read_text("utf-8")), json.loads(result.stdout)
+    for row in found["domains"]:
+        low, high = row["interval"]
+        assert f"{low:.3f}\u2013{high:.3f}" in told
+    thresholds, labels = root.iter("table")
+    assert len(list(thresholds.iter("tr"))) == len(list(labels.iter("tr"))) == 2 + len(found["domains"])
+    assert len(list(root.iter("figure"))) == 1
+    assert "traces are few; the threshold may accept another share of the next ones" in told
+    assert "since they have none: 16." in told
+    few = [document for _, document in scored([trace_bytes(f"kp:trace:{n}") for n in range(3)], embed=False)]
+    assert whatif("-", "--share", "1", "--page", str(page), data=b"\n".join(few)).exit_code == 0
+    root = parsed(page.read_text("utf-8"))
+    assert not list(root.iter("figure"))
+    assert "3 traces are too few to propose a threshold" in words(page.read_text("utf-8"))
 
 
 def test_ties_near_misses_and_default_are_said() -> None:

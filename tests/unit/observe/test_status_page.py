@@ -8,16 +8,19 @@ from html.parser import HTMLParser
 from typing import Any
 
 import aiohttp
+import numpy as np
+import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.builders import NEVER_ACCEPTED, make_record, trace_bytes
+from tests.support.builders import NEVER_ACCEPTED, T0, make_record, trace_bytes
 from tests.support.partition import ManualPublisher, idle_context, settle
 from worker import PartitionScorer
 from worker.commands.explain.steps import explain_trace
 from worker.commands.explain.view import explanation_json
 from worker.config import Settings
+from worker.core.documents import scored_record
 from worker.core.scorer import EvaluationConfig
-from worker.core.trace import DEFAULT_LIMITS
+from worker.core.trace import DEFAULT_LIMITS, parse_trace
 from worker.observe.http_server import HttpServer
 from worker.observe.metrics import Metrics
 from worker.observe.status import (
@@ -29,6 +32,7 @@ from worker.observe.status import (
     PAGE,
     TEXT_LENGTH,
     WINDOW_SECONDS,
+    LastRows,
     Status,
 )
 from worker.stream.partition import Partition
@@ -189,6 +193,33 @@ async def test_texts_are_shown_where_the_setting_allows_them_and_nowhere_else() 
         if allowed:
             assert shown["traces"][0]["objective"] == ("SECRET " * 100)[:TEXT_LENGTH]
         await desk.task.close()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_nearest_trace_has_its_objective_where_texts_are_shown_and_it_is_remembered(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.observe.status.KEPT_OBJECTIVES", 3)
+    rows, scorer = LastRows(Settings(status_texts=allowed)), PartitionScorer(dimensions=8)
+
+    def commit(number: int, direction: int) -> tuple[str | None, str | None]:
+        """Return the nearest trace and its objective, as they are shown."""
+        record = make_record(trace_bytes(f"kp:trace:{number}", objective=f"objective {number}"), number)
+        scored = scorer.score(parse_trace(record.value or b""), np.eye(8)[direction], T0 + number)
+        rows.committed(record, scored_record(record, scored, None), scored)
+        newest = rows.traces()[0]
+        return newest["nearest"], newest["nearest_objective"]
+
+    assert commit(0, 0) == (None, None)
+    assert commit(1, 0) == ("kp:trace:0", "objective 0" if allowed else None)
+    for number in (2, 3, 4):
+        commit(number, number)
+    nearest, forgotten = commit(5, 0)
+    assert nearest in ("kp:trace:0", "kp:trace:1")
+    assert forgotten is None
+    assert commit(6, 4) == ("kp:trace:4", "objective 4" if allowed else None)
+    rows.clear()
+    assert commit(7, 3) == ("kp:trace:3", None)
 
 
 async def test_the_last_records_are_kept_and_no_more() -> None:

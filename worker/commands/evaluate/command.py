@@ -72,7 +72,10 @@ def evaluate(
     else:
         _write_table(rows)
     if page is not None:
-        _write_page(rows, label, page)
+        from worker.commands.evaluate.page import render_evaluation
+        from worker.commands.shared.page import write_page
+
+        write_page(render_evaluation(rows, label), page)
 
 
 def _choices(grid: Sequence[str]) -> Iterator[tuple[Settings, dict[str, object]]]:
@@ -96,7 +99,7 @@ def _rows(
     choices: Sequence[tuple[Settings, dict[str, object]]], progress: Progress,
 ) -> Iterator[Row]:  # fmt: skip
     """Yield the figures of each file with each choice of settings; `key`: the field to spread over partitions by."""
-    from worker.commands.evaluate.numbers import Row, figures, named, spread_figures
+    from worker.commands.evaluate.numbers import Row, behind_the_highest, measured, named, spread_figures
     from worker.commands.evaluate.traces import LabelError, Vectors, numbered, read_labelled
 
     vectors = Vectors()
@@ -112,18 +115,21 @@ def _rows(
                 "least two tasks, and a repeat of one"
             )
         labels = numbered(traces.labels)
+        rows = []
         for settings, shown in choices:
             bar = progress.add_task(clean(f"{traces.name}: {named(shown)}"), total=len(traces.traces))
             made, cut = vectors.of(traces, settings, lambda bar=bar: progress.advance(bar))  # type: ignore[misc]
             spread = None
             if key is not None:
                 spread = spread_figures(made, labels, key, numbered(traces.keys), partitions, seed)
-            yield Row(traces.name, shown, cut, len(traces.bad), figures(made, labels, seed), spread)
+            found = measured(made, labels, seed)
+            rows.append((Row(traces.name, shown, cut, len(traces.bad), found.figures, spread), found.warm))
             progress.remove_task(bar)
+        yield from behind_the_highest(rows)
 
 
 def _write_table(rows: Sequence[Row]) -> None:
-    from worker.commands.evaluate.numbers import QUANTILES, named
+    from worker.commands.evaluate.numbers import QUANTILES, named, verdict
 
     width = max(len(named(row.settings)) for row in rows)
     for file, group in itertools.groupby(rows, key=lambda row: row.file):
@@ -146,6 +152,8 @@ def _write_table(rows: Sequence[Row]) -> None:
             )
             write_line(f"  {named(row.settings):{width}}         {firsts}           {repeats}")
         _write_spread(own, width)
+        for sentence in verdict(own):
+            write_line(clean(f"  {sentence}"))
         write_line("")
 
 
@@ -172,14 +180,3 @@ def _text(interval: Interval | None) -> str:
 
 def _short(interval: Interval | None) -> str:
     return "-" if interval is None else f"{round(interval.value, 2) + 0.0:.2f}"  # no -0.00
-
-
-def _write_page(rows: Sequence[Row], label: str, page: Path) -> None:
-    from worker.commands.evaluate.page import render_evaluation
-
-    text = render_evaluation(rows, label)
-    try:
-        page.write_text(text, "utf-8")
-    except OSError as error:
-        raise CommandError(f"{page} cannot be written: {error.strerror}; choose another file (--page)") from None
-    say(f"{len(text.encode()) // 1000} kB to {page}")

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, structs
 
 Floats = npt.NDArray[np.floating[Any]]
 
 Ints = npt.NDArray[np.integer[Any]]
+
+CHANCE: Final = 0.5
+"""The AUC of a novelty that says nothing."""
 
 DRAWS: Final = 500
 """Bootstrap samples of the labels: the ends of a 95 % interval then move by less than a tenth of its width."""
@@ -82,7 +85,9 @@ class Spread(Struct, frozen=True):
 class Row(Struct, frozen=True, omit_defaults=True):
     """The figures of one file with one choice of settings; `cut` traces were truncated, `bad` lines were no trace.
 
-    `spread`: the same traces in several partitions, if that was asked for.
+    `spread`: the same traces in several partitions, if that was asked for. `auc_warm_behind`: how far the warm AUC lies
+    behind the highest one of the file, with the interval of the paired difference (both of the same draws and halves);
+    None for the highest itself.
     """
 
     file: str
@@ -91,12 +96,59 @@ class Row(Struct, frozen=True, omit_defaults=True):
     bad: int
     figures: Figures
     spread: Spread | None = None
+    auc_warm_behind: Interval | None = None
 
 
 def named(settings: Mapping[str, object]) -> str:
     """Name a choice of settings: objective, 128 tokens."""
     rest = [f"{name} {value}" for name, value in settings.items() if name not in ("embed_text", "max_tokens")]
     return ", ".join([str(settings["embed_text"]), f"{settings['max_tokens']} tokens", *rest])
+
+
+def behind_the_highest(rows: Sequence[tuple[Row, Floats | None]]) -> list[Row]:
+    """Return the rows of one file with `auc_warm_behind`; each comes with the draws of its warm AUC."""
+    known = [draws for _, draws in rows if draws is not None]
+    if not known:
+        return [row for row, _ in rows]
+    best = max(known, key=lambda draws: float(draws[0]))
+    return [
+        row if draws is None or draws is best else structs.replace(row, auc_warm_behind=_interval([best - draws]))
+        for row, draws in rows
+    ]
+
+
+def verdict(rows: Sequence[Row]) -> list[str]:
+    """Return in sentences what the warm AUC of a file's rows shows.
+
+    Of two settings the interval of the paired difference decides: their own intervals may overlap although one of them
+    is better in nearly every draw.
+    """
+    found = [(row, row.figures.auc_warm) for row in rows if row.figures.auc_warm is not None]
+    best = next(((row, auc) for row, auc in found if row.auc_warm_behind is None), None)
+    if best is None:
+        return ["No AUC warm, so no verdict: no half of the tasks has both firsts and repeats."]
+    row, auc = best
+    told = f"{named(row.settings)} has the highest AUC warm, " if len(rows) > 1 else "AUC warm "
+    told += f"{_written(auc)}: "
+    if auc.low > CHANCE:
+        told += f"novelty tells repeats from new tasks better than chance ({CHANCE})."
+    elif auc.high < CHANCE:
+        told += f"worse than chance ({CHANCE}), so repeats look more novel than new tasks."
+    else:
+        told += f"the interval holds {CHANCE}, so nothing better than chance is shown."
+    sentences = [told]
+    for row, _ in found:
+        behind = row.auc_warm_behind
+        if behind is not None:
+            holds = behind.low <= 0 <= behind.high
+            shown = "the interval holds 0: no difference shown" if holds else "a difference is shown"
+            sentences.append(f"Against {named(row.settings)} it is ahead by {_written(behind)}; {shown}.")
+    return sentences
+
+
+def _written(it: Interval) -> str:
+    value, low, high = (round(number, 3) + 0.0 for number in (it.value, it.low, it.high))  # no -0.000
+    return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +161,17 @@ class Run:
     same: npt.NDArray[np.bool_]
 
 
-def figures(vectors: Floats, labels: Ints, seed: int) -> Figures:
+class Measured(NamedTuple):
+    """The figures of one file with one setting, and the draws behind its warm AUC, shape (DRAWS + 1,) (see `_auc`).
+
+    Of the same labels and seed the draws are paired: each has the same halves and the same weights.
+    """
+
+    figures: Figures
+    warm: Floats | None
+
+
+def measured(vectors: Floats, labels: Ints, seed: int) -> Measured:
     """Return the figures of traces in their order: unit vectors (n, dimensions), and labels 0..k-1, shape (n,)."""
     rng = np.random.default_rng(seed)
     count = int(labels.max()) + 1 if len(labels) else 0
@@ -117,11 +179,12 @@ def figures(vectors: Floats, labels: Ints, seed: int) -> Figures:
     in_order = compared(vectors, labels, np.arange(0), np.arange(len(labels)))
     warm = [run for _ in range(HALVINGS) for run in _halves(vectors, labels, rng)]
     repeats = ~in_order.first
-    return Figures(
+    warm_auc = _mean([_auc(run, weights) for run in warm])
+    found = Figures(
         len(labels),
         count,
         int(repeats.sum()),
-        _interval([_auc(run, weights) for run in warm]),
+        _interval([warm_auc]),
         _interval([_auc(_behind_the_first(in_order), weights)]),
         _interval([_auc(_pairs(vectors, labels, rng), weights)]),
         _interval([_share(in_order.same[repeats], in_order.labels[repeats], weights)]),
@@ -130,6 +193,7 @@ def figures(vectors: Floats, labels: Ints, seed: int) -> Figures:
         _histogram(in_order.novelty[in_order.first]),
         _histogram(in_order.novelty[repeats]),
     )
+    return Measured(found, warm_auc)
 
 
 def compared(vectors: Floats, labels: Ints, history: Ints, order: Ints) -> Run:
@@ -258,11 +322,16 @@ def _histogram(novelty: Floats) -> list[int]:
     return [int(count) for count in np.histogram(np.clip(novelty, 0, 1), BINS, (0, 1))[0]]
 
 
+def _mean(of_draws: Sequence[Floats | None]) -> Floats | None:
+    """Return the mean over the runs that have draws."""
+    runs = [draws for draws in of_draws if draws is not None]
+    return np.asarray(np.mean(runs, axis=0)) if runs else None
+
+
 def _interval(of_draws: Sequence[Floats | None]) -> Interval | None:
     """Return the mean over runs, with the interval of its draws."""
-    runs = [draws for draws in of_draws if draws is not None]
-    if not runs:
+    mean = _mean(of_draws)
+    if mean is None:
         return None
-    mean = np.mean(runs, axis=0)
     low, high = np.nanquantile(mean[1:], (0.025, 0.975))
     return Interval(round(float(mean[0]), 4), round(float(low), 4), round(float(high), 4))

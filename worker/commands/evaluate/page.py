@@ -8,8 +8,8 @@ from itertools import groupby
 import matplotlib as mpl
 from matplotlib.ticker import MaxNLocator
 
-from worker.commands.evaluate.numbers import BINS, Interval, Row, named
-from worker.commands.shared.page import COLOURS, STYLE, as_svg, new_axes, page_environment, svg
+from worker.commands.evaluate.numbers import BINS, CHANCE, Interval, Row, named, verdict
+from worker.commands.shared.page import COLOURS, STYLE, as_svg, intervals, new_axes, page_environment, svg
 from worker.commands.shared.shown import shown_text
 from worker.version import __version__
 
@@ -18,15 +18,12 @@ _EDGES = [edge / BINS for edge in range(BINS + 1)]
 
 def render_evaluation(rows: Sequence[Row], label: str) -> str:
     """Return the page; the same rows give the same page."""
-    environment = page_environment()
-    environment.filters |= {"n": lambda value: f"{value:,}", "f2": lambda value: f"{round(value, 2) + 0.0:.2f}",
-                            "f3": lambda value: f"{value:.3f}"}  # fmt: skip
     groups = [(shown_text(file), list(group)) for file, group in groupby(rows, key=lambda row: row.file)]
-    return environment.get_template("evaluate.html.j2").render(
+    return page_environment().get_template("evaluate.html.j2").render(
         files=[
             (
                 file, group, [shown_text(named(row.settings)) for row in group],
-                svg(intervals([row.figures.auc_warm for row in group])),
+                verdict(group), intervals([_ends(row.figures.auc_warm) for row in group], (CHANCE, 1)),
                 [svg(histograms(row.figures.first_histogram, row.figures.repeat_histogram)) for row in group],
             )
             for file, group in groups
@@ -35,21 +32,8 @@ def render_evaluation(rows: Sequence[Row], label: str) -> str:
     )  # fmt: skip
 
 
-def intervals(found: Sequence[Interval | None]) -> str:
-    """Draw figures with their intervals on one axis from 0.5 to 1, the first one at the top."""
-    with mpl.rc_context(STYLE):
-        figure, axes = new_axes((4.4, 0.5 + 0.28 * len(found)))
-        for place, interval in enumerate(found):
-            if interval is not None:
-                colour = COLOURS[f"s{place % 8}"]
-                axes.plot([interval.low, interval.high], [-place, -place], color=colour, linewidth=2)
-                axes.plot([interval.value], [-place], "o", color=colour, markersize=5)
-        axes.set_xlim(min([0.5, *(interval.low for interval in found if interval is not None)]) - 0.01, 1.01)
-        axes.set_ylim(0.6 - len(found), 0.6)
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
-        axes.grid(axis="x")
-        return as_svg(figure)
+def _ends(it: Interval | None) -> tuple[float, float, float] | None:
+    return None if it is None else (it.value, it.low, it.high)
 
 
 def histograms(firsts: Sequence[int], repeats: Sequence[int]) -> str:

@@ -9,50 +9,39 @@ from typing import Any, Final
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter
 
 from worker.commands.report.columns import COMPONENTS
 from worker.commands.report.summary import (
     CURVE,
     PASTED_SHARE,
-    SCORE_BINS,
     SHARES,
-    THRESHOLDS,
     Group,
     Moment,
     Summary,
 )
-from worker.commands.shared.page import COLOURS, STYLE, as_svg, new_axes, page_environment, svg
-from worker.commands.shared.shown import duration, percent, shown_name, shown_text
+from worker.commands.shared.page import COLOURS, SERIES, STYLE, as_svg, histogram, new_axes, page_environment, svg
+from worker.commands.shared.shown import duration, shown_text
 from worker.core.documents import rfc3339
 from worker.version import __version__
 
 NAMES_SHOWN = 20
 """Domains without a profile that are listed; the rest is counted."""
 
-SERIES: Final = 8
-"""Colours for curves; a ninth would be hard to tell from the others."""
-
 _DASHES: Final = ("-", "--", "-.", ":")
-
-_EDGES: Final = [edge / SCORE_BINS for edge in range(SCORE_BINS + 1)]
 
 
 def render(summary: Summary, source: str) -> str:
     """Return the page. `source` says where the documents come from; the same arguments give the same page."""
     environment = page_environment()
     environment.filters |= {
-        "n": lambda value: f"{value:,}",
-        "pct": percent,
-        "f2": lambda value: f"{value:.2f}",
-        "f3": lambda value: f"{value:.3f}",
         "time": lambda ms: rfc3339(ms)[:19].replace("T", " "),
-        "name": shown_name,
         "words": lambda name: name.replace("_", " "),
+        "threshold": lambda value: max(f"{value:g}", f"{value:.2f}", key=len),
         "duration": duration,
     }
     return environment.get_template("report.html.j2").render(
-        s=summary, source=shown_text(source), version=__version__, component_names=COMPONENTS, thresholds=THRESHOLDS,
+        s=summary, source=shown_text(source), version=__version__, component_names=COMPONENTS,
         cutoff_shares=SHARES, pasted_share=PASTED_SHARE, plots=_plots(summary), series=SERIES,
         curves=_domain_curves(summary), names_shown=NAMES_SHOWN,
     )  # fmt: skip
@@ -60,14 +49,12 @@ def render(summary: Summary, source: str) -> str:
 
 def _plots(summary: Summary) -> dict[str, Any]:
     profiles = summary.profiles
-    thresholds = {profile.threshold for profile in profiles}
-    shared = thresholds.pop() if len(thresholds) == 1 else None
     curves = [(profile.group.curve, profile.threshold) for profile in profiles[:SERIES]]
     return {
-        "total": svg(_histogram(summary.total.histogram, shared)),
-        "domains": [svg(_histogram(group.histogram, group.threshold, small=True)) for group in summary.domains],
+        "total": histogram(summary.total.histogram, summary.total.threshold),
+        "domains": [histogram(group.histogram, group.threshold, small=True) for group in summary.domains],
         "components": {
-            name: svg(_histogram(counts, colour=f"s{index}"))
+            name: histogram(counts, colour=f"s{index}")
             for index, (name, counts) in enumerate(summary.components.items())
         },
         "shares": [svg(_shares(profile.shares)) for profile in profiles],
@@ -82,33 +69,6 @@ def _domain_curves(summary: Summary) -> list[Group]:
     """Return the domains that have a curve: the largest ones, without the row of all others."""
     alone = summary.domains[:-1] if summary.other_domains else summary.domains
     return alone[:SERIES]
-
-
-def _histogram(
-    counts: Sequence[int], threshold: float | None = None, *, small: bool = False, colour: str = "no"
-) -> str:
-    """Draw the distribution of values in 0..1; with a threshold, what reaches it has another colour."""
-    with mpl.rc_context(STYLE):
-        figure, axes = new_axes((2.4, 0.5) if small else (4.4, 2.2))
-        if threshold is None:
-            axes.stairs(counts, _EDGES, fill=True, color=COLOURS[colour])
-        else:
-            for side, chosen in (("no", False), ("yes", True)):
-                # A bar belongs to the side on which its middle lies: exact for multiples of its width.
-                bars = [count if ((edge + 0.5 / SCORE_BINS >= threshold) is chosen) else 0
-                        for count, edge in zip(counts, _EDGES, strict=False)]  # fmt: skip
-                axes.stairs(bars, _EDGES, fill=True, color=COLOURS[side])
-            axes.axvline(threshold, color=COLOURS["mark"], linewidth=1, linestyle="--")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(bottom=0)
-        if small:
-            axes.yaxis.set_major_locator(NullLocator())
-            axes.xaxis.set_major_locator(NullLocator())
-            axes.spines["left"].set_visible(False)
-        else:
-            axes.grid(axis="y")
-            axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-        return as_svg(figure)
 
 
 def _acceptance(curves: Sequence[tuple[Sequence[float], float | None]]) -> str:

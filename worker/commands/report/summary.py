@@ -22,7 +22,7 @@ from worker.core.records import EmbedderIdentity
 from worker.core.scoring import PROFILES, Weights
 
 THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
-"""Thresholds of the table; the curve has all hundredths."""
+"""Thresholds of the table, besides the current one; the curve has all hundredths."""
 
 CURVE: Final = tuple(step / 100 for step in range(101))
 
@@ -71,8 +71,9 @@ class Example:
 class Group:
     """Traces of one domain or profile.
 
-    `curve`: share of them that reaches each threshold of CURVE; `passing`: of THRESHOLDS.
-    `cutoffs`: the greatest threshold that lets at least each of SHARES pass.
+    `curve`: share of them that reaches each threshold of CURVE; `passing`: of Summary.thresholds.
+    `cutoffs`: the greatest threshold that lets at least each of SHARES pass. `threshold`: the current one; None where
+    the traces have several.
     """
 
     name: str
@@ -133,10 +134,12 @@ class Summary:
     """Everything that a report shows, in the order in which it shows it.
 
     `config`: thresholds that accept PASTED_SHARE of each of the domains, as lines of a config file.
+    `thresholds`: THRESHOLDS, and the current one where all profiles have the same.
     `screened`: traces that the screen has looked at; `marked`: those in which a rule matched.
     """
 
     total: Group
+    thresholds: tuple[float, ...]
     first_ms: int
     last_ms: int
     partitions: int
@@ -206,6 +209,12 @@ class _Summarizer:
         profiles = DistinctValues()
         of_setup = np.array([profiles.code(name) for name, _, _ in self._setups], dtype=np.intp)
         self._profiles, self._profile = profiles.values(), of_setup[self._of("setup")]
+        current = {
+            self._last_setup(np.flatnonzero(self._profile == code))[1] for code in np.unique(self._profile).tolist()
+        }
+        self._threshold = current.pop() if len(current) == 1 else None
+        others = [t for t in THRESHOLDS if self._threshold is None or abs(t - self._threshold) > 1e-9]
+        self._thresholds = tuple(sorted([*others, *([] if self._threshold is None else [self._threshold])]))
 
     def _of(self, name: str) -> npt.NDArray[Any]:
         return self._traces.rows.column(name)[self._rows]
@@ -221,7 +230,8 @@ class _Summarizer:
         screened = np.array([found is not None for found in rules])[self._of("screen")]
         marked = np.array([bool(found) for found in rules])[self._of("screen")]
         return Summary(
-            total=self._group("all", "", np.arange(len(self._rows))),
+            total=self._group("all", "", np.arange(len(self._rows)), self._threshold),
+            thresholds=self._thresholds,
             first_ms=int(times[0]),
             last_ms=int(times[-1]),
             partitions=len(np.unique(self._of("partition"))),
@@ -264,7 +274,7 @@ class _Summarizer:
             quartiles=_floats(np.quantile(scores, (0.25, 0.5, 0.75))),
             histogram=_histogram(scores),
             curve=_passing(scores, CURVE),
-            passing=_passing(scores, THRESHOLDS),
+            passing=_passing(scores, self._thresholds),
             cutoffs=tuple(share_cutoff(scores, Fraction(str(share))) for share in SHARES),
             threshold=threshold,
         )
@@ -310,7 +320,7 @@ class _Summarizer:
             groups.append(self._group(name, shown_name(profile), at, threshold))
         rest = [code for code, _ in counts[DOMAINS_SHOWN:]]
         if rest:
-            groups.append(self._group(f"{len(rest)} others", "", np.flatnonzero(np.isin(codes, rest))))
+            groups.append(self._group(f"{len(rest)} others", "", np.flatnonzero(np.isin(codes, rest)), self._threshold))
         return groups, len(rest)
 
     def _config(self) -> str:

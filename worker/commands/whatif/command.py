@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -12,7 +13,9 @@ from worker.commands.shared.console import (
     Command,
     CommandError,
     open_file,
+    require_extra,
     say,
+    text_console,
     write_line,
 )
 from worker.commands.shared.options import (
@@ -25,7 +28,8 @@ from worker.commands.shared.options import (
 
 if TYPE_CHECKING:
     from worker.commands.shared.scored import ScoredInput
-    from worker.commands.whatif.summary import BeforeAndAfter
+    from worker.commands.whatif.share import Proposal
+    from worker.commands.whatif.summary import BeforeAndAfter, WhatIf
     from worker.config import Settings
 
 CSV = "csv"
@@ -41,11 +45,12 @@ CSV = "csv"
               "traces (0.1 or 10%), instead of the summary.")  # fmt: skip
 @click.option("--label", metavar="FIELD", help="With --share: the field that says which traces have the same task, "
               "such as metadata.ticket; shows what is accepted of firsts and of repeats.")  # fmt: skip
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with pictures.")
 @json_option
 @settings_options
 def whatif(
     file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, flips: int | None,
-    export: str | None, share: str | None, label: str | None, as_json: bool,
+    export: str | None, share: str | None, label: str | None, page: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show what other weights, thresholds or profiles would change, without embedding anything again.
 
@@ -60,16 +65,23 @@ def whatif(
         raise click.UsageError("--share goes without --flips and --export")
     documents = scored_input(file, from_kafka=from_kafka, since=since, last=last)
     candidate = read_settings()
+    if page is not None:  # before the documents are read
+        require_extra("report")
     if share is not None:
-        _propose_thresholds(documents, candidate, share, label, as_json=as_json)
+        found: WhatIf | Proposal = _propose_thresholds(documents, candidate, share, label, as_json=as_json)
     else:
-        _show_changes(documents, candidate, 20 if flips is None else flips, export, as_json=as_json)
+        found = _show_changes(documents, candidate, 20 if flips is None else flips, export, as_json=as_json)
+    if page is not None:
+        from worker.commands.shared.page import write_page
+        from worker.commands.whatif.page import render_whatif
+
+        write_page(render_whatif(found), page)
 
 
 def _show_changes(
     documents: ScoredInput, candidate: Settings, flips: int, export: str | None, *, as_json: bool
-) -> None:
-    """Score the documents again with the candidate's weights and thresholds. Raises CommandError.
+) -> WhatIf:
+    """Score the documents again with the candidate's weights and thresholds; show and return it. Raises CommandError.
 
     `flips`: how many traces with another decision are named. `export`: the CSV file to write; "csv" is standard output,
     which then has no summary.
@@ -99,17 +111,19 @@ def _show_changes(
     elif as_json:
         write_line(whatif_json(summary))
     else:
-        console = Console(highlight=False)
+        console = text_console()
         console.print(whatif_text(summary, bars=can_show_bars(console)))
         print_config(console, summary.config)
+    return summary
 
 
 def _propose_thresholds(
     documents: ScoredInput, candidate: Settings, share: str, label: str | None, *, as_json: bool
-) -> None:
-    """Propose thresholds that accept a share of each domain's traces. Raises CommandError and ArgumentError.
+) -> Proposal:
+    """Propose thresholds that accept a share of each domain's traces; show and return them.
 
     `label`: the field that says which traces have the same task; the shares of firsts and of repeats are shown then.
+    Raises CommandError and ArgumentError.
     """
     from rich.console import Console
 
@@ -136,9 +150,10 @@ def _propose_thresholds(
     if as_json:
         write_line(whatif_json(proposal))
     else:
-        console = Console(highlight=False)
+        console = text_console()
         console.print(share_text(proposal))
         print_config(console, proposal.config)
+    return proposal
 
 
 def _export(result: BeforeAndAfter, path: str) -> None:

@@ -175,7 +175,7 @@ def share_text(it: Proposal) -> RenderableType:
             Text(f"Firsts (no earlier trace of the domain has their {shown_text(it.label)}) and repeats", "bold"),
             _labels(rows),
         ]
-    notes = [Padding.indent(Text(note), 2) for note in _share_notes(it)]
+    notes = [Padding.indent(Text(note), 2) for note in share_notes(it)]
     if notes:
         parts += ["", Text("Notes", "bold"), *notes]
     return Group(*parts)
@@ -224,7 +224,8 @@ def _counts(labels: Labels | None) -> tuple[int, int]:
     return (0, 0) if labels is None else (labels.firsts, labels.repeats)
 
 
-def _share_notes(it: Proposal) -> Iterator[str]:
+def share_notes(it: Proposal) -> Iterator[str]:
+    """Yield what is to be known of the proposals."""
     for row in it.domains:
         yield from _about_domain(row)
     yield from _about_default(it)
