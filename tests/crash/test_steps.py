@@ -81,6 +81,7 @@ def relay(
     return report
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("how", "view"), [("kill", "objective"), ("raise", "whole")])
 def test_exactly_once_survives_a_crash_at_each_step(
     kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool, how: str, view: str
@@ -103,6 +104,7 @@ def test_at_least_once_survives_a_crash_at_each_step(
     assert report.duplicates > 0, "no crash hit between the outputs and the offset"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_a_worker_that_was_frozen_at_each_step_does_no_harm_when_it_wakes(
     kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool, delivery: str

@@ -14,7 +14,7 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 PEAK_MIB = 700
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_peak(kafka: EmbeddedKafka, long: bool, name: str) -> None:
     partitions, make = ATTACKS[name]

@@ -22,8 +22,8 @@ from worker import embedding_text, parse_trace
 from worker.embed.load import load_embedder
 
 embedder = load_embedder("openvino", None, 256, 1, "fp32")
-vectors = [embedder.embed(embedding_text(parse_trace(line))).vector for line in LINES[:30]]
-documents = score_file(LINES[:30], embedder, output_embedding=True)
+vectors = [embedder.embed(embedding_text(parse_trace(line))).vector for line in LINES[:12]]
+documents = score_file(LINES[:12], embedder, output_embedding=True)
 assert [decode(it).tobytes() for it in documents] == [it.tobytes() for it in vectors], "not the embedder's bits"
 np.savez(sys.argv[1], vectors=vectors, scores=[it["scoring"]["score"] for it in documents])
 """
