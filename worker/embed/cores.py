@@ -45,6 +45,14 @@ LAST_TRIAL: Final = 16_000
 number. A trial of texts that are all too long costs four to six evaluations, so .6 % of all at most."""
 
 
+SLOWDOWN: Final = 1.35
+"""How much longer an evaluation takes side by side, at least (1.36 to 1.4 measured at the median of short and of long
+texts). There is no trial while too many would exceed the budget even so."""
+
+LOOK_AGAIN: Final = 300
+"""Then so many evaluations are looked at again. This costs nothing, as none of them runs side by side."""
+
+
 class BudgetedWidth:
     """Whether texts run side by side: only while evaluations stay inside the budget (KP_LATENCY_BUDGET_SECONDS).
 
@@ -55,23 +63,35 @@ class BudgetedWidth:
     def __init__(self, budget_seconds: float) -> None:
         self._budget_seconds = budget_seconds
         self._debt = 0.0
-        self._left = WARM_UP  # evaluations until the next trial, or until one has succeeded
         self._patience = FIRST_TRIAL
         self.side_by_side = False
+        self._hopeless = 0  # evaluations one by one that would exceed the budget side by side
+        self._left = self._waited = WARM_UP  # evaluations until the next trial, or until one has succeeded
 
     def observe(self, seconds: float) -> None:
         """Note how long an evaluation took."""
         self._left -= 1
         if not self.side_by_side:
-            if self._left <= 0:
-                self.side_by_side, self._debt, self._left = True, 0.0, LAST_TRIAL
+            self._hopeless += SLOWDOWN * seconds > self._budget_seconds
+            if self._left == 0:
+                self._end_of_wait()
             return
         self._debt = max(0.0, self._debt + (seconds > self._budget_seconds) - ALLOWED_SHARE)
         if self._debt >= DEBT:
-            self.side_by_side, self._left = False, self._patience
+            self._wait(self._patience)
             self._patience = min(2 * self._patience, LAST_TRIAL)
         elif self._left == 0:
             self._patience = FIRST_TRIAL
+
+    def _end_of_wait(self) -> None:
+        if self._hopeless > ALLOWED_SHARE * self._waited:
+            self._wait(LOOK_AGAIN)
+        else:
+            self.side_by_side, self._debt, self._left = True, 0.0, LAST_TRIAL
+
+    def _wait(self, evaluations: int) -> None:
+        self.side_by_side, self._hopeless = False, 0
+        self._left = self._waited = evaluations
 
 
 class CoreShares:

@@ -10,6 +10,7 @@ from tests.support.clock import HandClock
 from worker.embed.cores import (
     FIRST_TRIAL,
     LAST_TRIAL,
+    LOOK_AGAIN,
     MEMORY_SECONDS,
     WARM_UP,
     BudgetedWidth,
@@ -115,7 +116,7 @@ def evaluations(width: BudgetedWidth, count: int, alone: float, rng: random.Rand
 def test_texts_run_side_by_side_only_while_the_budget_holds(seed: int) -> None:
     rng = random.Random(seed)
     width = BudgetedWidth(BUDGET)
-    assert evaluations(width, WARM_UP, 0.2, rng)[1] == 0
+    assert evaluations(width, WARM_UP, 0.04, rng)[1] == 0
     assert evaluations(width, 3000, 0.04, rng) == (0, 3000)
     over, together = evaluations(width, 3000, 0.08, rng)
     assert 4 <= over <= 0.005 * 3000
@@ -126,13 +127,20 @@ def test_texts_run_side_by_side_only_while_the_budget_holds(seed: int) -> None:
 
 def test_a_trial_that_fails_makes_the_next_one_rarer(seed: int) -> None:
     width, rng = BudgetedWidth(BUDGET), random.Random(seed)
-    over, _ = evaluations(width, 200_000, 0.09, rng)
-    assert over <= 0.001 * 200_000
+    over, together = evaluations(width, 200_000, 0.06, rng)
+    assert 30 <= over <= 0.001 * 200_000
+    assert over <= together <= 0.002 * 200_000
     short = BudgetedWidth(BUDGET)
-    assert evaluations(short, WARM_UP + 20, 0.09, rng)[1] == 4
+    assert evaluations(short, WARM_UP + 50, 0.06, rng)[1] < 50
     assert not short.side_by_side
     evaluations(short, FIRST_TRIAL + 1, 0.04, rng)
     assert short.side_by_side
+
+
+def test_without_hope_there_is_no_trial(seed: int) -> None:
+    width, rng = BudgetedWidth(BUDGET), random.Random(seed)
+    assert evaluations(width, 5000, 0.085, rng)[1] == 0
+    assert evaluations(width, 1000, 0.04, rng)[1] >= 1000 - 2 * LOOK_AGAIN  # they are shorter now
 
 
 def test_neither_a_pause_of_the_machine_nor_the_allowed_share_ends_the_time_side_by_side() -> None:

@@ -104,7 +104,7 @@ async def test_the_budget_decides_how_many_texts_run_side_by_side() -> None:
         await asyncio.sleep(0)
         return embedder.sharing, pool.side_by_side
 
-    assert await take(WARM_UP - 1, 0.2) == (False, 1)
+    assert await take(WARM_UP - 1, 0.05) == (False, 1)
     assert await take(100, 0.09) == (True, 2)
     assert await take(20, 0.11) == (False, 1)
     assert await take(FIRST_TRIAL, 0.0) == (True, 2)
