@@ -85,7 +85,7 @@ def test_a_topic_gets_the_same_documents_as_a_file(
         assert document == expected
     metrics = worker.metrics()
     truncated = sum(row["tokens"] > 256 for row in EXPECTED[:count])
-    assert truncated == (62 if count == 1000 else 17)
+    assert truncated == (62 if count == 1000 else 15)
     assert metrics["kp_truncated_texts_total"] == truncated
     assert metrics['kp_cache_entries{partition="0"}'] <= count
     assert metrics["kp_score_count"] == count

@@ -134,6 +134,7 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         """Finish what is in flight before another member gets the partitions."""
         self._assigned = False
         await self._end_partitions()
+        self._gateway.trouble = None  # it was about their traces, which another member may post
 
     async def on_partitions_assigned(self, assigned: Sequence[TopicPartition]) -> None:
         """Begin to work on the partitions."""
