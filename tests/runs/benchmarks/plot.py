@@ -1,7 +1,7 @@
 """docs/benchmarks-*.svg out of the tables of docs/benchmarks.md: `python -m tests.runs.benchmarks.plot`.
 
-Four pictures, each with a sentence that says its figure. They stand side by side on a wide page, and one below the other on
-a phone, where one wide picture could not be read. Colours and fonts are those of the status page.
+Four pictures, each with a sentence that says its figure. They stand side by side on a wide page, and below one
+another on a phone, where one wide picture could not be read. Colours and fonts are those of the status page.
 """
 
 from __future__ import annotations
