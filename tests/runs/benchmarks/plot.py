@@ -16,7 +16,7 @@ from typing import Final
 DOCS: Final = Path(__file__).parents[3] / "docs"
 PAGE: Final = DOCS / "benchmarks.md"
 
-WIDTH, MARGIN = 384, 18
+WIDTH, MARGIN, GAP = 384, 18, 8  # the gap is below each picture
 ROW, HEADING, TITLE = 40, 30, 66  # heights
 CLIPPED: Final = 10.0
 """A bar this many times as long as the next one is cut, so that the others can be told apart."""
@@ -194,7 +194,8 @@ def write(drawn: Mapping[str, str]) -> None:
 
 def _picture(panel: Panel, height: float) -> str:
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:g}" viewBox="0 0 {WIDTH} {height:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height + GAP:g}" '
+        f'viewBox="0 0 {WIDTH} {height + GAP:g}" '
         'role="img" aria-labelledby="title" '
         'font-family="system-ui, -apple-system, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="15">'
     )
