@@ -125,7 +125,7 @@ def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only
     columns = dict(LETTERS if only_dead_letters else SCORED)
     more = max((len(cells[SCORE]) - columns["score"] for cells in found), default=0)
     if more > 0:  # a score beside its threshold has more digits; the domains make room
-        columns |= {"score": columns["score"] + more, "domain": max(4, columns["domain"] - more)}
+        columns |= {"score": columns["score"] + more, "domain": max(1, columns["domain"] - more)}
     for name, cells in columns.items():
         right = name in ("C", "N", "D", "O", "score")
         limit = None if width is None or (name == "nearest" and width >= WIDE) else cells
