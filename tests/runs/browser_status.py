@@ -246,7 +246,7 @@ async def test_everything_can_be_reached_and_used_by_keyboard(visit: Visit, stag
         table = page.locator("[aria-labelledby=h-traces][role=region]")
         await table.focus()
         await page.keyboard.press("ArrowDown")
-        await page.wait_for_function("() => document.activeElement.scrollTop > 0")  # an expression needs eval at each poll
+        await page.wait_for_function("() => document.activeElement.scrollTop > 0")
         await page.wait_for_timeout(1500)  # a poll later focus and place are the reader's still
         assert await table.evaluate("e => document.activeElement === e && e.scrollTop > 0")
 
