@@ -318,7 +318,7 @@ class HttpEmbedder:
                 except ServiceError as error:
                     self._failed_probes += 1
                     self._problem = error.about_probes()
-                    log.warning("texts wait for the embedding service: %s", self._problem)
+                    log.warning("texts wait for %s", self.problem())
                     await asyncio.sleep(_pause(pauses, error.pause_seconds))
                     pauses += 1
                 else:
