@@ -88,7 +88,7 @@ expect contribute 'args: [contribute]' 'value: /etc/kp-worker/registry/registry-
     'app.kubernetes.io/name: kp-worker-contribute' 'replacement: kp-contribute/kp-worker-contribute' \
     'configMap: {name: kp-worker-config}' 'serviceAccountName: kp-worker'
 expect embedder 'value: http' 'value: "https://gateway.example.org:8443/embeddings/v1"' 'mountPath: /etc/kp-worker/embedder' \
-    'value: /etc/kp-worker/embedder/api-token' 'secret: {secretName: embedding-service, defaultMode: 0440}' \
+    'value: /etc/kp-worker/embedder/api-token' 'secretName: embedding-service' \
     '- {port: 8443, protocol: TCP}'
 tokens=$(render --values "$chart/ci/contribute.yaml" --values "$chart/ci/embedder.yaml" | grep -c embedding-service)
 [ "$tokens" = 1 ] || die "$tokens pod templates have the embedding service's token, not the worker's alone"

@@ -2,8 +2,8 @@
 
 carry: traces a second of one worker over 64 partitions, with a stand-in that answers 32 texts in 5 ms; each comes out
 once. service URL MODEL: texts a second of a real service with 1, 4 and 16 requests at once, and how far its vectors are
-from the recorded ones. precisions: how far vectors of all-MiniLM-L6-v2 in half precision are from those in fp32 (needs
-torch).
+from the recorded ones. precisions: how far vectors of all-MiniLM-L6-v2 in half precision are from those in fp32, and
+from those of a text alone (needs torch).
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ def precisions() -> None:
         similarities = np.abs(exact @ exact.T - other @ other.T)
         batches = np.linalg.norm(other - embed(1), axis=1)
         print(
-            f"{kind}: distance {statistics.median(distances):.2g} (at most {distances.max():.2g}), between a text alone "
-            f"and with 31 others at most {batches.max():.2g}; similarity at most {similarities.max():.2g} off, so the "
-            f"default profile's scores at most {0.35 * similarities.max():.2g}",
+            f"{kind}: distance {statistics.median(distances):.2g} (at most {distances.max():.2g}); a text alone and "
+            f"with 31 others: at most {batches.max():.2g}; similarity: at most {similarities.max():.2g} off, the "
+            f"default profile's score {0.35 * similarities.max():.2g}",
             flush=True,
         )
 
