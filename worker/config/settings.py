@@ -402,7 +402,7 @@ class Settings(BaseSettings):
         "auto",
         description=(
             "most traces in the embedder at once. Under load an exported model embeds as many side by side, each on a "
-            "share of KP_EMBED_THREADS; auto: 2 while evaluations stay inside KP_LATENCY_BUDGET_SECONDS, otherwise 1; "
+            "share of KP_EMBED_THREADS; auto: 2, but a text that would exceed KP_LATENCY_BUDGET_SECONDS so gets all; "
             "1 saves the second compiled graph (120 MB). With KP_EMBEDDER=http: requests at once (auto: 4)"
         ),
     )
@@ -521,7 +521,9 @@ class Settings(BaseSettings):
         1000, ge=10, description="number of recent records that the dead-letter limit covers"
     )
 
-    latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
+    latency_budget_seconds: float = Field(
+        0.1, gt=0, description="budget of one evaluation (KP_EMBED_IN_FLIGHT=auto); slower ones are counted"
+    )
     stuck_seconds: float = Field(
         60.0,
         gt=0,

@@ -1,8 +1,9 @@
-"""Which cores embed a text: all of them, or one of several equal shares; and whether the budget permits shares.
+"""Which cores embed a text: all of them, or one of several equal shares.
 
 Two texts at once with one core each need less CPU than one after the other with two cores: the threads of one text wait
 for each other between layers, and spin meanwhile (short texts: 33 ms of CPU against 38, and 45 where they arrive one by
-one). But a text alone is done in 20 ms with two cores, and in 33 with one.
+one). But a text alone is done in 20 ms with two cores, and in 33 with one. So texts share the cores under load, but for
+those that would take too long for the budget.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 QUIET_USE: Final = 0.5
@@ -29,122 +31,142 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-ALLOWED_SHARE: Final = 0.02
-"""Share of the evaluations that may exceed the budget. With half of it, pauses of a shared machine, which one by one
-does not mend, ended the time side by side: a seventh less throughput, and as many evaluations beyond the budget."""
+LONGEST: Final = 0.75
+"""A text that would take longer on a share than this part of the budget gets all cores. The rest is for its wait, and
+for what its neighbours take from it."""
 
-DEBT: Final = 3.9
-"""This many evaluations beyond the allowed share end the time side by side. A short pause of the machine has fewer."""
+FORGET: Final = 0.95
+"""Weight of the earlier texts in the estimate of a token's time, at each further text: about 20 texts count."""
 
-WARM_UP: Final = 100
-"""The first evaluations run one by one: the runtime prepares kernels for lengths that it has not met yet."""
+OUTLIER: Final = 2.0
+"""A text counts at most this many times what was expected: the machine may have paused."""
 
-FIRST_TRIAL: Final = 1000
-LAST_TRIAL: Final = 16_000
-"""After so many evaluations one by one, texts run side by side again: a trial. Each trial that fails doubles the
-number. A trial of texts that are all too long costs four to six evaluations, so .6 % of all at most."""
-
-
-SLOWDOWN: Final = 1.35
-"""How much longer an evaluation takes side by side, at least (1.36 to 1.4 measured at the median of short and of long
-texts). There is no trial while too many would exceed the budget even so."""
-
-LOOK_AGAIN: Final = 300
-"""Then so many evaluations are looked at again. This costs nothing, as none of them runs side by side."""
+LAST_PART: Final = 0.15
+LEAD_SECONDS: Final = 0.002
+"""The next text is admitted this much before the one that has all cores is expected to be done: a part of the expected
+time, plus the time for parsing and the switch to the thread. A part of 0.35 gave no more texts a second."""
 
 
-class BudgetedWidth:
-    """Whether texts run side by side: only while evaluations stay inside the budget (KP_LATENCY_BUDGET_SECONDS).
-
-    Side by side, two texts need less CPU, but each takes nearly twice as long as alone on all cores. Whether that is
-    too long depends on the machine, on its neighbours and on the texts, so it is observed.
-    """
-
-    def __init__(self, budget_seconds: float) -> None:
-        self._budget_seconds = budget_seconds
-        self._debt = 0.0
-        self._patience = FIRST_TRIAL
-        self.side_by_side = False
-        self._hopeless = 0  # evaluations one by one that would exceed the budget side by side
-        self._left = self._waited = WARM_UP  # evaluations until the next trial, or until one has succeeded
-
-    def observe(self, seconds: float) -> None:
-        """Note how long an evaluation took."""
-        self._left -= 1
-        if not self.side_by_side:
-            self._hopeless += SLOWDOWN * seconds > self._budget_seconds
-            if self._left == 0:
-                self._end_of_wait()
-            return
-        self._debt = max(0.0, self._debt + (seconds > self._budget_seconds) - ALLOWED_SHARE)
-        if self._debt >= DEBT:
-            self._wait(self._patience)
-            self._patience = min(2 * self._patience, LAST_TRIAL)
-        elif self._left == 0:
-            self._patience = FIRST_TRIAL
-
-    def _end_of_wait(self) -> None:
-        if self._hopeless > ALLOWED_SHARE * self._waited:
-            self._wait(LOOK_AGAIN)
-        else:
-            self.side_by_side, self._debt, self._left = True, 0.0, LAST_TRIAL
-
-    def _wait(self, evaluations: int) -> None:
-        self.side_by_side, self._hopeless = False, 0
-        self._left = self._waited = evaluations
+@dataclass(frozen=True, slots=True)
+class _Running:
+    share: int | None
+    tokens: int
+    started: float
 
 
 class CoreShares:
-    """Gives each text all cores, or a free share of them. At most `shares` texts may ask at a time."""
+    """Gives each text all cores, or a free share of them. At most `shares` texts may ask at a time.
 
-    def __init__(self, shares: int, clock: Callable[[], float] = time.monotonic) -> None:
+    A text that would take more than LONGEST of `budget_seconds` on a share gets all cores, unless it is done earlier on
+    a share than after its wait for the others. How long a token takes is observed: it depends on the machine and on its
+    neighbours.
+    """
+
+    def __init__(
+        self, shares: int, budget_seconds: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._shares = shares
-        self._free = list(range(shares))
+        self._limit = LONGEST * budget_seconds
         self._clock = clock
+        self._free = list(range(shares))
+        self._running: dict[int | None, _Running] = {}
         self._done = threading.Condition()
-        self._all_taken = False
+        self._waiting: list[int] = []  # tokens of too long texts that wait for all cores
+        self._present = 0
+        self._seconds = self._tokens = 0.0  # of the latest texts, on a share
         self._use = 0.0
         self._changed = clock()
-        self.sharing = shares > 1
-        """Whether texts may share the cores; otherwise each waits for all of them."""
+        self.permitted = float(shares)
+        """How many texts may run side by side: the mean of some the 20, where a too long one counts as 1."""
 
-    def take(self) -> int | None:
-        """Return a share's number, or None for all cores.
+    def take(self, tokens: int) -> int | None:
+        """Return a share's number, or None for all cores, for a text of this many tokens.
 
         While little is to do, each text gets all cores, and waits for one that has them: two texts of different widths
         would slow each other down.
         """
         with self._done:
+            long = self._expected(tokens) > self._limit
+            self.permitted += (1 - FORGET) * ((1 if long else self._shares) - self.permitted)
+            if long:
+                self._waiting.append(tokens)
+            self._present += 1
             self._note_use()
-            while self._must_wait():
+            while not self._may_start(tokens, long):
                 self._done.wait()
                 self._note_use()
-            if self._all_free() and not (self.sharing and self._use >= QUIET_USE):
-                self._all_taken = True
-                return None
-            return self._free.pop()
+            if long:
+                self._waiting.remove(tokens)
+            alone = not self._running and (long or self._shares == 1 or self._use < QUIET_USE)
+            share = None if alone else self._free.pop()
+            self._running[share] = _Running(share, tokens, self._clock())
+            return share
 
-    def _must_wait(self) -> bool:
-        if self.sharing:
-            return self._all_taken and self._use < QUIET_USE
-        return not self._all_free()
-
-    def _all_free(self) -> bool:
-        return not self._all_taken and len(self._free) == self._shares
+    def _may_start(self, tokens: int, long: bool) -> bool:
+        if self._waiting and not long:
+            return False
+        if not self._running:
+            return True
+        if None in self._running or not self._free:
+            return False
+        return not long or self._wait() + self._expected(tokens) / self._shares >= self._expected(tokens)
 
     def give_back(self, share: int | None) -> None:
         """Note that a text is done."""
         with self._done:
             self._note_use()
-            if share is None:
-                self._all_taken = False
-            else:
+            text = self._running.pop(share)
+            if share is not None:
                 self._free.append(share)
+            self._present -= 1
+            self._learn(text, self._clock() - text.started)
             self._done.notify_all()
+
+    def pause(self, texts: int) -> float:
+        """Return how long the next text should wait elsewhere, s: here, it would wait for one that has all cores.
+
+        `texts`: how many are in the embedder. Of those that have not come here yet, the length is not known, and until
+        the first one is done nothing is.
+        """
+        with self._done:
+            if self._present < texts or (texts and not self._tokens):
+                return LEAD_SECONDS
+            text = self._running.get(None)
+            if text is not None:
+                expected, remaining = self._expected(text.tokens) / self._shares, self._remaining(text)
+            elif self._waiting:
+                expected = remaining = self._expected(self._waiting[0]) / self._shares
+            else:
+                return 0.0
+            return max(0.0, remaining - LAST_PART * expected - LEAD_SECONDS)
+
+    def _expected(self, tokens: int) -> float:
+        """How long a text takes on a share, s; 0.0 while nothing is known."""
+        return tokens * self._seconds / self._tokens if self._tokens else 0.0
+
+    def _wait(self) -> float:
+        return max(self._remaining(text) for text in self._running.values())
+
+    def _remaining(self, text: _Running) -> float:
+        expected = self._expected(text.tokens) / (self._shares if text.share is None else 1)
+        return max(0.0, text.started + expected - self._clock())
+
+    def _learn(self, text: _Running, seconds: float) -> None:
+        """Move the estimate.
+
+        A text that had all cores counts as `shares` times as long. That is more than a share takes, so texts whose
+        length is near the limit do not move to and fro.
+        """
+        if text.share is None:
+            seconds *= self._shares
+        if self._tokens:
+            seconds = min(seconds, OUTLIER * self._expected(text.tokens))
+        self._seconds = FORGET * self._seconds + seconds
+        self._tokens = FORGET * self._tokens + text.tokens
 
     def _note_use(self) -> None:
         """Move the running mean towards what was in use since the last change: 0 to 1."""
         now = self._clock()
-        used = 1.0 if self._all_taken else 1 - len(self._free) / self._shares
+        used = 1.0 if None in self._running else len(self._running) / self._shares
         self._use = used + (self._use - used) * math.exp((self._changed - now) / MEMORY_SECONDS)
         self._changed = now

@@ -80,8 +80,13 @@ class ConcurrentEmbedder(Embedder, Protocol):
         """How many texts it embeds at a time, at least 1."""
         ...
 
-    def share_cores(self, share: bool) -> None:
-        """Let texts share the cores from now on, or let each have all of them."""
+    @property
+    def permitted(self) -> float:
+        """How many of them the budget lets run side by side: a mean of the latest texts."""
+        ...
+
+    def pause(self, texts: int) -> float:
+        """Return how long the next text should wait elsewhere, s, while this many texts are in the embedder."""
         ...
 
 

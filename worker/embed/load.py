@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,10 +46,11 @@ def new_scorer(
 
 def load_for_worker(settings: Settings) -> Embedder | None:
     """Load the embedder of these settings for KP_EMBED_IN_FLIGHT texts at a time; see `load_embedder`."""
-    return load_configured(settings, settings.most_in_flight)
+    budget = settings.latency_budget_seconds if settings.embed_in_flight == "auto" else math.inf
+    return load_configured(settings, settings.most_in_flight, budget)
 
 
-def load_configured(settings: Settings, side_by_side: int = 1) -> Embedder | None:
+def load_configured(settings: Settings, side_by_side: int = 1, budget_seconds: float = math.inf) -> Embedder | None:
     """Load the embedder of these settings; see `load_embedder`, and `HttpEmbedder` for a model elsewhere."""
     if settings.embedder == "http":
         from worker.embed.http_embedder import HttpEmbedder
@@ -56,7 +58,7 @@ def load_configured(settings: Settings, side_by_side: int = 1) -> Embedder | Non
         return HttpEmbedder(settings)
     return load_embedder(
         settings.embedder, settings.model, settings.max_tokens, settings.embed_threads, settings.precision,
-        settings.windows, settings.embed_text, side_by_side,
+        settings.windows, settings.embed_text, side_by_side, budget_seconds,
     )  # fmt: skip
 
 
@@ -90,12 +92,14 @@ def load_embedder(
     windows: int = 1,
     embed_text: str = "whole",
     side_by_side: int = 1,
+    budget_seconds: float = math.inf,
 ) -> Embedder | None:
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
     `auto` uses the exported model (`kp-worker export-model`) if there is one for KP_MODEL and the runtime is installed,
     otherwise sentence-transformers. In fp32 both give the same scores to 1e-6. `side_by_side`: how many texts the
-    exported model embeds at a time; sentence-transformers always embeds one after the other.
+    exported model embeds at a time, as far as `budget_seconds` permits it; sentence-transformers always embeds one
+    after the other.
     """
     if kind == "none":
         return None
@@ -106,7 +110,9 @@ def load_embedder(
         if directory is None and kind == "openvino":
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:
-            return OpenVinoEmbedder(directory, max_tokens, threads, precision, windows, embed_text, side_by_side)
+            return OpenVinoEmbedder(
+                directory, max_tokens, threads, precision, windows, embed_text, side_by_side, budget_seconds
+            )
         if model is None and find_spec("openvino") and not find_spec("sentence_transformers"):
             raise ModelError(f"{FETCH_FIRST}, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)")
     if model == MULTILINGUAL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import mmap
 import os
 import sys
@@ -68,10 +69,10 @@ class OpenVinoEmbedder:
     """An exported model on CPU. `embed` may be called from `side_by_side` threads at a time.
 
     `threads` 0: one for each core. With `side_by_side` above 1 the graph is compiled twice: for one text with all
-    threads, and for that many texts that share the threads (cores.py). The vectors are the same, bit for bit. A text
-    of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is truncated. `embed_text`
-    "objective": the caller embeds objectives apart; they are truncated at `objective_limit`. Raises ModelError if the
-    directory, the precision or the CPU does not fit.
+    threads, and for that many texts that share the threads, as far as `budget_seconds` permits it (cores.py). The
+    vectors are the same, bit for bit. A text of more than `max_tokens` is embedded as the mean of its first `windows`
+    windows; 1: it is truncated. `embed_text` "objective": the caller embeds objectives apart; they are truncated at
+    `objective_limit`. Raises ModelError if the directory, the precision or the CPU does not fit.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class OpenVinoEmbedder:
         windows: int = 1,
         embed_text: str = "whole",
         side_by_side: int = 1,
+        budget_seconds: float = math.inf,
     ) -> None:
         manifest = read_manifest(directory)
         _check_request(directory, manifest, max_tokens, precision)
@@ -106,7 +108,7 @@ class OpenVinoEmbedder:
             manifest.name, manifest.weights_sha256, manifest.dimensions, max_tokens, RUNTIME, precision,
             long_texts(windows), embed_text, apart,
         )  # fmt: skip
-        self._cores = CoreShares(self.side_by_side)
+        self._cores = CoreShares(self.side_by_side, budget_seconds)
         self._windows = windows
         self._max_tokens = max_tokens
         # The longest text first: with buffers that grow from text to text the process uses 535 MB (1032 MB at 512
@@ -117,9 +119,14 @@ class OpenVinoEmbedder:
             _try_out(directory, request, longest)
         _unmap_pages(paths)
 
-    def share_cores(self, share: bool) -> None:
-        """Let texts share the cores from now on, or let each have all of them."""
-        self._cores.sharing = share
+    @property
+    def permitted(self) -> float:
+        """How many texts the budget lets run side by side: a mean of the latest texts."""
+        return self._cores.permitted
+
+    def pause(self, texts: int) -> float:
+        """Return how long the next text should wait elsewhere, s, while this many texts are in the embedder."""
+        return self._cores.pause(texts)
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
         """Embed one text, alone and unpadded. Raises ValueError if the model returns values that are not finite."""
@@ -148,7 +155,7 @@ class OpenVinoEmbedder:
         return [windows, *windows.overflowing]
 
     def _infer_all(self, windows: list[list[int]]) -> list[Vector]:
-        share = self._cores.take()
+        share = self._cores.take(sum(len(ids) for ids in windows))
         try:
             request = self._alone if share is None else self._shared[share]
             return [_infer(request, ids) for ids in windows]

@@ -16,7 +16,7 @@ from typing import Final
 from worker.core.novelty import unit_mean
 from worker.core.records import EmbedderIdentity
 from worker.core.trace import is_objective
-from worker.embed.cores import BudgetedWidth
+from worker.embed.cores import LEAD_SECONDS
 from worker.embed.embedder import ConcurrentEmbedder, Embedder, Embedding, ServedEmbedder, embed_or_diagnose
 
 WEIGHT: Final = 0.1
@@ -54,11 +54,9 @@ def _moved(mean: float, value: float) -> float:
 
 
 LEAD_SHARE: Final = 0.35
-LEAD_SECONDS: Final = 0.002
-"""The next text is admitted this much before the embedder is expected to be done: a share of the expected time, plus
-the time for parsing and the switch to the thread. With less, the embedder idles more often than with two texts
-submitted at a time (measured at full load)."""
-
+"""The next text for a lone thread is admitted by this part of the expected time, and LEAD_SECONDS, before the thread is
+expected to be done. With less, the embedder idles more often than with two texts submitted at a time (measured at full
+load)."""
 
 _OBJECTIVE: Final = b"objective"
 """Keeps the hash of an objective apart from that of an equal text, which may be truncated earlier."""
@@ -70,8 +68,8 @@ class EmbeddingPool:
     One thread for each text that the embedder takes at a time (ConcurrentEmbedder.side_by_side, otherwise 1). Fleets
     resend and retry, so the last `remembered` texts are found by their hash; the vector equals the model's, bit for
     bit. With one thread, `in_flight` is the most traces that are admitted and not embedded; with several, there is one
-    for each thread. `budget_seconds`: texts run side by side only while this budget holds (cores.py); None: always. A
-    ServedEmbedder needs no threads: it gets what it makes use of at a time, and the rest is its own.
+    text for each thread. A ServedEmbedder needs no threads: it gets what it makes use of at a time, and the rest is its
+    own.
     """
 
     def __init__(
@@ -79,7 +77,6 @@ class EmbeddingPool:
         embedder: Embedder,
         remembered: int = 0,
         in_flight: int = 2,
-        budget_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._embedder = embedder
@@ -93,19 +90,22 @@ class EmbeddingPool:
         self._known: OrderedDict[bytes, Future[Embedding]] = OrderedDict()
         self._clock = clock
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="embed")
-        self._one_by_one = ThreadPoolExecutor(1, thread_name_prefix="embed")
-        self._width = BudgetedWidth(budget_seconds) if budget_seconds is not None and self._threads > 1 else None
-        self.side_by_side = self._threads if self._served is None else self._most
-        """How many texts run side by side under load now."""
-        self._obey_width()
         self._started: list[float] = []  # when the running embeddings began
         self._pace = Pace()
         self._lock = threading.Lock()
-        self._expected = 0.0  # s, of all texts that are submitted and not done
+        self._texts = 0  # that are submitted and not done
+        self._expected = 0.0  # s, of all of them
         self._in_flight = 0
         self._freed = asyncio.Event()
         self.hits = 0
         """Texts that were remembered, since the start."""
+
+    @property
+    def permitted(self) -> float:
+        """How many texts may run side by side under load: a mean of the latest texts."""
+        if self._served is not None:
+            return self._most
+        return 1 if self._concurrent is None else self._concurrent.permitted
 
     @property
     def identity(self) -> EmbedderIdentity:
@@ -116,17 +116,16 @@ class EmbeddingPool:
         """Wait until the next text should be submitted. One task at a time may wait.
 
         A trace's evaluation starts when it is taken off the queue. So the next one is taken when a share of the cores
-        is free, or, one by one, when the text before it is nearly done: earlier, it would only wait inside.
+        is free, or when the text that has all of them is nearly done: earlier, it would only wait inside.
         """
-        while self._in_flight >= self._most:
-            self._freed.clear()
-            await self._freed.wait()
-        pause = self.pause() if self.side_by_side == 1 else 0.0
-        if pause > 0:
+        while (full := self._full()) or (pause := self.pause()) > 0:
             self._freed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(None if full else pause):
                     await self._freed.wait()
+
+    def _full(self) -> bool:
+        return self._in_flight >= self._most or (self._threads > 1 and self._texts >= self._threads)
 
     def embed(self, *texts: str) -> asyncio.Future[Embedding] | Embedding:
         """Return the embedding of a trace: of its text, or the unit mean of its texts (`embedded_texts`).
@@ -140,9 +139,12 @@ class EmbeddingPool:
         if len(embedded) == len(found):
             return mean_of_parts(embedded)
         self._in_flight += 1
-        future = asyncio.wrap_future(found[0]) if isinstance(found[0], Future) and len(found) == 1 else _together(found)
-        started = self._clock()
-        future.add_done_callback(lambda _: self._release(self._clock() - started))
+        parts = [asyncio.wrap_future(part) if isinstance(part, Future) else part for part in found]
+        for part in parts:
+            if isinstance(part, asyncio.Future):
+                part.add_done_callback(lambda _: self._freed.set())
+        future = parts[0] if isinstance(parts[0], asyncio.Future) and len(parts) == 1 else _together(parts)
+        future.add_done_callback(lambda _: self._release())
         return future
 
     def submit(self, text: str, objective: bool = False) -> Future[Embedding] | Embedding:
@@ -175,6 +177,10 @@ class EmbeddingPool:
 
     def pause(self) -> float:
         """Return how long the next text may wait outside while the one before it is embedded, s."""
+        if self._served is not None:
+            return 0.0
+        if self._concurrent is not None and self._threads > 1:
+            return self._concurrent.pause(self._texts)
         with self._lock:
             expected = self._expected
         return max(0.0, expected - self.busy_seconds() - LEAD_SHARE * expected - LEAD_SECONDS)
@@ -183,35 +189,24 @@ class EmbeddingPool:
         """Drop queued texts and let the threads end."""
         if self._served is not None:
             self._served.close()
-        for executor in (self._executor, self._one_by_one):
-            executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _release(self, seconds: float) -> None:
-        """Note that a trace is embedded, this long after its submission."""
+    def _release(self) -> None:
         self._in_flight -= 1
         self._freed.set()
-        if self._width is not None:
-            self._width.observe(seconds)
-            self._obey_width()
-
-    def _obey_width(self) -> None:
-        width = self._width
-        if width is not None and self._concurrent is not None and width.side_by_side != (self.side_by_side > 1):
-            self.side_by_side = self._threads if width.side_by_side else 1
-            self._concurrent.share_cores(width.side_by_side)
 
     def _queue(self, text: str, objective: bool) -> Future[Embedding]:
         if self._served is not None:
             return self._served.submit(text, objective)
         expected = self._pace.expect(len(text))
-        self._count(expected)
-        executor = self._executor if self.side_by_side > 1 else self._one_by_one
-        future = executor.submit(self._embed, text, objective)
-        future.add_done_callback(lambda _: self._count(-expected))
+        self._count(1, expected)
+        future = self._executor.submit(self._embed, text, objective)
+        future.add_done_callback(lambda _: self._count(-1, -expected))
         return future
 
-    def _count(self, seconds: float) -> None:
+    def _count(self, texts: int, seconds: float) -> None:
         with self._lock:  # futures are done in the embedder's threads
+            self._texts += texts
             self._expected += seconds
 
     def _embed(self, text: str, objective: bool) -> Embedding:
@@ -246,12 +241,11 @@ def embed_trace(embedder: Embedder, texts: Sequence[str], view: str) -> Embeddin
     )
 
 
-def _together(found: Sequence[Future[Embedding] | Embedding]) -> asyncio.Task[Embedding]:
+def _together(parts: Sequence[asyncio.Future[Embedding] | Embedding]) -> asyncio.Task[Embedding]:
     """Wait for all texts of a trace."""
 
     async def wait() -> Embedding:
-        futures = [asyncio.wrap_future(part) for part in found if isinstance(part, Future)]
-        await asyncio.gather(*futures)
-        return mean_of_parts([part.result() if isinstance(part, Future) else part for part in found])
+        await asyncio.gather(*[part for part in parts if isinstance(part, asyncio.Future)])
+        return mean_of_parts([part.result() if isinstance(part, asyncio.Future) else part for part in parts])
 
     return asyncio.get_running_loop().create_task(wait())

@@ -227,7 +227,7 @@ class Metrics:
         )
         self.embed_in_flight = Gauge(
             "kp_embed_in_flight",
-            "Texts that the model embeds side by side under load: KP_EMBED_IN_FLIGHT, or what the budget permits.",
+            "Texts that may run side by side under load: KP_EMBED_IN_FLIGHT, or a mean of what the budget permits.",
             registry=registry,
         )
         self.cache_reach = Gauge(

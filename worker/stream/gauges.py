@@ -103,7 +103,7 @@ class Gauges:
         self._reach.update({number: partition.state.scorer.cache for number, partition in partitions.items()})
         if self._pool is not None:
             self._metrics.remembered.inc(self._growth.of(self._pool, "hits", self._pool.hits))
-            self._metrics.embed_in_flight.set(self._pool.side_by_side)
+            self._metrics.embed_in_flight.set(self._pool.permitted)
         if self._service is not None:
             self._update_service(self._service)
 

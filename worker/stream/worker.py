@@ -273,8 +273,7 @@ class Worker:
 def _new_pool(embedder: Embedder | None, settings: Settings) -> EmbeddingPool | None:
     if embedder is None:
         return None
-    budget = settings.latency_budget_seconds if settings.embed_in_flight == "auto" else None
-    return EmbeddingPool(embedder, settings.embed_remembered, settings.most_in_flight, budget)
+    return EmbeddingPool(embedder, settings.embed_remembered, settings.most_in_flight)
 
 
 def _evaluation_config(settings: Settings, layout: Layout, rules: Rules) -> EvaluationConfig:

@@ -13,9 +13,9 @@ import pytest
 from tests.support.builders import TextEmbedder
 from tests.support.clock import HandClock
 from worker.core.novelty import unit_mean
-from worker.embed.cores import FIRST_TRIAL, WARM_UP
+from worker.embed.cores import LEAD_SECONDS
 from worker.embed.embedder import Embedding
-from worker.embed.pool import LEAD_SECONDS, LEAD_SHARE, EmbeddingPool
+from worker.embed.pool import LEAD_SHARE, EmbeddingPool
 
 
 class SlowEmbedder(TextEmbedder):
@@ -72,45 +72,68 @@ def test_busy_seconds_tells_how_long_the_running_embedding_takes(slow: Slow) -> 
     assert pool.busy_seconds() == 0.0
 
 
-class TimedEmbedder(TextEmbedder):
-    """Takes the time that the test says, and texts side by side."""
+class Pausing(TextEmbedder):
+    """Takes two texts at a time, but wants none for as long as the test says."""
 
     side_by_side = 2
+    permitted = 1.5
 
-    def __init__(self, clock: HandClock) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.clock, self.seconds, self.sharing = clock, 0.0, True
+        self.seconds = 0.0
+
+    def pause(self, texts: int) -> float:
+        return self.seconds
+
+
+class SlowPair(Pausing):
+    """Waits for each text until the test lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = {"objective": threading.Event(), "steps": threading.Event()}
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
-        self.clock.now += self.seconds
+        assert self.go_on[text].wait(10)
         return super().embed(text, objective)
 
-    def share_cores(self, share: bool) -> None:
-        self.sharing = share
 
-
-async def test_the_budget_decides_how_many_texts_run_side_by_side() -> None:
-    clock = HandClock(50.0)
-    embedder = TimedEmbedder(clock)
-    pool = EmbeddingPool(embedder, 0, 2, 0.1, clock)
-
-    async def take(count: int, seconds: float) -> tuple[bool, int]:
-        embedder.seconds = seconds
-        for _ in range(count):
-            await pool.admission()
-            future = pool.embed("text")
-            assert isinstance(future, asyncio.Future)
-            await future
-        await asyncio.sleep(0)
-        return embedder.sharing, pool.side_by_side
-
-    assert await take(WARM_UP - 1, 0.05) == (False, 1)
-    assert await take(100, 0.09) == (True, 2)
-    assert await take(20, 0.11) == (False, 1)
-    assert await take(FIRST_TRIAL, 0.0) == (True, 2)
+async def test_no_text_is_admitted_while_one_has_all_cores() -> None:
+    embedder = Pausing()
+    pool = EmbeddingPool(embedder)
+    assert pool.permitted == 1.5
+    await asyncio.wait_for(pool.admission(), 5)
+    embedder.seconds = 60.0
+    admission = asyncio.create_task(pool.admission())
+    await asyncio.sleep(0.02)
+    assert not admission.done()
+    embedded = pool.embed("text")
+    assert isinstance(embedded, asyncio.Future)
+    await embedded
+    await asyncio.sleep(0.02)
+    assert not admission.done()  # another one has them now
+    embedder.seconds = 0.0
+    embedded = pool.embed("another text")
+    assert isinstance(embedded, asyncio.Future)
+    await embedded
+    await asyncio.wait_for(admission, 5)
     pool.close()
-    pool = EmbeddingPool(embedder, 0, 2, clock=clock)
-    assert await take(100, 1.0) == (True, 2)
+
+
+async def test_a_trace_of_two_texts_takes_the_place_of_two() -> None:
+    embedder = SlowPair()
+    pool = EmbeddingPool(embedder)
+    await asyncio.wait_for(pool.admission(), 5)
+    pair = pool.embed("objective", "steps")
+    assert isinstance(pair, asyncio.Future)
+    admission = asyncio.create_task(pool.admission())
+    await asyncio.sleep(0.02)
+    assert not admission.done()
+    embedder.go_on["objective"].set()
+    await asyncio.wait_for(admission, 5)
+    assert not pair.done()
+    embedder.go_on["steps"].set()
+    await asyncio.wait_for(pair, 5)
     pool.close()
 
 
@@ -185,7 +208,7 @@ async def test_as_many_texts_are_admitted_as_may_be_in_flight(slow: Slow) -> Non
 class Concurrent(SlowEmbedder):
     """An embedder that takes three texts at a time."""
 
-    side_by_side = 3
+    side_by_side = permitted = 3
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,8 +218,8 @@ class Concurrent(SlowEmbedder):
         self.at_once.wait(10)
         return super().embed(text, objective)
 
-    def share_cores(self, share: bool) -> None:
-        raise AssertionError("without a budget nothing changes")
+    def pause(self, texts: int) -> float:
+        return 0.0
 
 
 async def test_a_concurrent_embedder_gets_as_many_texts_at_a_time_as_it_takes() -> None:

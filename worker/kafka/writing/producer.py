@@ -394,9 +394,11 @@ class Producer:
 
     async def _end_epoch(self, what: str, request: Any, commit: bool) -> None:
         """End a transaction V2, and go on in the next epoch."""
-        response = await self._ask(what, request, TRANSACTION, also=() if commit else (INVALID_TXN_STATE,))
-        if response.error_code == INVALID_TXN_STATE:  # all was refused before it became part of the transaction
-            self._late = True
+        response = await self._ask(what, request, TRANSACTION, also=(INVALID_TXN_STATE,))
+        if response.error_code == INVALID_TXN_STATE:
+            if commit:  # so the broker answers between the abort and the successor's next epoch
+                raise ProducerFenced(f"{self._id}: {what}: a successor's start, or the timeout, has ended it")
+            self._late = True  # all was refused before it became part of the transaction
         else:
             self._enter(ProducerEpoch(response.producer_id, response.producer_epoch))
 
