@@ -87,6 +87,11 @@ expect contribute 'args: [contribute]' 'value: /etc/kp-worker/registry/registry-
     'secretName: knowledgepulse' '- {port: 8443, protocol: TCP}' \
     'app.kubernetes.io/name: kp-worker-contribute' 'replacement: kp-contribute/kp-worker-contribute' \
     'configMap: {name: kp-worker-config}' 'serviceAccountName: kp-worker'
+expect embedder 'value: http' 'value: "https://gateway.example.org:8443/embeddings/v1"' 'mountPath: /etc/kp-worker/embedder' \
+    'value: /etc/kp-worker/embedder/api-token' 'secretName: embedding-service' \
+    '- {port: 8443, protocol: TCP}'
+tokens=$(render --values "$chart/ci/contribute.yaml" --values "$chart/ci/embedder.yaml" | grep -c embedding-service)
+[ "$tokens" = 1 ] || die "$tokens pod templates have the embedding service's token, not the worker's alone"
 expect assemble 'args: [assemble]' 'value: "otlp_spans,otlp_logs"' 'value: "attribute:service.namespace|general"' \
     'app.kubernetes.io/name: kp-worker-assemble' 'replacement: kp-assemble/kp-worker-assemble' 'value: "30"'
 ! grep -q 'args: .assemble.' "$work"/rendered/[!a]*.yaml || die "assemble is deployed although it is off"
@@ -129,6 +134,15 @@ refused "'efect' not allowed" --set 'tolerations[0].efect=NoSchedule'
 refused "'runAsUsers' not allowed" --set podSecurityContext.runAsUsers=1
 refused "'readOnlyRoot' not allowed" --set securityContext.readOnlyRoot=true
 refused "'namespaceSelecter' not allowed" --set 'networkPolicy.kafkaTo[0].namespaceSelecter.a=b'
+refused "use embedder.url" --set config.KP_EMBEDDER_URL=https://e.example.org
+refused "embedder.url sets it to http" --set config.KP_EMBEDDER=http
+refused "embedder.url sets it to http" --set config.KP_EMBEDDER=none --set embedder.url=https://e.example.org
+refused "would not be used without embedder.url" --set embedder.token.existingSecret=token
+refused "needs config.KP_MODEL" --set embedder.url=https://e.example.org
+refused "both give a token" --set embedder.url=https://e.example.org --set config.KP_MODEL=m \
+    --set embedder.token.existingSecret=token --set config.KP_EMBEDDER_TOKEN_FILE=/token
+refused "embedder.url: e:0 has no port" --set embedder.url=https://e:0 --set config.KP_MODEL=m
+refused "at '/embedder/url'" --set embedder.url=https://user@e.example.org
 refused "use kafka.sasl.existingSecret" --set config.KP_SASL_PASSWORD=secret
 refused "it is 9108 in every pod" --set config.KP_HTTP_PORT=8080
 refused "configFile: http_port is set by the chart" --set 'configFile=http_port = 8080'

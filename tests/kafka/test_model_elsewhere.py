@@ -25,18 +25,21 @@ Workers = Callable[..., WorkerProcess]
 class Group:
     """A group's settings and topics, the service of its model, and the records that were produced."""
 
-    def __init__(self, kafka: EmbeddedKafka, service: EmbeddingService, workers: Workers, seed: int) -> None:
+    def __init__(
+        self, kafka: EmbeddedKafka, service: EmbeddingService, workers: Workers, seed: int, **settings: str
+    ) -> None:
         self.bootstrap = kafka.bootstrap_servers
         self.env = chaos.settings(
-            self.bootstrap, KP_EMBEDDER="http", KP_EMBEDDER_URL=service.url, KP_MODEL=MODEL, TEST_REAL_MODEL="1"
-        )
+            self.bootstrap, KP_EMBEDDER="http", KP_EMBEDDER_URL=service.url, KP_MODEL=MODEL, TEST_REAL_MODEL="1",
+            **settings,
+        )  # fmt: skip
         create_topics(self.bootstrap, chaos.topics(self.env, PARTITIONS))
         self._workers = workers
         self._records = chaos.traces(seed, PARTITIONS)
         self._ends: dict[int, int] = {}
 
-    def start(self, crash: str = "") -> WorkerProcess:
-        return self._workers({**self.env, "TEST_CRASH_AT": crash}, (), "tests.support.crash_worker")
+    def start(self, crash: str = "", **settings: str) -> WorkerProcess:
+        return self._workers({**self.env, **settings, "TEST_CRASH_AT": crash}, (), "tests.support.crash_worker")
 
     def produce(self, count: int = LEG) -> None:
         for partition, offset in produce(self.bootstrap, self.env["KP_SOURCE_TOPIC"], islice(self._records, count)):
@@ -125,3 +128,19 @@ def test_another_model_under_the_same_name_is_refused(group: Group, service: Emb
     group.wait_settled(worker)
     end(worker)
     group.check()
+
+
+def test_two_models_under_one_name_do_not_meet_in_the_group_view(
+    kafka: EmbeddedKafka, service: EmbeddingService, workers: Workers, seed: int
+) -> None:
+    """Each worker's own partitions agree with its model: only those of the other one show that there are two."""
+    group = Group(kafka, service, workers, seed, KP_NOVELTY_SCOPE="group")
+    with EmbeddingService() as other:
+        other.salt = "another model"
+        both = [group.start().wait_ready(), group.start(KP_EMBEDDER_URL=other.url).wait_ready()]
+        assert chaos.wait_until(lambda: all(it.metric("kp_assigned_partitions") == 2 for it in both), 30)
+        group.produce(40)
+        assert chaos.wait_until(lambda: any(it.returncode is not None for it in both), 30), both[0].log()
+        (ended, *_) = [it for it in both if it.returncode is not None]
+        assert ended.returncode == 1, ended.log()
+        assert "is not the one that made the cache" in ended.log()

@@ -135,6 +135,7 @@ def wait_committed(secure: SecureKafka, name: str, count: int) -> None:
 
 
 @pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "way", ["mTLS", "mTLS, encrypted key", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 )

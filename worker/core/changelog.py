@@ -257,8 +257,15 @@ class Probes(NamedTuple):
         )
         return key, value
 
-    def check(self, kept: Vector, vector: Vector) -> None:
-        """Raise OtherModelError if a vector is not the one that was kept."""
+    def check(self, key: bytes, value: bytes) -> None:
+        """Compare a kept record with the vector of its key. Raises OtherModelError, and CorruptEntry.
+
+        The record of another name is passed over.
+        """
+        vector = dict(zip(self.keys(), self.vectors, strict=True)).get(key)
+        if vector is None:
+            return
+        kept = decode(value).array()
         distance = probe_distance(kept, vector)
         if distance <= PROBE_DISTANCE:
             return
@@ -471,12 +478,10 @@ class Log:
                 yield probes.row(key, vector)
                 continue
             try:
-                kept = decode(value)
+                probes.check(key, value)
             except CorruptEntry as error:
                 _corrupt(result, position, str(error))
                 yield probes.row(key, vector)
-            else:
-                probes.check(kept.array(), vector)
 
     def _entries(self, result: Restored, where: Found, model: str) -> list[_Live]:
         live = []

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from worker.core.changelog import PROBE_PREFIX, CorruptEntry, Entry, Restored, decode, impossible
+from worker.core.changelog import PROBE_PREFIX, CorruptEntry, Entry, Probes, Restored, decode, impossible
 from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed, end_of_validity, id_hash
 from worker.core.novelty import Label, Neighbour, Vector
 from worker.core.passes import MARKER_KEY, Chain, at_offset, decode_marker, written_at
@@ -118,10 +118,19 @@ class GroupView:
     """The committed entries of all partitions, at most `max_entries` together: those with the latest stream times.
 
     `model`: the key of the embedder's identity. `capacity`: of each partition's cache. `ttl_ms`: None for no expiry.
-    `corrupt` counts the damaged records that were applied, and left out.
+    `probes`: those of a service's model. `corrupt` counts the damaged records that were applied, and left out.
     """
 
-    def __init__(self, model: str, dimensions: int, capacity: int, ttl_ms: int | None, max_entries: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        dimensions: int,
+        capacity: int,
+        ttl_ms: int | None,
+        max_entries: int,
+        probes: Probes | None = None,
+    ) -> None:
+        self.probes = probes
         self._model = model
         self._dimensions = dimensions
         self._capacity = capacity
@@ -165,9 +174,13 @@ class GroupView:
     def apply(self, partition: int, key: bytes | None, value: bytes | None, position: int) -> bool:
         """Apply the next record of a partition; return False if the partition must be loaded again.
 
-        That is so where earlier entries may count now that did not count before: the passes are other ones.
+        That is so where earlier entries may count now that did not count before: the passes are other ones. Raises
+        OtherModelError if another worker's probes are those of another model.
         """
-        if key is None or key.startswith(PROBE_PREFIX):
+        if key is None:
+            return True
+        if key.startswith(PROBE_PREFIX):
+            self._check_probe(key, value)
             return True
         if key == MARKER_KEY:
             return self._apply_marker(partition, value)
@@ -222,6 +235,14 @@ class GroupView:
 
     def _of(self, partition: int) -> _Partition:
         return self._partitions[partition]
+
+    def _check_probe(self, key: bytes, value: bytes | None) -> None:
+        if self.probes is None or value is None:
+            return
+        try:
+            self.probes.check(key, value)
+        except CorruptEntry:
+            self.corrupt += 1
 
     def _apply_marker(self, partition: int, value: bytes | None) -> bool:
         try:

@@ -201,12 +201,12 @@ class EmbeddingService:
                 status, pause = response.status, response.headers.get("Retry-After", "")
                 read = await _read(response, most if status == 200 else FRAME_BYTES)
         except aiohttp.ConnectionTimeoutError:
-            raise ServiceError(f"no connection to {self.url} in {CONNECT_SECONDS:g} s", unrelated=True) from None
+            raise ServiceError(f"no connection in {CONNECT_SECONDS:g} s", unrelated=True) from None
         except TimeoutError:
             raise ServiceError(f"no answer in {self._timeout:g} s") from None
         except aiohttp.ClientConnectorError as error:
             words = error.strerror or type(error.os_error).__name__
-            raise ServiceError(f"no connection to {self.url}: {words}", unrelated=True) from None
+            raise ServiceError(f"no connection: {words}", unrelated=True) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:  # its text may quote the answer
             raise ServiceError(f"the connection broke: {type(error).__name__}") from None
         if status != 200:

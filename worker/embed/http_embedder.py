@@ -65,7 +65,7 @@ PROBES: Final = tuple(TEXTS[place] for place in (0, 3, 11, 12))
 
 REFERENCE_DISTANCE: Final = 4e-3
 """Most distance of a vector of all-MiniLM-L6-v2 from the recorded one, for scores within 1e-3 of the demo's. Measured:
-fp16 .0021 at most, and scores .00015 off; bf16 .0093 to .019, and .0012 off (docs/model-elsewhere.md)."""
+fp16 .0022 at most, and scores .0002 off; bf16 .019, and .002 off (docs/model-elsewhere.md)."""
 
 LONG_TEXT: Final = TEXTS[-1]
 """Over 512 tokens: whether the service cuts, and for all-MiniLM-L6-v2 also where."""
@@ -318,7 +318,7 @@ class HttpEmbedder:
                 except ServiceError as error:
                     self._failed_probes += 1
                     self._problem = error.about_probes()
-                    log.warning("texts wait for the embedding service: %s", self._problem)
+                    log.warning("texts wait for %s", self.problem())
                     await asyncio.sleep(_pause(pauses, error.pause_seconds))
                     pauses += 1
                 else:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from worker.config import Settings
+from worker.core.changelog import Probes
 from worker.core.group_view import GroupView
 from worker.core.records import EmbedderIdentity
-from worker.embed.embedder import Embedder
+from worker.embed.embedder import Embedder, ServedEmbedder
 from worker.kafka.cluster.topics import Layout
 from worker.kafka.state.changelog_follower import ChangelogFollower
 from worker.observe.metrics import Metrics
@@ -29,6 +30,7 @@ class GroupScope:
         partitions: int,
         identity: EmbedderIdentity,
         metrics: Metrics,
+        probes: Probes | None = None,
     ) -> None:
         self.view = GroupView(
             identity.key(),
@@ -36,6 +38,7 @@ class GroupScope:
             settings.cache_max_elements,
             settings.cache_ttl_ms,
             settings.group_max_elements,
+            probes,
         )
         self._follower = ChangelogFollower(settings, client, identity, self.view, self._progress)
         self._most_seconds = settings.group_max_lag_seconds
@@ -116,4 +119,5 @@ def group_scope(
     """Return the scope `group` if it is configured; without an embedder there is nothing to compare."""
     if settings.novelty_scope != "group" or embedder is None:
         return None
-    return GroupScope(settings, client, layout.source_partitions, embedder.identity, metrics)
+    probes = embedder.probes if isinstance(embedder, ServedEmbedder) else None
+    return GroupScope(settings, client, layout.source_partitions, embedder.identity, metrics, probes)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import make_trace
-from worker.core.changelog import Log, Restored, encode, slot_key
+from worker.core.changelog import Log, OtherModelError, Probes, Restored, encode, slot_key
 from worker.core.forgetting import FORGOTTEN_PREFIX
 from worker.core.group_view import GroupView, memory_bytes
 from worker.core.novelty import Neighbour, Vector, unit
@@ -174,6 +174,26 @@ def test_a_partition_dated_ahead_takes_the_places_that_docs_security_says(most: 
     for number in range(600):
         add(1 + number % 3, 2_000_000 + number)
     assert foreign() == min(most, 150)
+
+
+def test_another_worker_s_probes_must_be_those_of_the_same_model() -> None:
+    """Two machines behind one balancer may serve two models: each worker's own partitions would not show it."""
+    north, east = np.eye(DIMENSIONS)[:2]
+    probes = Probes("a/model", MODEL, (north,))
+    (key,) = probes.keys()
+    ours, theirs = probes.row(key, north), probes.row(key, east)
+    elsewhere = Probes("b/model", "theirs", (east,))
+    view = GroupView(MODEL, DIMENSIONS, 10, None, 100, probes)
+    view.load(1, Restored(chain=CHAIN))
+    for known in (ours, (key, None), elsewhere.row(elsewhere.keys()[0], east), (key, b"damaged")):
+        assert view.apply(1, *known, 3)
+    assert view.corrupt == 1
+    assert len(view) == 0
+    with pytest.raises(OtherModelError, match="a/model is not the one that made the cache"):
+        view.apply(1, *theirs, 4)
+    local = GroupView(MODEL, DIMENSIONS, 10, None, 100)
+    local.load(1, Restored(chain=CHAIN))
+    assert local.apply(1, *theirs, 4), "a model on this machine is known by its weights"
 
 
 def loaded(capacity: int = 10) -> tuple[GroupView, Log]:

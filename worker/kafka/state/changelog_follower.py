@@ -67,7 +67,10 @@ class ChangelogFollower:
         return time.monotonic() - min(self._complete.values(), default=time.monotonic())
 
     async def load(self, partitions: Collection[int]) -> None:
-        """Read partitions to their ends at the time of the call. Raises KafkaError, OffsetsError, TimeoutError."""
+        """Read partitions to their ends at the time of the call.
+
+        Raises KafkaError, OffsetsError, TimeoutError, and OtherModelError where other probes are kept than the view's.
+        """
         settings, capacity = self._settings, self._settings.cache_max_elements
         todo = sorted(partitions)
         seconds = settings.transaction_timeout_seconds
@@ -79,7 +82,7 @@ class ChangelogFollower:
             for partition in some:
                 read, found = logs.pop(partition), positions[partition].found()
                 key, dimensions = self._identity.key(), self._identity.dimensions
-                restored = await asyncio.to_thread(read.restore, found, key, dimensions, capacity)
+                restored = await asyncio.to_thread(read.restore, found, key, dimensions, capacity, self._view.probes)
                 if restored.problem:
                     log.warning(
                         "group view: changelog %s/%d %s; the view leaves it out (%d damaged in all)",

@@ -36,6 +36,7 @@
   "KP_TLS_KEY_PASSWORD" "kafka.tls.client"
   "KP_TLS_KEY_PASSWORD_FILE" "kafka.tls.client"
   "KP_GROUP_INSTANCE_ID" "kind: StatefulSet, which takes the pod's name"
+  "KP_EMBEDDER_URL" "embedder.url"
   "KP_SPANS_TOPIC" "assemble.spansTopic"
   "KP_ASSEMBLE_CONFIDENCE" "assemble.confidence"
   "KP_ASSEMBLE_DOMAIN" "assemble.domain"
@@ -89,6 +90,22 @@
 {{- if hasKey .Values.config "KP_SESSION_TIMEOUT_SECONDS" -}}
 {{- fail "with kind StatefulSet set staticMembership.sessionTimeoutSeconds, not config.KP_SESSION_TIMEOUT_SECONDS" -}}
 {{- end -}}
+{{- end -}}
+{{- with .Values.embedder -}}
+{{- $given := dig "KP_EMBEDDER" "" $.Values.config -}}
+{{- if or (eq $given "http") (and .url $given) -}}
+{{- fail "config.KP_EMBEDDER: embedder.url sets it to http; set embedder.url, or another embedder, not both" -}}
+{{- end -}}
+{{- if and .token.existingSecret (not .url) -}}
+{{- fail "embedder.token.existingSecret would not be used without embedder.url: set it, or remove the secret" -}}
+{{- end -}}
+{{- if and .token.existingSecret (hasKey $.Values.config "KP_EMBEDDER_TOKEN_FILE") -}}
+{{- fail "embedder.token.existingSecret and config.KP_EMBEDDER_TOKEN_FILE both give a token: remove one of them" -}}
+{{- end -}}
+{{- if and .url (not (hasKey $.Values.config "KP_MODEL")) (not $.Values.configFile) -}}
+{{- fail "embedder.url needs config.KP_MODEL: the service's name of the model" -}}
+{{- end -}}
+{{- include "kp-worker.checkPort" (list "embedder.url" (get (urlParse .url) "host")) -}}
 {{- end -}}
 {{- if .Values.assemble.enabled -}}
 {{- range list "confidence" "domain" "visibility" "privacy" -}}

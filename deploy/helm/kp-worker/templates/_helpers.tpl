@@ -75,7 +75,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- add (ceil (float64 (dig "KP_SHUTDOWN_TIMEOUT_SECONDS" 20 .Values.config)) | int64) 15 -}}
 {{- end -}}
 
-{{/* The port of contribute.registryUrl. */}}
-{{- define "kp-worker.registryPort" -}}
-{{- regexFind ":[0-9]+$" (get (urlParse .Values.contribute.registryUrl) "host") | trimPrefix ":" | default "443" -}}
+{{/* The port of a URL. */}}
+{{- define "kp-worker.port" -}}
+{{- regexFind ":[0-9]+$" (get (urlParse .) "host") | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http:" .)) -}}
 {{- end -}}

@@ -67,6 +67,15 @@
   value: {{ .Values.assemble.visibility | quote }}
 - name: KP_ASSEMBLE_PRIVACY
   value: {{ .Values.assemble.privacy | quote }}
+{{- else if .Values.embedder.url }}
+- name: KP_EMBEDDER
+  value: http
+- name: KP_EMBEDDER_URL
+  value: {{ .Values.embedder.url | quote }}
+{{- if .Values.embedder.token.existingSecret }}
+- name: KP_EMBEDDER_TOKEN_FILE
+  value: /etc/kp-worker/embedder/{{ .Values.embedder.token.key }}
+{{- end }}
 {{- else if not (hasKey .Values.config "KP_EMBED_THREADS") }}
 - name: KP_EMBED_THREADS
   valueFrom:
@@ -105,6 +114,9 @@
 {{- if eq (include "kp-worker.component" .) "contribute" }}
 - name: registry
   secret: {secretName: {{ .Values.contribute.key.existingSecret }}, defaultMode: 0440}
+{{- else if and .Values.embedder.token.existingSecret (eq (include "kp-worker.component" .) "worker") }}
+- name: embedder
+  secret: {secretName: {{ .Values.embedder.token.existingSecret }}, defaultMode: 0440}
 {{- end }}
 {{- end -}}
 

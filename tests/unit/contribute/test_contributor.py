@@ -1,0 +1,27 @@
+"""A member of the group through a rebalance, without a broker: what readiness says."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from worker.config import load
+from worker.contribute.contributor import Contributor
+from worker.contribute.registry_client import RegistryClient
+from worker.contribute.topics import ContributeTopics
+from worker.observe.contribute_metrics import ContributeMetrics
+
+
+async def test_after_a_rebalance_the_trouble_of_before_is_no_longer_told() -> None:
+    """Another member may have posted the trace since, and this one may have nothing to post for hours."""
+    settings, metrics = load(), ContributeMetrics(CollectorRegistry())
+    registry = RegistryClient("http://127.0.0.1:9", None, 1.0, metrics)
+    contributor = Contributor(settings, {}, ContributeTopics(settings.accepted_topic, {}), registry, metrics)
+    await contributor.on_partitions_assigned([])
+    assert contributor.not_ready() is None
+    contributor._gateway.trouble = "the registry did not answer"
+    assert contributor.not_ready() == "the registry did not answer"
+    await contributor.on_partitions_revoked([])
+    assert contributor.not_ready() == "waiting for partitions to be assigned"
+    await contributor.on_partitions_assigned([])
+    assert contributor.not_ready() is None
+    await contributor._consumer.stop()
