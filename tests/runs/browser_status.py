@@ -186,11 +186,12 @@ SECTIONS = "[...document.querySelectorAll('section, .fold')].map((e) => e.getBou
 
 
 async def test_a_phone_shows_a_few_screens_and_nothing_moves(visit: Visit, stage: Stage) -> None:
-    await send(stage, [BROKEN] * 8)
+    await send(stage, [BROKEN] * 8 + [trace_bytes(domain="d" * 40)])  # a domain that is new adds to the note, once
     async with visit(**{**PHONE, "viewport": {"width": 400, "height": 800}}) as page:
         rows, letters = page.locator("#trace-rows > .row:visible"), page.locator("#dead-rows > tr:visible")
         await expect(rows).to_have_count(10)
         await expect(letters).to_have_count(5)
+        await expect(page.locator("#domains-note")).to_contain_text("d" * 40)
         assert await page.evaluate("document.documentElement.scrollHeight") < 6 * 800
         places, newest = await page.evaluate(SECTIONS), await rows.first.inner_text()
         long = ("A long objective " * 12, TWO_OVERRIDES, "d" * 40)
@@ -471,8 +472,9 @@ async def test_how_late_a_partition_is_is_not_told_by_colour_alone(visit: Visit)
 
 async def test_the_filter_shows_one_domain_and_the_note_those_without_a_profile(visit: Visit, stage: Stage) -> None:
     await send(stage, [trace_bytes(f"kp:trace:rare-{i}", domain="Finance") for i in range(3)])
-    await send(stage, [trace_bytes("kp:trace:common", domain="code")] * KEPT_TRACES)
     async with visit() as page:
+        await expect(page.locator("#trace-rows .row", has_text="kp:trace:rare")).to_have_count(3)
+        await send(stage, [trace_bytes("kp:trace:common", domain="code")] * KEPT_TRACES)
         await expect(page.locator("#trace-rows")).not_to_contain_text("kp:trace:rare")
         await expect(page.locator("#domains-note")).to_contain_text("Finance 3 (is finance meant?)")
         await page.locator("#domain").select_option("Finance")
