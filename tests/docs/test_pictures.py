@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.benchmarks.page import update
-from tests.runs.benchmarks.plot import draw
+from tests.runs.benchmarks.plot import pictures
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -30,7 +30,9 @@ def test_a_picture_has_a_title_and_dark_colours(path: Path) -> None:
 
 def test_the_benchmarks_show_the_figures_of_the_page() -> None:
     """After a change of the page: python -m tests.runs.benchmarks.plot."""
-    assert (DOCS / "benchmarks.svg").read_text("utf-8") == draw(BENCHMARKS)
+    found = {path.name: path.read_text("utf-8") for path in DOCS.glob("benchmarks*.svg")}
+    assert found == pictures(BENCHMARKS)
+    assert re.findall(r"\]\((benchmarks[\w-]*\.svg)\)", BENCHMARKS) == list(pictures(BENCHMARKS))
 
 
 def test_a_run_replaces_its_parts_of_the_page_and_nothing_else() -> None:
@@ -51,7 +53,7 @@ def test_a_run_replaces_its_parts_of_the_page_and_nothing_else() -> None:
         line.startswith(("| c |", "| worker, ", "| quix", "| aiokafka", "| | messages s | CPU us")) for line in gone
     )
     with pytest.raises(KeyError, match=r"part c: row 'worker, int8, exactly once' has no 'messages s'"):
-        draw(page)
+        pictures(page)
     with pytest.raises(ValueError, match=r"no table under a heading '## z\)"):
         update(BENCHMARKS, {"results": {"z": rows}, "goals": []})
 

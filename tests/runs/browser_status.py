@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,6 +21,7 @@ from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, consume_all_async, produce_async, unique
 from tests.support.stage import LINES, Stage
 from worker.commands.explain.steps import explain_trace
+from worker.commands.shared.shown import shown_score
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.observe.status import KEPT_TRACES
 
@@ -180,6 +182,47 @@ async def test_no_column_is_out_of_sight(visit: Visit, stage: Stage, width: int)
         assert min(button["width"], button["height"]) >= 24  # WCAG 2.2, target size
 
 
+SECTIONS = "[...document.querySelectorAll('section, .fold')].map((e) => e.getBoundingClientRect().top + scrollY)"
+
+
+async def test_a_phone_shows_a_few_screens_and_nothing_moves(visit: Visit, stage: Stage) -> None:
+    await send(stage, [BROKEN] * 8 + [trace_bytes(domain="d" * 40)])  # a domain that is new adds to the note, once
+    async with visit(**{**PHONE, "viewport": {"width": 400, "height": 800}}) as page:
+        rows, letters = page.locator("#trace-rows > .row:visible"), page.locator("#dead-rows > tr:visible")
+        await expect(rows).to_have_count(10)
+        await expect(letters).to_have_count(5)
+        await expect(page.locator("#domains-note")).to_contain_text("d" * 40)
+        assert await page.evaluate("document.documentElement.scrollHeight") < 6 * 800
+        places, newest = await page.evaluate(SECTIONS), await rows.first.inner_text()
+        long = ("A long objective " * 12, TWO_OVERRIDES, "d" * 40)
+        for objective, steps, domain in (("Short", ("thought",), "code"), long) * 3:
+            await send(stage, [trace_bytes(objective=objective, steps=steps, domain=domain)])
+            await expect(rows.first).not_to_have_text(newest, use_inner_text=True)
+            newest = await rows.first.inner_text()
+            assert await page.evaluate(SECTIONS) == pytest.approx(places, abs=0.5)
+        await page.locator("#trace-rows-fold").click()
+        await expect(rows).to_have_count(KEPT_TRACES)
+        await expect(page.locator("#trace-rows-fold")).to_have_text("Show the newest 10")
+        await rows.first.locator("button").click()
+        for selector in (".near", ".place", ".domain > .second >> nth=-1"):  # as on a desktop
+            await expect(rows.first.locator(selector)).to_be_visible()
+        await page.set_viewport_size({"width": 1280, "height": 800})
+        await expect(page.locator("#trace-rows-fold")).to_be_hidden()
+
+
+async def test_a_score_is_shown_as_commands_show_it(visit: Visit, seed: int) -> None:
+    rng = random.Random(seed)
+    cases = [
+        (min(1.0, max(0.0, threshold + rng.choice([-1, 1]) * 10 ** rng.uniform(-17, -1))), threshold, digits)
+        for threshold in (0.75, 1, 0.1 + 0.2, rng.random())
+        for digits in (3, 4)
+        for _ in range(100)
+    ]
+    async with visit() as page:
+        shown = await page.evaluate("cases => cases.map((it) => scoreText(...it))", [list(case) for case in cases])
+    assert shown == [shown_score(*case) for case in cases]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_texts_can_be_read_in_both_colour_schemes(visit: Visit, scheme: str) -> None:
     async with visit(color_scheme=scheme) as page:
@@ -204,7 +247,7 @@ async def test_everything_can_be_reached_and_used_by_keyboard(visit: Visit, stag
         table = page.locator("[aria-labelledby=h-traces][role=region]")
         await table.focus()
         await page.keyboard.press("ArrowDown")
-        await page.wait_for_function("document.activeElement.scrollTop > 0")
+        await page.wait_for_function("() => document.activeElement.scrollTop > 0")
         await page.wait_for_timeout(1500)  # a poll later focus and place are the reader's still
         assert await table.evaluate("e => document.activeElement === e && e.scrollTop > 0")
 
@@ -429,8 +472,9 @@ async def test_how_late_a_partition_is_is_not_told_by_colour_alone(visit: Visit)
 
 async def test_the_filter_shows_one_domain_and_the_note_those_without_a_profile(visit: Visit, stage: Stage) -> None:
     await send(stage, [trace_bytes(f"kp:trace:rare-{i}", domain="Finance") for i in range(3)])
-    await send(stage, [trace_bytes("kp:trace:common", domain="code")] * KEPT_TRACES)
     async with visit() as page:
+        await expect(page.locator("#trace-rows .row", has_text="kp:trace:rare")).to_have_count(3)
+        await send(stage, [trace_bytes("kp:trace:common", domain="code")] * KEPT_TRACES)
         await expect(page.locator("#trace-rows")).not_to_contain_text("kp:trace:rare")
         await expect(page.locator("#domains-note")).to_contain_text("Finance 3 (is finance meant?)")
         await page.locator("#domain").select_option("Finance")

@@ -1,4 +1,4 @@
-"""A run into docs/benchmarks.md and docs/benchmarks.svg: `python -m tests.runs.benchmarks.page RESULTS.json`.
+"""A run into docs/benchmarks.md and docs/benchmarks-*.svg: `python -m tests.runs.benchmarks.page RESULTS.json`.
 
 The tables and goals of the parts that were measured are replaced; the other parts and all sentences stay. `--run`
 prints the table of the run for docs/benchmark-method.md instead.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.runs.benchmarks.plot import PAGE, PICTURE, draw
+from tests.runs.benchmarks.plot import PAGE, pictures, write
 from tests.runs.benchmarks.results import spread
 
 
@@ -68,6 +68,6 @@ if __name__ == "__main__":
         sys.stdout.write(run_table(results))
     else:
         text = update(PAGE.read_text("utf-8"), results)
-        picture = draw(text)
+        drawn = pictures(text)
         PAGE.write_text(text, "utf-8")
-        PICTURE.write_text(picture, "utf-8")
+        write(drawn)

@@ -1,6 +1,7 @@
-"""docs/benchmarks.svg out of the tables of docs/benchmarks.md: `python -m tests.runs.benchmarks.plot`.
+"""docs/benchmarks-*.svg out of the tables of docs/benchmarks.md: `python -m tests.runs.benchmarks.plot`.
 
-Four pictures, each with a sentence that says its figure. Colours and fonts are those of the status page.
+Four pictures, each with a sentence that says its figure. They stand side by side on a wide page, and below one
+another on a phone, where one wide picture could not be read. Colours and fonts are those of the status page.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ from typing import Final
 
 DOCS: Final = Path(__file__).parents[3] / "docs"
 PAGE: Final = DOCS / "benchmarks.md"
-PICTURE: Final = DOCS / "benchmarks.svg"
 
-WIDTH, PANEL, GAP, MARGIN = 800, 384, 16, 18
+WIDTH, MARGIN, GAP = 384, 18, 8  # the gap is below each picture
 ROW, HEADING, TITLE = 40, 30, 66  # heights
 CLIPPED: Final = 10.0
 """A bar this many times as long as the next one is cut, so that the others can be told apart."""
 
 STYLE: Final = """
-:root { --ground: #f3f5f8; --surface: #ffffff; --ink: #17202b; --muted: #55616f; --line: #d8dee6; --track: #e6eaf0;
+:root { --surface: #ffffff; --ink: #17202b; --muted: #55616f; --line: #d8dee6; --track: #e6eaf0;
   --ours: #0b63c5; --other: #66748a; }
-@media (prefers-color-scheme: dark) { :root { --ground: #0e1319; --surface: #171e27; --ink: #e9eef4; --muted: #a3b0bf;
+@media (prefers-color-scheme: dark) { :root { --surface: #171e27; --ink: #e9eef4; --muted: #a3b0bf;
   --line: #2c3744; --track: #283340; --ours: #71b3ff; --other: #93a1b5; } }
-.ground { fill: var(--ground); } .panel { fill: var(--surface); stroke: var(--line); } .track { fill: var(--track); }
+.panel { fill: var(--surface); stroke: var(--line); } .track { fill: var(--track); }
 .ours { fill: var(--ours); } .other { fill: var(--other); } .range { stroke: var(--ink); stroke-width: 1.5; }
 .cut { stroke: var(--surface); stroke-width: 3; }
 text { fill: var(--ink); } .title { font-size: 17px; font-weight: 600; } .what { fill: var(--muted); font-size: 14px; }
@@ -63,8 +63,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture: its sentence, in two lines, and its bars."""
+    """One picture: its file's name, its sentence, in two lines, and its bars."""
 
+    name: str
     title: tuple[str, str]
     groups: Sequence[Group]
 
@@ -112,7 +113,7 @@ def _speed(tables: Tables) -> Panel:
     ours = found["worker, fp32"].middle
     times = ours / found["aiokafka loop with encode()"].middle
     title = (f"With the model: {ours:.0f} traces/s, exactly", f"once; {times:.1f} times a loop with encode()")
-    return Panel(title, [Group("traces/s on two cores", bars(found))])
+    return Panel("speed", title, [Group("traces/s on two cores", bars(found))])
 
 
 def _latency(tables: Tables) -> Panel:
@@ -125,7 +126,7 @@ def _latency(tables: Tables) -> Panel:
     })  # fmt: skip
     peer = min(each.middle for name, each in found.items() if name.startswith("quix"))
     title = (f"Committed {found['worker'].middle:.0f} ms after it was sent;", f"quix-streams: {peer:.0f} ms at best")
-    return Panel(title, [Group("median at 200/s, without a model, ms", bars(found))])
+    return Panel("latency", title, [Group("median at 200/s, without a model, ms", bars(found))])
 
 
 def _partitions(tables: Tables) -> Panel:
@@ -135,6 +136,7 @@ def _partitions(tables: Tables) -> Panel:
     share = 100 * speed[names[64]].middle / speed[names[4]].middle
     each = (memory[names[256]].middle - memory[names[4]].middle) / (256 - 4)
     return Panel(
+        "partitions",
         (f"64 partitions are read at {share:.0f} % of the", f"speed of 4; each takes {each:.1f} MiB"),
         [
             Group("backlog with the model, traces/s", bars(speed)),
@@ -158,6 +160,7 @@ def _hand_over(tables: Tables) -> Panel:
     }
     ours, theirs = stall["worker"].middle, stall["quix-streams"].middle
     return Panel(
+        "hand-over",
         ("A rolling restart stops a partition for", f"{ours:.2g} s at most; quix-streams: {theirs:.2g} s"),
         [
             Group("rolling restart, longest stall, s", bars(stall)),
@@ -172,69 +175,71 @@ def bars(figures: Mapping[str, Figure]) -> list[Bar]:
     return [Bar(label, figure, not label.startswith(peers)) for label, figure in figures.items()]
 
 
-def draw(page: str) -> str:
-    """Return the picture of the page's tables."""
+def pictures(page: str) -> dict[str, str]:
+    """Return the pictures of the page's tables: file name -> SVG. Two beside one another are of the same height."""
     drawn = panels(Tables(page))
     heights = [TITLE + sum(HEADING + ROW * len(group.bars) for group in each.groups) + 14 for each in drawn]
-    out, top = [], MARGIN / 2
-    for first in range(0, len(drawn), 2):
-        height = max(heights[first : first + 2])
-        for column, panel in enumerate(drawn[first : first + 2]):
-            left = (WIDTH - 2 * PANEL - GAP) / 2 + column * (PANEL + GAP)
-            out += _panel(panel, left, top, height)
-        top += height + GAP
-    total = top - GAP + MARGIN / 2
-    said = " ".join(f"{' '.join(panel.title)}." for panel in drawn)
+    return {
+        f"benchmarks-{panel.name}.svg": _picture(panel, max(heights[first : first + 2]))
+        for first in range(0, len(drawn), 2)
+        for panel in drawn[first : first + 2]
+    }
+
+
+def write(drawn: Mapping[str, str]) -> None:
+    """Write pictures into docs/."""
+    for name, picture in drawn.items():
+        (DOCS / name).write_text(picture, "utf-8")
+
+
+def _picture(panel: Panel, height: float) -> str:
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{total:g}" viewBox="0 0 {WIDTH} {total:g}" '
-        'role="img" aria-labelledby="title desc" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height + GAP:g}" '
+        f'viewBox="0 0 {WIDTH} {height + GAP:g}" '
+        'role="img" aria-labelledby="title" '
         'font-family="system-ui, -apple-system, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="15">'
     )
-    ground = f'<rect class="ground" width="{WIDTH}" height="{total:g}" rx="12"/>'
-    return "\n".join([
-        head, '<title id="title">Benchmarks of kp-worker</title>', f'<desc id="desc">{escape(said)}</desc>',
-        f"<style>{STYLE}</style>", ground, *out, "</svg>\n",
-    ])  # fmt: skip
-
-
-def _panel(panel: Panel, left: float, top: float, height: float) -> list[str]:
-    out = [f'<rect class="panel" x="{left:g}" y="{top:g}" width="{PANEL}" height="{height:g}" rx="10"/>']
+    out = [
+        head,
+        f'<title id="title">{escape(" ".join(panel.title))}</title>',
+        f"<style>{STYLE}</style>",
+        f'<rect class="panel" x=".5" y=".5" width="{WIDTH - 1}" height="{height - 1:g}" rx="10"/>',
+    ]
     for number, line in enumerate(panel.title):
-        y = top + 30 + 22 * number
-        out.append(f'<text class="title" x="{left + MARGIN:g}" y="{y:g}">{escape(line)}</text>')
-    y = top + TITLE
+        out.append(f'<text class="title" x="{MARGIN}" y="{30 + 22 * number}">{escape(line)}</text>')
+    y = TITLE
     for group in panel.groups:
-        out.append(f'<text class="what" x="{left + MARGIN:g}" y="{y + 18:g}">{escape(group.what)}</text>')
+        out.append(f'<text class="what" x="{MARGIN}" y="{y + 18}">{escape(group.what)}</text>')
         y += HEADING
         lengths = sorted(bar.figure.most for bar in group.bars)
         cut = lengths[-1] > CLIPPED * lengths[-2] and len(lengths) > 2
         for bar in group.bars:
-            out += _bar(bar, left + MARGIN, y, 1.15 * lengths[-2] if cut else lengths[-1])
+            out += _bar(bar, y, 1.15 * lengths[-2] if cut else lengths[-1])
             y += ROW
-    return out
+    return "\n".join([*out, "</svg>\n"])
 
 
-def _bar(bar: Bar, left: float, top: float, end: float) -> list[str]:
+def _bar(bar: Bar, top: int, end: float) -> list[str]:
     """Draw a label, its value, and below them a bar on a scale that ends at `end`, with the range of the rounds."""
-    full = PANEL - 2 * MARGIN
+    full = WIDTH - 2 * MARGIN
     share = full / end
     cut = bar.figure.middle > end
     length, kind = full if cut else bar.figure.middle * share, "ours" if bar.ours else "other"
     y = top + 22
     out = [
-        f'<text x="{left:g}" y="{top + 15:g}">{escape(bar.label)}</text>',
-        f'<text class="value" x="{left + full:g}" y="{top + 15:g}">{escape(bar.figure.text)}</text>',
-        f'<rect class="track" x="{left:g}" y="{y:g}" width="{full}" height="9" rx="4.5"/>',
-        f'<rect class="{kind}" x="{left:g}" y="{y:g}" width="{length:.1f}" height="9" rx="4.5"/>',
+        f'<text x="{MARGIN}" y="{top + 15}">{escape(bar.label)}</text>',
+        f'<text class="value" x="{MARGIN + full}" y="{top + 15}">{escape(bar.figure.text)}</text>',
+        f'<rect class="track" x="{MARGIN}" y="{y}" width="{full}" height="9" rx="4.5"/>',
+        f'<rect class="{kind}" x="{MARGIN}" y="{y}" width="{length:.1f}" height="9" rx="4.5"/>',
     ]
     if cut:
-        x = left + full - 40
-        out.append(f'<path class="cut" d="M{x:g} {y + 12:g} l8 -15 m8 0 l-8 15"/>')
+        x = MARGIN + full - 40
+        out.append(f'<path class="cut" d="M{x} {y + 12} l8 -15 m8 0 l-8 15"/>')
     elif bar.figure.least < bar.figure.most:
-        least, most = (left + min(value, end) * share for value in (bar.figure.least, bar.figure.most))
+        least, most = (MARGIN + min(value, end) * share for value in (bar.figure.least, bar.figure.most))
         out.append(f'<path class="range" d="M{least:.1f} {y + 4.5:g} H{most:.1f}"/>')
     return out
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(draw(PAGE.read_text("utf-8")), "utf-8")
+    write(pictures(PAGE.read_text("utf-8")))

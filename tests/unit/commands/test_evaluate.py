@@ -28,6 +28,7 @@ from worker.commands.evaluate.numbers import (
     verdict,
 )
 from worker.commands.evaluate.page import render_evaluation
+from worker.commands.evaluate.traces import names_apart
 
 
 def brute_auc(high: list[float], low: list[float]) -> float:
@@ -299,3 +300,43 @@ def test_without_an_embedder_there_is_nothing_to_evaluate(traces: Path) -> None:
     code, error = run(traces, "--label", "task_id", "--set", "embedder=none")
     assert code == 1
     assert "KP_EMBEDDER=none makes no vectors" in error
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["runs/traces.jsonl"], ["traces.jsonl"]),
+        (["a/traces.jsonl", "b/traces.jsonl", "c/x.jsonl"], ["a/traces.jsonl", "b/traces.jsonl", "x.jsonl"]),
+        (["a/c/traces.jsonl", "b/c/traces.jsonl"], ["a/c/traces.jsonl", "b/c/traces.jsonl"]),
+        (["traces.jsonl", "b/traces.jsonl"], ["traces.jsonl", "b/traces.jsonl"]),
+        (["/y/t", "x/y/t", "y/t", "-"], ["/y/t", "x/y/t", "y/t", "standard input"]),
+    ],
+)
+def test_files_of_the_same_name_are_told_apart_by_their_folders(files: list[str], names: list[str]) -> None:
+    assert names_apart(files) == names
+
+
+def test_random_paths_have_names_of_their_own_which_are_their_ends(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(200):
+        paths = {"/" * rng.randrange(2) + "/".join(rng.choices("abc", k=rng.randint(1, 4))) for _ in range(8)}
+        names = names_apart(sorted(paths))
+        assert len(set(names)) == len(paths)
+        assert all(path.endswith(name) for path, name in zip(sorted(paths), names, strict=True))
+
+
+def test_two_files_of_one_name_are_two_and_one_file_twice_is_an_error(
+    traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = traces.parent / "more" / traces.name
+    other.parent.mkdir()
+    other.write_text(traces.read_text().replace('"task_id"', '"other_id"'))
+    code, error = run(traces, str(other), "--label", "task_id", "--set", "embedder=none")
+    assert (code, "makes no vectors" in error) == (1, True)
+    code, error = run(other, str(traces), "--label", "task_id")
+    assert code == 1
+    assert f"more/{traces.name}: line 1 has no label at task_id" in error
+    monkeypatch.chdir(traces.parent)
+    code, error = run(Path(traces.name), f"more/../{traces.name}", "--label", "task_id")
+    assert code == 2
+    assert f"{traces.name} is named 2 times: name each file once" in error

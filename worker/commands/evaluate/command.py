@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -50,6 +52,9 @@ def evaluate(
     """
     if partitions is not None and partition_by is None:
         raise click.UsageError("--partitions goes with --partition-by")
+    for file, count in Counter(map(os.path.normpath, files)).items():
+        if count > 1:
+            raise ArgumentError("FILES", f"{file} is named {count} times: name each file once")
     choices = list(_choices(grid))
     if page is not None:  # before the minutes of embedding
         require_extra("report")
@@ -100,11 +105,11 @@ def _rows(
 ) -> Iterator[Row]:  # fmt: skip
     """Yield the figures of each file with each choice of settings; `key`: the field to spread over partitions by."""
     from worker.commands.evaluate.numbers import Row, behind_the_highest, measured, named, spread_figures
-    from worker.commands.evaluate.traces import LabelError, Vectors, numbered, read_labelled
+    from worker.commands.evaluate.traces import LabelError, Vectors, names_apart, numbered, read_labelled
 
     vectors = Vectors()
-    for file in files:
-        traces = read_labelled(file, label, choices[0][0].limits, key)
+    for file, name in zip(files, names_apart(files), strict=True):
+        traces = read_labelled(file, name, label, choices[0][0].limits, key)
         for text in traces.bad[:BAD_SHOWN]:
             say(f"{traces.name}: {text}")
         if len(traces.bad) > BAD_SHOWN:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,9 +45,23 @@ def numbered(names: Sequence[str]) -> Ints:
     return np.array([known.setdefault(name, len(known)) for name in names], np.int64)
 
 
-def read_labelled(path: str, label: str, limits: Limits, key: str | None = None) -> Labelled:
-    """Read a JSON Lines file; `label` and `key` are fields, dotted where nested. Raises LabelError and OSError."""
-    found = Labelled("standard input" if path == "-" else Path(path).name)
+def names_apart(files: Sequence[str]) -> list[str]:
+    """Return a name for each file (- is standard input): its own, with as many folders as tell it from the others."""
+    paths = [("standard input",) if file == "-" else Path(file).parts for file in files]
+    endings = [[path[-count:] for count in range(1, len(path))] for path in paths]  # the whole path is the last resort
+    known = Counter(ending for of_path in endings for ending in of_path) + Counter(paths)
+    return [
+        str(Path(*next((ending for ending in of_path if known[ending] == 1), path)))
+        for path, of_path in zip(paths, endings, strict=True)
+    ]
+
+
+def read_labelled(path: str, name: str, label: str, limits: Limits, key: str | None = None) -> Labelled:
+    """Read a JSON Lines file; `name` stands for it in messages and results.
+
+    `label` and `key` are fields, dotted where nested. Raises LabelError and OSError.
+    """
+    found = Labelled(name)
     with open_file(path, "rb") as file:
         for number, line, _, problem in read_lines(file, limits.max_bytes):
             if problem is None and not line.strip():

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from worker.commands.explain.steps import Explanation
+from worker.commands.shared.shown import shown_score, shown_threshold
 from worker.commands.shared.table import PlainTable
 from worker.core.terminal import clean, clean_json
 
@@ -34,7 +35,7 @@ def _weighting(it: Explanation) -> PlainTable:
     for name, formula in it.components.items():
         cells = (f"{formula.value:.4f}", f"{formula.weight:.2f}", f"{formula.weighted:.4f}")
         table.add_row(name.replace("_", " "), *cells)
-    table.add_row("sum", "", "", Text(f"{it.weighted_sum:.4f}", "bold"))
+    table.add_row("sum", "", "", Text(_score(it, it.weighted_sum), "bold"))
     return table
 
 
@@ -60,18 +61,22 @@ def _steps(it: Explanation) -> PlainTable:
     table = named_rows()
     table.add_row("profile", Text(clean(f"{it.profile}, because {it.profile_because}")))
     for override in it.overrides:
-        change = f"{override.before:.4f} -> {override.after:.4f}"
+        change = f"{_score(it, override.before)} -> {_score(it, override.after)}"
         table.add_row("override", f"{override.name}: {change} ({override.rule})")
     if not it.overrides:
         table.add_row("overrides", "none applies")
-    clamped = it.score != it.before_clamp
-    table.add_row("clamp to 0..1", f"{it.before_clamp:.4f} -> {it.score:.4f}" if clamped else "changes nothing")
+    clamped = f"{_score(it, it.before_clamp)} -> {_score(it, it.score)}"
+    table.add_row("clamp to 0..1", clamped if it.score != it.before_clamp else "changes nothing")
     sign, colour = (">=", "green") if it.decision == "accepted" else ("<", "red")
-    verdict = Text(f"{it.score!r} {sign} {it.threshold:g} ({it.threshold_from}): ")
+    verdict = Text(f"{it.score!r} {sign} {shown_threshold(it.threshold)} ({it.threshold_from}): ")
     table.add_row(Text("score", "bold"), verdict.append(it.decision, f"bold {colour}"))
     for note in it.notes:
         table.add_row(Text("note", "yellow"), Text(clean(note)))
     return table
+
+
+def _score(it: Explanation, value: float) -> str:
+    return shown_score(value, it.threshold, 4)
 
 
 def _places(it: Explanation) -> PlainTable:

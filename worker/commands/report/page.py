@@ -21,7 +21,7 @@ from worker.commands.report.summary import (
     Summary,
 )
 from worker.commands.shared.page import COLOURS, SERIES, STYLE, as_svg, histogram, new_axes, page_environment, svg
-from worker.commands.shared.shown import duration, shown_text
+from worker.commands.shared.shown import duration, shown_text, shown_threshold
 from worker.core.documents import rfc3339
 from worker.version import __version__
 
@@ -37,7 +37,7 @@ def render(summary: Summary, source: str) -> str:
     environment.filters |= {
         "time": lambda ms: rfc3339(ms)[:19].replace("T", " "),
         "words": lambda name: name.replace("_", " "),
-        "threshold": lambda value: max(f"{value:g}", f"{value:.2f}", key=len),
+        "two_places": lambda threshold: max(shown_threshold(threshold), f"{threshold:.2f}", key=len),
         "duration": duration,
     }
     return environment.get_template("report.html.j2").render(

@@ -21,7 +21,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from worker.commands.shared.console import CommandError, say
-from worker.commands.shared.shown import percent, shown_name
+from worker.commands.shared.shown import percent, shown_name, shown_score, shown_threshold
 from worker.core import terminal
 
 FILTERS: Final[dict[str, Callable[..., str]]] = {
@@ -30,6 +30,8 @@ FILTERS: Final[dict[str, Callable[..., str]]] = {
     "f2": lambda value: f"{round(value, 2) + 0.0:.2f}",  # no -0.00
     "f3": lambda value: f"{round(value, 3) + 0.0:.3f}",
     "name": shown_name,
+    "score": shown_score,
+    "threshold": shown_threshold,
 }
 """How all pages write numbers, shares and names."""
 

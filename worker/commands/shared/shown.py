@@ -36,6 +36,24 @@ def shown_name(name: str) -> str:
     return shown if shown == shown.strip() and shown else f'"{shown}"'
 
 
+def shown_score(score: float, threshold: float | None, digits: int = 3) -> str:
+    """Write a score with so many digits that it stays on its side of the threshold: 0.7497 is not 0.750 beside 0.75.
+
+    `digits` after the point are the fewest. `threshold` None: there is nothing to compare with.
+    """
+    for places in range(digits, 17):
+        text = f"{round(score, places) + 0.0:.{places}f}"  # no -0.000
+        if threshold is None or (float(text) >= threshold) == (score >= threshold):
+            return text
+    return repr(score)
+
+
+def shown_threshold(threshold: float) -> str:
+    """Write a threshold with all its digits, so that a score beside it can be compared: 0.75, 1, 0.7500004."""
+    short = f"{threshold:g}"
+    return short if float(short) == threshold else repr(threshold)
+
+
 def percent(share: float) -> str:
     """Write a share (0..1) in percent; a small one that is not 0 never as 0, and a large one never as 100."""
     value = share * 100

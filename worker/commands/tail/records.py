@@ -13,6 +13,7 @@ from aiokafka.structs import ConsumerRecord
 from rich.text import Text
 
 from worker.commands.shared.console import text_console
+from worker.commands.shared.shown import shown_score
 from worker.commands.shared.table import PlainTable
 from worker.core.terminal import clean, clean_json_bytes
 from worker.kafka.reading.dead_letters import DeadLetter, as_json, read_dead_letter
@@ -28,6 +29,8 @@ SCORED: Final = (
     ("id", 8), ("time", 5), ("domain", 16), ("C", 4), ("N", 4), ("D", 4), ("O", 4), ("score", 5), ("decision", 8),
     ("nearest", 8), ("sim.", 4),
 )  # fmt: skip
+
+SCORE: Final = [name for name, _ in SCORED].index("score")
 
 LETTERS: Final = (("source", 11), ("time", 8), ("reason", 16))
 
@@ -114,8 +117,16 @@ def table_writer(
 def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only_dead_letters: bool) -> PlainTable:
     """Tabulate records; `only_dead_letters`: of the dead-letter topic alone. `width`: the terminal's, None: any."""
     table = PlainTable(box=None, padding=(0, 1, 0, 0), show_header=header, header_style="bold", pad_edge=False)
-    columns = LETTERS if only_dead_letters else SCORED
-    for name, cells in columns:
+    found = [
+        _scored(record.document) if record.document is not None else _dead_among_scored(record)
+        for record in records
+        if not only_dead_letters
+    ]
+    columns = dict(LETTERS if only_dead_letters else SCORED)
+    more = max((len(cells[SCORE]) - columns["score"] for cells in found), default=0)
+    if more > 0:  # a score beside its threshold has more digits; the domains make room
+        columns |= {"score": columns["score"] + more, "domain": max(1, columns["domain"] - more)}
+    for name, cells in columns.items():
         right = name in ("C", "N", "D", "O", "score")
         limit = None if width is None or (name == "nearest" and width >= WIDE) else cells
         table.add_column(name, min_width=cells, max_width=limit, no_wrap=True, justify="right" if right else "left")
@@ -124,12 +135,8 @@ def rows(records: Sequence[TailRecord], width: int | None, *, header: bool, only
         table.add_column("message", max_width=None if width is None else least, min_width=least)
     elif width is None or width >= WIDE:
         table.add_column("overrides", no_wrap=width is None)  # on a terminal two names take two lines
-    for record in records:
-        if only_dead_letters:
-            table.add_row(*_dead_letter(record))
-        else:
-            cells_of = _scored(record.document) if record.document is not None else _dead_among_scored(record)
-            table.add_row(*cells_of[: len(table.columns)])
+    for cells_of in map(_dead_letter, records) if only_dead_letters else found:
+        table.add_row(*cells_of[: len(table.columns)])
     return table
 
 
@@ -150,7 +157,7 @@ def _scored(document: dict[str, Any]) -> list[Text]:
         Text(clean(str(metadata["created_at"])[11:16])),
         Text(clean(metadata["task_domain"])),
         *parts,
-        Text(f"{scoring['score']:.3f}", "bold"),
+        Text(shown_score(scoring["score"], scoring["threshold"]), "bold"),
         Text(clean(scoring["decision"]), COLOURS.get(scoring["decision"], "")),
         Text(_nearest(nearest) if nearest else "-", "" if nearest else "dim"),
         Text(f"{nearest['similarity']:.2f}" if nearest else "-", "" if nearest else "dim"),

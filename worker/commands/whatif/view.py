@@ -11,7 +11,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from worker.commands.shared.scored import LEFT_OUT_SHOWN
-from worker.commands.shared.shown import cut_text, percent, shown_name, shown_text
+from worker.commands.shared.shown import (
+    cut_text,
+    percent,
+    shown_name,
+    shown_score,
+    shown_text,
+    shown_threshold,
+)
 from worker.commands.shared.table import PlainTable
 from worker.commands.shared.target_share import FEW_TRACES, LEAST_TRACES, interval_text, too_few
 from worker.commands.whatif.share import DomainProposal, Labels, Proposal
@@ -120,13 +127,15 @@ def _scores(rows: Sequence[DomainChange], *, bars: bool) -> PlainTable:
     names = ["domain", "threshold", "10%", "median", "90%", *(["new scores, 0 to 1"] if bars else [])]
     table = _table(*names, right=("10%", "median", "90%"))
     for row in rows:
-        low, middle, high = (row.after.quantiles[index] for index in (0, 2, 4))
-        thresholds = ("" if side.threshold is None else f"{side.threshold:g}" for side in (row.before, row.after))
+        low, high = (row.after.quantiles[index] for index in (0, 4))
+        thresholds = (
+            "" if side.threshold is None else shown_threshold(side.threshold) for side in (row.before, row.after)
+        )
         cells: list[str | Text] = [
             _domain(row.domain),
             _before_and_after(*thresholds),
             f"{low:.2f}",
-            _before_and_after(f"{row.before.quantiles[2]:.3f}", f"{middle:.3f}"),
+            _before_and_after(*(shown_score(side.quantiles[2], side.threshold) for side in (row.before, row.after))),
             f"{high:.2f}",
         ]
         table.add_row(*cells, *([_histogram(row.after.histogram)] if bars else []))
@@ -145,7 +154,7 @@ def _flips(it: WhatIf) -> PlainTable:
         table.add_row(
             _domain(flip.domain),
             shown_text(flip.id.removeprefix("kp:trace:")),
-            _before_and_after(f"{flip.before.score:.3f}", f"{flip.after.score:.3f}"),
+            _before_and_after(*(shown_score(it.score, it.threshold) for it in (flip.before, flip.after))),
             Text(decision, "green" if decision == ACCEPTED else "red"),
         )
     return table

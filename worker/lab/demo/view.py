@@ -10,6 +10,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.text import Text
 
+from worker.commands.shared.shown import shown_score, shown_threshold
 from worker.commands.shared.table import PlainTable
 from worker.core.terminal import clean
 
@@ -79,7 +80,7 @@ def _row(document: Document) -> list[RenderableType]:
         clean(metadata["created_at"][11:16]),
         Text(clean(metadata["task_domain"][:16])),
         *parts,
-        Text(f"{scoring['score']:.3f}", "bold"),
+        Text(shown_score(scoring["score"], scoring["threshold"]), "bold"),
         decision,
         Text(short(nearest["id"]) if nearest else "-"),
         f"{nearest['similarity']:.2f}" if nearest else "-",
@@ -109,17 +110,18 @@ def explanation(document: Document, others: Sequence[Document]) -> Text:
     """Explain one score: the arithmetic, the nearest trace, and the effect of novelty."""
     scoring = document["scoring"]
     weights, parts, score = scoring["weights"], scoring["components"], scoring["score"]
+    threshold = scoring["threshold"]
     objective = clean(document["task"]["objective"])
     text = Text(f'{short(document["id"])}, {clean(scoring["profile"])} profile: "{objective}"\n')
     for name in COMPONENTS:
         product = parts[name] * weights[name]
         text.append(f"  {name.replace('_', ' '):<20}{parts[name]:.4f} x {weights[name]:.2f} = {product:.4f}\n")
     raw = sum(parts[name] * weights[name] for name in COMPONENTS)
-    text.append(f"  {'sum':<29}     = {raw:.4f}\n")
+    text.append(f"  {'sum':<29}     = {shown_score(raw, threshold, 4)}\n")
     for name in scoring["overrides"]:
         text.append(f"  override {clean(name)}\n")
     sign = ">=" if scoring["decision"] == "accepted" else "<"
-    text.append(f"  {'score':<29}     = {score:.4f} {sign} {scoring['threshold']:g}: ")
+    text.append(f"  {'score':<29}     = {shown_score(score, threshold, 4)} {sign} {shown_threshold(threshold)}: ")
     text.append(scoring["decision"] + "\n", COLOURS[scoring["decision"]])
     text.append(_about_nearest(document, others))
     return text
@@ -139,7 +141,8 @@ def _about_nearest(document: Document, others: Sequence[Document]) -> str:
     text += f".\n  Novelty = 1 - {similarity:.4f} = {scoring['components']['novelty']:.4f}."
     if not scoring["overrides"]:
         neutral = scoring["score"] + (0.5 - scoring["components"]["novelty"]) * scoring["weights"]["novelty"]
-        text += f"\n  With an empty cache (novelty 0.5) its score would be {neutral:.4f}."
+        told = shown_score(neutral, scoring["threshold"], 4)
+        text += f"\n  With an empty cache (novelty 0.5) its score would be {told}."
     return text
 
 
@@ -158,7 +161,8 @@ def story(documents: Sequence[Document]) -> Text | None:
     for number, document in enumerate(told):
         scoring = document["scoring"]
         text.append(f"  {document['metadata']['created_at'][11:16]}  {short(document['id'])}  ")
-        text.append(f"novelty {scoring['components']['novelty']:.2f}  score {scoring['score']:.3f}  ")
+        score = shown_score(scoring["score"], scoring["threshold"])
+        text.append(f"novelty {scoring['components']['novelty']:.2f}  score {score}  ")
         text.append(f"{scoring['decision']}  ", COLOURS[scoring["decision"]])
         text.append(_chapter(scoring, ids, first=number == 0) + "\n")
     text.right_crop(1)
