@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -78,7 +79,13 @@ def test_demo_with_spans_and_a_registry_shows_what_reached_it(tmp_path: Path) ->
 def test_demo_keeps_running_until_asked(tmp_path: Path) -> None:
     with start(tmp_path, "demo", "--keep-running") as process:
         text = read_to(process, "stop     Ctrl-C")
-        assert "kcat -Ceq -b 127.0.0.1:" in text
+        for command in re.findall(r"((?:\S+/)?kp-worker (?:tail|publish) .*)", text):
+            done = subprocess.run(
+                [*shlex.split(command), *["--no-follow"] * ("tail" in command)],
+                check=False, capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert len(done.stdout.splitlines()) == (0 if "publish" in command else 7 if "dead" in command else 10)
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0, rest
@@ -106,7 +113,7 @@ def test_broker_runs_until_asked_and_keeps_its_data(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with start(tmp_path, "broker", "--data-dir", str(data)) as process:
         text = read_to(process, "stop     Ctrl-C")
-        assert re.search(r"KP_BOOTSTRAP_SERVERS=127\.0\.0\.1:\d+ KP_CREATE_TOPICS=true kp-worker run", text)
+        assert re.search(r"KP_BOOTSTRAP_SERVERS=127\.0\.0\.1:\d+ KP_CREATE_TOPICS=true (\S+/)?kp-worker run", text)
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0, rest

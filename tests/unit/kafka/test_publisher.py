@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import TopicAuthorizationFailedError
+from aiokafka.errors import ProducerFenced, TopicAuthorizationFailedError
 
 from tests.support.broker_model import REFUSED, FailingCluster
 from worker.core.passes import Pass, committed_from
@@ -16,7 +16,7 @@ from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import UnansweredError
 from worker.kafka.writing import producer as producer_module
 from worker.kafka.writing import publisher as publisher_module
-from worker.kafka.writing.producer import Producer, PublishError
+from worker.kafka.writing.producer import INVALID_TXN_STATE, Producer, PublishError
 from worker.kafka.writing.publisher import (
     AtLeastOncePublisher,
     Batch,
@@ -141,6 +141,16 @@ async def test_an_end_that_may_be_committed_is_not_aborted(exactly_once: Pair) -
     publisher, cluster = exactly_once
     cluster.errors["EndTxn(commit)"] = 35  # UNSUPPORTED_VERSION, or anything else that nobody expects
     with pytest.raises(PublishError, match=r"EndTxn\(commit\): "):
+        await publisher.publish(BATCH)
+    assert "EndTxn(abort)" not in cluster.asked
+
+
+async def test_a_transaction_that_a_successor_has_ended_means_fenced() -> None:
+    cluster = FailingCluster(2)
+    publisher = ExactlyOncePublisher(Producer({}, "group-5", 1.0, cluster=cluster), "group", SOURCE, TOPICS, CACHE)
+    await publisher.start()
+    cluster.errors["EndTxn(commit)"] = INVALID_TXN_STATE
+    with pytest.raises(ProducerFenced, match=r"group-5: EndTxn\(commit\)"):
         await publisher.publish(BATCH)
     assert "EndTxn(abort)" not in cluster.asked
 

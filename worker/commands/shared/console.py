@@ -9,12 +9,15 @@ import errno
 import inspect
 import os
 import re
+import shlex
+import shutil
 import stat
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 
@@ -38,6 +41,16 @@ EXTRAS: Final = {
     "otlp": ("opentelemetry.proto", "google.protobuf"),
 }
 """The extras of pyproject.toml that some commands need, each with its libraries."""
+
+
+def program() -> str:
+    """Return how kp-worker can be called here: by its name if PATH has it, otherwise by its path (`make demo`)."""
+    if shutil.which("kp-worker"):
+        return "kp-worker"
+    script = Path(sys.executable).with_name("kp-worker")
+    if not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m worker"
+    return shlex.quote(str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script))
 
 
 class CommandError(click.ClickException):

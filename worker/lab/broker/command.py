@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from worker.commands.shared.console import Command, SettingsError, require_extra
+from worker.commands.shared.console import Command, SettingsError, program, require_extra
 
 
 @click.command(cls=Command)
@@ -17,10 +17,8 @@ from worker.commands.shared.console import Command, SettingsError, require_extra
 def broker(port: int | None, data_dir: Path | None) -> None:
     """Run the embedded Kafka broker alone until Ctrl-C, to try things out."""
     require_extra("broker", SettingsError)
-    from worker.commands.shared.samples import SAMPLES
     from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
-    from worker.lab.demo.console import interruptible, kcat, print_error, print_lines, running_kafka, wide_console
-    from worker.lab.demo.flow import ACCEPTED, SOURCE
+    from worker.lab.demo.console import interruptible, print_error, print_lines, running_kafka, wide_console
 
     console = wide_console()
     started = False
@@ -32,9 +30,9 @@ def broker(port: int | None, data_dir: Path | None) -> None:
             print_lines(
                 console,
                 f"data     {kept}",
-                f"worker   KP_BOOTSTRAP_SERVERS={address} KP_CREATE_TOPICS=true kp-worker run",
-                f"send     kcat -P -b {address} -t {SOURCE} -l {SAMPLES}",
-                f"read     {kcat(address, ACCEPTED)}",
+                f"worker   KP_BOOTSTRAP_SERVERS={address} KP_CREATE_TOPICS=true {program()} run",
+                f"send     {program()} publish samples -b {address}",
+                f"read     {program()} tail -b {address}",
                 "stop     Ctrl-C",
             )
             while kafka.alive(0):

@@ -18,11 +18,6 @@ from worker.core.terminal import clean
 from worker.lab.broker.embedded_kafka import KAFKA_VERSION, EmbeddedKafka
 
 
-def kcat(address: str, topic: str) -> str:
-    """Return a command that shows the scores on a topic."""
-    return f"kcat -Ceq -b {address} -t {topic} | jq -c '[.id, .scoring.score]'"
-
-
 def print_lines(console: Console, *lines: str) -> None:
     """Print lines that can be copied: never wrapped, never styled."""
     for line in lines:

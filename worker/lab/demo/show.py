@@ -14,12 +14,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from worker.commands.shared.samples import SAMPLES, Sample, samples
+from worker.commands.shared.console import program
+from worker.commands.shared.samples import Sample, samples
 from worker.config import Settings
 from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
 from worker.lab.demo.console import (
     interruptible,
-    kcat,
     print_error,
     print_lines,
     running_kafka,
@@ -64,7 +64,7 @@ def run_demo(settings: Settings, http_port: int | None, *, keep_running: bool, r
     except (DemoError, BrokerError, KafkaError, OSError) as error:
         print_error(console, error)
         return 1
-    hint = "" if keep_running else " To explore it yourself: kp-worker demo --keep-running"
+    hint = "" if keep_running else f" To explore it yourself: {program()} demo --keep-running"
     console.print(f"Everything is stopped.{hint}")
     return 0
 
@@ -180,9 +180,9 @@ def _stay(console: Console, kafka: EmbeddedKafka, worker: DemoWorker, registry: 
             f"look at  http://127.0.0.1:{worker.port}/   the status page, live",
             f"metrics  http://127.0.0.1:{worker.port}/metrics   health  /healthz, /readyz",
             f"topics   {SOURCE} -> {ACCEPTED}, {REJECTED}, {DEAD_LETTER}",
-            f"read     {kcat(address, ACCEPTED)}",
-            f"         kcat -Ceq -b {address} -t {DEAD_LETTER} -f '%h\\n'",
-            f"send     kcat -P -b {address} -t {SOURCE} -l {SAMPLES}",
+            f"read     {program()} tail -b {address}",
+            f"         {program()} tail -b {address} --dead-letters",
+            f"send     {program()} publish samples -b {address}",
             f"log      {worker.log}",
             *([] if registry is None else _registry_lines(registry)),
             "stop     Ctrl-C",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from worker.commands.shared.console import ArgumentError, Command, CommandError
+from worker.commands.shared.console import ArgumentError, Command, CommandError, program
 from worker.commands.shared.options import read_settings
 from worker.core.terminal import clean
 from worker.lab.registry.faults import FaultKind, Faults
@@ -139,7 +139,7 @@ def _print_addresses(url: str, key: str, data: Path | None, brokers: str) -> Non
         f"registry    {url}",
         f"key         {key}",
         f"data        {kept}",
-        f"contribute  {variables} kp-worker contribute",
+        f"contribute  {variables} {program()} contribute",
         f"state       curl -s {url}/_stand-in/state",
         f"units       curl -s {url}/_stand-in/units",
         "stop        Ctrl-C",
