@@ -107,6 +107,7 @@ def nearest(stage: Stage, number: int) -> str | None:
     return None if near is None else str(near["id"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("view", ["whole", "objective"])
 def test_an_agent_and_a_trace_are_forgotten_in_every_partition(
     kafka: EmbeddedKafka, hashing: Hashing, view: str

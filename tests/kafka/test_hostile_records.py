@@ -118,6 +118,7 @@ def results(stage: Stage) -> dict[int, list[str | None]]:
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_every_kind_comes_out_once_and_changes_no_other(
     kafka: EmbeddedKafka, workers: Workers, delivery: str, seed: int

@@ -195,6 +195,7 @@ def test_score_again_with_a_smaller_limit_and_a_restart(stage: Stage, hashing: S
 # -- another topic behind the committed offset
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stale", [10, 99], ids=["already longer", "still shorter"])
 def test_a_committed_offset_of_a_topic_that_was_made_anew(stage: Stage, hashing: Start, stale: int) -> None:
     run_after(stage, hashing, LINES[:10])

@@ -49,6 +49,7 @@ def fill(stage: Stage, records: list[Kind], now: int) -> None:
     produce(stage.bootstrap, stage.name, rows)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_each_kind_and_each_pair_of_kinds_between_good_records(
     kafka: EmbeddedKafka, workers: Workers, delivery: str
@@ -131,6 +132,7 @@ def test_the_large_kinds_that_no_client_sends(kafka: EmbeddedKafka, workers: Wor
     assert worker.returncode is None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("topic", ["accepted", "novelty-changelog", "source"])
 def test_a_backlog_goes_through_a_topic_that_takes_small_batches(
     kafka: EmbeddedKafka, workers: Workers, topic: str

@@ -61,6 +61,7 @@ async def commit(desk: Desk, offset: OffsetAndMetadata) -> None:
         await consumer.commit({TopicPartition(desk.name, 0): offset})
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(
     ("command", "terminal"),
     [*((command, False) for command in ON_KAFKA), *((command, True) for command in ON_KAFKA if command != "report")],

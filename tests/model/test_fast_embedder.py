@@ -52,6 +52,7 @@ def reference() -> SentenceTransformersEmbedder:
     return SentenceTransformersEmbedder(None, 256, 0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("words", [509, 510, 511, 4000])
 def test_an_objective_is_read_to_the_model_s_own_limit_by_both_runtimes(
     words: int, reference: SentenceTransformersEmbedder, fp32: OpenVinoEmbedder

@@ -74,6 +74,7 @@ def test_reading_the_beginning_changes_no_vector(
             assert whole.truncated == found.truncated, (name, text[:60])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("long_texts", ["cut", "windows"])
 def test_both_runtimes_agree(embedders: dict[str, Embedder], long_texts: str) -> None:
     fast, reference = embedders[f"openvino {long_texts}"], embedders[f"sentence-transformers {long_texts}"]
@@ -106,6 +107,7 @@ def test_windows_are_what_they_say(embedders: dict[str, Embedder], kind: str) ->
     assert windows.embed(full[:-5] + "other").vector.tobytes() != windows.embed(full).vector.tobytes()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_text_without_end_is_embedded_and_said_to_be_cut(embedders: dict[str, Embedder], name: str) -> None:
     for embedder in (embedders["openvino cut"], embedders["openvino windows"]):
@@ -182,6 +184,7 @@ def tiny_model(directory: Path, family: str) -> Path:
     return target
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("family", ["unigram", "byte-bpe"])
 def test_a_model_of_another_family_is_exported_and_runs(
