@@ -57,8 +57,8 @@ ignored."""
 KERNELS: Final = 8
 """Most kernels that a graph keeps prepared: three for each length of a text, .2 MiB each. By default it keeps 5000, and
 grows by 60 MiB until it has seen all lengths. Preparing them again costs little CPU: of the default's, 100 kernels take
-.997, 1 kernel takes 1.015 (least of 5 blocks of 25 texts). Behind a backlog a worker has 449 MiB with 8, 460 with 32, 486
-with 100. 0 would change the last bits of vectors."""
+.997, 1 kernel takes 1.015 (least of 5 blocks of 25 texts). Behind a backlog a worker has 449 MiB with 8, 460 with 32,
+486 with 100. 0 would change the last bits of vectors."""
 
 _WORD: Final = "word "
 """At least one token in any vocabulary."""
