@@ -49,7 +49,6 @@ time, plus the time for parsing and the switch to the thread. A part of 0.35 gav
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    share: int | None
     tokens: int
     started: float
 
@@ -68,16 +67,15 @@ class CoreShares:
         self._shares = shares
         self._limit = LONGEST * budget_seconds
         self._clock = clock
-        self._free = list(range(shares))
-        self._running: dict[int | None, _Running] = {}
+        self._running: dict[int | None, _Running] = {}  # by share; None: with all cores
         self._done = threading.Condition()
         self._waiting: list[int] = []  # tokens of too long texts that wait for all cores
-        self._present = 0
+        self._present = 0  # texts that have cores, or wait for some
         self._seconds = self._tokens = 0.0  # of the latest texts, on a share
         self._use = 0.0
         self._changed = clock()
         self.permitted = float(shares)
-        """How many texts may run side by side: the mean of some the 20, where a too long one counts as 1."""
+        """How many texts may run side by side: a mean of about the latest 20, where one that is too long counts 1."""
 
     def take(self, tokens: int) -> int | None:
         """Return a share's number, or None for all cores, for a text of this many tokens.
@@ -98,8 +96,8 @@ class CoreShares:
             if long:
                 self._waiting.remove(tokens)
             alone = not self._running and (long or self._shares == 1 or self._use < QUIET_USE)
-            share = None if alone else self._free.pop()
-            self._running[share] = _Running(share, tokens, self._clock())
+            share = None if alone else min(set(range(self._shares)) - self._running.keys())
+            self._running[share] = _Running(tokens, self._clock())
             return share
 
     def _may_start(self, tokens: int, long: bool) -> bool:
@@ -107,19 +105,18 @@ class CoreShares:
             return False
         if not self._running:
             return True
-        if None in self._running or not self._free:
+        if None in self._running or len(self._running) == self._shares:
             return False
-        return not long or self._wait() + self._expected(tokens) / self._shares >= self._expected(tokens)
+        done_alone = max(map(self._remaining, self._running)) + self._expected(tokens, alone=True)
+        return not long or done_alone >= self._expected(tokens)
 
     def give_back(self, share: int | None) -> None:
         """Note that a text is done."""
         with self._done:
             self._note_use()
             text = self._running.pop(share)
-            if share is not None:
-                self._free.append(share)
             self._present -= 1
-            self._learn(text, self._clock() - text.started)
+            self._learn(text.tokens, (self._clock() - text.started) * (self._shares if share is None else 1))
             self._done.notify_all()
 
     def pause(self, texts: int) -> float:
@@ -131,38 +128,33 @@ class CoreShares:
         with self._done:
             if self._present < texts or (texts and not self._tokens):
                 return LEAD_SECONDS
-            text = self._running.get(None)
-            if text is not None:
-                expected, remaining = self._expected(text.tokens) / self._shares, self._remaining(text)
+            if None in self._running:
+                expected, remaining = self._expected(self._running[None].tokens, alone=True), self._remaining(None)
             elif self._waiting:
-                expected = remaining = self._expected(self._waiting[0]) / self._shares
+                expected = remaining = self._expected(self._waiting[0], alone=True)
             else:
                 return 0.0
             return max(0.0, remaining - LAST_PART * expected - LEAD_SECONDS)
 
-    def _expected(self, tokens: int) -> float:
-        """How long a text takes on a share, s; 0.0 while nothing is known."""
-        return tokens * self._seconds / self._tokens if self._tokens else 0.0
+    def _expected(self, tokens: int, *, alone: bool = False) -> float:
+        """How long a text takes on a share, or `alone` with all cores, s; 0.0 while nothing is known.
 
-    def _wait(self) -> float:
-        return max(self._remaining(text) for text in self._running.values())
-
-    def _remaining(self, text: _Running) -> float:
-        expected = self._expected(text.tokens) / (self._shares if text.share is None else 1)
-        return max(0.0, text.started + expected - self._clock())
-
-    def _learn(self, text: _Running, seconds: float) -> None:
-        """Move the estimate.
-
-        A text that had all cores counts as `shares` times as long. That is more than a share takes, so texts whose
-        length is near the limit do not move to and fro.
+        With all cores it takes longer than the time on a share divided by the shares. So a text that had all cores
+        counts as longer than on a share, and texts whose length is near the limit do not move to and fro.
         """
-        if text.share is None:
-            seconds *= self._shares
+        on_share = tokens * self._seconds / self._tokens if self._tokens else 0.0
+        return on_share / self._shares if alone else on_share
+
+    def _remaining(self, share: int | None) -> float:
+        text = self._running[share]
+        return max(0.0, text.started + self._expected(text.tokens, alone=share is None) - self._clock())
+
+    def _learn(self, tokens: int, seconds: float) -> None:
+        """Move the estimate: a text took so long, as on a share."""
         if self._tokens:
-            seconds = min(seconds, OUTLIER * self._expected(text.tokens))
+            seconds = min(seconds, OUTLIER * self._expected(tokens))
         self._seconds = FORGET * self._seconds + seconds
-        self._tokens = FORGET * self._tokens + text.tokens
+        self._tokens = FORGET * self._tokens + tokens
 
     def _note_use(self) -> None:
         """Move the running mean towards what was in use since the last change: 0 to 1."""

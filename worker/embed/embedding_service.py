@@ -15,6 +15,7 @@ import numpy as np
 from yarl import URL
 
 from worker.config.token import Token, TokenError
+from worker.core.changelog import MAX_DIMENSIONS
 from worker.core.novelty import Vector, unit
 from worker.core.terminal import clean
 from worker.version import __version__
@@ -27,9 +28,6 @@ NUMBER_BYTES: Final = 32
 
 FRAME_BYTES: Final = 1 << 16
 """Most bytes of an answer beside its vectors."""
-
-MAX_DIMENSIONS: Final = 16_384
-"""Most numbers of a vector, as on the changelog."""
 
 TOLD: Final = 200
 """Characters of an error's answer that a message repeats."""

@@ -81,15 +81,16 @@ class EmbeddingPool:
     ) -> None:
         self._embedder = embedder
         self._remembered = remembered
-        self._concurrent = embedder if isinstance(embedder, ConcurrentEmbedder) else None
-        self._threads = 1 if self._concurrent is None else self._concurrent.side_by_side
-        self._most = in_flight if self._threads == 1 else self._threads
         self._served = embedder if isinstance(embedder, ServedEmbedder) else None
+        self._concurrent = embedder if isinstance(embedder, ConcurrentEmbedder) and embedder.side_by_side > 1 else None
+        self._most = in_flight
         if self._served is not None:
             self._most = self._served.admitted
+        elif self._concurrent is not None:
+            self._most = self._concurrent.side_by_side
         self._known: OrderedDict[bytes, Future[Embedding]] = OrderedDict()
         self._clock = clock
-        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="embed")
+        self._executor = ThreadPoolExecutor(1 if self._concurrent is None else self._most, thread_name_prefix="embed")
         self._started: list[float] = []  # when the running embeddings began
         self._pace = Pace()
         self._lock = threading.Lock()
@@ -125,7 +126,7 @@ class EmbeddingPool:
                     await self._freed.wait()
 
     def _full(self) -> bool:
-        return self._in_flight >= self._most or (self._threads > 1 and self._texts >= self._threads)
+        return self._in_flight >= self._most or (self._concurrent is not None and self._texts >= self._most)
 
     def embed(self, *texts: str) -> asyncio.Future[Embedding] | Embedding:
         """Return the embedding of a trace: of its text, or the unit mean of its texts (`embedded_texts`).
@@ -179,7 +180,7 @@ class EmbeddingPool:
         """Return how long the next text may wait outside while the one before it is embedded, s."""
         if self._served is not None:
             return 0.0
-        if self._concurrent is not None and self._threads > 1:
+        if self._concurrent is not None:
             return self._concurrent.pause(self._texts)
         with self._lock:
             expected = self._expected
