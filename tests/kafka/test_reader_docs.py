@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
-import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-from tests.support.accepted_topic import accepted_topic
+from tests.support.accepted_topic import accepted_topic, start_reader, two_readers
 from tests.support.chaos import wait_until
 from tests.support.snippets import snippets
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -47,28 +44,16 @@ def test_the_reader_stores_each_trace_once(kafka: EmbeddedKafka, tmp_path: Path,
     topic = accepted_topic(kafka, seed, traces=30)
     database, log = tmp_path / "traces.db", tmp_path / "log"
     env = {
-        **os.environ, "PYTHONUNBUFFERED": "1", "DATABASE": str(database),
+        "PYTHONUNBUFFERED": "1", "DATABASE": str(database),
         "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "KP_ACCEPTED_TOPIC": topic.name,
     }  # fmt: skip
 
-    def start(program: str) -> subprocess.Popen[bytes]:
-        with log.open("ab") as output:
-            return subprocess.Popen([sys.executable, program], cwd=tmp_path, env=env, stdout=output, stderr=output)
-
-    with start("killed.py") as killed:
+    with start_reader([sys.executable, "killed.py"], tmp_path, env) as killed:
         assert killed.wait(60) == KILLED_CODE, log.read_text()
     with closing(sqlite3.connect(database)) as stored, stored:
         assert stored.execute("UPDATE accepted SET score = -1").rowcount > 0, "the reader was killed too early"
-    readers = [start("reader.py"), start("reader.py")]
-    try:
+    with two_readers([sys.executable, "reader.py"], tmp_path, env):
         assert wait_until(lambda: log.read_text().count("reading") == 3 and tables(database)[0] == topic.rows, 60)
-        for reader in readers:
-            reader.send_signal(signal.SIGTERM)
-        assert [reader.wait(30) for reader in readers] == [0, 0], log.read_text()
-    finally:
-        for reader in readers:
-            reader.kill()
-            reader.wait()
     rows, unreadable = tables(database)
     assert rows == topic.rows
     assert Counter(unreadable) == Counter(topic.unreadable)

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from tests.support.accepted_topic import accepted_topic, scored
+from tests.support.accepted_topic import accepted_topic, scored, start_reader, two_readers
 from tests.support.builders import read_jsonl
 from tests.support.chaos import wait_until
 from tests.support.imports import ROOT
@@ -290,28 +290,14 @@ def test_the_typescript_reader_stores_each_trace_once(
         def rows() -> dict[str, tuple[float, str]]:
             return {each["id"]: (each["score"], each["document"]) for each in ask("SELECT * FROM accepted")}
 
-        def start(program: str) -> subprocess.Popen[bytes]:
-            with log.open("ab") as output:
-                return subprocess.Popen(
-                    ["node", program], cwd=tmp_path, env=os.environ | env, stdout=output, stderr=output
-                )
-
-        with start("killed.cjs") as killed:
+        with start_reader(["node", "killed.cjs"], tmp_path, env) as killed:
             assert killed.wait(60) == -signal.SIGKILL, log.read_text()
         assert ask("UPDATE accepted SET score = -1 RETURNING id"), "the reader was killed too early"
         ask("ALTER TABLE accepted RENAME score TO away")  # the upsert fails, and it is not the record's fault
-        readers = [start("agent.js"), start("agent.js")]
-        try:
+        with two_readers(["node", "agent.js"], tmp_path, env):
             assert wait_until(lambda: 'column "score"' in log.read_text(), 60), log.read_text()
             ask("ALTER TABLE accepted RENAME away TO score")
             assert wait_until(lambda: rows() == topic.rows, 90, 0.5), log.read_text()
-            for reader in readers:
-                reader.send_signal(signal.SIGTERM)
-            assert [reader.wait(30) for reader in readers] == [0, 0], log.read_text()
-        finally:
-            for reader in readers:
-                reader.kill()
-                reader.wait()
         assert rows() == topic.rows
         unreadable = ask("SELECT encode(value, 'hex') AS value FROM unreadable")
     found = [None if each["value"] is None else bytes.fromhex(each["value"]) for each in unreadable]

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
-from collections.abc import Sequence
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from tests.support.builders import make_record, trace_document
@@ -111,3 +116,24 @@ async def _filled(kafka: EmbeddedKafka, seed: int, traces: int, special: Sequenc
         for producer in producers:
             await producer.stop()
     return result
+
+
+def start_reader(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a reader of the page in a folder; what it prints goes to the file `log` there."""
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(command, cwd=folder, env={**os.environ, **env}, stdout=log, stderr=log)
+
+
+@contextmanager
+def two_readers(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> Iterator[None]:
+    """Run two readers at once; at the end SIGTERM must end both with 0."""
+    readers = [start_reader(command, folder, env) for _ in range(2)]
+    try:
+        yield
+        for reader in readers:
+            reader.send_signal(signal.SIGTERM)
+        assert [reader.wait(30) for reader in readers] == [0, 0], (folder / "log").read_text()
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from tests.runs.benchmarks.results import Results
 from tests.runs.benchmarks.warm import warm
-from tests.runs.benchmarks.watch import Outputs, Timeline, follow, read_outputs
+from tests.runs.benchmarks.watch import Outputs, Timeline, follow, memory_mib, read_outputs, wait_until
 from tests.runs.benchmarks.workload import Source, Topics, produce
 from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -163,6 +163,34 @@ class Bench:
                 None if commits else list(topics.outputs.values()),
             )
         )
+
+    def follow_fleet(
+        self, topics: Topics, source: Source, settings: Mapping[str, str], count: int, module: str = PRODUCT
+    ) -> tuple[Timeline, float]:
+        """Let workers join, hold them (SIGSTOP) while the source is filled, let them go all at once.
+
+        Returns the timeline of their work, and the RSS of the largest, MiB. The session must outlast the hold.
+        """
+        with ExitStack() as stack:
+            workers = [stack.enter_context(self.worker(topics, source.name, settings, module)) for _ in range(count)]
+            for worker in workers:
+                worker.wait_ready(120)
+            share = source.partitions // count
+            wait_until(
+                lambda: all(w.metric("kp_assigned_partitions") == share and w.metric("kp_ready") == 1 for w in workers),
+                60,
+                "the partitions are spread evenly",
+                0.2,
+            )
+            for worker in workers:
+                worker.stop()
+            try:
+                asyncio.run(produce(self.bootstrap, source))
+            finally:
+                for worker in workers:
+                    worker.cont()
+            timeline = self.follow(topics, source, workers)
+            return timeline, max(memory_mib(worker.pid)[0] for worker in workers)
 
     def follow_warm(
         self,

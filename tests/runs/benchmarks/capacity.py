@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from typing import Final
 
-from tests.runs.benchmarks.bench import PRODUCT, Bench
+from tests.runs.benchmarks.bench import Bench
 from tests.runs.benchmarks.clients import MODEL_SETTINGS
-from tests.runs.benchmarks.watch import memory_mib, wait_until
-from tests.runs.benchmarks.workload import Source, check_count, documents, fill, fresh_topics, produce
+from tests.runs.benchmarks.workload import Source, check_count, documents, fill, fresh_topics
 from worker.embed.model_dir import find_exported, read_manifest
 from worker.embed.openvino_embedder import OpenVinoEmbedder, runs_here
 
@@ -47,32 +45,12 @@ def run(bench: Bench) -> None:
 
 
 def _fleet(bench: Bench, count: int, values: list[bytes]) -> None:
-    """Let workers join, hold them (SIGSTOP) while the source is filled, let them go all at once."""
     source = Source(
         asyncio.run(fill(bench.bootstrap, [], PARTITIONS)).name, PARTITIONS, values, time.time_ns() // 1_000_000
     )
     topics = asyncio.run(fresh_topics(bench.bootstrap, PARTITIONS))
     settings = {**MODEL_SETTINGS, "KP_SESSION_TIMEOUT_SECONDS": "120"}
-    with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(bench.worker(topics, source.name, settings, PRODUCT)) for _ in range(count)]
-        for worker in workers:
-            worker.wait_ready(120)
-        share = PARTITIONS // count
-        wait_until(
-            lambda: all(w.metric("kp_assigned_partitions") == share and w.metric("kp_ready") == 1 for w in workers),
-            60,
-            "the partitions are spread evenly",
-            0.2,
-        )
-        for worker in workers:
-            worker.stop()
-        try:
-            asyncio.run(produce(bench.bootstrap, source))
-        finally:
-            for worker in workers:
-                worker.cont()
-        timeline = bench.follow(topics, source, workers)
-        memory = max(memory_mib(worker.pid)[0] for worker in workers)
+    timeline, memory = bench.follow_fleet(topics, source, settings, count)
     found = bench.outputs(topics, PARTITIONS)
     row = f"{count} worker{'s' if count > 1 else ''}"
     check_count(row, found, len(values))

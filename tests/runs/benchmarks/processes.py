@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from typing import Final
 
 from tests.runs.benchmarks.bench import STAND_IN, Bench
 from tests.runs.benchmarks.clients import warm_up
-from tests.runs.benchmarks.watch import Outputs, wait_until
-from tests.runs.benchmarks.workload import Source, check, documents, expected, fill, fresh_topics, produce
+from tests.runs.benchmarks.watch import Outputs
+from tests.runs.benchmarks.workload import Source, check, documents, expected, fill, fresh_topics
 
 PARTITIONS: Final = 8
 FLEETS: Final = (1, 2, 4)
@@ -48,27 +47,8 @@ def _row(processes: int) -> str:
 
 
 def _measure(bench: Bench, processes: int, source: Source, wanted: Outputs) -> None:
-    """Let workers join, hold them (SIGSTOP) while the source is filled, let them go all at once."""
     topics = asyncio.run(fresh_topics(bench.bootstrap, PARTITIONS))
-    with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(bench.worker(topics, source.name, SETTINGS, STAND_IN)) for _ in range(processes)]
-        for worker in workers:
-            worker.wait_ready(60)
-        share = PARTITIONS // processes
-        wait_until(
-            lambda: all(w.metric("kp_assigned_partitions") == share and w.metric("kp_ready") == 1 for w in workers),
-            60,
-            "the partitions are spread evenly",
-            0.2,
-        )
-        for worker in workers:
-            worker.stop()
-        try:
-            asyncio.run(produce(bench.bootstrap, source))
-        finally:
-            for worker in workers:
-                worker.cont()
-        timeline = bench.follow(topics, source, workers)
+    timeline, _ = bench.follow_fleet(topics, source, SETTINGS, processes, STAND_IN)
     found = bench.outputs(topics, PARTITIONS)
     check(_row(processes), found, wanted, bytes_too=False)  # offsets and times are in the bytes, and differ by run
     end = timeline[-1].at
