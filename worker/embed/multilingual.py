@@ -5,7 +5,7 @@ in float32, and so is everything else; only the word embeddings stay int8 in mem
 
 Cosines of this model lie between .75 and 1, also for unrelated texts: its vectors share a large component. Novelty, as
 1 - cosine, would hardly move a score. So most of the mean of the vectors of the export's texts is subtracted, after the
-first step of all-but-the-top (Mu and Viswanath 2018): docs/long-and-foreign-texts.md has what that changes.
+first step of all-but-the-top (Mu and Viswanath 2018): docs/models.md has what that changes.
 """
 
 from __future__ import annotations
