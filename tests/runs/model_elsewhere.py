@@ -1,4 +1,4 @@
-"""The figures of docs/models.md#a-model-elsewhere: `python -m tests.runs.model_elsewhere carry`, or one of the others.
+"""The figures of docs/models.md: `python -m tests.runs.model_elsewhere carry`, or one of the others.
 
 carry: traces a second of one worker over 64 partitions, with a stand-in that answers 32 texts in 5 ms; each comes out
 once. service URL MODEL: texts a second of a real service with 1, 4 and 16 requests at once, and how far its vectors are

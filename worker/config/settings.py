@@ -350,7 +350,7 @@ class Settings(BaseSettings):
         "auto",
         description=(
             "embedding runtime; auto: openvino if the model is exported (fetch-model, export-model), "
-            "otherwise sentence-transformers; http: a service (docs/models.md#a-model-elsewhere); none: novelty is 0.5 for "
+            "otherwise sentence-transformers; http: a service (docs/models.md); none: novelty is 0.5 for "
             "every trace"
         ),
     )
@@ -377,7 +377,7 @@ class Settings(BaseSettings):
         "whole",
         description=(
             "what of a trace is embedded: its whole text, or the whole objective and the beginning of the text, half "
-            "each (docs/tuning.md#novelty-on-real-runs)"
+            "each (docs/tuning.md)"
         ),
     )
     max_tokens: int = Field(
@@ -423,7 +423,7 @@ class Settings(BaseSettings):
     novelty_scope: Literal["partition", "group"] = Field(
         "partition",
         description="what a trace is compared with: its partition's cache, or also what all other partitions of the "
-        "group have committed (docs/tuning.md#novelty-scope)",
+        "group have committed (docs/tuning.md)",
     )
     group_max_elements: int = Field(
         64_000, ge=1, le=10_000_000, description="with scope group: most entries of other partitions, all together"
@@ -627,7 +627,7 @@ class Settings(BaseSettings):
         if self.embedder_url is None or self.model is None:
             raise ValueError(
                 "KP_EMBEDDER=http needs KP_EMBEDDER_URL, and KP_MODEL with the service's name of the model "
-                "(docs/models.md#a-model-elsewhere)"
+                "(docs/models.md)"
             )
         if len(self.model) > 512:
             raise ValueError("KP_MODEL: the service's name of the model has more than 512 characters; give it a name")

@@ -275,7 +275,7 @@ class Probes(NamedTuple):
         raise OtherModelError(
             f"the service's model {self.name} is not the one that made the cache: the vector of a fixed text {told}. "
             "Bring the former model back, or give the new one a name of its own (KP_MODEL), or a new "
-            "KP_CHANGELOG_TOPIC: the caches then start empty (docs/models.md#a-model-elsewhere)"
+            "KP_CHANGELOG_TOPIC: the caches then start empty (docs/models.md)"
         )
 
 

@@ -251,7 +251,7 @@ def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
 OBJECTIVE_TOKENS: Final = 512
 """Most tokens of an objective that is embedded apart from the text, unless KP_MAX_TOKENS is more. all-MiniLM-L6-v2
 reads no more; a model that reads thousands of tokens would take seconds for them. Objectives that were truncated at
-128 lost the goal that they ended with: docs/tuning.md#novelty-on-real-runs."""
+128 lost the goal that they ended with: docs/tuning.md."""
 
 
 def objective_limit(own_limit: int, max_tokens: int) -> int:

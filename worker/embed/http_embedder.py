@@ -65,7 +65,7 @@ PROBES: Final = tuple(TEXTS[place] for place in (0, 3, 11, 12))
 
 REFERENCE_DISTANCE: Final = 4e-3
 """Most distance of a vector of all-MiniLM-L6-v2 from the recorded one, for scores within 1e-3 of the demo's. Measured:
-fp16 .0022 at most, and scores .0002 off; bf16 .019, and .002 off (docs/models.md#a-model-elsewhere)."""
+fp16 .0022 at most, and scores .0002 off; bf16 .019, and .002 off (docs/models.md)."""
 
 LONG_TEXT: Final = TEXTS[-1]
 """Over 512 tokens: whether the service cuts, and for all-MiniLM-L6-v2 also where."""
@@ -208,7 +208,7 @@ class HttpEmbedder:
                 raise ModelError(
                     f"{self.service.url} does not cut texts at KP_MAX_TOKENS={max_tokens}: the vector of a long one "
                     f"differs by {_words(distance)}. Set KP_MAX_TOKENS to what the service reads "
-                    "(docs/models.md#a-model-elsewhere)"
+                    "(docs/models.md)"
                 )
 
     async def _long_text(self) -> Vector | None:
@@ -220,7 +220,7 @@ class HttpEmbedder:
                 raise
             log.warning(
                 "%s does not embed a long text (%s): such traces become dead letters. Let the service cut them "
-                "(docs/models.md#a-model-elsewhere)", self.service.url, error.about_probes(),
+                "(docs/models.md)", self.service.url, error.about_probes(),
             )  # fmt: skip
             return None
 
