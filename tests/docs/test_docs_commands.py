@@ -1,4 +1,7 @@
-"""docs/commands.md: every command is there, with its options and exit codes as they are; completion works."""
+"""docs/commands.md: every command is there, with its options; exit codes are as told; completion works.
+
+`python -m tests.docs.test_docs_commands` writes the options to the page.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +29,44 @@ DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "commands.md").read_text("utf-8")
 
 
-HEADINGS = re.findall(r"^### `kp-worker ([a-z-]+)", TEXT, re.MULTILINE)
-PAGES = dict(re.findall(r"^\| `kp-worker ([a-z-]+)` \| \[[^]]+\]\(([^)]+)\) \|$", TEXT, re.MULTILINE))
+HEADINGS = re.findall(r"^### `kp-worker ([a-z-]+)`$", TEXT, re.MULTILINE)
+SHARED = {"--config", "--bootstrap-servers", "--group", "--set", "--json"}
+"""Options that the head of the page explains."""
+OPTIONS = re.compile(r"(?<=<!-- options: python -m tests.docs.test_docs_commands -->\n).*", re.DOTALL)
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
-def test_every_command_is_documented_with_its_exit_codes(name: str) -> None:
-    """Here, or on a page of its own that is linked here."""
-    if name in HEADINGS:
-        assert re.search(rf"^\| `{name}` \|", TEXT.split("## Exit codes")[1], re.MULTILINE), f"no exit codes of {name}"
-    else:
-        assert name in PAGES, f"docs/commands.md lacks kp-worker {name}"
-        page = (DOCS / PAGES[name].partition("#")[0]).read_text("utf-8")
-        assert f"kp-worker {name}" in page
-        assert "exit code" in page.lower()
+def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Yield each command with its words, those of groups too."""
+    top = click.Context(cli)
+    for name in sorted(cli.commands):
+        _, command, _ = cli.resolve_command(top, [name])
+        assert command is not None
+        inner = click.Context(command, top, name)
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {each}", command.commands[each], inner) for each in sorted(command.commands))
+        else:
+            yield name, command, inner
 
 
-def test_no_command_is_documented_that_is_not_there() -> None:
-    assert set(HEADINGS) <= set(cli.commands)
+def options_table() -> str:
+    """Return the options of all commands as --help says them, but for those that most commands share."""
+    lines = ["| command | option | meaning |", "|---|---|---|"]
+    for name, command, context in commands():
+        for option in command.params:
+            record = option.get_help_record(context)
+            if record is not None and option.opts[0] not in SHARED:
+                written, meaning = (" ".join(part.split()).replace("|", r"\|") for part in record)
+                lines.append(f"| `{name}` | `{written}` | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_every_command_has_a_section() -> None:
+    assert sorted(HEADINGS) == sorted(cli.commands)
+
+
+def test_the_options_are_those_of_help() -> None:
+    """After a change: python -m tests.docs.test_docs_commands."""
+    assert OPTIONS.findall(TEXT) == [options_table()]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -145,3 +168,7 @@ def test_every_command_with_options_that_is_printed_or_shown_is_one() -> None:
                 assert set(options) <= known | {"--help", "-h"}, f"{path.name}: {text[:200]}"
                 seen += 1
     assert seen > 60
+
+
+if __name__ == "__main__":
+    (DOCS / "commands.md").write_text(OPTIONS.sub(lambda _: options_table(), TEXT), "utf-8")
