@@ -10,8 +10,9 @@ import pytest
 
 from tests.support import chaos, oracle
 from tests.support.crash_worker import hash_vector
-from tests.support.embedding_service import MODEL, EmbeddingService
+from tests.support.embedding_service import MODEL, Answer, EmbeddingService
 from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce
+from worker.embed.http_embedder import PROBES
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PARTITIONS = 4
@@ -110,6 +111,35 @@ def test_a_rebalance_during_an_outage_does_not_wait_for_its_end(group: Group, se
     group.wait_settled(both[1])
     end(both[1])
     group.check()
+
+
+def test_a_gateway_that_refuses_every_text_makes_no_dead_letters_and_a_bad_text_makes_one(
+    group: Group, service: EmbeddingService
+) -> None:
+    worker = group.start().wait_ready()
+    service.fault = lambda texts: None if texts == list(PROBES) else (400, b"no", {})
+    group.produce()
+    worker.wait_words("fails on one text after another")
+    worker.wait_metric("kp_embedder_down", 1)
+    assert worker.get("/readyz")[0] == 503
+    assert worker.get("/healthz")[0] == 200
+    assert worker.metric("kp_dead_letters_total", reason="embedding_failed") == 0
+    service.fault = lambda texts: None
+    group.wait_settled(worker)
+    worker.wait_metric("kp_embedder_down", 0)
+    group.check()
+
+    bad: list[str] = []
+
+    def refuse_the_first(texts: list[str]) -> Answer | None:
+        bad.extend(texts[:1] if not bad else [])
+        return (400, b"no", {}) if bad[0] in texts else None
+
+    service.fault = refuse_the_first
+    group.produce()
+    group.wait_settled(worker)
+    assert worker.metric("kp_dead_letters_total", reason="embedding_failed") == 1
+    end(worker)
 
 
 def test_another_model_under_the_same_name_is_refused(group: Group, service: EmbeddingService) -> None:

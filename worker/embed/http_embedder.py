@@ -3,6 +3,10 @@
 Texts that wait while all requests are on their way go together with the next one: no timer, and no text waits where a
 request is free. After a failure nothing is sent until the service embeds the probes, a few fixed texts, with the same
 vectors as before. So an outage only makes texts wait, and a text fails alone if the service does its work otherwise.
+
+A gateway may answer the probes from its memory and refuse all else. So before a text fails alone, the service must
+embed a text that nobody has sent before, and of many that fail in a row only the first few do. The others are held, and
+tried again from time to time, until the service embeds one of the callers' texts.
 """
 
 from __future__ import annotations
@@ -10,12 +14,15 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import math
 import random
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -44,6 +51,9 @@ TRIES: Final = 5
 REFUSED_TRIES: Final = 2
 """The same for a text that the service refuses (400, 413, 422): once more, as a gateway may refuse in error."""
 
+MOST_BLAMED: Final = 3
+"""Texts that may fail alone in a row, while the service embeds none of the others. Beyond that they are held."""
+
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 10.0
 """Pauses between attempts, doubled from one to the next, and less by up to a half at random."""
@@ -71,6 +81,20 @@ LONG_TEXT: Final = TEXTS[-1]
 """Over 512 tokens: whether the service cuts, and for all-MiniLM-L6-v2 also where."""
 
 
+@dataclass(slots=True, eq=False)
+class _Text:
+    """A text that is to be embedded.
+
+    `may_wait`: its caller goes on with other texts meanwhile. `failed_at`: when it was held first, s of the monotonic
+    clock.
+    """
+
+    text: str
+    may_wait: bool
+    future: Future[Embedding] = field(default_factory=Future)
+    failed_at: float = math.inf
+
+
 class HttpEmbedder:
     """Embeds by a service, with several requests at a time, in an event loop of its own thread.
 
@@ -85,7 +109,12 @@ class HttpEmbedder:
         self.admitted = (self._requests + 1) * MOST_TEXTS
         """Traces to admit at a time: those of all requests, and those that gather for the next one."""
         self._model = settings.model
-        self._waiting: deque[tuple[str, Future[Embedding]]] = deque()
+        self._waiting: deque[_Text] = deque()
+        self._held: deque[_Text] = deque()
+        self._refusal = ""  # how the last of them failed; "": none is held
+        self._asking_again: asyncio.Task[None] | None = None
+        self._embedded_at = -math.inf  # when the service embedded one of the texts last
+        self._blamed = 0  # texts that have failed alone since then
         self._woken = False  # the loop is about to look at them
         self._tasks: set[asyncio.Task[None]] = set()
         self._sent: set[float] = set()  # when the requests on their way were sent, s of the monotonic clock
@@ -118,21 +147,32 @@ class HttpEmbedder:
 
     def embed(self, text: str, objective: bool = False) -> Embedding:
         """Embed one text, as soon as the service does. Raises ServiceError if this text alone fails, ModelError."""
-        return self.submit(text, objective).result()
+        return self._add(_Text(text, may_wait=False)).result()
 
     def submit(self, text: str, objective: bool = False) -> Future[Embedding]:
-        """Return the embedding of a text, to come; it fails as `embed` does. The service cuts objectives as texts."""
-        future: Future[Embedding] = Future()
-        self._waiting.append((text, future))
+        """Return the embedding of a text, to come; it fails as `embed` does. The service cuts objectives as texts.
+
+        While texts fail that may not be to blame, it is held.
+        """
+        return self._add(_Text(text, may_wait=True))
+
+    def _add(self, text: _Text) -> Future[Embedding]:
+        self._waiting.append(text)
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._send_waiting)
-        return future
+        return text.future
 
     def problem(self) -> str | None:
         """Return why texts wait for the service, or None."""
         if self._problem is not None:
             return f"the embedding service at {self.service.url}: {self._problem}"
+        if self._refusal:
+            return (
+                f"the embedding service at {self.service.url} embeds fixed texts, but fails on one text after another; "
+                f"look for what refuses them in front of it. Texts that wait: {len(self._held)}. The last failure: "
+                f"{self._refusal}"
+            )
         oldest = min(tuple(self._sent), default=None)
         if oldest is None or (seconds := time.monotonic() - oldest) < SLOW_SECONDS:
             return None
@@ -165,9 +205,11 @@ class HttpEmbedder:
 
     async def _close(self) -> None:
         self._waiting.clear()  # otherwise the next request would begin where one ends
-        for task in self._tasks:
+        self._held.clear()
+        tasks = [*self._tasks, *([] if self._asking_again is None else [self._asking_again])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.service.close()
 
     async def _check(self, max_tokens: int) -> list[Vector]:
@@ -236,28 +278,85 @@ class HttpEmbedder:
         self._tasks.discard(task)
         self._send_waiting()
 
-    async def _embed_all(self, waiting: Sequence[tuple[str, Future[Embedding]]]) -> None:
-        texts = [text[:MAX_CHARS] for text, _ in waiting]
-        results: Sequence[Vector | Exception]
+    async def _embed_all(self, waiting: Sequence[_Text]) -> None:
+        results = await self._results(waiting)
+        if any(not isinstance(result, Exception) for result in results):
+            self._release()
+        for each, result in zip(waiting, results, strict=True):
+            if self._is_doubtful(result, each):
+                self._hold(each, str(result))
+            else:
+                _deliver(each, result)
+
+    async def _results(self, waiting: Sequence[_Text]) -> Sequence[Vector | Exception]:
+        """Return the texts' vectors, and errors in place of those that fail."""
         try:
             if time.monotonic() - self._proved > RECHECK_SECONDS:
                 await self._recover(None)
-            results = await self._embed(texts)
+            return await self._embed([each.text[:MAX_CHARS] for each in waiting])
         except ModelError as error:
-            results = [error] * len(texts)
+            return [error] * len(waiting)
         except Exception as error:  # not the texts' fault, as far as one can tell: they must not become dead letters
-            results = [ModelError(f"this is a bug: {error!r}")] * len(texts)
-        for (text, future), result in zip(waiting, results, strict=True):
-            if not future.set_running_or_notify_cancel():
+            return [ModelError(f"this is a bug: {error!r}")] * len(waiting)
+
+    def _is_doubtful(self, result: Vector | Exception, each: _Text) -> bool:
+        """Whether a text that failed is held, because what is in front of the service may be to blame."""
+        if not isinstance(result, ServiceError) or not each.may_wait:
+            return False
+        if result.unrelated or (self._blamed >= MOST_BLAMED and each.failed_at > self._embedded_at):
+            return True
+        self._blamed += 1
+        return False
+
+    def _hold(self, each: _Text, refusal: str) -> None:
+        """Let a text wait until the service embeds another one."""
+        each.failed_at = min(each.failed_at, time.monotonic())
+        self._held.append(each)
+        self._refusal = refusal
+        if self._asking_again is None:
+            log.warning("%s", self.problem())
+            self._asking_again = self._loop.create_task(self._ask_again())
+
+    async def _ask_again(self) -> None:
+        """Try one of the held texts from time to time, while there are any."""
+        pauses = 0
+        while self._held:
+            await asyncio.sleep(_pause(pauses))
+            pauses += 1
+            while self._held and self._held[0].future.cancelled():
+                self._held.popleft()
+            if not self._held:
+                break
+            each = self._held[0]
+            [result] = await self._results([each])
+            doubtful = self._is_doubtful(result, each)
+            if each not in self._held:  # another text has been embedded meanwhile, and this one is tried again
                 continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
+            self._held.remove(each)
+            if doubtful:
+                self._hold(each, str(result))
+                log.warning("%s", self.problem())
             else:
-                future.set_result(Embedding(result, len(text) > MAX_CHARS))
+                _deliver(each, result)
+            if not isinstance(result, Exception):
+                self._release()
+        self._asking_again = None
+        if not self._held:
+            self._refusal = ""
+
+    def _release(self) -> None:
+        """Note that the service has embedded a text, and let those that are held be tried again."""
+        self._embedded_at, self._blamed = time.monotonic(), 0
+        if self._held:
+            log.info("the embedding service embeds texts again; %d have waited", len(self._held))
+            self._waiting.extend(self._held)
+            self._held.clear()
+            self._refusal = ""
+            self._send_waiting()
 
     async def _embed(self, texts: Sequence[str]) -> Sequence[Vector | Exception]:
         """Return the texts' vectors, and errors in place of those that fail while others do not. Raises ModelError."""
-        tries = 0
+        tries, works = 0, False
         while True:
             failed_probes = self._failed_probes
             try:
@@ -266,17 +365,34 @@ class HttpEmbedder:
                 failure = error
             if len(texts) == 1 or not failure.refused:
                 await self._recover(failure)
-            if failure.unrelated or self._failed_probes != failed_probes:
+            if self._failed_probes != failed_probes or (failure.unrelated and not failure.configured):
                 tries = 0  # the service did not work: that says nothing about the texts
+            elif failure.unrelated:  # something in front of it denies the texts, but not the probes
+                tries += 1
+                if tries >= TRIES:
+                    return [failure] * len(texts)
             elif len(texts) > 1:
                 return await self._halves(texts, failure)
             else:
                 tries += 1
-                if tries >= (REFUSED_TRIES if failure.refused else TRIES):
-                    log.warning("the service embeds other texts, but fails on one: %s", failure)
+                most = REFUSED_TRIES if failure.refused else TRIES
+                if tries == most - 1:
+                    works = await self._embeds_a_new_text()
+                elif tries >= most:
+                    failure.unrelated = not works
+                    if works:
+                        log.warning("the service embeds other texts, but fails on one: %s", failure)
                     return [failure]
                 if not failure.refused:
                     await asyncio.sleep(_pause(tries))
+
+    async def _embeds_a_new_text(self) -> bool:
+        """Whether the service embeds a text that nobody can have sent before."""
+        try:
+            await self.service.embed([f"{PROBES[0]} {uuid.uuid4().hex}"], self._dimensions)
+        except ServiceError:
+            return False
+        return True
 
     async def _halves(self, texts: Sequence[str], failure: ServiceError) -> Sequence[Vector | Exception]:
         half = (len(texts) + 1) // 2
@@ -338,6 +454,15 @@ class HttpEmbedder:
                 f"{_words(distance)} (at most {PROBE_DISTANCE:g})"
             )
             raise self._broken
+
+
+def _deliver(each: _Text, result: Vector | Exception) -> None:
+    if not each.future.set_running_or_notify_cancel():
+        return
+    if isinstance(result, Exception):
+        each.future.set_exception(result)
+    else:
+        each.future.set_result(Embedding(result, len(each.text) > MAX_CHARS))
 
 
 async def _service(

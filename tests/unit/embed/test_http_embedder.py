@@ -17,7 +17,7 @@ from worker.embed import http_embedder
 from worker.embed.embedder import MAX_CHARS, Embedding, ModelError, ServiceUnavailableError
 from worker.embed.embedding_service import ServiceError
 from worker.embed.export_source import TEXTS, recorded_vectors
-from worker.embed.http_embedder import LONG_TEXT, MOST_TEXTS, PROBES, REFUSED_TRIES, TRIES, HttpEmbedder
+from worker.embed.http_embedder import LONG_TEXT, MOST_BLAMED, MOST_TEXTS, PROBES, REFUSED_TRIES, TRIES, HttpEmbedder
 from worker.embed.pool import EmbeddingPool
 
 Open = Callable[..., HttpEmbedder]
@@ -149,6 +149,68 @@ def test_a_text_waits_while_the_service_fails_on_all(service: EmbeddingService, 
     assert results(futures) == [vector(f"text {number}") for number in range(5)]
     wait_for(lambda: embedder.problem() is None)
     assert embedder.counts()["failures"] > TRIES
+
+
+def only_probes(status: int) -> Callable[[list[str]], Answer | None]:
+    """Return the fault of a gateway that knows the probes, and answers everything else by a status."""
+    return lambda texts: None if texts == list(PROBES) else (status, b"no", {})
+
+
+@pytest.mark.parametrize("status", [400, 403, 413, 422, 500, 0])
+def test_texts_are_held_while_a_gateway_answers_only_the_probes(
+    service: EmbeddingService, opened: Open, status: int
+) -> None:
+    embedder = opened()
+    service.fault = only_probes(status)
+    texts = [f"text {number}" for number in range(20)]
+    futures = [embedder.submit(text) for text in texts]
+    wait_for(lambda: f"Texts that wait: {len(texts)}" in (embedder.problem() or ""))
+    asked = len(service.asked)
+    wait_for(lambda: len(service.asked) > asked + 20)  # one is tried again and again
+    assert embedder.problem() is not None
+    assert not any(future.done() for future in futures)
+    service.fault = lambda texts: None
+    assert results(futures) == [vector(text) for text in texts]
+    assert embedder.problem() is None
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_of_many_texts_that_fail_in_a_row_the_first_fail_alone(
+    service: EmbeddingService, opened: Open, status: int
+) -> None:
+    """What refuses them may let other texts pass. As soon as one is embedded, those before it are to blame."""
+    embedder = opened()
+    bad = [f"text {number}" for number in range(8)]
+    service.fault = failing(*bad, status=status)
+    futures = [embedder.submit(text) for text in bad]
+    wait_for(lambda: f"Texts that wait: {len(bad) - MOST_BLAMED}" in (embedder.problem() or ""))
+    assert sum(future.done() for future in futures) == MOST_BLAMED
+    assert results([embedder.submit("good")]) == [vector("good")]
+    assert all(isinstance(result, ServiceError) for result in results(futures))
+    wait_for(lambda: embedder.problem() is None)
+
+
+def test_a_text_that_fails_alone_does_so_also_if_no_other_follows(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened()
+    service.fault = failing("bad", status=400)
+    assert isinstance(results([embedder.submit("bad")])[0], ServiceError)
+
+
+def test_held_texts_that_nobody_waits_for_any_more_are_forgotten(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened()
+    service.fault = only_probes(400)
+    futures = [embedder.submit(f"text {number}") for number in range(3)]
+    wait_for(lambda: "Texts that wait: 3" in (embedder.problem() or ""))
+    assert all(future.cancel() for future in futures)
+    wait_for(lambda: embedder.problem() is None)
+
+
+def test_a_command_gets_an_error_where_the_worker_would_wait(service: EmbeddingService, opened: Open) -> None:
+    embedder = opened()
+    service.fault = only_probes(400)
+    for number in range(2 * MOST_BLAMED):
+        with pytest.raises(ServiceError, match="the service answers 400"):
+            embedder.embed(f"text {number}")
 
 
 def test_an_outage_in_the_middle_of_a_refusal_is_not_the_texts_fault(service: EmbeddingService, opened: Open) -> None:
