@@ -15,7 +15,7 @@ import pytest
 from tests.support.snippets import ROOT, Snippet, snippets
 
 BLOCKS = snippets("tests/docs/test_agent_logs.py")
-RUN, TRACE, TRAJECTORY, CALLS = (block.text for block in BLOCKS if block.language == "json")
+RUN, TRACE, CALLS = (block.text for block in BLOCKS if block.language == "json")
 (PYTHON,) = (block for block in BLOCKS if block.language == "python")
 CONSOLES = [block for block in BLOCKS if block.language == "console"]
 
@@ -51,7 +51,6 @@ def call(name: str, **arguments: Any) -> Any:
 def folder(tmp_path: Path) -> Path:
     """A folder with the logs of the page; runs.jsonl is written by its Python."""
     (tmp_path / "run.json").write_text(RUN)
-    (tmp_path / "trajectory.json").write_text(TRAJECTORY)
     (tmp_path / "calls.jsonl").write_text("".join(json.dumps(each) + "\n" for each in json.loads(CALLS)))
     names: dict[str, Any] = {}
     exec(compile(PYTHON.text, "docs/agent-logs.md", "exec"), names)
@@ -87,13 +86,3 @@ def test_the_commands_print_what_the_page_says(block: Snippet, folder: Path) -> 
     trace = json.loads((folder / "traces.jsonl").read_bytes())
     if block is CONSOLES[0]:
         assert trace | {"id": "kp:trace:ID"} == json.loads(TRACE)
-
-
-def test_every_option_is_on_the_page() -> None:
-    from worker.commands.convert.command import convert
-
-    text = (ROOT / "docs/agent-logs.md").read_text("utf-8")
-    shared = {"--config", "--bootstrap-servers", "-b", "--group", "-g", "--set"}
-    for parameter in convert.params:
-        for name in {*parameter.opts} - shared - {"files"}:
-            assert name in text, name
