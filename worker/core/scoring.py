@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -78,15 +78,105 @@ class Components:
     outcome_confidence: float
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(Struct, frozen=True):
     """A score (0..1) and everything that explains it."""
 
     score: float
     components: Components
     profile: str
     weights: Weights
-    overrides: tuple[str, ...] = field(default=())
+    overrides: tuple[str, ...] = ()
+
+
+class Counts(Struct, frozen=True):
+    """What the formulas count in a trace."""
+
+    unique_step_types: int
+    error_recoveries: int
+    steps: int
+    unique_tools: int
+    confidence: float
+    success: bool
+
+
+class Formula(NamedTuple):
+    """A component: its value, and its formula as a text in which each name stands for words, or for a figure."""
+
+    text: str
+    value: Callable[[Counts], float]
+
+    def words(self) -> str:
+        """Return the formula in words."""
+        return self.text.format_map(_WORDS)
+
+    def numbers(self, counts: Counts) -> str:
+        """Return the formula with the figures of a trace."""
+        figures = {
+            "types": counts.unique_step_types,
+            "recovery": 0.3 if counts.error_recoveries else 0,
+            "steps": counts.steps,
+            "tools": counts.unique_tools,
+            "confidence": f"{counts.confidence:.6g}",
+            "success": 1 if counts.success else 0.3,
+        }
+        return self.text.format_map(figures)
+
+
+_WORDS: Final = {
+    "types": "unique step types",
+    "recovery": "(0.3 if any error_recovery)",
+    "steps": "steps",
+    "tools": "unique tool names",
+    "confidence": "confidence",
+    "success": "(1 if success, else 0.3)",
+}
+COMPLEXITY: Final = Formula(
+    "min(1, {types} / 4 * 0.5 + {recovery} + {steps} / 20 * 0.2)",
+    lambda it: min(
+        1.0, (it.unique_step_types / 4) * 0.5 + (0.3 if it.error_recoveries > 0 else 0) + (it.steps / 20) * 0.2
+    ),
+)
+TOOL_DIVERSITY: Final = Formula(
+    "min(1, {tools} / {steps} * 3)", lambda it: min(1.0, (it.unique_tools / max(1, it.steps)) * 3)
+)
+OUTCOME_CONFIDENCE: Final = Formula(
+    "{confidence} * {success}", lambda it: it.confidence * (1.0 if it.success else 0.3)
+)
+FORMULAS: Final[Mapping[str, str]] = {
+    "complexity": COMPLEXITY.words(),
+    "novelty": "1 - similarity to the nearest cached trace; 0.5 if there is none",
+    "tool_diversity": TOOL_DIVERSITY.words(),
+    "outcome_confidence": OUTCOME_CONFIDENCE.words(),
+}
+"""The formula of each component in words, in the order in which the score adds them."""
+
+
+class Rule(NamedTuple):
+    """An override: its rule in words, when it applies, and what becomes of the score so far."""
+
+    words: str
+    applies: Callable[[Counts, Sequence[Step]], bool]
+    change: Callable[[float], float]
+
+
+OVERRIDES: Final[Mapping[str, Rule]] = {
+    OVERRIDE_SINGLE_THOUGHT: Rule(
+        "a single step of type thought: 0.1, whatever the sum",
+        lambda it, steps: it.steps == 1 and steps[0].type == "thought",
+        lambda _: 0.1,
+    ),
+    OVERRIDE_ERROR_RECOVERY: Rule(
+        "more than 2 error recoveries, and success: + 0.1, at most 1",
+        lambda it, _: it.error_recoveries > 2 and it.success,
+        lambda score: min(1.0, score + 0.1),
+    ),
+    OVERRIDE_LOW_TOOL_DIVERSITY: Rule(
+        "exactly one tool: - 0.1, at least 0",
+        lambda it, _: it.unique_tools == 1,
+        lambda score: max(0.0, score - 0.1),
+    ),
+}
+"""The overrides by name, in the order in which they apply."""
 
 
 def score_trace(
@@ -101,83 +191,46 @@ def score_trace(
     """
     if not -NOVELTY_ROUNDING <= novelty <= 2.0 + NOVELTY_ROUNDING:
         raise ValueError(f"novelty must lie in 0..2 (1 - cosine similarity), got {novelty}")
-    steps, success = trace.steps, trace.metadata.success
-    step_types, tool_names, error_recoveries = _count(steps)
-
-    complexity = min(
-        1.0,
-        (len(step_types) / 4) * 0.5 + (0.3 if error_recoveries > 0 else 0) + (len(steps) / 20) * 0.2,
+    counts = counted(trace)
+    components = Components(
+        COMPLEXITY.value(counts), novelty, TOOL_DIVERSITY.value(counts), OUTCOME_CONFIDENCE.value(counts)
     )
-    tool_diversity = min(1.0, (len(tool_names) / max(1, len(steps))) * 3)
-    outcome_confidence = trace.outcome.confidence * (1.0 if success else 0.3)
-
     domain = trace.metadata.task_domain
-    name = domain if domain in profiles else DEFAULT_PROFILE
-    weights = profiles[name].weights
-    score = (
-        complexity * weights.complexity
-        + novelty * weights.novelty
-        + tool_diversity * weights.tool_diversity
-        + outcome_confidence * weights.outcome_confidence
-    )
-
-    score, overrides = _override(score, steps, error_recoveries, success, len(tool_names))
-    return Score(
-        score=min(1.0, max(0.0, score)),
-        components=Components(complexity, novelty, tool_diversity, outcome_confidence),
-        profile=name,
-        weights=weights,
-        overrides=overrides,
-    )
+    profile = domain if domain in profiles else DEFAULT_PROFILE
+    weights = profiles[profile].weights
+    score, overrides = _weighted(components, weights)[1], ()
+    for name, rule in OVERRIDES.items():
+        if rule.applies(counts, trace.steps):
+            score, overrides = rule.change(score), (*overrides, name)
+    return Score(min(1.0, max(0.0, score)), components, profile, weights, overrides)
 
 
-def _count(steps: Sequence[Step]) -> tuple[set[str], set[str], int]:
-    """Return the types of the steps, the names of their tools, and the number of error recoveries."""
+def counted(trace: ReasoningTrace) -> Counts:
+    """Count what the formulas need."""
     step_types: set[str] = set()
     tool_names: set[str] = set()
     error_recoveries = 0
-    for step in steps:
+    for step in trace.steps:
         step_types.add(step.type)
         if step.type == "error_recovery":
             error_recoveries += 1
         if step.tool is not None:
             tool_names.add(step.tool.name)
-    return step_types, tool_names, error_recoveries
+    return Counts(
+        len(step_types), error_recoveries, len(trace.steps), len(tool_names), trace.outcome.confidence,
+        trace.metadata.success,
+    )  # fmt: skip
 
 
-def _override(
-    score: float, steps: Sequence[Step], error_recoveries: int, success: bool, tools: int
-) -> tuple[float, tuple[str, ...]]:
-    """Apply the overrides, in their order; return the score and the names of those that applied."""
-    overrides: list[str] = []
-    if len(steps) == 1 and steps[0].type == "thought":
-        score = 0.1
-        overrides.append(OVERRIDE_SINGLE_THOUGHT)
-    if error_recoveries > 2 and success:
-        score = min(1.0, score + 0.1)
-        overrides.append(OVERRIDE_ERROR_RECOVERY)
-    if tools == 1:  # at most one unique tool, and some step has a tool: exactly one
-        score = max(0.0, score - 0.1)
-        overrides.append(OVERRIDE_LOW_TOOL_DIVERSITY)
-    return score, tuple(overrides)
-
-
-FORMULAS: Final[Mapping[str, str]] = {
-    "complexity": "min(1, unique step types / 4 * 0.5 + (0.3 if any error_recovery) + steps / 20 * 0.2)",
-    "novelty": "1 - similarity to the nearest cached trace; 0.5 if there is none",
-    "tool_diversity": "min(1, unique tool names / steps * 3)",
-    "outcome_confidence": "confidence * (1 if success, else 0.3)",
-}
-"""The formula of each component, in the order in which the score adds them."""
-
-_OVERRIDES: Final[Mapping[str, tuple[str, Callable[[float], float]]]] = {
-    OVERRIDE_SINGLE_THOUGHT: ("a single step of type thought: 0.1, whatever the sum", lambda _: 0.1),
-    OVERRIDE_ERROR_RECOVERY: (
-        "more than 2 error recoveries, and success: + 0.1, at most 1",
-        lambda value: min(1.0, value + 0.1),
-    ),
-    OVERRIDE_LOW_TOOL_DIVERSITY: ("exactly one tool: - 0.1, at least 0", lambda value: max(0.0, value - 0.1)),
-}
+def _weighted(it: Components, weights: Weights) -> tuple[tuple[float, float, float, float], float]:
+    """Return each component times its weight, and their sum; not by sum(), which rounds otherwise since Python 3.12."""
+    parts = (
+        it.complexity * weights.complexity,
+        it.novelty * weights.novelty,
+        it.tool_diversity * weights.tool_diversity,
+        it.outcome_confidence * weights.outcome_confidence,
+    )
+    return parts, parts[0] + parts[1] + parts[2] + parts[3]
 
 
 class Override(Struct, frozen=True):
@@ -199,17 +252,14 @@ class Arithmetic(Struct, frozen=True):
 
 
 def arithmetic(components: Components, weights: Weights, overrides: Sequence[str]) -> Arithmetic:
-    """Return the steps of a score, in the order of `score_trace`. `overrides`: the names of those that applied."""
-    parts = {name: getattr(components, name) * getattr(weights, name) for name in FORMULAS}
-    weighted_sum = (
-        parts["complexity"] + parts["novelty"] + parts["tool_diversity"] + parts["outcome_confidence"]
-    )  # in the order of score_trace: it decides the last bit
+    """Return the steps of a score. `overrides`: the names of those that applied."""
+    parts, weighted_sum = _weighted(components, weights)
     value, steps = weighted_sum, []
     for name in overrides:
-        rule, change = _OVERRIDES[name]
-        steps.append(Override(name, rule, value, change(value)))
+        rule = OVERRIDES[name]
+        steps.append(Override(name, rule.words, value, rule.change(value)))
         value = steps[-1].after
-    return Arithmetic(parts, weighted_sum, steps, value)
+    return Arithmetic(dict(zip(FORMULAS, parts, strict=True)), weighted_sum, steps, value)
 
 
 @dataclass(frozen=True, slots=True)
