@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.builders import T0, make_record, trace_bytes
-from tests.support.commands import Desk
+from tests.support.commands import Desk, run_command
 from tests.support.kafka_fixtures import produce
 from tests.support.terminal import EVIL, controls, in_pipes, on_terminal
 from worker.core.documents import scored_record
@@ -102,16 +104,34 @@ def test_the_beginning_of_several_ids_lists_them(desk: Desk) -> None:
     ("target", "reason", "partition"),
     [("dead-1", "invalid_value", 0), ("kp:trace:dead-2", "not_json", 1), ("1:5", "not_json", 1)],
 )
-def test_a_dead_letter_says_why_and_how_it_is_sent_again(target: str, reason: str, partition: int, desk: Desk) -> None:
+def test_a_dead_letter_says_why_and_how_it_is_sent_again(
+    target: str, reason: str, partition: int, desk: Desk, tmp_path: Path
+) -> None:
     letter = explain(desk, target)
     assert (letter["reason"], letter["message"]) == (reason, f"broken for a test: {reason}")
     text = desk.run("explain", target, "--text").stdout
     assert f"broken for a test: {reason}" in text
     assert f"{desk.topics['dead-letter']}:{partition}:0" in text
-    command = f"redrive --partition {partition} --offset 0"
-    assert f"  kp-worker {command} --execute\n" in text
-    dry = desk.run(*command.split())
+    to_file, to_source = (line.split()[1:] for line in text.splitlines() if line.startswith("  kp-worker redrive "))
+    assert to_source == ["redrive", "--partition", str(partition), "--offset", "0", "--execute"]
+    written = tmp_path / to_file[to_file.index("--to-file") + 1]
+    to_file[to_file.index("--to-file") + 1] = str(written)
+    assert desk.run(*to_file).returncode == 0
+    assert json.loads(written.read_bytes())["reason"] == reason
+    dry = desk.run(*to_source[:-1])
     assert (dry.returncode, reason in dry.stdout + dry.stderr) == (0, True)
+
+
+@pytest.mark.usefixtures("documents")
+def test_a_printed_command_needs_no_more_than_its_text(desk: Desk) -> None:
+    """Run with options instead of variables; the commands are run as printed, without any variable."""
+    given = [f"--set={name.removeprefix('KP_').lower()}={value}" for name, value in desk.settings.items()]
+    text = desk.run("explain", IDS[1], "--text", *given).stdout
+    printed = [shlex.split(line) for line in text.splitlines() if line.strip().startswith("kp-worker explain ")]
+    assert printed
+    for _, *command in printed:
+        outside = {name: value for name, value in desk.env.items() if not name.startswith("KP_")}
+        assert run_command("worker", command, outside).returncode == 0
 
 
 @pytest.mark.usefixtures("documents")

@@ -139,9 +139,7 @@ COMPLEXITY: Final = Formula(
 TOOL_DIVERSITY: Final = Formula(
     "min(1, {tools} / {steps} * 3)", lambda it: min(1.0, (it.unique_tools / max(1, it.steps)) * 3)
 )
-OUTCOME_CONFIDENCE: Final = Formula(
-    "{confidence} * {success}", lambda it: it.confidence * (1.0 if it.success else 0.3)
-)
+OUTCOME_CONFIDENCE: Final = Formula("{confidence} * {success}", lambda it: it.confidence * (1.0 if it.success else 0.3))
 FORMULAS: Final[Mapping[str, str]] = {
     "complexity": COMPLEXITY.words(),
     "novelty": "1 - similarity to the nearest cached trace; 0.5 if there is none",
@@ -198,7 +196,8 @@ def score_trace(
     domain = trace.metadata.task_domain
     profile = domain if domain in profiles else DEFAULT_PROFILE
     weights = profiles[profile].weights
-    score, overrides = _weighted(components, weights)[1], ()
+    score = _weighted(components, weights)[1]
+    overrides: tuple[str, ...] = ()
     for name, rule in OVERRIDES.items():
         if rule.applies(counts, trace.steps):
             score, overrides = rule.change(score), (*overrides, name)

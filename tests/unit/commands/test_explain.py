@@ -1,15 +1,20 @@
 """`kp-worker explain`: the steps lead to the core's score, bit for bit, and problems have a line."""
 
 import contextlib
+import io
 import itertools
 import json
 import os
 import random
+import shlex
 import threading
 from pathlib import Path
 
+import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from tests.support.builders import (
     T0,
@@ -21,10 +26,12 @@ from tests.support.builders import (
     trace_document,
 )
 from worker.cli import cli
-from worker.commands.explain.steps import explain_trace
-from worker.commands.explain.target import WantedId, WantedOutput, WantedSource, is_file, parse_target
-from worker.commands.shared.console import CommandError
+from worker.commands.explain.steps import RecordPlace, explain_trace
+from worker.commands.explain.target import is_file, parse_target
+from worker.commands.explain.view import explanation_text
+from worker.commands.shared.console import Command, CommandError
 from worker.commands.shared.json_lines import read_document
+from worker.commands.shared.options import given_options, settings_options
 from worker.config import load
 from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
@@ -222,14 +229,14 @@ def test_a_bare_trace_with_line_breaks_at_its_end_is_one_trace(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("target", "wanted"),
     [
-        ("kp:trace:7c3a-1", WantedId("kp:trace:7c3a-1")),
-        ("7c3a6bc1", WantedId("kp:trace:7c3a6bc1")),
-        ("kp:trace:a/b.json", WantedId("kp:trace:a/b.json")),
-        ("3:41", WantedSource(3, 41)),
-        ("traces:3:41", WantedSource(3, 41)),
-        ("traces/3/41", WantedSource(3, 41)),
-        ("traces.rejected:0:7", WantedOutput("traces.rejected", 0, 7)),
-        ("traces.dead-letter/2/0", WantedOutput("traces.dead-letter", 2, 0)),
+        ("kp:trace:7c3a-1", "kp:trace:7c3a-1"),
+        ("7c3a6bc1", "kp:trace:7c3a6bc1"),
+        ("kp:trace:a/b.json", "kp:trace:a/b.json"),
+        ("3:41", RecordPlace("traces", 3, 41)),
+        ("traces:3:41", RecordPlace("traces", 3, 41)),
+        ("traces/3/41", RecordPlace("traces", 3, 41)),
+        ("traces.rejected:0:7", RecordPlace("traces.rejected", 0, 7)),
+        ("traces.dead-letter/2/0", RecordPlace("traces.dead-letter", 2, 0)),
     ],
 )
 def test_what_is_no_file_is_an_id_or_a_place(target: str, wanted: object) -> None:
@@ -272,3 +279,42 @@ def test_text_into_a_pipe_is_not_wrapped() -> None:
 @pytest.mark.parametrize("novelty", ["nan", "-1", "2.5", "much"])
 def test_a_novelty_out_of_range_is_refused(novelty: str) -> None:
     assert run(trace_bytes(), "--novelty", novelty).exit_code == 2
+
+
+def test_a_novelty_that_is_nearly_0_is_written_as_0() -> None:
+    raw = trace_bytes()
+    scorer = PartitionScorer(dimensions=2)
+    for offset in range(2):
+        scored = scorer.score(parse_trace(raw), [1.0, 0.0], offset)
+    document = json.loads(scored_record(make_record(raw), scored, None).value or b"")
+    document["scoring"]["nearest"]["similarity"], document["scoring"]["components"]["novelty"] = 1.0000004, -3.57628e-07
+    text = run(json.dumps(document).encode(), "--text").output
+    assert "= 1 - 1 = 0.000\n" in text
+    assert "-0.0" not in text
+
+
+def test_a_printed_command_has_the_settings_that_were_given_and_no_secret(tmp_path: Path) -> None:
+    raw = trace_bytes()
+    scorer = PartitionScorer(dimensions=2)
+    for offset in range(2):
+        scored = scorer.score(parse_trace(raw), [1.0, 0.0], offset)
+    document = json.loads(scored_record(make_record(raw), scored, None).value or b"")
+    config = tmp_path / "a b.toml"
+    config.write_text("threshold = 0.8\n")
+    given = ["--text", "--config", str(config), "-b", "kafka:9092", "-g", "mine", "--set", "profiles.x.threshold=0.5"]
+    trace = msgspec.structs.replace(explain_trace(json.dumps(document).encode(), load()), record=RecordPlace("t", 0, 0))
+    printed = []
+
+    @click.command(cls=Command)
+    @settings_options
+    def print_it() -> None:
+        printed.append(given_options())
+
+    secret = ["--set", "sasl_password=hunter2", "--set", '"sasl_password"=hunter3']
+    assert CliRunner().invoke(print_it, [*given[1:], *secret]).exit_code == 0
+    (options,) = printed
+    assert shlex.split(options) == given[1:]
+    assert "hunter" not in options
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(explanation_text(trace, options))
+    assert f"kp-worker explain{options} {trace.nearest.id if trace.nearest else ''}" in console.export_text()

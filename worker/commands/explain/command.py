@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from worker.commands.shared.console import ArgumentError, Command, CommandError, text_console, write_line
-from worker.commands.shared.options import json_option, read_settings, settings_options
-
-if TYPE_CHECKING:
-    from worker.commands.explain.steps import Explanation
+from worker.commands.shared.options import given_options, json_option, read_settings, settings_options
 
 
 @click.command(cls=Command)
@@ -37,11 +33,13 @@ def explain(trace: str, line: int | None, novelty: float | None, parts: bool, as
     if novelty is not None and novelty != novelty:  # NaN passes any range
         raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
-    from worker.commands.explain.steps import Explanation, explain_trace
+    from worker.commands.explain.steps import explain_trace
     from worker.commands.explain.target import is_file
+    from worker.commands.explain.view import explanation_json, explanation_text, letter_json, letter_text
     from worker.commands.shared.json_lines import describe_problem, name_of, read_document
     from worker.core.trace import InvalidTrace
 
+    options = given_options()
     if is_file(trace):
         if parts:
             raise ArgumentError("--parts", "goes with a trace on the topics: its nearest trace is looked up there, too")
@@ -50,26 +48,21 @@ def explain(trace: str, line: int | None, novelty: float | None, parts: bool, as
             explanation = explain_trace(raw, settings, novelty)
         except InvalidTrace as error:
             raise CommandError(f"{name_of(trace)}: {describe_problem(raw, line, error)}") from None
-        sys.exit(_show(explanation, as_json=as_json))
-    if line is not None:
-        raise ArgumentError("--line", f"goes with a file, and there is no file {trace}")
-    from worker.commands.explain.topics import explain_target  # with Kafka's client: a file does without
-
-    found = explain_target(trace, novelty, settings, parts=parts)
-    if isinstance(found, Explanation):
-        sys.exit(_show(found, as_json=as_json))
-    if as_json:
-        write_line(found.json)
     else:
-        text_console().print(found.text)
+        if line is not None:
+            raise ArgumentError("--line", f"goes with a file, and there is no file {trace}")
+        from worker.commands.explain.search import explain_found, find  # with Kafka's client: a file does without
 
-
-def _show(explanation: Explanation, *, as_json: bool) -> int:
-    """Write an explanation and return the exit code."""
-    from worker.commands.explain.view import explanation_json, explanation_text
-
+        found, *others = find(trace, settings, options)
+        if found.letter is not None:
+            if as_json:
+                write_line(letter_json(found.letter))
+            else:
+                text_console().print(letter_text(found, found.letter, others, options))
+            return
+        explanation = explain_found(found, others, novelty, settings, parts=parts)
     if as_json:
         write_line(explanation_json(explanation))
     else:
-        text_console().print(explanation_text(explanation))
-    return 0 if explanation.agrees else 1
+        text_console().print(explanation_text(explanation, options))
+    sys.exit(0 if explanation.agrees else 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -13,16 +12,19 @@ from worker.core.documents import rfc3339
 from worker.core.domains import near_miss
 from worker.core.json_words import in_json_words
 from worker.core.scoring import (
+    COMPLEXITY,
     DEFAULT_PROFILE,
     FORMULAS,
     NEUTRAL_NOVELTY,
-    Arithmetic,
+    OUTCOME_CONFIDENCE,
+    TOOL_DIVERSITY,
     Components,
+    Counts,
     Override,
     Profile,
-    Score,
     Weights,
     arithmetic,
+    counted,
     score_trace,
 )
 from worker.core.trace import Limits, ReasoningTrace, created_at_ms, parse_trace
@@ -65,7 +67,7 @@ class SimilarityPart(Struct, frozen=True):
     alone: float | None
 
 
-class RecordedScoring(Struct, frozen=True):
+class _Recorded(Struct, frozen=True):
     """What the `scoring` object of a scored document says about its score."""
 
     score: float
@@ -77,17 +79,6 @@ class RecordedScoring(Struct, frozen=True):
     components: Components
     stream_time: object = ""
     source: RecordPlace | None = None
-
-
-class Counts(Struct, frozen=True):
-    """What the formulas count in a trace."""
-
-    unique_step_types: int
-    error_recoveries: int
-    steps: int
-    unique_tools: int
-    confidence: float
-    success: bool
 
 
 class Formula(Struct, frozen=True):
@@ -141,18 +132,6 @@ class Explanation(Struct, frozen=True):
         return self.recorded_score is None or self.recorded_score == self.score
 
 
-class _Basis(Struct, frozen=True):
-    """What a trace is scored with, and where it comes from. `threshold` None: that of the settings."""
-
-    profiles: Mapping[str, Profile]
-    novelty: float
-    novelty_from: str
-    threshold: float | None = None
-    nearest: Nearest | None = None
-    recorded_score: float | None = None
-    recorded: RecordedScoring | None = None
-
-
 def explain_trace(
     raw: bytes, settings: Settings, novelty: float | None = None, limits: Limits | None = None
 ) -> Explanation:
@@ -163,58 +142,52 @@ def explain_trace(
     """
     trace = parse_trace(raw, limits or settings.limits)
     recorded, notes = _recorded(raw)
-    if recorded is None:
-        basis, more = _basis_of_settings(settings, novelty)
-    else:
-        basis, more = _basis_of_document(recorded, settings, novelty)
-        more += _about_time(trace, recorded, settings)
-    explanation = _explain_score(trace, basis, settings, notes + more)
-    if explanation.agrees:
-        return explanation
-    changed = f"the document says {basis.recorded_score!r}: it was changed after scoring, or scored differently"
-    return msgspec.structs.replace(explanation, notes=[*explanation.notes, changed])
-
-
-def _basis_of_settings(settings: Settings, novelty: float | None) -> tuple[_Basis, list[str]]:
-    profiles = settings.scoring_profiles()
-    if novelty is not None:
-        return _Basis(profiles, novelty, "--novelty"), []
-    note = "novelty needs the worker's cache: 0.5 is the value for an empty cache; try --novelty"
-    return _Basis(profiles, NEUTRAL_NOVELTY, "nothing to compare with"), [note]
-
-
-def _basis_of_document(
-    recorded: RecordedScoring, settings: Settings, novelty: float | None
-) -> tuple[_Basis, list[str]]:
-    profiles, notes = settings.scoring_profiles(), []
-    own = {DEFAULT_PROFILE: profiles[DEFAULT_PROFILE], recorded.profile: Profile(recorded.weights)}
-    if own[recorded.profile].weights != profiles.get(recorded.profile, profiles[DEFAULT_PROFILE]).weights:
-        notes.append(
-            f"the document was scored with other weights for {recorded.profile} than the current settings have"
-        )
-    if novelty is not None:
-        return _Basis(own, novelty, "--novelty", recorded.threshold, recorded=recorded), notes
-    own_novelty, nearest = recorded.components.novelty, recorded.nearest
-    return _Basis(own, own_novelty, "the document", recorded.threshold, nearest, recorded.score, recorded), notes
-
-
-def _explain_score(trace: ReasoningTrace, basis: _Basis, settings: Settings, notes: list[str]) -> Explanation:
-    score = score_trace(trace, basis.novelty, basis.profiles)
-    steps = arithmetic(score.components, score.weights, score.overrides)
-    if min(1.0, max(0.0, steps.before_clamp)) != score.score:
-        raise RuntimeError(f"this is a bug: the steps lead to {steps.before_clamp!r}, the score is {score.score!r}")
-    counts, recorded = _count(trace), basis.recorded
-    threshold, threshold_from = _threshold(basis, settings, score.profile)
+    profiles, novelty_from, nearest, recorded_score = settings.scoring_profiles(), "--novelty", None, None
+    if recorded is not None:
+        default = profiles[DEFAULT_PROFILE]
+        if recorded.weights != profiles.get(recorded.profile, default).weights:
+            notes.append(
+                f"the document was scored with other weights for {recorded.profile} than the current settings have"
+            )
+        profiles = {DEFAULT_PROFILE: default, recorded.profile: Profile(recorded.weights)}
+        notes += _about_time(trace, recorded, settings)
+    if novelty is None and recorded is not None:
+        novelty, novelty_from, nearest = recorded.components.novelty, "the document", recorded.nearest
+        recorded_score = recorded.score
+    elif novelty is None:
+        novelty, novelty_from = NEUTRAL_NOVELTY, "nothing to compare with"
+        notes.append("novelty needs the worker's cache: 0.5 is the value for an empty cache; try --novelty")
+    score = score_trace(trace, novelty, profiles)
+    if recorded_score not in (None, score.score):
+        notes.append(f"the document says {recorded_score!r}: it was changed after scoring, or scored differently")
+    steps, counts = arithmetic(score.components, score.weights, score.overrides), counted(trace)
+    own = profiles[score.profile].threshold
+    threshold, threshold_from = (
+        (settings.threshold, "KP_THRESHOLD") if own is None else (own, f"KP_PROFILES, {score.profile}")
+    )
+    if recorded is not None:
+        threshold, threshold_from = recorded.threshold, "of the document"
+    numbers = {
+        "complexity": COMPLEXITY.numbers(counts),
+        "novelty": f"1 - {nearest.similarity:.6g}" if nearest else f"{novelty:.6g} ({novelty_from})",
+        "tool_diversity": TOOL_DIVERSITY.numbers(counts),
+        "outcome_confidence": OUTCOME_CONFIDENCE.numbers(counts),
+    }
     return Explanation(
         id=trace.id,
         objective=trace.task.objective,
         counts=counts,
-        novelty_from=basis.novelty_from,
-        nearest=basis.nearest,
+        novelty_from=novelty_from,
+        nearest=nearest,
         task_domain=trace.metadata.task_domain,
         profile=score.profile,
         profile_because=_because(trace.metadata.task_domain, score.profile, settings),
-        components=_formulas(counts, basis, score, steps),
+        components={
+            name: Formula(
+                words, numbers[name], getattr(score.components, name), getattr(score.weights, name), steps.parts[name]
+            )
+            for name, words in FORMULAS.items()
+        },
         weighted_sum=steps.weighted_sum,
         overrides=steps.overrides,
         before_clamp=steps.before_clamp,
@@ -222,7 +195,7 @@ def _explain_score(trace: ReasoningTrace, basis: _Basis, settings: Settings, not
         threshold=threshold,
         threshold_from=threshold_from,
         decision="accepted" if score.score >= threshold else "rejected",
-        recorded_score=basis.recorded_score,
+        recorded_score=recorded_score,
         created_at=trace.metadata.created_at,
         stream_time=recorded.stream_time if recorded and isinstance(recorded.stream_time, str) else None,
         source=recorded.source if recorded else None,
@@ -239,25 +212,17 @@ def _because(domain: str, profile: str, settings: Settings) -> str:
     return f"{because}, which has no profile" + ("" if near is None else f" (is {near!r} meant?)")
 
 
-def _threshold(basis: _Basis, settings: Settings, profile: str) -> tuple[float, str]:
-    """Return the threshold and where it comes from."""
-    if basis.threshold is not None:
-        return basis.threshold, "of the document"
-    own = basis.profiles[profile].threshold
-    return (settings.threshold, "KP_THRESHOLD") if own is None else (own, f"KP_PROFILES, {profile}")
-
-
-def _recorded(raw: bytes) -> tuple[RecordedScoring | None, list[str]]:
+def _recorded(raw: bytes) -> tuple[_Recorded | None, list[str]]:
     document = _decoder.decode(raw)
     if "scoring" not in document:
         return None, []
     try:
-        return msgspec.convert(document["scoring"], RecordedScoring), []
+        return msgspec.convert(document["scoring"], _Recorded), []
     except msgspec.ValidationError as error:
         return None, [f"`scoring` is not kp-worker's ({in_json_words(str(error))}): treated as an unscored trace"]
 
 
-def _about_time(trace: ReasoningTrace, recorded: RecordedScoring, settings: Settings) -> list[str]:
+def _about_time(trace: ReasoningTrace, recorded: _Recorded, settings: Settings) -> list[str]:
     """Return a note where stream time is behind the trace's own time, and a setting can be the cause."""
     step, created = settings.stream_time_max_step_seconds, rfc3339(created_at_ms(trace))
     compared = recorded.stream_time
@@ -268,32 +233,3 @@ def _about_time(trace: ReasoningTrace, recorded: RecordedScoring, settings: Sett
         f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) limited it"
     )
     return [note]
-
-
-def _count(trace: ReasoningTrace) -> Counts:
-    return Counts(
-        unique_step_types=len({step.type for step in trace.steps}),
-        error_recoveries=sum(step.type == "error_recovery" for step in trace.steps),
-        steps=len(trace.steps),
-        unique_tools=len({step.tool.name for step in trace.steps if step.tool is not None}),
-        confidence=trace.outcome.confidence,
-        success=trace.metadata.success,
-    )
-
-
-def _formulas(counts: Counts, basis: _Basis, score: Score, steps: Arithmetic) -> dict[str, Formula]:
-    """Return the components with their formulas, and these with the numbers put in."""
-    recovery, nearest = "0.3" if counts.error_recoveries else "0", basis.nearest
-    novelty = f"1 - {nearest.similarity:.6g}" if nearest else f"{score.components.novelty:.6g} ({basis.novelty_from})"
-    numbers = {
-        "complexity": f"min(1, {counts.unique_step_types} / 4 * 0.5 + {recovery} + {counts.steps} / 20 * 0.2)",
-        "novelty": novelty,
-        "tool_diversity": f"min(1, {counts.unique_tools} / {counts.steps} * 3)",
-        "outcome_confidence": f"{counts.confidence:.6g} * {'1' if counts.success else '0.3'}",
-    }
-    return {
-        name: Formula(
-            formula, numbers[name], getattr(score.components, name), getattr(score.weights, name), steps.parts[name]
-        )
-        for name, formula in FORMULAS.items()
-    }

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import PurePath
-from typing import Final, NamedTuple
+from typing import Final
 
+from worker.commands.explain.steps import RecordPlace
 from worker.commands.shared.console import ArgumentError
 from worker.config import Settings
 
@@ -20,29 +21,8 @@ FORMS: Final = (
 _PLACE: Final = re.compile(r"(?:(?P<topic>[A-Za-z0-9._-]{1,249})[:/])?(?P<partition>\d{1,9})[:/](?P<offset>\d{1,18})")
 _FILE_SUFFIXES: Final = frozenset({".json", ".jsonl", ".ndjson", ".txt"})
 
-
-class WantedId(NamedTuple):
-    """A trace id, or the beginning of one; always with its kp:trace:."""
-
-    beginning: str
-
-
-class WantedSource(NamedTuple):
-    """The record of the source topic that a trace or a dead letter was made of."""
-
-    partition: int
-    offset: int
-
-
-class WantedOutput(NamedTuple):
-    """A record of the accepted, rejected or dead-letter topic."""
-
-    topic: str
-    partition: int
-    offset: int
-
-
-Wanted = WantedId | WantedSource | WantedOutput
+Wanted = str | RecordPlace
+"""A trace id or the beginning of one, always with its kp:trace:, or the place of a record of the worker's topics."""
 
 
 def is_file(target: str) -> bool:
@@ -60,17 +40,14 @@ def is_file(target: str) -> bool:
 def parse_target(target: str, settings: Settings) -> Wanted:
     """Return what an argument that is no file asks for. Raises ArgumentError."""
     if place := _PLACE.fullmatch(target):
-        topic, partition, offset = place["topic"], int(place["partition"]), int(place["offset"])
-        if topic in (None, settings.source_topic):
-            return WantedSource(partition, offset)
-        if topic not in output_topics(settings):
-            known = ", ".join((settings.source_topic, *output_topics(settings)))
-            raise ArgumentError("TRACE", f"{target}: {topic} is none of the topics {known}")
-        return WantedOutput(topic, partition, offset)
+        topic, known = place["topic"] or settings.source_topic, (settings.source_topic, *output_topics(settings))
+        if topic not in known:
+            raise ArgumentError("TRACE", f"{target}: {topic} is none of the topics {', '.join(known)}")
+        return RecordPlace(topic, int(place["partition"]), int(place["offset"]))
     beginning = target if target.startswith(ID_PREFIX) else ID_PREFIX + target
     if beginning == ID_PREFIX:
         raise ArgumentError("TRACE", f"{target!r} is no id. {FORMS}")
-    return WantedId(beginning)
+    return beginning
 
 
 def output_topics(settings: Settings) -> tuple[str, str, str]:

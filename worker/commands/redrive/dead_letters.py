@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -16,15 +16,7 @@ from worker.commands.redrive.counts import Progress, RefusedError
 from worker.commands.redrive.marks import mark_of, read_marks
 from worker.commands.shared.session import Session, Topic, read_to
 from worker.config import ConfigError
-from worker.core.trace import Reason
-from worker.kafka.reading.dead_letters import DeadLetter, originals, read_dead_letter
-
-NO_VALUE: Final[Mapping[str, str]] = {
-    Reason.BATCH_TOO_LARGE: "publish them again from their origin, in smaller batches "
-    "(docs/publishing.md), or raise the worker's KP_MAX_BATCH_BYTES and score them again (docs/operations.md)",
-    Reason.UNREADABLE: "no client can read them there; publish them again from their origin",
-}
-"""What to do with dead letters that have no value, by reason."""
+from worker.kafka.reading.dead_letters import NO_VALUE, DeadLetter, originals, read_dead_letter
 
 SOURCE_SECONDS: Final = 10.0
 """How long one record that must be there may take to come from the source topic."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -56,6 +57,22 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def given_options() -> str:
+    """Return the options with which this command got its settings, for another command that it prints; no secret."""
+    from worker.config import Settings
+    from worker.config.sources import parse_assignments, secret_fields
+
+    meta, secrets = click.get_current_context().meta, secret_fields(Settings.model_fields)
+    words = []
+    for option, name in (("--config", "config"), ("-b", "bootstrap_servers"), ("-g", "group_id")):
+        if (value := meta.get(f"{__name__}.{name}")) is not None:
+            words += [option, str(value)]
+    for assignment in meta.get(f"{__name__}.set") or ():
+        if not {*parse_assignments([assignment])} & {*secrets}:
+            words += ["--set", assignment]
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def load_settings(file: Path | None = None, *, assignments: Sequence[str] = (), **fields: Any) -> Loaded:

@@ -36,13 +36,18 @@ def shown_name(name: str) -> str:
     return shown if shown == shown.strip() and shown else f'"{shown}"'
 
 
+def fixed(value: float, digits: int) -> str:
+    """Write a figure with so many digits after the point, and nothing that is nearly 0 as -0.000."""
+    return f"{round(value, digits) + 0.0:.{digits}f}"
+
+
 def shown_score(score: float, threshold: float | None, digits: int = 3) -> str:
     """Write a score with so many digits that it stays on its side of the threshold: 0.7497 is not 0.750 beside 0.75.
 
     `digits` after the point are the fewest. `threshold` None: there is nothing to compare with.
     """
     for places in range(digits, 17):
-        text = f"{round(score, places) + 0.0:.{places}f}"  # no -0.000
+        text = fixed(score, places)
         if threshold is None or (float(text) >= threshold) == (score >= threshold):
             return text
     return repr(score)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,11 +11,19 @@ import msgspec
 from aiokafka.structs import ConsumerRecord
 
 from worker.core.documents import DROPPED_HEADER, FIRST_OFFSET, SOURCE_KEY_HEADER, TRUNCATED_HEADER, split
+from worker.core.trace import Reason
 
 REDRIVEN_FROM: Final = "kp-redriven-from"
 REDRIVE_COUNT: Final = "kp-redrive-count"
 WORKERS_OWN: Final = ("kp-error-", "kp-source-", "kp-worker-version", REDRIVEN_FROM, REDRIVE_COUNT)
 """Prefixes of the headers that a redriven record does not copy from its dead letter."""
+
+NO_VALUE: Final[Mapping[str, str]] = {
+    Reason.BATCH_TOO_LARGE: "publish them again from their origin, in smaller batches "
+    "(docs/publishing.md), or raise the worker's KP_MAX_BATCH_BYTES and score them again (docs/operations.md)",
+    Reason.UNREADABLE: "no client can read them there; publish them again from their origin",
+}
+"""What to do with dead letters that have no value, by reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,271 @@
+"""`kp-worker explain` of what is on the topics: the search, and what is explained from what it found.
+
+The search reads the accepted, rejected and dead-letter topics from the newest records to the oldest. It reads committed
+records, joins no group and commits nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import msgspec
+from aiokafka import TopicPartition
+from aiokafka.structs import ConsumerRecord
+from msgspec import Struct
+from rich.console import Console
+
+from worker.commands.explain.steps import Explanation, RecordPlace, explain_trace
+from worker.commands.explain.target import ID_PREFIX, Wanted, output_topics, parse_target
+from worker.commands.shared.console import CommandError, errors_for_the_user
+from worker.commands.shared.session import Session, SessionError, Topic, read_to, run_session
+from worker.config import Settings
+from worker.core.documents import rfc3339
+from worker.core.terminal import clean
+from worker.core.trace import InvalidTrace, Limits, parse_trace
+from worker.kafka.cluster.connections import committed_reader
+from worker.kafka.reading.dead_letters import DeadLetter, read_dead_letter
+
+FIRST_STRIDE: Final = 1000
+"""Offsets of each partition that are read first: what `tail` and the status page show is among them."""
+
+GROWTH: Final = 4
+"""How much further back each portion reaches than the one before it."""
+
+FETCH_BYTES: Final = 1 << 20
+"""Bytes of one fetch from one partition: a portion ends somewhere within its last one."""
+
+MOST_LISTED: Final = 10
+"""Ids that are listed where one is ambiguous."""
+
+DAY_MS: Final = 86_400_000
+
+
+class Hit(NamedTuple):
+    """A scored document, or a dead letter; `id` None: the dead letter's value has none.
+
+    `first_offset` to `source.offset` are the records of the source topic that it was made of.
+    """
+
+    record: ConsumerRecord
+    id: str | None
+    source: RecordPlace
+    first_offset: int
+    letter: DeadLetter | None = None
+
+    @property
+    def place(self) -> RecordPlace:
+        """Return where the record is."""
+        return RecordPlace(self.record.topic, self.record.partition, self.record.offset)
+
+
+def find(target: str, settings: Settings, options: str = "") -> list[Hit]:
+    """Return the records of one trace, newest first. Raises CommandError where there is none, or several are meant.
+
+    `options`: what a printed command needs to have the same settings. Raises ArgumentError for what is no id or place.
+    """
+    search = _Search(parse_target(target, settings), settings)
+    is_bare = isinstance(search.wanted, str) and not target.startswith(ID_PREFIX)
+    try:
+        with errors_for_the_user(), Console(stderr=True).status("searching; press Ctrl-C to stop"):
+            hits, note = run_session(search.run(Session(settings)))
+    except CommandError as error:
+        raise (
+            error.adding(f"; there is no file {target}, so it was taken for a trace id") if is_bare else error
+        ) from None
+    if not hits:
+        raise CommandError(search.nothing(target, note))
+    exact = [hit for hit in hits if hit.id == search.wanted] or hits
+    ids = list(dict.fromkeys(hit.id for hit in exact if hit.id is not None))
+    if isinstance(search.wanted, str) and len(ids) > 1:
+        listed = "".join(f"\n  kp-worker explain{options} {shlex.quote(clean(one))}" for one in ids[:MOST_LISTED])
+        more = f"\n  and {len(ids) - MOST_LISTED} more" if len(ids) > MOST_LISTED else ""
+        raise CommandError(f"{target} is the beginning of {len(ids)} trace ids; name one (newest first):{listed}{more}")
+    return exact
+
+
+def explain_found(
+    found: Hit, others: Sequence[Hit], novelty: float | None, settings: Settings, *, parts: bool
+) -> Explanation:
+    """Explain a scored document, and name the other records of its trace. Raises CommandError.
+
+    `parts`: also what made it similar to its nearest trace, which is searched for, too.
+    """
+    raw = found.record.value or b""
+    # It was scored: whatever limits hold now, they held when it was.
+    limits = replace(settings.limits, max_bytes=len(raw), max_steps=sys.maxsize, strict_context=False)
+    try:
+        explanation = explain_trace(raw, settings, novelty, limits)
+    except InvalidTrace as error:
+        raise CommandError(f"{found.place}: {error.reason}: {error.message}") from None
+    similar = []
+    if parts and explanation.nearest is not None:
+        from worker.commands.explain.parts import load_same_embedder, similarity_parts
+
+        nearest, embedder = explanation.nearest.id, load_same_embedder(settings, raw)
+        scored = [hit for hit in find(nearest, settings) if hit.letter is None]
+        if not scored:
+            raise CommandError(f"--parts: the nearest trace {nearest} is a dead letter: its output was refused")
+        unlimited = Limits(max_bytes=sys.maxsize, max_steps=sys.maxsize, max_depth=settings.max_depth)
+        both = (parse_trace(hit.record.value or b"", unlimited) for hit in (found, scored[0]))
+        similar = similarity_parts(embedder, *both)
+    return msgspec.structs.replace(
+        explanation,
+        record=found.place,
+        record_time=rfc3339(found.record.timestamp),
+        also=[str(other.place) for other in others],
+        parts=similar,
+    )
+
+
+class _Source(Struct):
+    source: RecordPlace
+
+
+class _Head(Struct):
+    """What is read of each document, all else is skipped; a dead letter's value has no `scoring`."""
+
+    id: str
+    scoring: _Source | None = None
+
+
+_head: Final = msgspec.json.Decoder(_Head)
+
+
+class _Search:
+    """One search; it counts what it has read of each topic, to say so where it finds nothing."""
+
+    def __init__(self, wanted: Wanted, settings: Settings) -> None:
+        self.wanted, self._settings = wanted, settings
+        self._in_source = isinstance(wanted, RecordPlace) and wanted.topic == settings.source_topic
+        self._topics: dict[str, Topic | None] = {}
+        self._read: Counter[str] = Counter()
+        self._oldest_ms: dict[str, int] = {}
+
+    async def run(self, session: Session) -> tuple[list[Hit], str]:
+        """Return the records that are meant, newest first; where there is none, more about the place, or "".
+
+        Portions of all partitions are read from their ends backwards, each GROWTH times as long as the one before it,
+        until one holds what is meant. Raises ConfigError, SessionError and KafkaError.
+        """
+        one = self.wanted if isinstance(self.wanted, RecordPlace) and not self._in_source else None
+        names = output_topics(self._settings) if one is None else (one.topic,)
+        async with session.admin() as admin:
+            found = await session.topics(admin, *names)
+        self._topics = {name: found.get(name) for name in names}
+        tps = [TopicPartition(it.name, partition) for it in found.values() for partition in range(it.partitions)]
+        hits: list[Hit] = []
+        async with session.connected(committed_reader(session.client, max_partition_fetch_bytes=FETCH_BYTES)) as reader:
+            starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
+            if one is not None and tps:
+                starts, ends = _bounds(one, starts, ends)
+            stride = FIRST_STRIDE
+            while not hits and any(starts[tp] < end for tp, end in ends.items()):
+                lower = {tp: max(starts[tp], end - stride) for tp, end in ends.items()}
+                async for record in read_to(reader, lower, ends):
+                    self._count(record)
+                    hit = self._hit(record)
+                    if hit is not None and self._is_meant(hit):
+                        hits.append(hit)
+                ends, stride = lower, stride * GROWTH
+        hits.sort(key=lambda hit: (hit.record.timestamp, hit.record.offset), reverse=True)
+        if hits or one is not None or isinstance(self.wanted, str):
+            return hits, ""
+        return [], await _about_source(session, self.wanted)
+
+    def _count(self, record: ConsumerRecord) -> None:
+        self._read[record.topic] += 1
+        self._oldest_ms[record.topic] = min(record.timestamp, self._oldest_ms.get(record.topic, record.timestamp))
+
+    def _hit(self, record: ConsumerRecord) -> Hit | None:
+        """Return a scored document or dead letter; None where the worker did not write it."""
+        try:
+            head = _head.decode(record.value or b"")
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            head = None
+        if record.topic != self._settings.dead_letter_topic:
+            if head is None or head.scoring is None:
+                return None
+            return Hit(record, head.id, head.scoring.source, head.scoring.source.offset)
+        letter = read_dead_letter(record)
+        if letter is None:
+            return None
+        source = RecordPlace(letter.source_topic, letter.source_partition, letter.source_offset)
+        first = source.offset if letter.first_offset is None else letter.first_offset
+        return Hit(record, None if head is None else head.id, source, first, letter)
+
+    def _is_meant(self, hit: Hit) -> bool:
+        wanted = self.wanted
+        if isinstance(wanted, str):
+            if hit.id is None:  # no JSON, or cut: the id may be in it all the same
+                return wanted.encode() in (hit.record.value or b"")
+            # As it is on the topic, or as `tail` and the page show it.
+            return hit.id.startswith(wanted) or clean(hit.id).startswith(wanted)
+        if not self._in_source:
+            return True
+        same_partition = (hit.source.topic, hit.source.partition) == (wanted.topic, wanted.partition)
+        return same_partition and hit.first_offset <= wanted.offset <= hit.source.offset
+
+    def nothing(self, target: str, note: str) -> str:
+        """Return the error for a trace that is not on the topics; `note`: more about it, or ""."""
+        if isinstance(self.wanted, RecordPlace) and not self._in_source and any(self._topics.values()):
+            return (
+                f"{target} holds nothing that the worker wrote: the marker of a transaction, or another producer's "
+                "record"
+            )
+        lines = [f"no record of {target} is on these topics:"]
+        for name, topic in self._topics.items():
+            if topic is None:
+                lines.append(f"  {name}: there is no such topic")
+                continue
+            count, days = self._read[name], topic.retention_ms and topic.retention_ms / DAY_MS
+            read = (
+                f"{count:,} record{'s' * (count != 1)}, back to {rfc3339(self._oldest_ms[name])}"
+                if count
+                else "no records"
+            )
+            lines.append(f"  {name}: {read}" + ("" if days is None else f", kept for {days:g} days"))
+        lines.append(
+            note
+            or "It may not be scored yet (kp-worker doctor shows the lag), it may be older than what the topics keep, "
+            "or it is on other topics (KP_ACCEPTED_TOPIC, KP_REJECTED_TOPIC, KP_DEAD_LETTER_TOPIC)."
+        )
+        return "\n".join(lines)
+
+
+def _bounds(
+    place: RecordPlace, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the bounds of one record. Raises SessionError where its partition has no such offset."""
+    tp = TopicPartition(place.topic, place.partition)
+    if tp not in ends:
+        raise SessionError(f"topic {tp.topic} has no partition {tp.partition}, only 0 to {len(ends) - 1}")
+    if not starts[tp] <= place.offset < ends[tp]:
+        raise SessionError(
+            f"partition {tp.partition} of {tp.topic} has no offset {place.offset}, only {starts[tp]} to {ends[tp] - 1}"
+            if starts[tp] < ends[tp]
+            else f"partition {tp.partition} of {tp.topic} is empty"
+        )
+    return {tp: place.offset}, {tp: place.offset + 1}
+
+
+async def _about_source(session: Session, place: RecordPlace) -> str:
+    """Return why a place of the source topic has no record, in one sentence; "" where it may have one."""
+    async with session.admin() as admin:
+        topic = (await session.topics(admin, place.topic)).get(place.topic)
+    if topic is None:
+        return f"There is no topic {place.topic}."
+    if place.partition >= topic.partitions:
+        return f"Topic {place.topic} has no partition {place.partition}, only 0 to {topic.partitions - 1}."
+    tp = TopicPartition(place.topic, place.partition)
+    async with session.connected(session.reader()) as reader:
+        first, end = (await reader.beginning_offsets([tp]))[tp], (await reader.end_offsets([tp]))[tp]
+    if place.offset >= end:
+        return f"Partition {tp.partition} of {tp.topic} ends before offset {end}: nothing is published there yet."
+    if place.offset < first:
+        return f"Partition {tp.partition} of {tp.topic} begins at offset {first} now: Kafka has deleted that record."
+    return ""
