@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator
 from tests.support.builders import make_record, make_trace, trace_bytes
 from tests.support.forgetting import KEY, TOPIC_ID, control_record
 from tests.support.schemas import REGISTRY
-from worker.commands.redrive.marks import marks_topic
+from worker.commands.shared.redrive_marks import marks_topic
 from worker.config import load
 from worker.contribute.unit import Refusal, Unit, receipt, refused_record
 from worker.core import changelog, passes

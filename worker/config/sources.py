@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -84,13 +83,11 @@ def environment(settings: type[BaseSettings]) -> Source:
 
 def config_file(path: Path) -> Source:
     """Return what a TOML file gives. Raises SourceError where it cannot be read or is not TOML."""
-    text = ""
     try:
         if not path.is_file():  # a device or a pipe might never end
             path.stat()
             raise SourceError(f"{path} is not a file; --config and {CONFIG_VARIABLE} name a TOML file")
-        text = path.read_bytes().decode()
-        return Source("file", tomllib.loads(text), str(path))
+        return Source("file", tomllib.loads(path.read_bytes().decode()), str(path))
     except tomllib.TOMLDecodeError as error:
         raise SourceError(f"{path} is not TOML: {error}") from None
     except UnicodeDecodeError as error:
@@ -100,31 +97,15 @@ def config_file(path: Path) -> Source:
             f"cannot read {path}: {error.strerror}; --config and {CONFIG_VARIABLE} name a TOML file"
         ) from None
     except RecursionError:
-        raise SourceError(f"{path}: line {_deepest_line(text)} is {_too_deep()}") from None
+        raise SourceError(f"{path}: {_too_deep()}") from None
     except SourceError:
         raise
     except ValueError:  # not the parser's own error: Python reads no integer of so many digits
-        raise SourceError(f"{path}: line {_longest_number_line(text)} has an integer of thousands of digits") from None
+        raise SourceError(f"{path}: an integer has thousands of digits") from None
 
 
 def _too_deep() -> str:
     return f"nested deeper than {MAX_LEVELS} levels; the settings have four"
-
-
-def _deepest_line(text: str) -> int:
-    """Return the line (from 1) on which the most brackets are open; those in texts and comments count, too."""
-    depth, most, deepest = 0, 0, 1
-    for number, line in enumerate(text.split("\n"), 1):
-        opened = line.count("[") + line.count("{")
-        if depth + opened > most:
-            most, deepest = depth + opened, number
-        depth += opened - line.count("]") - line.count("}")
-    return deepest
-
-
-def _longest_number_line(text: str) -> int:
-    longest = max(re.finditer("[0-9_]+", text), key=lambda found: len(found[0]))
-    return text.count("\n", 0, longest.start()) + 1
 
 
 def check_values(source: Source) -> None:

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from worker.commands.redrive.counts import Progress, RefusedError
-from worker.commands.redrive.marks import mark_of, read_marks
+from worker.commands.shared.redrive_marks import mark_of, read_marks
 from worker.commands.shared.session import Session, Topic, read_to
 from worker.config import ConfigError
 from worker.kafka.reading.dead_letters import NO_VALUE, DeadLetter, originals, read_dead_letter

@@ -23,8 +23,8 @@ from typing import BinaryIO, Final
 
 from worker.commands.redrive.counts import Progress
 from worker.commands.redrive.dead_letters import Selection, open_source
-from worker.commands.redrive.marks import find_marks_topic, marks_topic
 from worker.commands.redrive.transaction import RedrivenRecord, Transactions, redriven_record
+from worker.commands.shared.redrive_marks import find_marks_topic, marks_topic
 from worker.commands.shared.session import Session, SessionError, Topic
 from worker.config import ConfigError
 from worker.kafka.reading.dead_letters import as_json

@@ -10,7 +10,7 @@ from aiokafka.errors import InvalidProducerEpoch, ProducerFenced
 
 from worker.commands.redrive.counts import Progress, RefusedError
 from worker.commands.redrive.dead_letters import WholeRecord
-from worker.commands.redrive.marks import mark_of
+from worker.commands.shared.redrive_marks import mark_of
 from worker.commands.shared.session import Session, SessionError, Topic
 from worker.core.records import exact_size
 from worker.kafka.cluster.describe import current_limit

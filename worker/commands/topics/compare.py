@@ -26,8 +26,8 @@ from worker.assemble.topics import (
     create_assemble_topics,
     look_for_assemble,
 )
-from worker.commands.redrive.marks import create_marks_topic, marks_plan, marks_topic
 from worker.commands.shared.console import SettingsError, text_console, write_line
+from worker.commands.shared.redrive_marks import create_marks_topic, marks_plan, marks_topic
 from worker.commands.shared.session import Session
 from worker.commands.shared.table import PlainTable
 from worker.config import ConfigError, Settings
