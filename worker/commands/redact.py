@@ -46,12 +46,11 @@ class _Example(NamedTuple):
 @json_option
 @settings_options
 def redact(file: str, rules: str | None, examples: int, as_json: bool) -> None:
-    """Show what redaction would replace in a JSON Lines file of traces, by type, with the secrets masked.
+    """Show what redaction would replace in a JSON Lines file of traces, with the secrets masked.
 
-    Every letter of a secret appears as a or A, every digit as 9, and what is around it as it would be published. Each
-    trace's own metadata.privacy_level counts. Nothing is written. To try patterns of your own, set
-    KP_REDACT_PATTERNS_FILE. Exit codes: 0 done; 1 some lines are no JSON object (named), or the file cannot be read; 2
-    wrong usage, settings or patterns.
+    Each letter of a secret appears as a or A, each digit as 9. The level is each trace's metadata.privacy_level.
+    Nothing is written. To try your own patterns, set KP_REDACT_PATTERNS_FILE. Exit codes: 0 done; 1 some lines are no
+    JSON object (they are named), or the file cannot be read; 2 wrong usage, settings or patterns.
     """
     settings = read_settings(redact_rules=rules)
     with errors_for_the_user():

@@ -12,8 +12,8 @@ from worker.commands.shared.options import SettingsHelp, read_settings, settings
 def run() -> None:
     """Run the worker until SIGTERM or Ctrl-C.
 
-    Exit codes: 0 stopped on request, every record taken is committed; 1 failed, uncommitted records are read again
-    after a restart; 2 the settings, the topics or the model are wrong.
+    Exit codes: 0 stopped on request, and everything taken is committed; 1 failed, a restart reads uncommitted records
+    again; 2 wrong settings, topics or model.
     """
     stop_at_once()
     settings = read_settings()
@@ -27,9 +27,9 @@ def run() -> None:
 def contribute() -> None:
     """Post accepted traces to the registry until SIGTERM or Ctrl-C, redacted, each once.
 
-    Needs KP_REGISTRY_URL, and KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY. Exit codes: 0 stopped on request, what was in
-    flight is finished; 1 failed, a restart continues; 2 the settings or the topics are wrong, or the registry does not
-    accept the key.
+    Needs KP_REGISTRY_URL, and KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY. Exit codes: 0 stopped on request, and everything
+    sent is recorded; 1 failed, a restart continues; 2 wrong settings or topics, or the registry does not accept the
+    key.
     """
     stop_at_once()
     settings = read_settings()

@@ -23,11 +23,11 @@ from worker.commands.shared.options import SettingsHelp, read_settings, settings
 )
 @settings_options
 def assemble(sample: str | None, records: int) -> None:
-    """Make traces of OpenTelemetry spans until SIGTERM or Ctrl-C, each run of an agent once.
+    """Make traces from OpenTelemetry spans until SIGTERM or Ctrl-C, one for each run of an agent.
 
     Needs KP_ASSEMBLE_CONFIDENCE, KP_ASSEMBLE_DOMAIN, KP_ASSEMBLE_VISIBILITY and KP_ASSEMBLE_PRIVACY. Exit codes: 0
-    stopped on request, what was in flight is committed; 1 failed, a restart continues; 2 the settings or the topics are
-    wrong. With --try: 0 a trace would come out, 1 none would.
+    stopped on request, and everything taken is committed; 1 failed, a restart continues; 2 wrong settings or topics.
+    With --try: 0 a trace would come out; 1 none would.
     """
     stop_at_once()
     settings = read_settings()

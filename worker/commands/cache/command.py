@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 @click.group(cls=CommandGroup)
 def cache() -> None:
-    """Look into the novelty caches of a group, read only.
+    """Show the novelty caches of a group, without changing anything.
 
-    Reads the committed offsets and the changelog as a worker does that takes over the partitions; joins no group and
-    changes nothing. Exit codes: 0 done; 1 no committed offset, other model, or it failed; 2 wrong settings, topics or
-    options.
+    Restores the caches from the committed offsets and the changelog, as a worker does, but joins no group. Exit codes:
+    0 done; 1 nothing is committed, the entries are of another model, or it failed; 2 wrong settings, topics or options.
     """
 
 

@@ -19,8 +19,8 @@ from worker.commands.shared.options import json_option, settings_options
 def doctor(as_json: bool) -> None:
     """Check what a worker needs; change nothing.
 
-    Settings, brokers, topics, permissions, group and lag, model, disk, port. One line for each check: ok, warn or fail,
-    with a remedy. Exit code 0: nothing failed; 1: something did.
+    Checks settings, brokers, topics, permissions, group and lag, model, disk and port. Prints one line for each check:
+    ok, warn or fail, with a remedy. Exit codes: 0 nothing failed; 1 something did.
     """
     from worker.commands.doctor.examine import examine
     from worker.commands.doctor.finding import write_finding

@@ -47,8 +47,9 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Measure how well novelty tells a repeated task from a new one, on labelled traces.
 
-    FILES are traces, JSON Lines, each file in the order of a stream; traces with the same label are the same task. Each
-    file is one partition without TTL and capacity; --partition-by shows what keying does. Embeds each text once.
+    FILES are traces, JSON Lines, each file in the order of a stream. Traces with the same label are the same task. Each
+    file counts as one partition without TTL or capacity; --partition-by shows the effect of a key. Each text is
+    embedded once.
     """
     if partitions is not None and partition_by is None:
         raise click.UsageError("--partitions goes with --partition-by")

@@ -22,13 +22,13 @@ from worker.commands.shared.options import given_options, json_option, read_sett
 def explain(trace: str, line: int | None, novelty: float | None, parts: bool, as_json: bool) -> None:
     """Explain one score, step by step.
 
-    TRACE is a JSON file, - for standard input, or what is searched for on the accepted, rejected and dead-letter
-    topics, from the newest records to the oldest: a trace id (kp:trace:...) or its beginning, as tail and the status
-    page show it, PARTITION:OFFSET on the source topic, or TOPIC:PARTITION:OFFSET on an output topic.
+    TRACE is a JSON file, - for standard input, or something to find on the accepted, rejected and dead-letter topics: a
+    trace id (kp:trace:...) or its beginning, PARTITION:OFFSET on the source topic, or TOPIC:PARTITION:OFFSET on an
+    output topic. The search starts with the newest records.
 
-    A scored document is explained with its own novelty, weights and threshold; a bare trace with those of the settings,
-    and novelty 0.5. Exit code 1: no valid trace, none found, or a document whose score does not follow from its own
-    figures.
+    A scored document is explained with its own novelty, weights and threshold; a plain trace with those of the settings
+    and novelty 0.5. Exit codes: 0 explained; 1 the trace is invalid or not found, or its score does not follow from its
+    figures; 2 wrong settings or file, or no broker answers.
     """
     if novelty is not None and novelty != novelty:  # NaN passes any range
         raise ArgumentError("--novelty", "nan is not a number")

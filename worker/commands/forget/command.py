@@ -19,9 +19,9 @@ from worker.commands.shared.options import json_option, read_settings, settings_
 @json_option
 @settings_options
 def forget(traces: tuple[str, ...], agent: str | None, wait: bool, timeout: float, as_json: bool) -> None:
-    """Let the workers forget traces, or all traces of an agent, so that no trace is compared with them.
+    """Let the workers forget traces, or all traces of an agent.
 
-    Writes one signed control record to each partition of the source topic; workers with KP_FORGET=true remove the
+    Writes one signed control record to each partition of the source topic. Workers with KP_FORGET=true then remove the
     entries from their caches and from the changelog, and write a receipt. Exit codes: 0 written, and with --wait
     forgotten everywhere; 1 failed, or not all receipts came; 2 wrong usage, settings or topics.
     """

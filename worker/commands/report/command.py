@@ -27,7 +27,7 @@ def report(
     file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, output: Path, similarity: float,
     hide_texts: bool,
 ) -> None:  # fmt: skip
-    """Make an HTML page about scored traces, to choose a threshold: decisions, components, near-duplicates.
+    """Make an HTML page about scored traces, from which to choose a threshold.
 
     FILE has output documents of kp-worker, as JSON Lines (- is standard input). Lines that cannot be read are skipped
     and counted, on the page and on standard error.

@@ -25,8 +25,8 @@ def score(
 ) -> None:  # fmt: skip
     """Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition.
 
-    Settings come from the environment (kp-worker run --help). Exit code 0 also with dead letters: they are counted in
-    the summary on standard error.
+    Takes the settings of `kp-worker run`. Dead letters do not change the exit code: the summary on standard error
+    counts them.
     """
     settings = read_settings(embedder=embedder, model=model, redact=redact)
     from worker.commands.score.lines import run_score

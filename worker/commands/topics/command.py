@@ -15,13 +15,12 @@ from worker.commands.shared.options import json_option, read_settings, settings_
 @json_option
 @settings_options
 def topics(create: bool, as_json: bool) -> None:
-    """Compare the topics with the plan, or create them.
+    """Compare the topics with what the worker needs, or create them.
 
-    Shows the five topics of the worker, those of kp-worker assemble where its settings are given, the one of kp-worker
-    redrive, and with KP_REGISTRY_URL the two of kp-worker contribute, as they are and as they should be, with the
-    commands that correct them. --create does what the worker does at startup with KP_CREATE_TOPICS=true, and creates
-    the other topics, too. Exit code 0: the worker would start with these topics; 1: it would not; 2: the settings are
-    wrong, or no broker answers.
+    Shows each topic as it is and as it should be, with the commands that correct it; also the topic of redrive, and
+    those of assemble and contribute where their settings are given. --create creates what is missing, as the worker
+    does at startup with KP_CREATE_TOPICS=true. Exit codes: 0 the worker would start with these topics; 1 it would not;
+    2 wrong settings, or no broker answers.
     """
     settings = read_settings()
     from worker.commands.topics.compare import run_topics
