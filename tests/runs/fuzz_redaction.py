@@ -88,6 +88,101 @@ def check_strict(seed: int, texts: int) -> Counter[str]:
     return found
 
 
+LABELS = [
+    "password", "userPassword", "DB_PASSWORD", "api_key", "API key", "clientSecret", "token", "secret", "auth", "pw",
+    "pass", "pin", "key", "AWS_SECRET_ACCESS_KEY", "Kennwort", "Passwort", "mot de passe", "contraseña", "senha",
+    "пароль", "密码", "パスワード", "비밀번호", "كلمة المرور", "şifre", "seed phrase", "--password", "-p", "cookie",
+    "authorization", "x-api-key", "session_id", "%70assword", "\uff50\uff41\uff53\uff53\uff57\uff4f\uff52\uff44",
+    "pass\u200bword", "AUTH", "requirepass", "client-key-data",
+]  # fmt: skip
+SIGNS = [
+    "=", ":", " = ", ": ", " := ", "=>", " => ", " -> ", " → ", " ← ", "<-", "|", " | ", "\t", "\n", " is ", " ist ",
+    " est : ", " は ", "\uff1a", "\uff1d", " ", "==", "?=", "||=", "=:", ":=:", ": :", "=.", ",", ", ", "%3D", "%3A",
+    "\\n", "&#58;", " to ", "::", ": [", ": {", "({", "](", ">", "/>", "</", "\x1b[0m=", " /* x */ ", " # x\n",
+    ": |\n  ", ": !!str ", " or ", " || ", "-", "--", "…", "/",
+]  # fmt: skip
+VALUES = [
+    "hunter2", "Tr0ub4dor&3", "a1b2c3d4e5f6", "x", "", ".", ":.", "...", "{secret}", "${SECRET}", "<password>", "***",
+    "correct horse battery staple", "null", "12345678", "AKIAIOSFODNN7EXAMPLE",
+    "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "ghp_0123456789abcdefghijABCDEFGHIJ012345",
+    "eyJhbGciOi.eyJzdWIi.c2ln", "user:pw@host", "postgres://u:p@h/d", "été9é9é9", "密码9密码9", "[REDACTED:password]",
+    "[REDACTED:email]", "a@b.cc", "192.168.0.1", "/home/bob/x", "Bearer abcdefghij0123456789", "process.env.X",
+    "f(x)", "${a:-b9c9d9e9}", "%s", "😀😀9a", "aGVsbG8gd29ybGQ=", "555-123-4567", "4111 1111 1111 1111",
+    "DE89 3704 0044 0532 0130 00", "legal winner thank year wave sausage worth useful legal winner thank yellow",
+    "\x1b[31m",
+]  # fmt: skip
+WRAPS = [
+    ("", ""), ('"', '"'), ("'", "'"), ("`", "`"), ('\\"', '\\"'), ('\\\\\\"', '\\\\\\"'), ("(", ")"), ("[", "]"),
+    ("{", "}"), ("<", ">"), ("f'", "'"), ('b"', '"'), ("“", "”"), ("«", "»"), ("**", "**"), ("&quot;", "&quot;"),
+    ("%22", "%22"), ("\x1b[1m", "\x1b[0m"), ("<b>", "</b>"), ("```", "```"), ('["', '"]'), ("${", "}"), ("{{", "}}"),
+    ("$(", ")"), ('"', ""), ("", '"'), ("\\", "\\"), ("\n", "\n"), (" ", ";"), ("+", "+"),
+    ("[REDACTED:password]", ""), ("", "[REDACTED:password]"),
+]  # fmt: skip
+
+
+def grammar_text(rng: random.Random, depth: int = 3) -> str:
+    """Return a text of labels, signs and values, in quotes, brackets and escapes that nest, or that do not end."""
+    kind = rng.random()
+    if depth == 0 or kind < 0.15:
+        return rng.choice(rng.choice((LABELS, VALUES, SIGNS)))
+    if kind < 0.6:
+        parts = [rng.choice(LABELS), rng.choice(SIGNS), grammar_text(rng, depth - 1)]
+        if rng.random() < 0.3:
+            parts[0] = "".join(rng.choice((str.upper, str.lower))(letter) for letter in parts[0])
+    elif kind < 0.75:
+        parts = [
+            grammar_text(rng, depth - 1),
+            rng.choice(["", " ", "\n", ", ", ";", "&"]),
+            grammar_text(rng, depth - 1),
+        ]
+    elif kind < 0.8:
+        members = {
+            rng.choice(["name", "element", "label", "key", *LABELS]): grammar_text(rng, depth - 1),
+            "value": rng.choice(VALUES),
+        }
+        parts = [json.dumps(members, ensure_ascii=rng.random() < 0.5)]
+    elif kind < 0.83:
+        parts = [rng.choice((made(rng).text, random_text(rng), rng.choice(HARMLESS)))]
+    elif kind < 0.86:
+        parts = [rng.choice(STRICT_PARTS)] * rng.randrange(1, 4)
+    elif kind < 0.9:
+        text = grammar_text(rng, depth - 1)
+        at = rng.randrange(len(text) + 1)
+        parts = [
+            text[:at],
+            rng.choice(["\u200b", "\x1b[0m", "\\", '"', "\n", "\ud800", "\u0130", "=", ":", "."]),
+            text[at:],
+        ]
+    else:
+        begin, end = rng.choice(WRAPS)
+        parts = [begin, grammar_text(rng, depth - 1), end]
+    return "".join(parts)
+
+
+def hunt(seed: int, seconds: float, out: str) -> int:
+    """Look for texts at which the strict rules raise an error, or that a second pass changes; write them to `out`."""
+    found = number = 0
+    end = time.monotonic() + seconds
+    with open(out, "a", encoding="utf-8", errors="backslashreplace") as file:
+        while time.monotonic() < end:
+            rng = random.Random(f"{seed}-{number}")
+            number += 1
+            text, level = grammar_text(rng, rng.randrange(1, 5)), rng.choice(LEVELS)
+            try:
+                once = redact_text(text, level, "strict")[0]
+                twice = redact_text(once, level, "strict")[0]
+                if once == twice:
+                    continue
+                problem = {"text": text, "level": level, "once": once, "twice": twice}
+            except Exception as error:
+                problem = {"text": text, "level": level, "error": repr(error)}
+            found += 1
+            file.write(json.dumps(problem) + "\n")
+            file.flush()
+    print(f"{number} texts of the grammar, seed {seed}: {found} found, see {out}")
+    return found
+
+
 def calibration() -> float:
     """Return the seconds of CPU that a loop of a million steps takes here, the least of five."""
 

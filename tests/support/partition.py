@@ -168,6 +168,8 @@ class TaskHarness:
         dead_letter_limit: DeadLetterLimit | None = None,
         limits: Limits = DEFAULT_LIMITS,
         screen: Set[str] | None = None,
+        redact: str = "off",
+        ttl_ms: int = 60_000,
         commit_interval: float = 1000.0,
         tracing: Tracing | NoTracing = NO_TRACING,
         source_pass: Pass = NO_PASS,
@@ -179,7 +181,7 @@ class TaskHarness:
         self.pool = ManualPool()
         self.publisher = ManualPublisher()
         self.metrics = Metrics(CollectorRegistry())
-        self.scorer = PartitionScorer(5, 60_000, DIMENSIONS)
+        self.scorer = PartitionScorer(5, ttl_ms, DIMENSIONS)
         self.scorer.restore([], stream_time_ms)
         self.buffer = ManualBuffer()
         self.status = CommittedRecords()
@@ -190,7 +192,7 @@ class TaskHarness:
             "buffer": self.buffer,
             "pool": self.pool if embed else None,
             "metrics": self.metrics,
-            "evaluation": EvaluationConfig(limits, screen=screen),
+            "evaluation": EvaluationConfig(limits, redact=redact, screen=screen),
             "commit_interval_seconds": commit_interval,
             "dead_letter_limit": dead_letter_limit,
             "tracing": tracing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
@@ -13,11 +14,14 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from worker.core.records import OutputRecord, SourceRecord
+from worker.core.documents import truncated_header
+from worker.core.records import NO_FAULT_OF_A_RECORD, OutputRecord, SourceRecord, raised
 from worker.core.redaction import LEVELS, Rules, redact_document, redact_text
 from worker.core.screen import place_of, screen_json
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
 from worker.version import __version__
+
+log = logging.getLogger(__name__)
 
 STRICTEST: Final = "aggregated"
 """The level for texts that state none: the one that redacts most."""
@@ -62,7 +66,12 @@ def clean_bytes(text: bytes, rules: Rules = STRICT) -> bytes:
 
 def clean_issues(issues: Any) -> str:
     """Return the registry's issues as JSON without anything secret, cut to MAX_ISSUES characters."""
-    cleaned = redact_document({"issues": issues}, STRICTEST, STRICT)[0]["issues"]
+    try:
+        cleaned = redact_document({"issues": issues}, STRICTEST, STRICT)[0]["issues"]
+    except NO_FAULT_OF_A_RECORD:
+        raise
+    except Exception as error:  # an answer to one trace must not stop the others
+        cleaned = f"left out, since their redaction fails with {raised(error)}; that is a bug, please report it"
     return msgspec.json.encode(cleaned).decode()[:MAX_ISSUES]
 
 
@@ -119,6 +128,19 @@ class Refusal:
 
 def unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | Refusal:
     """Return what is to be done with the value of a record of the accepted topic."""
+    try:
+        return _unit_from(value, gate, limits)
+    except NO_FAULT_OF_A_RECORD:
+        raise
+    except Exception as error:
+        message = (
+            f"the worker fails on this trace with {raised(error)}. That is a bug: please report it, and redrive the "
+            "trace to a version that mends it"
+        )
+        return Refusal("evaluation_failed", message)
+
+
+def _unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | Refusal:
     try:
         trace = parse_trace(value, replace(limits, max_bytes=MAX_BYTES, strict_context=False))
     except InvalidTrace as error:
@@ -193,7 +215,8 @@ def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bo
 
     `ours` is the document of a Unit. `theirs` may be large and hostile, so nothing of it is copied, except where it
     has other content and at most MAX_VALUES values: either of the two may have been redacted by fewer rules
-    (`reference`, or before a pattern of `rules` was there), so they are compared with all rules applied to both.
+    (`reference`, or before a pattern of `rules` was there), so they are compared with all rules applied to both. Where
+    that fails, by a fault of the worker, their content counts as different.
     """
     try:
         if _same(ours, theirs, ReasoningTrace):
@@ -203,7 +226,11 @@ def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bo
         level, every = _level(ours), Rules("strict", rules.own)
         cleaned = clean_unit(known_fields(theirs), level, every)[0]
         return any(_same(each, cleaned, ReasoningTrace) for each in (ours, clean_unit(ours, level, every)[0]))
-    except RecursionError:  # nests deeper than ours can
+    except NO_FAULT_OF_A_RECORD:
+        raise
+    except Exception as error:
+        if not isinstance(error, RecursionError):  # theirs may nest deeper than ours can
+            log.error("the registry's unit cannot be compared: %s; that is a bug, please report it", raised(error))
         return False
 
 
@@ -281,11 +308,22 @@ def receipt(record: SourceRecord, unit: Unit, status: int, registry_time: str) -
 
 
 def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT) -> OutputRecord:
-    """Build the record of a trace that is refused for good: the redacted record, and headers with the reason."""
-    headers = [
-        (name, value) if name in KEPT_HEADERS else (clean_words(name, rules), clean_bytes(value, rules))
-        for name, value in ((name, content or b"") for name, content in record.headers)
-    ]
+    """Build the record of a trace that is refused for good: the redacted record, and headers with the reason.
+
+    What cannot be redacted, by a fault of the worker, is left out: then it is as `last_resort` makes a dead letter, and
+    `redrive` reads the trace itself from the accepted topic.
+    """
+    try:
+        key, value, headers = _cleaned(record, rules)
+    except NO_FAULT_OF_A_RECORD:
+        raise
+    except Exception as error:
+        log.error("a refused trace cannot be redacted: %s; that is a bug, please report it", raised(error))
+        key, value = None, b""
+        headers = [(name, content) for name, content in record.headers if name in KEPT_HEADERS]
+        truncated = [truncated_header(0, record.value)]
+    else:
+        truncated = []
     for name, text in (
         ("kp-error-reason", refusal.reason),
         ("kp-error-path", refusal.path),
@@ -299,9 +337,18 @@ def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT
         ("kp-worker-version", __version__),
     ):
         headers.append((name, text.encode("utf-8", "backslashreplace")))
-    key = None if record.key is None else clean_bytes(record.key, rules)
     # The time is that of sending: a topic may refuse an old one.
-    return OutputRecord(REFUSED, key, _redacted(record.value, rules), headers, None)
+    return OutputRecord(REFUSED, key, value, [*headers, *truncated], None)
+
+
+def _cleaned(record: SourceRecord, rules: Rules) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
+    """Return key, value and headers of a record without anything secret."""
+    headers = [
+        (name, value) if name in KEPT_HEADERS else (clean_words(name, rules), clean_bytes(value, rules))
+        for name, value in ((name, content or b"") for name, content in record.headers)
+    ]
+    key = None if record.key is None else clean_bytes(record.key, rules)
+    return key, _redacted(record.value, rules), headers
 
 
 def _redacted(value: bytes | None, rules: Rules) -> bytes | None:

@@ -5,9 +5,10 @@ No wall clock and no random id: the same input from the same state gives the sam
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from base64 import b64encode
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -19,12 +20,14 @@ from worker.core.records import (
     ACCEPTED,
     BATCH_OVERHEAD,
     DEAD_LETTER,
+    NO_FAULT_OF_A_RECORD,
     REJECTED,
     EmbedderIdentity,
     OutputRecord,
     SourceRecord,
     encoded_size,
     exact_size,
+    raised,
 )
 from worker.core.redaction import REFERENCE, Rules, redact_json
 from worker.core.scoring import Components, ScoredTrace, Weights
@@ -168,6 +171,30 @@ def embedding_failed(error: BaseException) -> InvalidTrace:
     )
 
 
+def evaluation_failed(error: Exception) -> InvalidTrace:
+    """Return the reason of a dead letter on which a function of the worker failed."""
+    return InvalidTrace(
+        Reason.EVALUATION_FAILED,
+        "",
+        f"the worker fails on this record with {raised(error)}. That is a bug: please report it, with the record if "
+        "you may, and redrive it to a version that mends it",
+    )
+
+
+@contextlib.contextmanager
+def one_record() -> Iterator[None]:
+    """Turn what goes wrong with one record into the InvalidTrace that makes it a dead letter.
+
+    Errors that are no fault of a record (NO_FAULT_OF_A_RECORD) stay as they are.
+    """
+    try:
+        yield
+    except (InvalidTrace, *NO_FAULT_OF_A_RECORD):
+        raise
+    except Exception as error:
+        raise evaluation_failed(error) from error
+
+
 def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:
     """Build the dead letter: the original bytes, key and headers unchanged, plus headers with the reason.
 
@@ -255,7 +282,7 @@ def last_resort(record: OutputRecord, limit: int, key: bytes | None) -> OutputRe
         lost.append(_about_key(record.key))
     elif key is not None:
         own = [*own, (SOURCE_KEY_HEADER, b"null")]
-    headers = [*own, *([_dropped(lost)] if lost else []), _truncated(0, record.value)]
+    headers = [*own, *([_dropped(lost)] if lost else []), truncated_header(0, record.value)]
     for name in ("kp-error-message", "kp-error-path"):  # too long only for a topic that accepts less than about 2 kB
         over = exact_size(key, b"", headers) - limit
         if over > 0:
@@ -290,15 +317,16 @@ def _cut(record: OutputRecord, key: bytes | None, headers: list[Header], limit: 
     if not record.value or len(key or b"") + 2 * len(headers) > limit:
         return None
     size = len(record.value)
-    room = limit - VARINTS - exact_size(key, b"", [*headers, _truncated(size, record.value)])
+    room = limit - VARINTS - exact_size(key, b"", [*headers, truncated_header(size, record.value)])
     if room < 0:
         return None
     value = record.value[:room]
-    headers = [*headers, _truncated(len(value), record.value)]
+    headers = [*headers, truncated_header(len(value), record.value)]
     return OutputRecord(record.kind, key, value, headers, record.timestamp_ms)
 
 
-def _truncated(kept: int, value: bytes | None) -> Header:
+def truncated_header(kept: int, value: bytes | None) -> Header:
+    """Return the header that says how much of a value was kept."""
     return TRUNCATED_HEADER, b"%d of %d bytes kept" % (kept, len(value or b""))
 
 

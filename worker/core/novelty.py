@@ -104,6 +104,15 @@ def _length(wide: npt.NDArray[np.float64]) -> float:
 _NO_LABEL: Final = Label("")
 
 
+class CacheMark(NamedTuple):
+    """The time of a cache and what was live at that time (`VectorCache.mark`)."""
+
+    now_ms: int | None
+    oldest: int
+    expired: int
+    gaps: frozenset[int]
+
+
 class VectorCache:
     """At most `max_elements` vectors; the oldest is evicted first, and each lives while now - its time < `ttl_ms`.
 
@@ -157,6 +166,15 @@ class VectorCache:
         if self._now is None or self._next - self._oldest < self.max_elements:
             return None
         return self._now - self._times[self._oldest % self.max_elements]
+
+    def mark(self) -> CacheMark:
+        """Return what `back_to` needs to undo what `advance` does from now on."""
+        return CacheMark(self._now, self._oldest, self.expired, frozenset(self._gaps) if self._gaps else frozenset())
+
+    def back_to(self, mark: CacheMark) -> None:
+        """Go back in time to the mark; nothing may have been added, forgotten or restored since."""
+        self._now, self._oldest, self.expired = mark.now_ms, mark.oldest, mark.expired
+        self._gaps = set(mark.gaps)
 
     def advance(self, now_ms: int) -> int:
         """Advance time, expire entries, return the current time (ms)."""

@@ -67,6 +67,23 @@ Headers = Sequence[tuple[str, bytes]]
 """Headers of a record; a producer may have sent null as a header's content."""
 
 
+NO_FAULT_OF_A_RECORD: Final = (MemoryError, ImportError, OSError)
+"""Errors that say something of the machine or the installation. Any other Exception of a function that is given one
+record and nothing else is about this record: it would come again with it, and stop all that follows."""
+
+
+def raised(error: BaseException) -> str:
+    """Return the type of an error and where it was raised, such as "IndexError (text.py:269)"; never its message.
+
+    A message may quote the record.
+    """
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    place = "" if at is None else f" ({at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno})"
+    return f"{type(error).__name__}{place}"
+
+
 class Fault(NamedTuple):
     """Why a record, or the rest of a batch, cannot be used as it is (found while reading).
 

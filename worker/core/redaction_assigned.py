@@ -290,6 +290,8 @@ def _bare_end(text: str, to: _Assignment, start: int, end: int) -> int | None:
         if len(words) > 1 and words[1].isalpha() and words[1].islower():
             return None
     end = start + len(text[start:end].rstrip(".:"))
+    if end == start:  # nothing but signs: `password=:{name}`
+        return None
     if to.how == "assign" and _is_name(text[start:end]):
         return None
     return end

@@ -6,13 +6,14 @@ and never for a dead letter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy.typing as npt
 
-from worker.core.documents import scored_record
+from worker.core.documents import one_record, scored_record
 from worker.core.forgetting import Processed
 from worker.core.group_view import GroupView
 from worker.core.novelty import CACHED_ID_LENGTH, Label, Neighbour, Vector, VectorCache, unit
@@ -117,13 +118,34 @@ class PartitionScorer:
 
     def decide(self, trace: ReasoningTrace, comparison: Comparison, offset: int | None = None) -> ScoredTrace:
         """Do the second half of `score`: score, decide, and add the vector, with its source offset, to the cache."""
+        scored = self.judge(trace, comparison)
+        self.keep(trace, scored, offset)
+        return scored
+
+    def keep(self, trace: ReasoningTrace, scored: ScoredTrace, offset: int | None = None) -> None:
+        """Add the vector of the trace that was judged last, with its source offset, to the cache."""
+        if scored.vector is not None:
+            self.cache.add_unit(scored.vector, scored.stream_time_ms, label(trace, offset))
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Undo what `compare` does inside if anything fails, so that the state is as if there had been no trace.
+
+        `keep` comes last, so that nothing can fail behind it.
+        """
+        mark, time = self.cache.mark(), self._stream_time_ms
+        try:
+            yield
+        except Exception:
+            self.cache.back_to(mark)
+            self._stream_time_ms = time
+            raise
+
+    def judge(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
+        """Score and decide; the state stays as it is. `sequence` is that which `keep` gives the vector."""
         query, nearest, now = comparison
         novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
         result = score_trace(trace, novelty, self._profiles)
-        sequence = None
-        if query is not None:
-            sequence = self.cache.add_unit(query, now, label(trace, offset))
-
         threshold = self._profiles[result.profile].threshold
         if threshold is None:
             threshold = self._threshold
@@ -139,7 +161,7 @@ class PartitionScorer:
             overrides=result.overrides,
             nearest=nearest,
             stream_time_ms=now,
-            sequence=sequence,
+            sequence=None if query is None else self.cache.next_sequence,
             vector=query,
         )
 
@@ -215,7 +237,7 @@ def _check_size(record: SourceRecord, limits: Limits) -> None:
 class Evaluation:
     """The evaluation of one partition's records. `identity` is the embedder's; None without one.
 
-    `evaluate` does all steps; a caller that measures each one calls the scorer's `compare` and `decide` itself.
+    `evaluate` does all steps; a caller that measures each one calls the scorer's `compare`, `judge` and `keep` itself.
     """
 
     def __init__(self, scorer: PartitionScorer, identity: EmbedderIdentity | None, config: EvaluationConfig) -> None:
@@ -228,9 +250,10 @@ class Evaluation:
         limits = self._config.limits
         if record.fault is not None:
             raise InvalidTrace(record.fault.reason, "", record.fault.message)
-        if record.size > limits.max_bytes:  # the size in memory is never smaller than the encoded one
-            _check_size(record, limits)
-        return parse_trace(record.value, limits)
+        with one_record():
+            if record.size > limits.max_bytes:  # the size in memory is never smaller than the encoded one
+                _check_size(record, limits)
+            return parse_trace(record.value, limits)
 
     def event_time_ms(self, record: SourceRecord, trace: ReasoningTrace) -> int:
         """Return the time that counts for a trace (KP_EVENT_TIME), ms since 1970."""
@@ -252,7 +275,13 @@ class Evaluation:
     def evaluate(
         self, record: SourceRecord, trace: ReasoningTrace, vector: Vector | None
     ) -> tuple[ScoredTrace, OutputRecord]:
-        """Score the partition's next trace; return its score and the record to publish."""
-        comparison = self._scorer.compare(vector, self.event_time_ms(record, trace))
-        scored = self._scorer.decide(trace, comparison, record.offset)
-        return scored, self.document(record, scored)
+        """Score the partition's next trace; return its score and the record to publish.
+
+        Raises InvalidTrace where that fails by a fault of the worker; the state is then unchanged.
+        """
+        with one_record(), self._scorer.all_or_nothing():
+            comparison = self._scorer.compare(vector, self.event_time_ms(record, trace))
+            scored = self._scorer.judge(trace, comparison)
+            document = self.document(record, scored)
+            self._scorer.keep(trace, scored, record.offset)
+            return scored, document

@@ -63,6 +63,9 @@ class Reason(enum.StrEnum):
     INVALID_TYPE = "invalid_type"  # another JSON type than the field's
     INVALID_VALUE = "invalid_value"  # right type, but out of range, not in the list, or malformed
     EMBEDDING_FAILED = "embedding_failed"  # no fault of the document; raised by the embedding, not here
+    EVALUATION_FAILED = (
+        "evaluation_failed"  # reading, scoring, redacting or screening it failed, by a fault of the worker
+    )
     BAD_HEADER = "bad_header"  # a header's name is not UTF-8
     BATCH_TOO_LARGE = "batch_too_large"  # a batch that unpacks to more than KP_MAX_BATCH_BYTES; one for all its records
     UNREADABLE = "unreadable"  # a record, or the rest of a batch, that does not follow Kafka's format

@@ -13,7 +13,7 @@ from worker.observe.metrics import Histogram
 SKIP_REASONS: Final = ("visibility", "privacy", "lost")
 REFUSAL_REASONS: Final = (
     "conflict", "invalid_unit", "too_large", "invalid_trace", "secret_in_id", "id_too_long", "unreadable",
-    "unanswerable", "screened",
+    "unanswerable", "screened", "evaluation_failed",
 )  # fmt: skip
 RETRY_CAUSES: Final = (
     "server_error", "timeout", "connection", "redirect", "unexpected_answer", "rate_limit", "stored_answer", "key_file",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from worker.core.changelog import text_hash
-from worker.core.documents import dead_letter, embedding_failed
+from worker.core.documents import dead_letter, embedding_failed, one_record
 from worker.core.forgetting import ControlConfig, ForgetRequest, is_control, read_control, receipt_record
 from worker.core.novelty import Vector
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation, EvaluationConfig, cached_id
-from worker.core.trace import InvalidTrace, ReasoningTrace, embedded_texts, joined
+from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedded_texts, joined
 from worker.embed.embedder import Embedding, ModelError
 from worker.embed.pool import EmbeddingPool
 from worker.observe.metrics import Metrics
@@ -55,14 +56,19 @@ class Evaluator:
         """Parse a record and submit its text. The evaluation time starts here."""
         pending = Pending(record)
         pending.span = self._tracing.begin(record)
+        texts: Sequence[str] = ()
         try:
-            pending.parsed = self._read(record)
+            with one_record():
+                pending.parsed = parsed = self._read(record)
+                if self._pool is not None and isinstance(parsed, ReasoningTrace):
+                    texts = embedded_texts(parsed, self._pool.identity.embed_text)
+                    pending.text_hash = text_hash(joined(texts))
         except InvalidTrace as error:
-            pending.parsed = error.with_traceback(None)  # it leads to this frame: a cycle that would keep the record
+            pending.parsed = _without_frames(error)
         pending.submitted = time.perf_counter()
         self._parsing.observe(pending.submitted - pending.started)
         if self._pool is not None and isinstance(pending.parsed, ReasoningTrace):
-            pending.embedding = self._embed(pending, pending.parsed, self._pool)
+            pending.embedding = self._embed(pending, texts, self._pool)
         return pending
 
     def _read(self, record: SourceRecord) -> ReasoningTrace | ForgetRequest:
@@ -72,10 +78,8 @@ class Evaluator:
         return self._evaluation.read(record)
 
     def _embed(
-        self, pending: Pending, trace: ReasoningTrace, pool: EmbeddingPool
+        self, pending: Pending, texts: Sequence[str], pool: EmbeddingPool
     ) -> asyncio.Future[Embedding] | Embedding:
-        texts = embedded_texts(trace, pool.identity.embed_text)
-        pending.text_hash = text_hash(joined(texts))
         ready = self._state.ready_embedding(pending.record.offset, pending.text_hash)
         return pool.embed(*texts) if ready is None else Embedding(ready.array(), False)
 
@@ -84,11 +88,9 @@ class Evaluator:
         trace = pending.parsed
         if isinstance(trace, ReasoningTrace):
             try:
-                vector = self._vector(pending)
+                self._score(pending, trace, self._vector(pending))
             except InvalidTrace as error:
-                self._refuse(pending, error.with_traceback(None))
-            else:
-                self._score(pending, trace, vector)
+                self._refuse(pending, _without_frames(error))
         elif isinstance(trace, ForgetRequest):
             self._forget(pending, trace)
         elif trace is not None:
@@ -128,17 +130,20 @@ class Evaluator:
 
     def _score(self, pending: Pending, trace: ReasoningTrace, vector: Vector | None) -> None:
         record, evaluation, scorer = pending.record, self._evaluation, self._state.scorer
-        begun = time.perf_counter()
-        comparison = scorer.compare(vector, evaluation.event_time_ms(record, trace))
-        compared = time.perf_counter()
-        scored = scorer.decide(trace, comparison, record.offset)
-        done = time.perf_counter()
+        with one_record(), scorer.all_or_nothing():
+            begun = time.perf_counter()
+            comparison = scorer.compare(vector, evaluation.event_time_ms(record, trace))
+            compared = time.perf_counter()
+            scored = scorer.judge(trace, comparison)
+            done = time.perf_counter()
+            output = evaluation.document(record, scored)
+            pending.entry = self._state.entry(record, trace, scored, pending.text_hash, self._model)
+            scorer.keep(trace, scored, record.offset)
         self._comparing.observe(compared - begun)
         self._scoring.observe(done - compared)
         self._evaluated(pending, done)
-        pending.output = self._tracing.scored(pending.span, trace, scored, evaluation.document(record, scored))
+        pending.output = self._tracing.scored(pending.span, trace, scored, output)
         pending.result = scored
-        pending.entry = self._state.entry(record, trace, scored, pending.text_hash, self._model)
 
     def _forget(self, pending: Pending, request: ForgetRequest) -> None:
         """Honour a control record. All traces before it are decided, so what is embedded now belongs to later ones."""
@@ -160,6 +165,8 @@ class Evaluator:
         pending.forgotten = forgotten
 
     def _refuse(self, pending: Pending, error: InvalidTrace) -> None:
+        if error.reason is Reason.EVALUATION_FAILED:
+            log.error("%s", error.message, extra=_about(pending.record, pending.parsed))
         self._evaluated(pending, time.perf_counter())
         self.dead_letter(pending, error)
 
@@ -180,6 +187,14 @@ class Evaluator:
             if log.isEnabledFor(logging.DEBUG):
                 about = {**_about(pending.record, pending.parsed), "seconds": round(seconds, 4)}
                 log.debug("over KP_LATENCY_BUDGET_SECONDS", extra=about)
+
+
+def _without_frames(error: InvalidTrace) -> InvalidTrace:
+    """Return the error without what leads to frames of functions: a cycle that would keep the record in memory."""
+    if error.__cause__ is not None:
+        log.debug("the error: %r", error.__cause__, exc_info=error.__cause__)  # it may quote the record
+        error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _about(record: SourceRecord, trace: object) -> dict[str, object]:

@@ -103,22 +103,20 @@ class PartitionState:
             return None
         where = label(trace, record.offset)
         key = slot_key(scored.sequence, self.scorer.cache.max_elements, self._pass.number or 0)
-        if self.forgetting is not None:
-            self.forgetting.note(key, scored.sequence, where)
-        return (
-            key,
-            encode(
-                sequence=scored.sequence,
-                source_offset=record.offset,
-                stream_time_ms=scored.stream_time_ms,
-                trace_id=where.trace_id,
-                model=model,
-                vector=scored.vector,
-                pass_number=self._pass.number,
-                text_hash=text_hash,
-                agent_id=where.agent_id,
-            ),
+        value = encode(
+            sequence=scored.sequence,
+            source_offset=record.offset,
+            stream_time_ms=scored.stream_time_ms,
+            trace_id=where.trace_id,
+            model=model,
+            vector=scored.vector,
+            pass_number=self._pass.number,
+            text_hash=text_hash,
+            agent_id=where.agent_id,
         )
+        if self.forgetting is not None:  # last: before it, nothing of the state has changed
+            self.forgetting.note(key, scored.sequence, where)
+        return key, value
 
     def forget(self, request: ForgetRequest, offset: int) -> Forgotten:
         """Remove what the control record at an offset asks for; only with `forgetting`.

@@ -14,7 +14,19 @@ import pytest
 
 from tests.support.contribute import accepted_document
 from tests.support.made_secrets import made as made_secret
-from worker.contribute.unit import MAX_VALUES, Gate, Refusal, Skip, Unit, known_fields, same_unit, unit_from
+from worker.contribute.unit import (
+    MAX_VALUES,
+    Gate,
+    Refusal,
+    Skip,
+    Unit,
+    clean_issues,
+    known_fields,
+    refused_record,
+    same_unit,
+    unit_from,
+)
+from worker.core.records import SourceRecord
 from worker.core.redaction import Rules
 from worker.core.redaction_patterns import own_pattern
 from worker.core.screen import DEFAULT, HIDDEN
@@ -348,3 +360,55 @@ def test_the_default_is_strict() -> None:
     document["task"]["objective"] = "DB_PASSWORD=hunter2x"
     assert b"hunter2x" not in unit(document).body
     assert b"hunter2x" in redacted_by("reference", document).body
+
+
+SECRET = "DB_PASSWORD=Tr0ub4dor"
+FAILING = ("parse_trace", "redact_document", "redact_text", "screen_json", "known_fields", "decode_json")
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_trace_on_which_a_function_fails_is_refused_and_nothing_of_it_leaves(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise IndexError(SECRET)
+
+    document = accepted_document("kp:trace:1")
+    document["steps"][0]["content"] = SECRET
+    value = json.dumps(document).encode()
+    monkeypatch.setattr(f"worker.contribute.unit.{name}", failing)
+    found = made(value, replace(GATE, screen=DEFAULT))
+    assert isinstance(found, Refusal)
+    assert found.reason == "evaluation_failed"
+    assert "IndexError (test_unit.py:" in found.message
+    source = SourceRecord("accepted", 0, 7, 1, b"key " + SECRET.encode(), value, [("a", SECRET.encode())])
+    refused = refused_record(source, found)
+    assert SECRET not in repr(refused)
+    if name in ("redact_document", "redact_text"):
+        assert refused.value == b""
+        assert dict(refused.headers)["kp-error-truncated"] == b"0 of %d bytes kept" % len(value)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ImportError("re2"), OSError(28, "full")], ids=repr)
+def test_a_failure_of_the_machine_refuses_no_trace(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr("worker.contribute.unit.redact_document", failing)
+    with pytest.raises(type(error)):
+        made(accepted_document("kp:trace:1"))
+
+
+def test_units_that_cannot_be_compared_are_different_and_issues_that_cannot_be_redacted_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    document = accepted_document("kp:trace:1")
+    ours = unit(document)
+    theirs = document | {"outcome": {"result_summary": "other", "confidence": 0.5}}
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise IndexError(SECRET)
+
+    monkeypatch.setattr("worker.contribute.unit.redact_document", failing)
+    assert not same_unit(ours.document, theirs, ours.rules)
+    assert SECRET not in clean_issues([SECRET])

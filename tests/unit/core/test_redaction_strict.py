@@ -310,3 +310,18 @@ def test_a_pattern_that_reads_on_takes_linear_time() -> None:
     cleaned, counts = redact_text("x" * (1 << 20) + "\nxa", "private", rules)
     assert time.process_time() - begun < 5
     assert (cleaned, counts) == ("-" * (MOST_ON_A_LINE + 1) + "\n-a", {"x": MOST_ON_A_LINE + 2})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "config: userpassword=:{secret} end",
+        "Faraday.new(userPassword => ...)",
+        "(clientSecret=>...)",
+        "password=.",
+        "token: ::",
+        'api_key => "."',
+    ],
+)
+def test_a_value_of_signs_alone_is_none(text: str) -> None:
+    assert redact_text(text, "aggregated", "strict") == (text, {})

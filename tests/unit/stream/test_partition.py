@@ -1,8 +1,10 @@
 """A partition task with a model and a publisher that the test controls: order, overlap, bounds, failures, counters."""
 
 import asyncio
+import itertools
 import json
 import logging
+import sys
 import time
 from typing import Any
 
@@ -747,4 +749,83 @@ async def test_without_a_topic_id_a_control_record_is_a_dead_letter() -> None:
     await stage.task.drain()
     assert stage.publisher.outputs() == [("dead_letter", 0)]
     assert stage.count("kp_control_records_total", result="refused") == 1
+    await stage.task.close()
+
+
+# -- functions of the worker that fail on one record
+
+FAILING = {
+    "parse": "worker.core.scorer.parse_trace",
+    "texts": "worker.stream.evaluator.embedded_texts",
+    "event time": "worker.core.scorer.event_time_ms",
+    "score": "worker.core.scorer.score_trace",
+    "redaction": "worker.core.documents.redact_json",
+    "screen": "worker.core.documents.screen_json",
+    "document": "worker.core.scorer.scored_record",
+    "entry": "worker.stream.state.encode",
+}
+"""What is given one record, and nothing else."""
+
+
+async def evaluated(numbers: list[int], fails: tuple[str, int, Exception] | None = None) -> TaskHarness:
+    """Return the stage after these records; a function fails in its call of a number."""
+    stage = TaskHarness(ttl_ms=1000, redact="all", screen=DEFAULT)
+    with pytest.MonkeyPatch.context() as patch:
+        if fails is not None:
+            where, at, error = fails
+            module, _, name = where.rpartition(".")
+            real, calls = getattr(sys.modules[module], name), itertools.count()
+
+            def failing(*arguments: Any, **named: Any) -> Any:
+                if next(calls) == at:
+                    raise error
+                return real(*arguments, **named)
+
+            patch.setattr(where, failing)
+        for offset in numbers:
+            submitted = len(stage.pool.submitted)
+            time_ms = T0 + (10_000 if offset == 2 else 40 * offset)  # at which all others have expired
+            value = trace_bytes(f"kp:trace:{offset}", objective=f"task {offset}", created_at=time_ms)
+            stage.task.take(make_record(value, offset, timestamp_ms=time_ms))
+            if len(stage.pool.submitted) > submitted:
+                stage.pool.finish(submitted)
+            await settle()
+        if not stage.failures:
+            await asyncio.wait_for(stage.task.drain(), 10)
+    return stage
+
+
+@pytest.mark.parametrize("where", FAILING.values(), ids=FAILING)
+@pytest.mark.parametrize("error", [IndexError("the secret"), RecursionError(), AssertionError("x")], ids=repr)
+async def test_a_record_on_which_a_function_fails_is_a_dead_letter_and_leaves_no_trace_in_the_state(
+    where: str, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = await evaluated([0, 1, 2, 3], (where, 2, error))
+    whole = await evaluated([0, 1, 3])
+    assert stage.failures == []
+    assert [kind for kind, _ in stage.publisher.outputs()].count("dead_letter") == 1
+    letter = next(o for batch in stage.publisher.committed for o in batch.outputs if o.kind == "dead_letter")
+    headers = dict(letter.headers)
+    assert (headers["kp-error-reason"], headers["kp-source-offset"]) == (b"evaluation_failed", b"2")
+    assert type(error).__name__.encode() in headers["kp-error-message"]
+    assert b"the secret" not in headers["kp-error-message"]
+    assert "the secret" not in caplog.text
+    assert stage.count("kp_dead_letters_total", reason="evaluation_failed") == 1
+    scored = [o.value for batch in stage.publisher.committed for o in batch.outputs if o.kind != "dead_letter"]
+    assert scored == [o.value for batch in whole.publisher.committed for o in batch.outputs]
+    rows = [row for batch in stage.publisher.committed for row in batch.entries]
+    assert rows == [row for batch in whole.publisher.committed for row in batch.entries]
+    await stage.task.close()
+    await whole.task.close()
+
+
+@pytest.mark.parametrize("where", FAILING.values(), ids=FAILING)
+@pytest.mark.parametrize("error", [MemoryError(), ImportError("re2"), OSError(28, "full")], ids=repr)
+async def test_a_failure_of_the_machine_is_no_records_fault(where: str, error: Exception) -> None:
+    if where in (FAILING["parse"], FAILING["texts"]):
+        with pytest.raises(type(error)):
+            await evaluated([0, 1, 2, 3], (where, 2, error))
+        return
+    stage = await evaluated([0, 1, 2, 3], (where, 2, error))
+    assert stage.failures == [error]
     await stage.task.close()

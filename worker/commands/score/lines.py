@@ -152,12 +152,12 @@ def score_lines(
                 vector = embedding.vector
                 summary.truncated += embedding.truncated
                 summary.truncated_objectives += embedding.objective_truncated
+            scored, document = evaluation.evaluate(record, trace, vector)
         except InvalidTrace as error:
             summary.dead_letters[str(error.reason)] += 1
             if dead_letters is not None:
                 dead_letters.write(_dead_line(number, None if problem else line, error) + b"\n")
             continue
-        scored, document = evaluation.evaluate(record, trace, vector)
         summary.scores.append(scored.score)
         if scored.accepted:
             summary.accepted += 1
