@@ -179,10 +179,17 @@ def _checked(level: str, rules: str | Rules) -> Rules:
 
 
 def _redact(text: str, level: str, rules: Rules, counts: dict[str, int]) -> str:
-    text = _redact_as_reference(text, level, counts)
+    before, text = text, _redact_as_reference(text, level, counts)
     if rules.name == "strict":
         text = _redact_strictly(text, level, counts)
+        for _ in range(_MOST_ROUNDS):  # markers show what is a secret behind or between them, so that twice is once
+            if text == before:
+                break
+            before, text = text, _redact_strictly(_redact_as_reference(text, level, counts), level, counts)
     return replace_own(rules.own, text, counts) if rules.own else text
+
+
+_MOST_ROUNDS: Final = 4
 
 
 def _redact_strictly(text: str, level: str, counts: dict[str, int]) -> str:
@@ -191,18 +198,7 @@ def _redact_strictly(text: str, level: str, counts: dict[str, int]) -> str:
     if folded.text is not text:
         found += _found_by_reference(folded.text, level)
         found = [Found(*folded.original(start, end), kind) for start, end, kind in found]
-    if not found:
-        return text
-    text = put_markers(text, found, counts)
-    for _ in range(_ROUNDS):  # what stands behind a new marker as behind one of the reference, so that twice is once
-        rest = list(strict.residues(text))
-        if not rest:
-            break
-        text = put_markers(text, rest, counts)
-    return text
-
-
-_ROUNDS: Final = 2
+    return put_markers(text, found, counts) if found else text
 
 
 def _found_by_reference(text: str, level: str) -> Iterator[Found]:

@@ -319,7 +319,6 @@ def test_a_pattern_that_reads_on_takes_linear_time() -> None:
         "Faraday.new(userPassword => ...)",
         "(clientSecret=>...)",
         "password=.",
-        "token: ::",
         'api_key => "."',
     ],
 )
