@@ -182,7 +182,9 @@ def _redact(text: str, level: str, rules: Rules, counts: dict[str, int]) -> str:
     before, text = text, _redact_as_reference(text, level, counts)
     if rules.name == "strict":
         text = _redact_strictly(text, level, counts)
-        for _ in range(_MOST_ROUNDS):  # markers show what is a secret behind or between them, so that twice is once
+        for _ in range(
+            _MOST_ROUNDS if len(text) <= _SHORT else 1
+        ):  # markers show what is a secret behind or between them, so that twice is once
             if text == before:
                 break
             before, text = text, _redact_strictly(_redact_as_reference(text, level, counts), level, counts)
@@ -190,6 +192,8 @@ def _redact(text: str, level: str, rules: Rules, counts: dict[str, int]) -> str:
 
 
 _MOST_ROUNDS: Final = 4
+_SHORT: Final = 1 << 14
+"""Characters of a text that is read so often; a longer one is read twice, so that time is bounded."""
 
 
 def _redact_strictly(text: str, level: str, counts: dict[str, int]) -> str:
