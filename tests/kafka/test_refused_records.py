@@ -22,7 +22,7 @@ from tests.support.refused_records import (
     scoring,
     stage_of,
 )
-from tests.support.stage import Stage, Workers, origin
+from tests.support.stage import OUTPUTS, Stage, Workers, origin
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = [
@@ -194,6 +194,39 @@ def test_a_limit_that_is_lowered_while_the_worker_runs(kafka: EmbeddedKafka, wor
     assert set(found) == set(expected)
     if delivery == "exactly_once":
         assert {len(each) for each in found.values()} == {1}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_limit_that_is_raised_again_needs_no_restart(kafka: EmbeddedKafka, workers: Workers, when: str) -> None:
+    """Lowered before the worker starts, or after: what fits is published, and once it is raised all else, too."""
+    stage = stage_of(kafka, {})
+    outputs = [f"{stage.name}.{kind}" for kind in OUTPUTS]
+
+    def limit(size: int) -> None:
+        for topic in outputs:
+            asyncio.run(alter(stage.bootstrap, topic, **{"max.message.bytes": str(size)}))
+        time.sleep(1)  # the broker takes it over a little later
+
+    if when == "before":
+        limit(4000)
+    worker = workers(stage.env, module="tests.support.crash_worker").wait_ready()
+    first = [(b"k", good(1), (), 1)]  # one that does not fit would have the limit looked up, and again in a minute
+    if when == "after":
+        limit(4000)
+        first.append((b"k", good(2, 30_000), (), 1))  # a refusal shows that the limit is lower
+    produce(stage.bootstrap, stage.name, first)
+    stage.wait_committed(len(first))
+    limit(1_048_588)
+    produce(stage.bootstrap, stage.name, [(b"k", good(3, 30_000), (), 1), (b"k", b"bad" * 10_000, (), 1)])
+    stage.wait_committed(len(first) + 2)
+    assert worker.returncode is None, worker.log()
+    found = results(stage)
+    kinds_and_sizes = [(kind, len(record.value) > 30_000) for _, [(kind, record)] in sorted(found.items())]
+    letter = [("dead-letter", False)] if when == "after" else []
+    assert kinds_and_sizes[0][0] != "dead-letter"
+    assert kinds_and_sizes[1:-2] == letter
+    assert kinds_and_sizes[-2][0] != "dead-letter"
+    assert len(found[1, len(first) + 1][0][1].value) == 30_000, "a dead letter with the whole value"
 
 
 def test_a_changelog_that_refuses_one_entry_and_a_dead_letter_topic_that_refuses_the_last_resort_end_the_worker(

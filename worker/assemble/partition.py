@@ -103,6 +103,9 @@ class AssemblePartition:
     async def _process(self, records: list[SourceRecord], read_ms: int | None) -> None:
         """Process records, and publish what follows; a batch that would be too large is several."""
         waited_ms = 0 if records else round((time.monotonic() - self._record_at) * 1000)
+        if isinstance(self.step, Assembling) and self.step.may_not_fit(records):
+            await self.publisher.look_again(self.publisher.changelog)
+            self.step.largest_row = self.publisher.changelog.max_bytes
         while True:
             async with self.turn:
                 reading = Reading(records, time.time_ns() // 1_000_000, read_ms, waited_ms)

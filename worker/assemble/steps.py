@@ -94,7 +94,7 @@ class Assembling:
         self.runs = runs
         self._writer = writer
         self._most_held = most_held
-        self._largest_row = largest_row
+        self.largest_row = largest_row
         self._spread = spread
 
     def process(self, reading: Reading) -> Outcome:
@@ -123,6 +123,10 @@ class Assembling:
         outcome.time_ms = self.runs.time_ms
         return outcome
 
+    def may_not_fit(self, records: Sequence[SourceRecord]) -> bool:
+        """Whether a record may hold too much for the topic of the state: no part is larger than its record."""
+        return any(_row_size(record.value or b"") > self.largest_row for record in records)
+
     def _process(self, record: SourceRecord, now_ms: int, effects: Effects, outcome: Outcome) -> bool:
         """Take one record; return whether that is done (OpenRuns.mark)."""
         if self._spread is not None:
@@ -145,15 +149,19 @@ class Assembling:
         return True
 
     def _take(self, trace_id: str, part: Part, record: SourceRecord, effects: Effects, outcome: Outcome) -> None:
-        size = encoded_size(None, part.content, ()) + KEY_ROOM + BATCH_OVERHEAD
-        if size > self._largest_row:
+        size = _row_size(part.content)
+        if size > self.largest_row:
             words = (
-                f"the spans of a trace have {size} bytes; the topic of the state takes {self._largest_row}: raise its "
+                f"the spans of a trace have {size} bytes; the topic of the state takes {self.largest_row}: raise its "
             )
             _refuse(record, InvalidTrace(Reason.TOO_LARGE, "", f"{words}max.message.bytes"), outcome)
             return
         outcome.tally.add("parts")
         self.runs.take(trace_id, part, effects)
+
+
+def _row_size(content: bytes) -> int:
+    return encoded_size(None, content, ()) + KEY_ROOM + BATCH_OVERHEAD
 
 
 def _parts(spread: Spread, record: SourceRecord, now_ms: int, outcome: Outcome) -> dict[str, Part]:

@@ -16,12 +16,12 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from worker.contribute.unit import REFUSED
-from worker.core.documents import fit_dead_letter
+from worker.core.documents import fit_dead_letter, fits
 from worker.core.records import OutputRecord
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.writing.producer import Producer, PublishError
 from worker.kafka.writing.shipments import OutputTopic, Shipment, TopicRefusedError
-from worker.kafka.writing.transaction import run_transaction
+from worker.kafka.writing.transaction import look_again, run_transaction
 
 MAX_DUE: Final = 50
 """Most traces of a partition that are posted and not committed."""
@@ -51,9 +51,11 @@ class ReceiptPublisher:
 
     async def commit(self, outputs: Sequence[OutputRecord], next_offset: int, metadata: str) -> None:
         """Write records and the offset. After any error it is unknown whether that was committed."""
+        receipts = _Receipts(outputs, self._topics, self._source.partition)
+        await look_again(receipts.small_topics(), self._limit_of)
         await run_transaction(
             self._producer,
-            _Receipts(outputs, self._topics, self._source.partition),
+            receipts,
             self._limit_of,
             offsets=(self._group, {self._source: OffsetAndMetadata(next_offset, metadata)}),
             where=f"partition {self._source.partition}: ",
@@ -71,6 +73,15 @@ class _Receipts:
     outputs: Sequence[OutputRecord]
     topics: Mapping[str, OutputTopic]
     partition: int
+
+    def small_topics(self) -> list[OutputTopic]:
+        """Return the topics that have become too small for a refused trace, or for batches of the usual size."""
+        small = {}
+        for output in self.outputs:
+            topic = self.topics[output.kind]
+            if topic.lowered or not fits(output, topic.max_bytes):
+                small[topic.name] = topic
+        return list(small.values())
 
     def shipments(self) -> list[Shipment]:
         """Return what to send; a refused trace is cut to what its topic takes."""

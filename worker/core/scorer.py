@@ -229,8 +229,7 @@ def _check_size(record: SourceRecord, limits: Limits) -> None:
         raise InvalidTrace(
             Reason.TOO_LARGE,
             "",
-            f"the record has {size} bytes with key and headers, the limit is {limits.max_bytes} "
-            "(KP_MAX_MESSAGE_BYTES, and the output topics' max.message.bytes)",
+            f"the record has {size} bytes with key and headers, the limit is {limits.max_bytes} (KP_MAX_MESSAGE_BYTES)",
         )
 
 

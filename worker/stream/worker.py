@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final, cast
 
 import faust
@@ -84,7 +83,7 @@ class Worker:
             buffer=self._buffer,
             pool=self._pool,
             metrics=metrics,
-            evaluation=_evaluation_config(settings, layout, rules),
+            evaluation=_evaluation_config(settings, rules),
             latency_budget_seconds=settings.latency_budget_seconds,
             commit_interval_seconds=settings.commit_interval_seconds,
             dead_letter_limit=DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,
@@ -276,8 +275,7 @@ def _new_pool(embedder: Embedder | None, settings: Settings) -> EmbeddingPool | 
     return EmbeddingPool(embedder, settings.embed_remembered, settings.most_in_flight)
 
 
-def _evaluation_config(settings: Settings, layout: Layout, rules: Rules) -> EvaluationConfig:
-    limits = replace(settings.limits, max_bytes=layout.max_message_bytes)  # topics may accept less than the settings
+def _evaluation_config(settings: Settings, rules: Rules) -> EvaluationConfig:
     return EvaluationConfig(
-        limits, settings.event_time, settings.output_embedding, settings.redact, rules, settings.marking_rules
+        settings.limits, settings.event_time, settings.output_embedding, settings.redact, rules, settings.marking_rules
     )

@@ -16,6 +16,7 @@ from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import UnansweredError
 from worker.kafka.writing import producer as producer_module
 from worker.kafka.writing import publisher as publisher_module
+from worker.kafka.writing import transaction as transaction_module
 from worker.kafka.writing.producer import INVALID_TXN_STATE, Producer, PublishError
 from worker.kafka.writing.publisher import (
     AtLeastOncePublisher,
@@ -286,6 +287,59 @@ async def test_a_scored_output_that_its_topic_cannot_take_is_a_dead_letter_in_it
     letters = sent["traces.dead-letter-0"]
     assert reasons(letters) == ["too_large", None]
     assert all(large.startswith(value) and 1000 < len(value) < 2000 for _, value, _ in letters)
+
+
+@pytest.mark.parametrize("way", ["exactly_once", "at_least_once"])
+async def test_a_limit_that_was_raised_is_found_before_an_output_is_replaced(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each topic is looked up once in a while, also by several partitions at once; a letter waits for the answer."""
+    limits = {"traces.accepted": 1000, "traces.dead-letter": 2000}
+    asked: list[str] = []
+
+    async def limit_of(topic: str) -> int:
+        asked.append(topic)
+        await asyncio.sleep(0.01)
+        return limits[topic]
+
+    async def commit(source: TopicPartition, offset: int, metadata: str) -> None:
+        pass
+
+    topics = {
+        "accepted": OutputTopic("traces.accepted", 4, 1000),
+        "dead_letter": OutputTopic("traces.dead-letter", 1, 2000),
+    }
+
+    async def publish() -> tuple[list[str], list[int]]:
+        """Return why outputs were replaced, and the lengths of all dead letters."""
+        cluster = FailingCluster(2)
+        if way == "exactly_once":
+            producer = Producer({}, "group-5", 1.0, cluster=cluster)
+            publisher: Any = ExactlyOncePublisher(producer, "group", SOURCE, topics, CACHE, limit_of)
+        else:
+            producer = Producer({}, None, 1.0, cluster=cluster)
+            publisher = AtLeastOncePublisher(producer, SOURCE, topics, CACHE, commit, 30.0, limit_of)
+        await publisher.start()
+        outputs = [output("accepted", b"x" * 5000), output("dead_letter", b"x" * 5000), output("accepted")]
+        replaced = await publisher.publish(Batch(outputs, [], 1, None, records_of(outputs)))
+        letters = cluster.visible().get("traces.dead-letter-0", [])
+        return [str(error.reason) for error in replaced.values()], [len(value) for _, value, _ in letters]
+
+    for reasons_found, lengths in await asyncio.gather(*(publish() for _ in range(3))):
+        assert reasons_found == ["too_large"]
+        assert len(lengths) == 2
+        assert max(lengths) < 2000
+    assert sorted(asked) == ["traces.accepted", "traces.dead-letter"]
+    limits |= {"traces.accepted": 100_000, "traces.dead-letter": 100_000}
+    assert (await publish())[0] == ["too_large"], "a minute has not passed"
+    assert len(asked) == 2
+    monkeypatch.setattr(transaction_module, "LOOK_AGAIN_SECONDS", 0.0)
+    assert await publish() == ([], [5000])
+    assert len(asked) == 4
+    assert await publish() == ([], [5000])
+    assert len(asked) == 4, "everything fits"
+    topics["accepted"].learn(300)
+    assert (await publish())[0] == [], "lower, and raised again meanwhile"
 
 
 def reasons(letters: list[Any]) -> list[str | None]:

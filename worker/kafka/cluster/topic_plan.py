@@ -276,16 +276,21 @@ def _unreadable_settings(found: Observed) -> list[Problem]:
 
 def _small_outputs(settings: Settings, found: Observed, extra_bytes: int) -> list[Problem]:
     accepted, rejected = settings.accepted_topic, settings.rejected_topic
-    fits = largest_trace(settings, found, extra_bytes)
-    if not {accepted, rejected} <= found.topics.keys() or fits >= settings.max_message_bytes:
+    if not {accepted, rejected} <= found.topics.keys():
         return []
+    needed = settings.max_message_bytes + OUTPUT_OVERHEAD + extra_bytes
+    small = {name: limit for name in (accepted, rejected) if (limit := found.max_bytes(name)) < needed}
+    if not small:
+        return []
+    limits = " and ".join(f"{name} has max.message.bytes={limit}" for name, limit in small.items())
+    surely = min(small.values()) - OUTPUT_OVERHEAD - extra_bytes
+    which = f"a scored trace that had more than {surely} bytes" if surely > 0 else "a scored trace"
     return [
         Problem(
             "warn",
-            f"the output topics accept records of at most {fits + OUTPUT_OVERHEAD + extra_bytes} bytes: traces above "
-            f"{fits} bytes become dead letters",
-            f"raise max.message.bytes of {accepted} and {rejected} by {settings.max_message_bytes - fits} to "
-            "accept traces up to KP_MAX_MESSAGE_BYTES",
+            f"{limits}: {which} may not fit, and then becomes a dead letter (too_large)",
+            f"set max.message.bytes={needed} on {' and '.join(small)}: every trace up to KP_MAX_MESSAGE_BYTES then "
+            "fits, without a restart",
         )
     ]
 
@@ -468,12 +473,6 @@ def _no_id_for_requests(settings: Settings, found: Observed) -> list[Problem]:
             "upgrade the brokers, or set KP_FORGET=false",
         )
     ]
-
-
-def largest_trace(settings: Settings, found: Observed, extra_bytes: int) -> int:
-    """Return the bytes of the largest trace whose output fits."""
-    limit = min(found.max_bytes(name) for name in (settings.accepted_topic, settings.rejected_topic))
-    return limit - OUTPUT_OVERHEAD - extra_bytes
 
 
 def _needed(settings: Settings, topic: str) -> str:

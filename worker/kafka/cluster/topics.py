@@ -27,7 +27,6 @@ from worker.kafka.cluster.topic_plan import (
     Observed,
     TopicPlan,
     codec_problems,
-    largest_trace,
     look,
     plan,
     problems,
@@ -45,12 +44,11 @@ SETTLE_ATTEMPTS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the worker found: the source's partitions, the topics it writes, the largest trace that fits (bytes)."""
+    """What the worker found: the source's partitions, and the topics that it writes."""
 
     source_partitions: int
     outputs: Mapping[str, OutputTopic]
     changelog: OutputTopic
-    max_message_bytes: int
 
 
 async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_bytes: int = 0) -> Layout:
@@ -88,7 +86,6 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: in
         found.topics[settings.source_topic].partitions,
         {kind: _written(found, name) for kind, name in kinds.items()},
         _written(found, settings.changelog),
-        min(settings.max_message_bytes, largest_trace(settings, found, extra_bytes)),
     )
 
 

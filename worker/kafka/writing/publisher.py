@@ -37,6 +37,7 @@ from worker.kafka.writing.shipments import INVALID_TIMESTAMP, TOO_LARGE, OutputT
 from worker.kafka.writing.transaction import (
     MAX_ROUNDS,
     LimitOf,
+    look_again,
     replace_refused,
     run_transaction,
     still_refused,
@@ -96,6 +97,17 @@ class Publication:
         self._outputs = list(batch.outputs)  # dead letters complete: each round fits them again
         self._refused: dict[int, set[int]] = {}  # error codes of dead letters that were refused, by position
         self._hopeless: set[int] = set()  # positions of dead letters that only have the last resort left
+
+    def small_topics(self) -> list[OutputTopic]:
+        """Return the topics that have become too small for an output, a dead letter, or batches of the usual size."""
+        small = {}
+        for position, output in enumerate(self._outputs):
+            topic = self._topics[output.kind]
+            if topic.lowered or not self._fits(position, output, topic):
+                small[topic.name] = topic
+        if self.batch.entries and self._changelog.lowered:
+            small[self._changelog.name] = self._changelog
+        return list(small.values())
 
     def shipments(self) -> list[Shipment]:
         """Return what to send; each topic partition occurs once."""
@@ -157,10 +169,7 @@ class Publication:
         """Return the record to send for an output: the output, or a dead letter that fits its topic."""
         if output.kind != DEAD_LETTER:
             topic = self._topics[output.kind]
-            source = self.batch.records[position].size if self.batch.records else 0  # holds key and headers
-            if source and source + len(output.value or b"") + OWN_HEADERS <= topic.max_bytes:
-                return output
-            if fits(output, topic.max_bytes):
+            if self._fits(position, output, topic):
                 return output
             output = self._become_letter(position, _too_large(output, topic))
         limit = self._topics[DEAD_LETTER].max_bytes
@@ -172,6 +181,13 @@ class Publication:
         if codes - {INVALID_TIMESTAMP}:
             output = readdressed(output)
         return fit_dead_letter(output, limit)
+
+    def _fits(self, position: int, output: OutputRecord, topic: OutputTopic) -> bool:
+        """Whether a topic accepts an output as it is."""
+        source = self.batch.records[position].size if self.batch.records else 0  # holds key and headers
+        if output.kind != DEAD_LETTER and source and source + len(output.value or b"") + OWN_HEADERS <= topic.max_bytes:
+            return True
+        return fits(output, topic.max_bytes)
 
 
 def _what(output: OutputRecord) -> str:
@@ -260,6 +276,7 @@ class ExactlyOncePublisher:
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         """Publish one transaction; after a refusal, another one instead."""
         publication = Publication(batch, self.source.partition, self.topics, self.changelog)
+        await look_again(publication.small_topics(), self.limit_of)
         offset = {self.source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}
         await run_transaction(
             self.producer,
@@ -269,6 +286,10 @@ class ExactlyOncePublisher:
             where=f"partition {self.source.partition}: ",
         )
         return publication.replaced
+
+    async def look_again(self, topic: OutputTopic) -> None:
+        """Look up the limit of a topic that seems too small, unless that was done a short time ago."""
+        await look_again([topic], self.limit_of)
 
     async def stop(self) -> None:
         """Disconnect."""
@@ -280,6 +301,7 @@ class AtLeastOncePublisher:
     """An idempotent producer for one source partition, for clusters without transactions.
 
     The guarantee depends on the order of steps in `publish`:
+     0. look up the limits of topics that seem too small;
      1. send cache entries and outputs, and await every acknowledgement. If a topic permanently refuses records, find
         them, replace them by dead letters and send all again: records accepted the first time are then duplicated;
      2. commit the source offset through the consumer (which may not do so after a rebalance).
@@ -304,6 +326,7 @@ class AtLeastOncePublisher:
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         """Publish (again after a refusal), then commit."""
         publication = Publication(batch, self.source.partition, self.topics, self.changelog)
+        await look_again(publication.small_topics(), self.limit_of)  # 0
         for _ in range(MAX_ROUNDS):
             async with asyncio.timeout(self.timeout_seconds):
                 refused = await self.producer.send(publication.shipments())  # 1

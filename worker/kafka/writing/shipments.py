@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,25 +19,39 @@ Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
 class OutputTopic:
     """A topic that is written: name, number of partitions, largest batch it accepts (bytes).
 
-    `max_bytes` is read at start, and again after a refusal for size. `batch_bytes` limits a batch with more than one
-    record. It is lowered when such a batch was refused, none of its records was refused alone, and the topic's limit
-    may not be read. All partition tasks share the object.
+    `max_bytes` is read at start, after a refusal for size, and before a record is replaced or cut because of it
+    (transaction.look_again). `batch_bytes` limits a batch with more than one record. It is lowered when such a batch
+    was refused, none of its records was refused alone, and the topic's limit may not be read. All partition tasks share
+    the object.
     """
 
     name: str
     partitions: int
     max_bytes: int
     batch_bytes: int = 0
+    lowered: bool = False
+    """Whether batches have been smaller since a refusal: the topic may take larger ones again."""
+    looked_at: float = field(default=-math.inf, repr=False, compare=False)
+    """When the limit was last looked up again, seconds of a monotonic clock."""
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
+    """Held during that look-up: the other partition tasks wait for its result."""
 
     def __post_init__(self) -> None:
         self.batch_bytes = self.batch_bytes or self.max_bytes
 
     def learn(self, max_bytes: int) -> None:
-        """Apply the topic's current limit if it is lower than the known one."""
-        if max_bytes < self.max_bytes:
-            log.warning("topic %s now accepts at most %d bytes (max.message.bytes)", self.name, max_bytes)
-            self.max_bytes = max_bytes
-            self.batch_bytes = min(self.batch_bytes, max_bytes)
+        """Apply the topic's current limit, whether it is lower or higher than the known one."""
+        if max_bytes == self.max_bytes:
+            return
+        log.warning("topic %s now accepts at most %d bytes (max.message.bytes)", self.name, max_bytes)
+        self.lowered = max_bytes < self.max_bytes
+        self.batch_bytes = min(self.batch_bytes, max_bytes) if self.lowered else max_bytes
+        self.max_bytes = max_bytes
+
+    def limit_batches(self, size: int) -> None:
+        """Send batches of at most `size` bytes from now on."""
+        self.batch_bytes = min(self.batch_bytes, size)
+        self.lowered = True
 
 
 @dataclass(slots=True)

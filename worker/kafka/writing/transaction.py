@@ -6,20 +6,25 @@ what becomes of a record that its topic refuses.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
 from worker.kafka.writing.producer import AbortableError, Producer, PublishError
 from worker.kafka.writing.protocol import Offsets
-from worker.kafka.writing.shipments import TOO_LARGE, RefusedBatch, Shipment, TopicRefusedError
+from worker.kafka.writing.shipments import TOO_LARGE, OutputTopic, RefusedBatch, Shipment, TopicRefusedError
 
 log = logging.getLogger(__name__)
 
 MAX_ROUNDS: Final = 24
 """Most attempts to publish the same contents. Each has another dead letter or a lower limit than the one before. One
 cause needs four at most; a limit that the broker does not report is halved each time."""
+
+LOOK_AGAIN_SECONDS: Final = 60.0
+"""The least time between two look-ups of a topic's limit before a record is replaced because of it: each takes a
+connection, and a producer may send many records that are too large."""
 
 LimitOf = Callable[[str], Awaitable[int | None]]
 """Returns a topic's current max.message.bytes; None if it is not known."""
@@ -86,6 +91,23 @@ async def run_transaction(
     raise still_refused(where)
 
 
+async def look_again(topics: Iterable[OutputTopic], limit_of: LimitOf) -> None:
+    """Look up the current limits of topics that seem too small, each once in LOOK_AGAIN_SECONDS at most.
+
+    A limit that was raised would otherwise be found only by a refusal, and what is replaced before it is sent is not
+    refused.
+    """
+    for topic in topics:
+        async with topic.looking:
+            now = asyncio.get_running_loop().time()
+            if now - topic.looked_at < LOOK_AGAIN_SECONDS:
+                continue
+            topic.looked_at = now
+            limit = await limit_of(topic.name)
+            if limit is not None:
+                topic.learn(limit)
+
+
 def still_refused(where: str) -> PublishError:
     """Return the error after the last round."""
     return PublishError(f"{where}still refused after {MAX_ROUNDS} attempts")
@@ -143,6 +165,6 @@ async def find_refused_rows(
             for _, batches in await producer.send([rows]):
                 waiting += [replace(more, first=part.start + more.first) for more in batches]
     if too_large and not found:
-        topic.batch_bytes = min(topic.batch_bytes, *(each.size // 2 for each in too_large))
+        topic.limit_batches(min(each.size // 2 for each in too_large))
         return {}, True
     return found, False
