@@ -376,8 +376,8 @@ class Settings(BaseSettings):
     embed_text: Literal["whole", "objective"] = Field(
         "whole",
         description=(
-            "what of a trace is embedded: its whole text, or the whole objective and the beginning of the text, half "
-            "each (docs/tuning.md)"
+            "which text of a trace is embedded: the whole text, or the objective and the text, with equal weight "
+            "(docs/tuning.md)"
         ),
     )
     max_tokens: int = Field(
@@ -395,15 +395,14 @@ class Settings(BaseSettings):
         ),
     )
     max_windows: int = Field(
-        2, ge=2, le=64, description="most windows per text; each costs as much as a truncated text"
+        2, ge=2, le=64, description="maximum number of windows per text; each costs as much as a truncated text"
     )
     embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one for each core")
     embed_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
         description=(
-            "most traces in the embedder at once. Under load an exported model embeds as many side by side, each on a "
-            "share of KP_EMBED_THREADS; auto: 2, but a text that would exceed KP_LATENCY_BUDGET_SECONDS so gets all; "
-            "1 saves the second compiled graph (120 MB). With KP_EMBEDDER=http: requests at once (auto: 4)"
+            "maximum number of texts embedded at once; they share KP_EMBED_THREADS. auto: 2, or 1 where two would "
+            "exceed KP_LATENCY_BUDGET_SECONDS. A fixed 1 saves 120 MB. With KP_EMBEDDER=http: requests at once (auto: 4)"
         ),
     )
     embed_remembered: int = Field(
@@ -469,15 +468,15 @@ class Settings(BaseSettings):
     redact: Literal["off", "accepted", "all"] = Field(
         "off",
         description=(
-            "output documents in which markers replace secrets and, by the trace's privacy level, personal data; "
+            "replace secrets and, by the trace's privacy level, personal data with markers in these output documents; "
             "scores do not change (docs/security.md)"
         ),
     )
     redact_rules: Literal["reference", "strict"] | None = Field(
         None,
         description=(
-            "rules of redaction: reference finds what the SDK's cleaner finds, strict also what else transcripts hold "
-            "(docs/security.md); default: reference for KP_REDACT, strict for `contribute`"
+            "rules of redaction: reference finds what the SDK's cleaner finds, strict finds more (docs/security.md); "
+            "default: reference for KP_REDACT, strict for `contribute`"
         ),
     )
     redact_patterns_file: Path | None = Field(

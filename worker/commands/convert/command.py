@@ -76,9 +76,9 @@ class _Convert(Command):
               help="The list of messages in a run that is an object [@messages; Responses API: @input and @output].",
               )  # fmt: skip
 @click.option("--append", metavar="@PATH",
-              help="A response whose message comes after those, where a log has requests and responses.")  # fmt: skip
+              help="Where the response is, in a log of requests and responses.")  # fmt: skip
 @click.option("--group-by", metavar="@PATH",
-              help="Each line is one call; lines with the same value there are one conversation.")  # fmt: skip
+              help="Each line is one call; lines with the same value in this field are one conversation.")  # fmt: skip
 @click.option("--keep", multiple=True, metavar="NAME=@PATH",
               help="Copy a field of the run to the trace as NAME, such as a label; may be repeated.")  # fmt: skip
 @click.option("--error-prefix", "error_prefixes", multiple=True, metavar="TEXT",
@@ -86,7 +86,9 @@ class _Convert(Command):
 @click.option(
     "--max-content", type=click.IntRange(1), metavar="N", help="Truncate the content of a step at N characters."
 )
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the loss report there, JSON.")
+@click.option(
+    "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report to this file, as JSON."
+)
 @settings_options
 def convert(
     files: tuple[str, ...], form: str, messages: str | None, append: str | None, group_by: str | None,

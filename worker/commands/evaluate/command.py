@@ -29,7 +29,7 @@ BAD_SHOWN: Final = 5
 
 @click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True)
-@click.option("--label", required=True, help="Field whose value names a trace's task; dotted where it is nested.")
+@click.option("--label", required=True, help="Field that names a trace's task; dots for nested fields.")
 @click.option("--grid", multiple=True, metavar="NAME=V,V",
               help="Values of a setting to compare: embed_text=whole,objective. May be repeated.")  # fmt: skip
 @click.option("--partition-by", metavar="FIELD", help="Also show the AUC with the traces spread over partitions by "

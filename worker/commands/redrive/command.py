@@ -43,11 +43,15 @@ def complete_reason(ctx: click.Context, param: click.Parameter, incomplete: str)
     help="Refuse dead letters that were redriven this many times.",
 )
 @click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
-@click.option("--to-file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON Lines there instead.")
+@click.option(
+    "--to-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write them to this new file instead, as JSON Lines.",
+)
 @click.option(
     "--refused",
     is_flag=True,
-    help="Redrive traces that the registry refused: from <accepted>.refused to the accepted topic.",
+    help="Send traces that the registry refused: from <accepted>.refused to the accepted topic.",
 )
 @click.option("--execute", is_flag=True, help="Send them; without this option, only show what would be done.")
 @settings_options

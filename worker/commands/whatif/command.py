@@ -45,7 +45,7 @@ CSV = "csv"
               "traces (0.1 or 10%), instead of the summary.")  # fmt: skip
 @click.option("--label", metavar="FIELD", help="With --share: the field that says which traces have the same task, "
               "such as metadata.ticket; shows what is accepted of firsts and of repeats.")  # fmt: skip
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with pictures.")
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
 @json_option
 @settings_options
 def whatif(
