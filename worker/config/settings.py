@@ -402,7 +402,7 @@ class Settings(BaseSettings):
         "auto",
         description=(
             "maximum number of texts embedded at once; they share KP_EMBED_THREADS. auto: 2, or 1 where two would "
-            "exceed KP_LATENCY_BUDGET_SECONDS. A fixed 1 saves 120 MB. With KP_EMBEDDER=http: requests at once (auto: 4)"
+            "exceed KP_LATENCY_BUDGET_SECONDS. 1 saves 120 MB. With KP_EMBEDDER=http: requests at once (auto: 4)"
         ),
     )
     embed_remembered: int = Field(
