@@ -9,9 +9,8 @@ import pytest
 from tests.support.builders import T0
 from tests.support.kafka_fixtures import create_topics, produce, unique
 from tests.support.reports import dump, parsed, run, scored_document
-from worker.commands.report.columns import Traces
-from worker.commands.report.summary import summarize
-from worker.commands.shared.scored import NoDocuments
+from worker.commands.analysis.documents import NoDocuments
+from worker.commands.analysis.report_numbers import Traces, summarize
 from worker.commands.shared.scored_topics import read_outputs
 from worker.config import Settings
 from worker.lab.broker.embedded_kafka import EmbeddedKafka

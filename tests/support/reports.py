@@ -9,8 +9,7 @@ from click.testing import CliRunner, Result
 
 from tests.support.builders import T0, rfc3339, trace_document
 from worker.cli import cli
-from worker.commands.report.columns import COMPONENTS, Traces
-from worker.commands.report.summary import Summary, summarize
+from worker.commands.analysis.report_numbers import COMPONENTS, Summary, Traces, summarize
 
 WEIGHTS = {"finance": (0.2, 0.25, 0.1, 0.45), "default": (0.25, 0.35, 0.15, 0.25)}
 
@@ -55,9 +54,9 @@ def dump(document: dict[str, Any]) -> bytes:
 
 def render(summary: Summary, source: str) -> str:
     """Render the page. The import loads matplotlib, for seconds: not in every process that only collects tests."""
-    from worker.commands.report.page import render as render_page
+    from worker.commands.analysis.page import render_report
 
-    return render_page(summary, source)
+    return render_report(summary, source)
 
 
 def summary_of(documents: list[dict[str, Any]], **options: Any) -> Summary:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from tests.support.builders import T0, make_record, random_trace_bytes, text_vector
 from worker import PartitionScorer
 from worker.cli import cli
-from worker.commands.whatif.rows import RescoredTraces
+from worker.commands.analysis.whatif_numbers import RescoredTraces
 from worker.core.scorer import Evaluation, EvaluationConfig
 from worker.core.scoring import PROFILES, Profile, ScoredTrace, Weights
 from worker.core.trace import DEFAULT_LIMITS, embedding_text

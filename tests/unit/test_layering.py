@@ -65,9 +65,9 @@ HOMES = (
         "pydantic_settings": {"config"},
         "click": {"cli", "commands", "lab"},
         "rich": {"commands", "lab"},
-        "jinja2": {"commands.shared.page"},
-        "markupsafe": {"commands.shared.page"},
-        "matplotlib": {"commands.report.page", "commands.evaluate.page", "commands.shared.page"},
+        "jinja2": {"commands.analysis.page"},
+        "markupsafe": {"commands.analysis.page"},
+        "matplotlib": {"commands.analysis.page"},
         "opentelemetry": {"observe.tracing", "stream.state", "runs.otlp.spans"},  # stream: the type alone
         "google": {"runs.otlp.spans"},  # protobuf
     }

@@ -15,7 +15,8 @@ from msgspec import structs
 from tests.support.builders import trace_document
 from tests.support.reports import parsed
 from worker.cli import cli
-from worker.commands.evaluate.numbers import (
+from worker.commands.analysis.labelled import names_apart
+from worker.commands.analysis.novelty import (
     DRAWS,
     ORDERS,
     Figures,
@@ -27,8 +28,7 @@ from worker.commands.evaluate.numbers import (
     spread_figures,
     verdict,
 )
-from worker.commands.evaluate.page import render_evaluation
-from worker.commands.evaluate.traces import names_apart
+from worker.commands.analysis.page import render_evaluation
 
 
 def brute_auc(high: list[float], low: list[float]) -> float:
@@ -63,7 +63,7 @@ def sample(rng: random.Random) -> tuple[Any, list[int]]:
 
 def test_traces_are_compared_as_an_oracle_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr("worker.commands.evaluate.numbers.BLOCK", 7)
+    monkeypatch.setattr("worker.commands.analysis.novelty.BLOCK", 7)
     for _ in range(60):
         vectors, labels = sample(rng)
         everything = rng.sample(range(len(labels)), len(labels))

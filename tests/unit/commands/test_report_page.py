@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.builders import T0
 from tests.support.reports import dump, parsed, random_documents, render, run, scored_document, summary_of, words
-from worker.commands.report.columns import Traces
-from worker.commands.report.summary import DOMAINS_SHOWN, summarize
+from worker.commands.analysis.documents import DOMAINS_SHOWN
+from worker.commands.analysis.report_numbers import Traces, summarize
 from worker.version import install_extra
 
 pytestmark = pytest.mark.slow
@@ -179,8 +179,7 @@ KEPT = [["scroll"], ["grid"], ["legend"]]
 
 
 def test_numbers_are_written_so_that_they_do_not_lie() -> None:
-    from worker.commands.report.page import duration
-    from worker.commands.shared.shown import percent
+    from worker.commands.shared.shown import duration, percent
 
     assert [percent(value) for value in (0, 0.0004, 0.0123, 0.9996, 1)] == ["0%", "<0.1%", "1.2%", ">99.9%", "100%"]
     assert [duration(value) for value in (5, 1500, 90_000, 7_200_000, 864e6)] == [
@@ -245,3 +244,21 @@ def test_without_the_extra_the_error_names_it(package: str) -> None:
 
 
 # -- the topics
+
+
+def test_equal_scores_that_pass_together_are_told() -> None:
+    documents = [scored_document(number, score=0.5 if number < 82 else 0.8) for number in range(100)]
+    page = words(render(summary_of(documents), "x"))
+    assert "0.800 18.0%" in page
+    assert "# accepts 18 of 100 (equal scores: 10 were wanted)" in page
+    assert "equal scores make that more" in page
+    apart = [scored_document(number, score=number / 100) for number in range(100)]
+    assert "equal scores" not in words(render(summary_of(apart), "x"))
+
+
+def test_a_dash_means_the_threshold_alone() -> None:
+    domains = [scored_document(number, domain=f"d{number % 5}", score=number / 50) for number in range(50)]
+    page = render(summary_of(domains), "x")
+    dashed = re.findall(r'style="[^"]*stroke-dasharray[^"]*"', page)
+    assert dashed
+    assert all("var(--mark)" in style for style in dashed)

@@ -17,10 +17,10 @@ from tests.support.builders import trace_bytes
 from tests.support.imports import MODEL_RUNTIMES, loaded_after
 from tests.support.reports import parsed, words
 from tests.support.whatif import changed, random_profiles, random_sources, rescored, scored, whatif
-from worker.commands.shared.scored import LEFT_OUT_SHOWN, NoDocuments
-from worker.commands.shared.target_share import config_to_paste
-from worker.commands.whatif.export import csv_line
-from worker.commands.whatif.summary import DOMAINS_SHOWN, BeforeAndAfter
+from worker.commands.analysis.documents import LEFT_OUT_SHOWN, NoDocuments
+from worker.commands.analysis.export import csv_line
+from worker.commands.analysis.thresholds import config_to_paste
+from worker.commands.analysis.whatif_numbers import DOMAINS_SHOWN, BeforeAndAfter
 from worker.config import load
 from worker.core.scoring import PROFILES, Profile, Weights
 

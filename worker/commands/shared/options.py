@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have: settings, the output format, files, scored documents.
+"""Options and arguments that several commands have: settings, the output format, files.
 
 It imports what is heavy inside functions: `--help` loads this module.
 """
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,7 +22,6 @@ from click.shell_completion import CompletionItem
 from worker.commands.shared.console import A_DEVICE, Command, SettingsError, is_device, say
 
 if TYPE_CHECKING:
-    from worker.commands.shared.scored import ScoredInput
     from worker.config import Loaded, Settings
 
 
@@ -170,32 +169,6 @@ class Moment(click.ParamType):
 def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Let the shell add directories: a model may also be a name of the hub."""
     return [CompletionItem(incomplete, type="dir")]
-
-
-def scored_documents_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the argument and the options that select the scored documents to read; see `scored_input`."""
-    options = (
-        click.argument("file", type=InputFile(), required=False),
-        click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file."),
-        click.option("--since", type=Moment(), metavar="T",
-                     help="With --from-kafka: only records since this time: ISO 8601, or an age (90m, 2h, 3d)."),
-        click.option("--last", type=click.IntRange(min=1),
-                     help="With --from-kafka: at most this many of the latest traces."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def scored_input(file: BinaryIO | None, *, from_kafka: bool, since: datetime | None, last: int | None) -> ScoredInput:
-    """Return where the scored documents are. Raises UsageError for options that do not go together."""
-    if from_kafka == (file is not None):
-        raise click.UsageError("pass a file of scored traces (-: standard input), or --from-kafka")
-    if not from_kafka and (since is not None or last is not None):
-        raise click.UsageError("--since and --last require --from-kafka")
-    from worker.commands.shared.scored import ScoredInput
-
-    return ScoredInput(file, since, last)
 
 
 class SettingsHelp(Command):

@@ -18,7 +18,7 @@ from worker.core.terminal import clean, clean_json
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from worker.commands.evaluate.numbers import Interval, Row
+    from worker.commands.analysis.novelty import Interval, Row
     from worker.config import Settings
 
 GRID: Final = ("embed_text", "max_tokens", "long_texts", "max_windows", "model", "precision", "embedder")
@@ -63,7 +63,7 @@ def evaluate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from worker.commands.evaluate.traces import LabelError
+    from worker.commands.analysis.labelled import LabelError
     from worker.embed.embedder import ModelError
 
     console = Console(stderr=True)
@@ -78,8 +78,7 @@ def evaluate(
     else:
         _write_table(rows)
     if page is not None:
-        from worker.commands.evaluate.page import render_evaluation
-        from worker.commands.shared.page import write_page
+        from worker.commands.analysis.page import render_evaluation, write_page
 
         write_page(render_evaluation(rows, label), page)
 
@@ -105,8 +104,8 @@ def _rows(
     choices: Sequence[tuple[Settings, dict[str, object]]], progress: Progress,
 ) -> Iterator[Row]:  # fmt: skip
     """Yield the figures of each file with each choice of settings; `key`: the field to spread over partitions by."""
-    from worker.commands.evaluate.numbers import Row, behind_the_highest, measured, named, spread_figures
-    from worker.commands.evaluate.traces import LabelError, Vectors, names_apart, numbered, read_labelled
+    from worker.commands.analysis.labelled import LabelError, Vectors, names_apart, numbered, read_labelled
+    from worker.commands.analysis.novelty import Row, behind_the_highest, measured, named, spread_figures
 
     vectors = Vectors()
     for file, name in zip(files, names_apart(files), strict=True):
@@ -135,7 +134,7 @@ def _rows(
 
 
 def _write_table(rows: Sequence[Row]) -> None:
-    from worker.commands.evaluate.numbers import QUANTILES, named, verdict
+    from worker.commands.analysis.novelty import QUANTILES, named, verdict
 
     width = max(len(named(row.settings)) for row in rows)
     for file, group in itertools.groupby(rows, key=lambda row: row.file):
@@ -164,7 +163,7 @@ def _write_table(rows: Sequence[Row]) -> None:
 
 
 def _write_spread(rows: Sequence[Row], width: int) -> None:
-    from worker.commands.evaluate.numbers import ORDERS, named
+    from worker.commands.analysis.novelty import ORDERS, named
     from worker.commands.shared.shown import shown_text
 
     spread = rows[0].spread

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.commands.evaluate.numbers import Floats, Ints
+from worker.commands.analysis.novelty import Floats, Ints
 from worker.commands.shared.console import open_file
 from worker.commands.shared.json_lines import label_of, read_lines
 from worker.config import Settings

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import BinaryIO, Final
 
-from worker.commands.whatif.summary import RescoredTrace
+from worker.commands.analysis.whatif_numbers import RescoredTrace
 from worker.core.terminal import clean
 
 COLUMNS: Final = (

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from worker.commands.shared.scored import LEFT_OUT_SHOWN
+from worker.commands.analysis.documents import LEFT_OUT_SHOWN
+from worker.commands.analysis.thresholds import FEW_TRACES, LEAST_TRACES, interval_text, too_few
+from worker.commands.analysis.whatif_numbers import DomainChange, DomainProposal, Labels, Proposal, WhatIf
+from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import (
     cut_text,
     percent,
@@ -20,9 +23,6 @@ from worker.commands.shared.shown import (
     shown_threshold,
 )
 from worker.commands.shared.table import PlainTable
-from worker.commands.shared.target_share import FEW_TRACES, LEAST_TRACES, interval_text, too_few
-from worker.commands.whatif.share import DomainProposal, Labels, Proposal
-from worker.commands.whatif.summary import DomainChange, WhatIf
 from worker.core.records import ACCEPTED
 from worker.core.scoring import DEFAULT_PROFILE
 from worker.core.terminal import clean, clean_json
@@ -54,31 +54,26 @@ def left_out(it: WhatIf | Proposal) -> Iterator[str]:
             yield from (f"  {where}: {reason}" for where, reason in documents.first)
             if documents.count > LEFT_OUT_SHOWN:
                 yield f"  and {documents.count - LEFT_OUT_SHOWN:,} more"
-
-
-def without_label(it: Proposal) -> Iterator[str]:
-    """Yield a line about the documents that are neither firsts nor repeats."""
-    if it.unlabelled:
+    if isinstance(it, Proposal) and it.unlabelled:
         yield f"neither firsts nor repeats, since they have no label at {it.label}: {it.unlabelled:,}"
 
 
-def print_config(console: Console, config: str) -> None:
-    """Print a config file to paste; its lines are not wrapped."""
+def print_found(it: WhatIf | Proposal) -> None:
+    """Print everything for a terminal; the lines of the config file to paste are not wrapped."""
+    console = text_console()
+    console.print(
+        _share_text(it) if isinstance(it, Proposal) else _whatif_text(it, bars=not console.options.ascii_only)
+    )
     console.print()
-    if not config:
+    if it.config:
+        console.print("To use it, paste this into the config file (--config FILE, KP_CONFIG):", style="bold")
+        console.print(Text(it.config), soft_wrap=True)
+    else:
         console.print("The candidate is the built-in threshold and profiles: there is nothing to set.", style="bold")
-        return
-    console.print("To use it, paste this into the config file (--config FILE, KP_CONFIG):", style="bold")
-    console.print(Text(config), soft_wrap=True)
 
 
-def can_show_bars(console: Console) -> bool:
-    """Whether the terminal's encoding has the blocks of a histogram."""
-    return not console.options.ascii_only
-
-
-def whatif_text(it: WhatIf, *, bars: bool) -> RenderableType:
-    """Return everything but the config for a terminal; `bars`: whether it can show a histogram."""
+def _whatif_text(it: WhatIf, *, bars: bool) -> RenderableType:
+    """Return everything but the config; `bars`: whether the terminal's encoding has those of a histogram."""
     parts: list[RenderableType] = [Text(headline(it), "bold")]
     rows = [it.total, *it.domains]
     parts += ["", _decisions(rows), "", _scores(rows, bars=bars)]
@@ -174,8 +169,7 @@ def _names(it: WhatIf) -> Iterator[RenderableType]:
             yield _name_line(shown_name(profile.name), profile.near)
 
 
-def share_text(it: Proposal) -> RenderableType:
-    """Return everything but the config for a terminal."""
+def _share_text(it: Proposal) -> RenderableType:
     rows = [it.total, *it.domains]
     parts: list[RenderableType] = [Text(_share_headline(it), "bold"), "", _proposals(rows)]
     if it.label is not None:

@@ -1,24 +1,38 @@
-"""The numbers of a report: columns of scored traces in, one `Summary` out.
+"""The numbers of a report: scored documents in, one `Summary` out.
 
 They do not depend on the order in which documents come: they are put in stream-time order first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from worker.commands.report.columns import COMPONENTS, Traces
-from worker.commands.shared.scored import DistinctValues, NoDocuments, Rows, counts_of
-from worker.commands.shared.shown import is_cut, shown_name
-from worker.commands.shared.target_share import accepts, share_cutoff, share_threshold, thresholds_to_paste
+from worker.commands.analysis.documents import (
+    DocumentScoring,
+    Rows,
+    ScoredTraces,
+    Table,
+    bars,
+    by_domain,
+    counts_of,
+    floats,
+    hash64,
+)
+from worker.commands.analysis.thresholds import accepts, share_cutoff, share_threshold, thresholds_to_paste
+from worker.commands.shared.shown import cut_text, is_cut, shown_name, shown_text
 from worker.core.domains import DomainWithoutProfile, UnusedProfile, unused_profiles, without_profile
-from worker.core.records import EmbedderIdentity
+from worker.core.json_words import in_json_words
+from worker.core.novelty import CACHED_ID_LENGTH
+from worker.core.records import ACCEPTED, REJECTED, EmbedderIdentity
 from worker.core.scoring import PROFILES, Weights
 
 THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
@@ -39,11 +53,91 @@ TIME_BINS: Final = 60
 MIN_IN_BIN: Final = 25
 """Traces that one point of the novelty curve needs at least: a median of fewer only jumps."""
 
-DOMAINS_SHOWN: Final = 20
-"""Domains are free text of the agents, so there can be as many as traces: the rest becomes one row."""
-
 EXAMPLES, EXTREMES, CLUSTERS = 3, 10, 10
 """How many the page shows: traces beside a threshold or of a cluster, longest and slowest traces, clusters."""
+
+COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
+
+
+class _DocumentMetadata(Struct):
+    task_domain: str
+
+
+class _DocumentTask(Struct):
+    objective: str
+
+
+class _DocumentStep(Struct):
+    latency_ms: float = 0.0
+
+
+class _Document(Struct):
+    """What a report reads of an output document (schemas/scored-trace.schema.json)."""
+
+    id: str
+    metadata: _DocumentMetadata
+    task: _DocumentTask
+    steps: list[_DocumentStep]
+    scoring: DocumentScoring
+
+
+class Traces(ScoredTraces):
+    """Scored traces, for a report: about 150 bytes a trace, and its id and objective, cut."""
+
+    cannot = "read"
+
+    def __init__(self, *, hide_texts: bool = False) -> None:
+        super().__init__(
+            {
+                "score": "f8", **dict.fromkeys(COMPONENTS, "f8"), "similarity": "f8", "latency_ms": "f8", "steps": "u4",
+                "accepted": "?", "domain": "u4", "setup": "u4", "maker": "u4", "overrides": "u4", "screen": "u4",
+                "id": "u8", "nearest": "u8",
+            }
+        )  # fmt: skip
+        self.hide_texts = hide_texts
+        self._decoder = msgspec.json.Decoder(_Document)
+
+    def add(self, value: bytes | None, where: str, record_ms: int = 0) -> None:
+        """Take one output document (ScoredTraces.add)."""
+        try:
+            if not value:
+                raise msgspec.DecodeError("it has no value")
+            document = self._decoder.decode(value)
+            if document.scoring.decision not in (ACCEPTED, REJECTED):
+                raise msgspec.ValidationError("scoring.decision is neither accepted nor rejected")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self.unreadable.add(where, _advice(error))
+            return
+        objective = "" if self.hide_texts else shown_text(document.task.objective)
+        text = f"{shown_text(document.id)}\0{objective}"
+        self._keep(value, document.scoring, record_ms, text, self._cells(document))
+
+    def _cells(self, document: _Document) -> dict[str, Any]:
+        scoring, nearest = document.scoring, document.scoring.nearest
+        screened = None if scoring.screen is None else tuple(map(shown_text, scoring.screen.rules))
+        return {
+            "score": scoring.score,
+            **{name: getattr(scoring.components, name) for name in COMPONENTS},
+            "similarity": np.nan if nearest is None else nearest.similarity,
+            "latency_ms": sum(step.latency_ms for step in document.steps),
+            "steps": len(document.steps),
+            "accepted": scoring.decision == ACCEPTED,
+            # Names as they are: a domain and its near miss may look alike when they are shown.
+            "domain": self.code("domain", cut_text(document.metadata.task_domain)),
+            "setup": self.code("setup", (cut_text(scoring.profile), scoring.threshold, scoring.weights)),
+            "maker": self.code("maker", (scoring.embedder, shown_text(scoring.worker_version))),
+            "overrides": self.code("overrides", tuple(map(shown_text, scoring.overrides))),
+            "screen": self.code("screen", screened),
+            "id": hash64(document.id[:CACHED_ID_LENGTH].encode()),
+            "nearest": 0 if nearest is None else hash64(nearest.id.encode()),
+        }
+
+
+def _advice(error: Exception) -> str:
+    if "`scoring`" in str(error) and "missing" in str(error):
+        return "no scoring object: score it first (kp-worker score)"
+    return "nested too deep" if isinstance(error, RecursionError) else in_json_words(str(error))
+
 
 _Floats = npt.NDArray[np.float64]
 
@@ -72,8 +166,8 @@ class Group:
     """Traces of one domain or profile.
 
     `curve`: share of them that reaches each threshold of CURVE; `passing`: of Summary.thresholds.
-    `cutoffs`: the greatest threshold that lets at least each of SHARES pass. `threshold`: the current one; None where
-    the traces have several.
+    `cutoffs`: the greatest threshold that lets at least each of SHARES pass, and the share that it does let pass where
+    equal scores make it more; else None. `threshold`: the current one; None where the traces have several.
     """
 
     name: str
@@ -84,7 +178,7 @@ class Group:
     histogram: tuple[int, ...]
     curve: tuple[float, ...]
     passing: tuple[float, ...]
-    cutoffs: tuple[float, ...]
+    cutoffs: tuple[tuple[float, float | None], ...]
     threshold: float | None = None
 
 
@@ -171,6 +265,12 @@ class Summary:
     slowest: list[Example]
     texts_hidden: bool
 
+    @property
+    def ties(self) -> bool:
+        """Whether somewhere equal scores let more pass than a share."""
+        groups = (*(profile.group for profile in self.profiles), *self.domains)
+        return any(passing is not None for group in groups for _, passing in group.cutoffs)
+
 
 def summarize(
     traces: Traces,
@@ -184,31 +284,20 @@ def summarize(
     `similarity` is the least cosine similarity of near-duplicates, `profiles` are the names of those that the settings
     have. Raises NoDocuments.
     """
-    if not len(traces):
-        raise NoDocuments(_nothing(traces))
-    rows, repeated = traces.rows.counted(last, since_ms)
-    return _Summarizer(traces, rows, similarity, profiles).summary(repeated)
-
-
-def _nothing(traces: Traces) -> str:
-    if not traces.unreadable.count:
-        return "no documents"
-    where, reason = traces.unreadable.shown[0]
-    return f"none of {traces.unreadable.count} documents can be read; {where}: {reason}"
+    table, repeated = traces.counted(last, since_ms)
+    return _Summarizer(traces, table, similarity, profiles).summary(repeated)
 
 
 class _Summarizer:
     """The parts of a summary, all over the same rows (in stream-time order)."""
 
-    def __init__(self, traces: Traces, rows: Rows, similarity: float, known: Collection[str]) -> None:
+    def __init__(self, traces: Traces, table: Table, similarity: float, known: Collection[str]) -> None:
         self._traces, self._limit, self._known = traces, similarity, known
-        self._rows = rows
-        self._score: _Floats = self._of("score")
-        self._accepted = self._of("accepted").astype(bool)
-        self._setups = traces.names("setup")
-        profiles = DistinctValues()
-        of_setup = np.array([profiles.code(name) for name, _, _ in self._setups], dtype=np.intp)
-        self._profiles, self._profile = profiles.values(), of_setup[self._of("setup")]
+        self._table, self._score, self._accepted = table, table["score"], table["accepted"]
+        self._names, self._setups = traces.names("domain"), traces.names("setup")
+        self._profiles = list(dict.fromkeys(name for name, _, _ in self._setups))
+        of_setup = np.array([self._profiles.index(name) for name, _, _ in self._setups], dtype=np.intp)
+        self._profile = of_setup[table["setup"]]
         current = {
             self._last_setup(np.flatnonzero(self._profile == code))[1] for code in np.unique(self._profile).tolist()
         }
@@ -216,36 +305,34 @@ class _Summarizer:
         others = [t for t in THRESHOLDS if self._threshold is None or abs(t - self._threshold) > 1e-9]
         self._thresholds = tuple(sorted([*others, *([] if self._threshold is None else [self._threshold])]))
 
-    def _of(self, name: str) -> npt.NDArray[Any]:
-        return self._traces.rows.column(name)[self._rows]
-
     def summary(self, repeated: int) -> Summary:
-        times, similarity = self._of("time_ms"), self._of("similarity")
+        times, similarity = self._table["time_ms"], self._table["similarity"]
         near = similarity >= self._limit
         domains, others = self._domains()
-        clusters = _clusters_of(self._of("id"), self._of("nearest"), similarity, near)
-        latency, steps = self._of("latency_ms"), self._of("steps")
-        names = self._traces.names("domain")
+        clusters = _clusters_of(self._table["id"], self._table["nearest"], similarity, near)
+        latency, steps = self._table["latency_ms"], self._table["steps"]
         rules = self._traces.names("screen")
-        screened = np.array([found is not None for found in rules])[self._of("screen")]
-        marked = np.array([bool(found) for found in rules])[self._of("screen")]
+        screened = np.array([found is not None for found in rules])[self._table["screen"]]
+        marked = np.array([bool(found) for found in rules])[self._table["screen"]]
         return Summary(
-            total=self._group("all", "", np.arange(len(self._rows)), self._threshold),
+            total=self._group("all", "", np.arange(len(self._table)), self._threshold),
             thresholds=self._thresholds,
             first_ms=int(times[0]),
             last_ms=int(times[-1]),
-            partitions=len(np.unique(self._of("partition"))),
+            partitions=len(np.unique(self._table["partition"])),
             repeated=repeated,
             bad=self._traces.unreadable.count,
             bad_shown=self._traces.unreadable.shown,
-            makers=[(*self._traces.names("maker")[code], n) for code, n in counts_of(self._of("maker"))],
+            makers=[(*self._traces.names("maker")[code], n) for code, n in counts_of(self._table["maker"])],
             profiles=[self._profile_of(int(code)) for code, _ in counts_of(self._profile)],
             domains=domains,
             other_domains=others,
             config=self._config(),
             without_profile=self._without_profile(),
-            unused_profiles=unused_profiles(self._known, {names[code] for code in np.unique(self._of("domain"))}),
-            components={name: _histogram(self._of(name)) for name in COMPONENTS},
+            unused_profiles=unused_profiles(
+                self._known, {self._names[code] for code in np.unique(self._table["domain"])}
+            ),
+            components={name: bars(self._table[name], SCORE_BINS) for name in COMPONENTS},
             compared=int(np.count_nonzero(~np.isnan(similarity))),
             overrides=self._named("overrides"),
             screened=int(np.count_nonzero(screened)),
@@ -271,24 +358,24 @@ class _Summarizer:
             profile=profile,
             count=len(at),
             accepted=int(np.count_nonzero(self._accepted[at])),
-            quartiles=_floats(np.quantile(scores, (0.25, 0.5, 0.75))),
-            histogram=_histogram(scores),
+            quartiles=floats(np.quantile(scores, (0.25, 0.5, 0.75))),
+            histogram=bars(scores, SCORE_BINS),
             curve=_passing(scores, CURVE),
             passing=_passing(scores, self._thresholds),
-            cutoffs=tuple(share_cutoff(scores, Fraction(str(share))) for share in SHARES),
+            cutoffs=tuple(_cutoff(scores, Fraction(str(share))) for share in SHARES),
             threshold=threshold,
         )
 
     def _last_setup(self, at: Rows) -> tuple[str, float, Weights]:
-        found: tuple[str, float, Weights] = self._setups[int(self._of("setup")[at[-1]])]
+        found: tuple[str, float, Weights] = self._setups[int(self._table["setup"][at[-1]])]
         return found
 
     def _profile_of(self, code: int) -> ProfileNumbers:
         at = np.flatnonzero(self._profile == code)
         name, threshold, weights = self._last_setup(at)
         of_setup = np.array([[getattr(w, c) for c in COMPONENTS] for _, _, w in self._setups])
-        values = np.column_stack([self._of(c)[at] for c in COMPONENTS])
-        parts = values * of_setup[self._of("setup")[at]]
+        values = np.column_stack([self._table[c][at] for c in COMPONENTS])
+        parts = values * of_setup[self._table["setup"][at]]
         sums = parts.sum(axis=1)
         variance = float(np.var(sums))
         spread = ((parts - parts.mean(axis=0)) * (sums - sums.mean())[:, None]).mean(axis=0)
@@ -300,43 +387,37 @@ class _Summarizer:
             group=self._group(shown_name(name), shown_name(name), at, threshold),
             threshold=threshold,
             weights=tuple(getattr(weights, c) for c in COMPONENTS),
-            setups=len(np.unique(self._of("setup")[at])),
-            means=_floats(values.mean(axis=0)),
-            shares=_floats(parts.mean(axis=0) / sums.mean()) if sums.mean() > 0 else (0.0,) * len(COMPONENTS),
-            spread=_floats(spread / variance) if variance > 1e-18 else None,
+            setups=len(np.unique(self._table["setup"][at])),
+            means=floats(values.mean(axis=0)),
+            shares=floats(parts.mean(axis=0) / sums.mean()) if sums.mean() > 0 else (0.0,) * len(COMPONENTS),
+            spread=floats(spread / variance) if variance > 1e-18 else None,
             above=self._examples(above[np.argsort(-self._score[above], kind="stable")]),
             below=self._examples(below[np.argsort(-self._score[below], kind="stable")]),
         )
 
     def _domains(self) -> tuple[list[Group], int]:
         """Return the largest domains, the rest as one group at the end, and how many are in that."""
-        codes = self._of("domain")
-        counts = counts_of(codes)
+        largest, rest, others = by_domain(self._table["domain"])
         groups = []
-        for code, _ in counts[:DOMAINS_SHOWN]:
-            at = np.flatnonzero(codes == code)
+        for code, at in largest:
             profile, threshold, _ = self._last_setup(at)
-            name = shown_name(self._traces.names("domain")[code])
-            groups.append(self._group(name, shown_name(profile), at, threshold))
-        rest = [code for code, _ in counts[DOMAINS_SHOWN:]]
+            groups.append(self._group(shown_name(self._names[code]), shown_name(profile), at, threshold))
         if rest:
-            groups.append(self._group(f"{len(rest)} others", "", np.flatnonzero(np.isin(codes, rest)), self._threshold))
+            groups.append(self._group(f"{len(rest)} others", "", others, self._threshold))
         return groups, len(rest)
 
     def _config(self) -> str:
         """Return thresholds for the largest domains; a name that is cut is no name of a profile."""
-        codes, names = self._of("domain"), self._traces.names("domain")
-        largest = [code for code, _ in counts_of(codes)[:DOMAINS_SHOWN] if not is_cut(names[code])]
-        thresholds, comments = {}, {}
-        for code in largest:
-            scores = self._score[codes == code]
-            found = share_threshold(scores, Fraction(str(PASTED_SHARE)))
-            thresholds[names[code]], comments[names[code]] = found.threshold, accepts(found.accepted, len(scores))
-        return thresholds_to_paste(thresholds, comments)
+        found = {}
+        for code, at in by_domain(self._table["domain"])[0]:
+            if not is_cut(self._names[code]):
+                it = share_threshold(self._score[at], Fraction(str(PASTED_SHARE)))
+                found[self._names[code]] = it.threshold, accepts(it.accepted, len(at), it.wanted)
+        return thresholds_to_paste(found)
 
     def _without_profile(self) -> list[DomainWithoutProfile]:
         """Return the domains whose last trace did not take a profile of their own."""
-        codes, names = self._of("domain")[::-1], self._traces.names("domain")
+        codes, names = self._table["domain"][::-1], self._names
         domains, last, counts = np.unique(codes, return_index=True, return_counts=True)
         taken = self._profile[::-1][last]
         found = {
@@ -348,7 +429,7 @@ class _Summarizer:
 
     def _named(self, column: str) -> list[tuple[str, int, int]]:
         """Return (override or rule, traces, accepted of them), most frequent first."""
-        codes = self._of(column)
+        codes = self._table[column]
         found: dict[str, tuple[int, int]] = {}
         for code, names in enumerate(self._traces.names(column)):
             at = codes == code
@@ -360,17 +441,17 @@ class _Summarizer:
 
     def _moments(self) -> list[Moment]:
         """Cut the traces into runs of (nearly) the same length."""
-        count = len(self._rows)
+        count = len(self._table)
         runs = np.array_split(np.arange(count), max(1, min(TIME_BINS, count // MIN_IN_BIN)))
-        novelty, times = self._of("novelty"), self._of("time_ms")
+        novelty, times = self._table["novelty"], self._table["time_ms"]
         result = []
         for run in runs:
-            quantiles = _floats(np.quantile(novelty[run], (0.1, 0.5, 0.9)))
+            quantiles = floats(np.quantile(novelty[run], (0.1, 0.5, 0.9)))
             result.append(Moment(int(times[run[0]]), len(run), quantiles, float(self._accepted[run].mean())))
         return result
 
     def _cluster(self, members: Rows, links: _Floats) -> Cluster:
-        times = self._of("time_ms")[members]
+        times = self._table["time_ms"][members]
         return Cluster(
             size=len(members),
             accepted=int(np.count_nonzero(self._accepted[members])),
@@ -381,30 +462,33 @@ class _Summarizer:
         )
 
     def _examples(self, at: Rows) -> list[Example]:
-        return [self._example(int(self._rows[position])) for position in at]
+        return [self._example(self._table[position]) for position in at]
 
-    def _example(self, row: int) -> Example:
-        def cell(name: str) -> Any:
-            return self._traces.rows.column(name)[row].item()
-
-        identity, objective = self._traces.text(row)
-        profile, threshold, _ = self._setups[cell("setup")]
-        similarity = cell("similarity")
+    def _example(self, row: np.void) -> Example:
+        identity, objective = self._traces.texts[row["row"]].split("\0")
+        profile, threshold, _ = self._setups[row["setup"]]
         return Example(
             id=identity,
             objective=objective,
-            domain=shown_name(self._traces.names("domain")[cell("domain")]),
+            domain=shown_name(self._names[row["domain"]]),
             profile=shown_name(profile),
-            score=cell("score"),
+            score=float(row["score"]),
             threshold=threshold,
-            accepted=bool(cell("accepted")),
-            components=tuple(cell(name) for name in COMPONENTS),
-            overrides=self._traces.names("overrides")[cell("overrides")],
-            similarity=None if np.isnan(similarity) else similarity,
-            steps=cell("steps"),
-            latency_ms=cell("latency_ms"),
-            time_ms=cell("time_ms"),
+            accepted=bool(row["accepted"]),
+            components=tuple(float(row[name]) for name in COMPONENTS),
+            overrides=self._traces.names("overrides")[row["overrides"]],
+            similarity=None if np.isnan(row["similarity"]) else float(row["similarity"]),
+            steps=int(row["steps"]),
+            latency_ms=float(row["latency_ms"]),
+            time_ms=int(row["time_ms"]),
         )
+
+
+def _cutoff(ordered: _Floats, share: Fraction) -> tuple[float, float | None]:
+    """Return the cutoff for a share, and the share that reaches it where equal scores make it more."""
+    cutoff = share_cutoff(ordered, share)
+    (reaching,) = _passing(ordered, [cutoff])
+    return cutoff, reaching if reaching * len(ordered) >= math.ceil(share * len(ordered)) + 0.5 else None
 
 
 def _clusters_of(
@@ -437,15 +521,5 @@ def _clusters_of(
     return sorted(found, key=lambda item: (-len(item[0]), int(item[0][0])))
 
 
-def _histogram(values: _Floats) -> tuple[int, ...]:
-    """Count values in bars of 1 / SCORE_BINS; what lies outside of 0..1 (novelty can) goes to the outermost."""
-    bars = np.clip(np.floor(values * SCORE_BINS + 1e-9).astype(np.intp), 0, SCORE_BINS - 1)
-    return tuple(int(count) for count in np.bincount(bars, minlength=SCORE_BINS))
-
-
 def _passing(ordered: _Floats, thresholds: Sequence[float]) -> tuple[float, ...]:
-    return _floats((len(ordered) - np.searchsorted(ordered, thresholds, side="left")) / len(ordered))
-
-
-def _floats(values: npt.ArrayLike) -> tuple[float, ...]:
-    return tuple(float(value) for value in np.asarray(values))
+    return floats((len(ordered) - np.searchsorted(ordered, thresholds, side="left")) / len(ordered))

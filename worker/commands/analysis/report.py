@@ -9,8 +9,9 @@ from typing import BinaryIO
 
 import click
 
+from worker.commands.analysis.source import scored_documents_options, scored_input
 from worker.commands.shared.console import Command, CommandError, open_file, require_extra, say
-from worker.commands.shared.options import read_settings, scored_documents_options, scored_input, settings_options
+from worker.commands.shared.options import read_settings, settings_options
 
 
 @click.command(cls=Command)
@@ -37,10 +38,9 @@ def report(
     require_extra("report")
     from rich.console import Console
 
-    from worker.commands.report.columns import Traces
-    from worker.commands.report.page import render
-    from worker.commands.report.summary import summarize
-    from worker.commands.shared.scored import NoDocuments
+    from worker.commands.analysis.documents import NoDocuments
+    from worker.commands.analysis.page import render_report
+    from worker.commands.analysis.report_numbers import Traces, summarize
 
     traces = Traces(hide_texts=hide_texts)
     console = Console(stderr=True)
@@ -50,7 +50,7 @@ def report(
             complete_from = documents.read(settings, traces.add, traces.unreadable.add)
         with console.status("making the page"):
             numbers = summarize(traces, similarity, documents.last, complete_from, settings.scoring_profiles())
-            page = render(numbers, source).encode()
+            page = render_report(numbers, source).encode()
     except NoDocuments as error:
         raise CommandError(f"{source}: {error}") from None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from decimal import ROUND_FLOOR, Decimal
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
@@ -111,19 +111,23 @@ def config_to_paste(
     return "\n".join(lines).strip("\n")
 
 
-def thresholds_to_paste(thresholds: Mapping[str, float], comments: Mapping[str, str]) -> str:
-    """Return the lines of a config file that give profiles a threshold; weights stay what they are."""
+def thresholds_to_paste(found: Mapping[str, tuple[float, str]]) -> str:
+    """Return the lines of a config file that give profiles a threshold, and its comment; weights stay what they are."""
+    weights = Profile(PROFILES[DEFAULT_PROFILE].weights)
     return "\n\n".join(
-        f"[profiles.{_key(name)}]\n{_threshold(value, comments[name])}" for name, value in thresholds.items()
+        "\n".join(_table(f"profiles.{_key(name)}", replace(weights, threshold=threshold), weights, comment))
+        for name, (threshold, comment) in found.items()
     )
 
 
-def accepts(accepted: int, traces: int, interval: tuple[float, float] | None = None) -> str:
-    """Return the comment on a threshold that says what it rests on."""
+def accepts(accepted: int, traces: int, wanted: int | None = None, interval: tuple[float, float] | None = None) -> str:
+    """Return the comment on a threshold that says what it rests on; with equal scores it accepts more than wanted."""
+    told = f"accepts {accepted} of {traces}"
+    if wanted is not None and accepted > wanted:
+        told += f" (equal scores: {wanted} were wanted)"
     if interval is not None:
-        return f"accepts {accepted} of {traces}; 95% interval {interval_text(interval)}"
-    few = f"; fewer than {FEW_TRACES} traces say little" if traces < FEW_TRACES else ""
-    return f"accepts {accepted} of {traces}{few}"
+        return f"{told}; 95% interval {interval_text(interval)}"
+    return told + (f"; fewer than {FEW_TRACES} traces say little" if traces < FEW_TRACES else "")
 
 
 def interval_text(interval: tuple[float, float]) -> str:
@@ -134,10 +138,6 @@ def interval_text(interval: tuple[float, float]) -> str:
 def too_few(traces: int) -> str:
     """Return why no threshold is proposed."""
     return f"{traces} trace{'s are' if traces > 1 else ' is'} too few to propose a threshold ({LEAST_TRACES} at least)"
-
-
-def _threshold(value: float, comment: str) -> str:
-    return f"threshold = {value!r}  # {comment}" if comment else f"threshold = {value!r}"
 
 
 def _weights_left_out(name: str, profiles: Mapping[str, Profile]) -> Profile | None:
@@ -154,7 +154,7 @@ def _table(key: str, profile: Profile, left_out: Profile | None, comment: str) -
     if profile.threshold is not None or not given:
         yield f"[{key}]"
     if profile.threshold is not None:
-        yield _threshold(profile.threshold, comment)
+        yield f"threshold = {profile.threshold!r}" + (f"  # {comment}" if comment else "")
     if given:
         yield f"[{key}.weights]"
         yield from (f"{name} = {weight!r}" for name, weight in asdict(profile.weights).items())

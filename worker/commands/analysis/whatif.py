@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from worker.commands.analysis.source import scored_documents_options, scored_input
 from worker.commands.shared.console import (
     ArgumentError,
     Command,
@@ -15,22 +16,16 @@ from worker.commands.shared.console import (
     open_file,
     require_extra,
     say,
-    text_console,
     write_line,
 )
 from worker.commands.shared.options import (
     json_option,
     read_settings,
-    scored_documents_options,
-    scored_input,
     settings_options,
 )
 
 if TYPE_CHECKING:
-    from worker.commands.shared.scored import ScoredInput
-    from worker.commands.whatif.share import Proposal
-    from worker.commands.whatif.summary import BeforeAndAfter, WhatIf
-    from worker.config import Settings
+    from worker.commands.analysis.whatif_numbers import BeforeAndAfter, WhatIf
 
 CSV = "csv"
 """The word for --export that means standard output."""
@@ -67,97 +62,48 @@ def whatif(
     candidate = read_settings()
     if page is not None:  # before the documents are read
         require_extra("report")
-    if share is not None:
-        found: WhatIf | Proposal = _propose_thresholds(documents, candidate, share, label, as_json=as_json)
-    else:
-        found = _show_changes(documents, candidate, 20 if flips is None else flips, export, as_json=as_json)
-    if page is not None:
-        from worker.commands.shared.page import write_page
-        from worker.commands.whatif.page import render_whatif
-
-        write_page(render_whatif(found), page)
-
-
-def _show_changes(
-    documents: ScoredInput, candidate: Settings, flips: int, export: str | None, *, as_json: bool
-) -> WhatIf:
-    """Score the documents again with the candidate's weights and thresholds; show and return it. Raises CommandError.
-
-    `flips`: how many traces with another decision are named. `export`: the CSV file to write; "csv" is standard output,
-    which then has no summary.
-    """
     from rich.console import Console
 
-    from worker.commands.shared.scored import NoDocuments
-    from worker.commands.whatif.rows import RescoredTraces
-    from worker.commands.whatif.summary import BeforeAndAfter
-    from worker.commands.whatif.view import can_show_bars, headline, left_out, print_config, whatif_json, whatif_text
-
-    traces = RescoredTraces(candidate.scoring_profiles(), candidate.threshold)
-    source = documents.described(candidate)
-    with Console(stderr=True).status("reading"):
-        complete_from = documents.read(candidate, traces.add, traces.unreadable.add)
-    try:
-        result = BeforeAndAfter(traces, documents.last, complete_from)
-    except NoDocuments as error:
-        raise CommandError(f"{source}: {error}") from None
-    summary = result.summary(source, flips)
-    for line in left_out(summary):
-        say(line)
-    if export is not None:
-        _export(result, "-" if export == CSV else export)
-    if export == CSV:
-        say(headline(summary))
-    elif as_json:
-        write_line(whatif_json(summary))
-    else:
-        console = text_console()
-        console.print(whatif_text(summary, bars=can_show_bars(console)))
-        print_config(console, summary.config)
-    return summary
-
-
-def _propose_thresholds(
-    documents: ScoredInput, candidate: Settings, share: str, label: str | None, *, as_json: bool
-) -> Proposal:
-    """Propose thresholds that accept a share of each domain's traces; show and return them.
-
-    `label`: the field that says which traces have the same task; the shares of firsts and of repeats are shown then.
-    Raises CommandError and ArgumentError.
-    """
-    from rich.console import Console
-
-    from worker.commands.shared.scored import NoDocuments
-    from worker.commands.shared.target_share import parse_share
-    from worker.commands.whatif.rows import RescoredTraces
-    from worker.commands.whatif.share import propose
-    from worker.commands.whatif.view import left_out, print_config, share_text, whatif_json, without_label
+    from worker.commands.analysis.documents import NoDocuments
+    from worker.commands.analysis.thresholds import parse_share
+    from worker.commands.analysis.whatif_numbers import BeforeAndAfter, Proposal, RescoredTraces, propose
+    from worker.commands.analysis.whatif_view import headline, left_out, print_found, whatif_json
 
     try:
-        wanted = parse_share(share)
+        wanted = None if share is None else parse_share(share)
     except ValueError as error:
         raise ArgumentError("--share", str(error)) from None
     traces = RescoredTraces(candidate.scoring_profiles(), candidate.threshold, label)
     source = documents.described(candidate)
     with Console(stderr=True).status("reading"):
         complete_from = documents.read(candidate, traces.add, traces.unreadable.add)
+    found: WhatIf | Proposal
     try:
-        proposal = propose(traces, wanted, source, documents.last, complete_from)
+        if wanted is not None:
+            found = propose(traces, wanted, source, documents.last, complete_from)
+        else:
+            changes = BeforeAndAfter(traces, documents.last, complete_from)
+            found = changes.summary(source, 20 if flips is None else flips)
     except NoDocuments as error:
         raise CommandError(f"{source}: {error}") from None
-    for line in (*left_out(proposal), *without_label(proposal)):
+    for line in left_out(found):
         say(line)
-    if as_json:
-        write_line(whatif_json(proposal))
+    if export is not None:
+        _export(changes, "-" if export == CSV else export)
+    if export == CSV and not isinstance(found, Proposal):
+        say(headline(found))
+    elif as_json:
+        write_line(whatif_json(found))
     else:
-        console = text_console()
-        console.print(share_text(proposal))
-        print_config(console, proposal.config)
-    return proposal
+        print_found(found)
+    if page is not None:
+        from worker.commands.analysis.page import render_whatif, write_page
+
+        write_page(render_whatif(found), page)
 
 
 def _export(result: BeforeAndAfter, path: str) -> None:
-    from worker.commands.whatif.export import write_csv
+    from worker.commands.analysis.export import write_csv
 
     try:
         with open_file(path, "wb") as file:

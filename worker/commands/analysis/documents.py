@@ -1,0 +1,210 @@
+"""Scored documents of a file or the topics, as one table of numbers: what report and whatif read."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta, Struct
+
+from worker.commands.shared.shown import shown_text
+from worker.core.records import EmbedderIdentity
+from worker.core.scoring import Components, Weights
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+class NearestTrace(Struct, frozen=True):
+    """The nearest earlier trace and its cosine similarity."""
+
+    id: str
+    similarity: float
+
+
+class TraceSource(Struct, frozen=True):
+    """Where the trace was read."""
+
+    topic: str
+    partition: Annotated[int, Meta(ge=0, lt=2**31)]
+    offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class DocumentScreening(Struct, frozen=True):
+    """The `scoring.screen` object."""
+
+    rules: list[str]
+
+
+class DocumentScoring(Struct, frozen=True):
+    """The `scoring` object."""
+
+    score: _Fraction
+    decision: str
+    threshold: _Fraction
+    profile: str
+    weights: Weights
+    components: Components
+    overrides: list[str]
+    nearest: NearestTrace | None
+    stream_time: Annotated[datetime, Meta(tz=True)]
+    embedder: EmbedderIdentity | None
+    source: TraceSource
+    worker_version: str
+    screen: DocumentScreening | None = None
+
+    @property
+    def stream_time_ms(self) -> int:
+        """Stream time, ms since 1970."""
+        return (self.stream_time - _EPOCH) // timedelta(milliseconds=1)
+
+
+Table = npt.NDArray[np.void]
+"""Rows with named columns: `table["score"]` is a column, `table[rows]` are some of the rows."""
+
+Rows = npt.NDArray[np.intp]
+
+LEFT_OUT_SHOWN: Final = 20
+
+_PIECE: Final = 4096
+"""Rows that are collected before they are packed: a row of Python's own numbers takes five times the memory."""
+
+
+class NoDocuments(ValueError):
+    """There is no document to work on; the message says why."""
+
+
+class LeftOut:
+    """Documents that are skipped for one kind of reason: how many, and where the first ones are."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.shown: list[tuple[str, str]] = []
+
+    def add(self, where: str, reason: str) -> None:
+        """Count a document; the first LEFT_OUT_SHOWN are kept with their reason."""
+        self.count += 1
+        if len(self.shown) < LEFT_OUT_SHOWN:
+            self.shown.append((shown_text(where), shown_text(reason)))
+
+
+class ScoredTraces:
+    """Scored documents as a table: `add` each, then take the `counted` ones.
+
+    `columns`: the numpy type of each column besides those that every table has: `document` (a hash of all bytes),
+    `row` (the place among all that were added), and what says which documents count, and in which order. A column of
+    names holds their numbers, see `names`. `texts` are by row.
+    """
+
+    cannot: str
+    """What cannot be done with documents that are left out, for the error where nothing remains."""
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self.unreadable, self.inconsistent = LeftOut(), LeftOut()
+        self.texts: list[str] = []
+        place = {"document": "u8", "row": "u4", "record_ms": "i8", "time_ms": "i8", "partition": "u4", "offset": "u8"}
+        self._kind = np.dtype([*place.items(), *columns.items()])
+        self._new: list[tuple[Any, ...]] = []
+        self._pieces = [np.empty(0, self._kind)]
+        self._codes: dict[str, dict[Any, int]] = {}
+
+    @abstractmethod
+    def add(self, value: bytes | None, where: str, record_ms: int = 0) -> None:
+        """Take one output document; one that cannot be used is counted, and the first ones are named by `where`.
+
+        `record_ms` is the Kafka record's timestamp, for the bounds of `counted`.
+        """
+
+    def _keep(
+        self, value: bytes, scoring: DocumentScoring, record_ms: int, text: str, cells: Mapping[str, Any]
+    ) -> None:
+        """Add the row of one document; `cells` are in the order of the columns."""
+        row = (hash64(value), len(self.texts), record_ms, scoring.stream_time_ms, scoring.source.partition,
+               scoring.source.offset, *cells.values())  # fmt: skip
+        self.texts.append(text)
+        self._new.append(row)
+        if len(self._new) == _PIECE:
+            self._pack()
+
+    def _pack(self) -> None:
+        self._pieces.append(np.array(self._new, self._kind))
+        self._new.clear()
+
+    def code(self, column: str, value: Any) -> int:
+        """Return the number of a name, a new one for a new name."""
+        codes = self._codes.setdefault(column, {})
+        return codes.setdefault(value, len(codes))
+
+    def names(self, column: str) -> list[Any]:
+        """Return the names behind a column of numbers."""
+        return list(self._codes.get(column, ()))
+
+    def counted(self, last: int | None = None, since_ms: int = 0) -> tuple[Table, int]:
+        """Return the rows that count, in stream-time order, and how many documents came again.
+
+        Those with `record_ms` from `since_ms` on, and of these the `last` ones. Raises NoDocuments.
+        """
+        self._pack()
+        table = np.concatenate(self._pieces)
+        self._pieces = [table]
+        if not len(table):
+            raise NoDocuments(self._nothing())
+        # 1. Documents that came twice (a worker that delivers at least once repeats its outputs to the byte) count
+        # once.
+        kept = table[np.sort(np.unique(table["document"], return_index=True)[1])]
+        repeated = len(table) - len(kept)
+        # 2. The last ones only, where asked for.
+        kept = kept[kept["record_ms"] >= since_ms]
+        if last is not None:
+            kept = kept[np.sort(np.argsort(kept["record_ms"], kind="stable")[-last:])]
+        if not len(kept):
+            raise NoDocuments(f"none of {len(table)} traces is in the requested time range")
+        # 3. Stream-time order; within a partition that is the order of scoring.
+        return kept[np.lexsort([kept[name] for name in ("offset", "partition", "time_ms")])], repeated
+
+    def _nothing(self) -> str:
+        count = self.unreadable.count + self.inconsistent.count
+        if not count:
+            return "no documents"
+        where, reason = (self.unreadable.shown or self.inconsistent.shown)[0]
+        return f"none of {count} documents can be {self.cannot}; {where}: {reason}"
+
+
+def hash64(data: bytes) -> int:
+    """Return 64 bits of a hash: of a million values two are equal with a probability of 3e-8."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def counts_of(codes: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """Return (code, how often), most frequent first, then in the order of first appearance."""
+    values, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    order = np.lexsort((first, -counts))
+    return [(int(values[i]), int(counts[i])) for i in order]
+
+
+DOMAINS_SHOWN: Final = 20
+"""Domains are free text of the agents, so there can be as many as traces: the rest becomes one row."""
+
+
+def by_domain(codes: npt.NDArray[Any]) -> tuple[list[tuple[int, Rows]], list[int], Rows]:
+    """Return the largest domains with their rows; the codes of all others, and their rows together."""
+    order = [code for code, _ in counts_of(codes)]
+    rest = order[DOMAINS_SHOWN:]
+    largest = [(code, np.flatnonzero(codes == code)) for code in order[:DOMAINS_SHOWN]]
+    return largest, rest, np.flatnonzero(np.isin(codes, rest))
+
+
+def bars(values: npt.NDArray[Any], count: int) -> tuple[int, ...]:
+    """Count values in so many equal bars from 0 to 1; what lies outside (novelty can) goes to the outermost."""
+    places = np.clip(np.floor(values * count + 1e-9).astype(np.intp), 0, count - 1)
+    return tuple(np.bincount(places, minlength=count).tolist())
+
+
+def floats(values: npt.ArrayLike) -> tuple[float, ...]:
+    """Return Python's own numbers."""
+    return tuple(np.asarray(values, np.float64).tolist())

@@ -1,0 +1,91 @@
+"""Where `report` and `whatif` read scored documents: a file, standard input, or the topics.
+
+It imports what is heavy inside functions: `--help` loads this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import click
+
+from worker.commands.shared.console import CommandError, SettingsError
+from worker.commands.shared.options import InputFile, Moment
+
+if TYPE_CHECKING:
+    from worker.commands.shared.scored_topics import TakeDocument
+    from worker.config import Settings
+
+
+def scored_documents_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument and the options that select the scored documents to read; see `scored_input`."""
+    options = (
+        click.argument("file", type=InputFile(), required=False),
+        click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file."),
+        click.option("--since", type=Moment(), metavar="T",
+                     help="With --from-kafka: only records since this time: ISO 8601, or an age (90m, 2h, 3d)."),
+        click.option("--last", type=click.IntRange(min=1),
+                     help="With --from-kafka: at most this many of the latest traces."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def scored_input(file: BinaryIO | None, *, from_kafka: bool, since: datetime | None, last: int | None) -> ScoredInput:
+    """Return where the scored documents are. Raises UsageError for options that do not go together."""
+    if from_kafka == (file is not None):
+        raise click.UsageError("pass a file of scored traces (-: standard input), or --from-kafka")
+    if not from_kafka and (since is not None or last is not None):
+        raise click.UsageError("--since and --last require --from-kafka")
+    return ScoredInput(file, since, last)
+
+
+class ScoredInput(NamedTuple):
+    """What to read: a file, or (None) the topics; of these records from `since` on (UTC), and the `last` ones."""
+
+    file: BinaryIO | None
+    since: datetime | None = None
+    last: int | None = None
+
+    def described(self, settings: Settings) -> str:
+        """Return what is read, for the user: a file without its folders, since a page may be shared."""
+        if self.file is not None:
+            name = str(getattr(self.file, "name", "<stdin>"))
+            return "standard input" if name == "<stdin>" else Path(name).name
+        since = [f"since {self.since:%Y-%m-%d %H:%M:%S} UTC"] if self.since else []
+        last = [f"the last {self.last}"] if self.last else []
+        return ", ".join([f"{settings.accepted_topic} and {settings.rejected_topic}", *since, *last])
+
+    def read(self, settings: Settings, take: TakeDocument, leave_out: Callable[[str, str], None]) -> int:
+        """Read all documents; return from which time (ms) on they are complete. Raises CommandError.
+
+        `leave_out` gets the place of a line that is too long, and why it is not read.
+        """
+        try:
+            if self.file is not None:
+                from worker.commands.shared.json_lines import read_lines
+
+                for line in read_lines(self.file, settings.max_message_bytes):
+                    if line.problem is not None:
+                        leave_out(f"line {line.number}", line.problem)
+                    elif line.data.strip():
+                        take(line.data, f"line {line.number}", 0)
+                return 0
+            return self._read_topics(settings, take)
+        except OSError as error:
+            raise CommandError(f"{self.described(settings)} cannot be read: {error.strerror or error}") from None
+
+    def _read_topics(self, settings: Settings, take: TakeDocument) -> int:
+        from worker.commands.shared.scored_topics import read_outputs
+        from worker.config import ConfigError
+
+        since_ms = None if self.since is None else round(self.since.replace(tzinfo=UTC).timestamp() * 1000)
+        try:
+            return asyncio.run(read_outputs(settings, take, since_ms, self.last))
+        except ConfigError as error:
+            raise SettingsError(str(error)) from None

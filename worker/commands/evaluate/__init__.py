@@ -1,1 +1,0 @@
-"""kp-worker evaluate: how well novelty tells repeated tasks from new ones."""

@@ -1,1 +1,0 @@
-"""kp-worker report: a page about the scores of many traces."""

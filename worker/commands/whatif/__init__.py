@@ -1,1 +1,0 @@
-"""kp-worker whatif: which decisions other settings would have changed."""
