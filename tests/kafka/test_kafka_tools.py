@@ -1,4 +1,4 @@
-"""The commands of docs/ with Kafka's own tools, as they stand: operations.md, disasters.md and contribute.md."""
+"""The commands of docs/ with Kafka's own tools, as they stand: operations.md and contribute.md."""
 
 from __future__ import annotations
 

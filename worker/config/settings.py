@@ -252,7 +252,7 @@ class Settings(BaseSettings):
     contribute_screen: Literal["off", "hidden", "refuse"] = Field(
         "hidden",
         description="traces that `contribute` refuses: none, those with hidden text, or those in which any rule of "
-        "KP_SCREEN_RULES matches (docs/security.md)",
+        "KP_SCREEN_RULES matches (docs/redaction.md)",
     )
     contribute_rate: float | None = Field(
         None,
@@ -469,29 +469,29 @@ class Settings(BaseSettings):
         "off",
         description=(
             "replace secrets and, by the trace's privacy level, personal data with markers in these output documents; "
-            "scores do not change (docs/security.md)"
+            "scores do not change (docs/redaction.md)"
         ),
     )
     redact_rules: Literal["reference", "strict"] | None = Field(
         None,
         description=(
-            "rules of redaction: reference finds what the SDK's cleaner finds, strict finds more (docs/security.md); "
+            "rules of redaction: reference finds what the SDK's cleaner finds, strict finds more (docs/redaction.md); "
             "default: reference for KP_REDACT, strict for `contribute`"
         ),
     )
     redact_patterns_file: Path | None = Field(
-        None, description="TOML file with patterns of your own, which are replaced, too (docs/security.md)"
+        None, description="TOML file with patterns of your own, which are replaced, too (docs/redaction.md)"
     )
 
     screen: Literal["off", "mark"] = Field(
         "off",
         description="mark output documents whose text may be meant to steer another agent (scoring.screen, header "
-        "kp-screen); scores do not change (docs/security.md)",
+        "kp-screen); scores do not change (docs/redaction.md)",
     )
     screen_rules: Annotated[str, AfterValidator(_check_screen_rules)] = Field(
         "default",
         description="rules of KP_SCREEN and KP_CONTRIBUTE_SCREEN: default, all, or names, with commas; -NAME takes one "
-        "away, such as default,-act-as (docs/security.md)",
+        "away, such as default,-act-as (docs/redaction.md)",
     )
 
     max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")

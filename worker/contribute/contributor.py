@@ -63,7 +63,7 @@ class Contributor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         if self._rules.name == "reference":
             log.warning(
                 "KP_REDACT_RULES=reference: secrets that the SDK's cleaner does not find are posted; unset it, or set "
-                "strict (docs/security.md)"
+                "strict (docs/redaction.md)"
             )
         names = {
             "KP_ACCEPTED_TOPIC": topics.accepted, "KP_CONTRIBUTED_TOPIC": settings.contributed,

@@ -51,7 +51,7 @@ HIDDEN: Final = frozenset({"direction-override", "tag-characters", "zero-width-s
 """Rules of hidden text that no language and no emoji needs: KP_CONTRIBUTE_SCREEN=hidden."""
 
 OFF: Final = frozenset({"excessive-whitespace-encoding"})
-"""Rules that are off by default, as they match in more than 1 % of traces of real runs (docs/security.md)."""
+"""Rules that are off by default, as they match in more than 1 % of traces of real runs (docs/redaction.md)."""
 
 DEFAULT: Final = frozenset(RULES) - OFF
 

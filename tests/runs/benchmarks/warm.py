@@ -1,7 +1,7 @@
 """Let the broker's JVM compile what the runs will need: a broker that has just started takes twice the CPU.
 
 A transaction of one trace takes 10 ms on a broker that has done a few hundred of them, and 4.5 ms after 5000 (measured
-on the machine of docs/benchmark-method.md): whoever measures the first ones measures the compiler.
+on two cores of an AMD EPYC): whoever measures the first ones measures the compiler.
 """
 
 from __future__ import annotations

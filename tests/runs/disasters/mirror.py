@@ -1,4 +1,4 @@
-"""A cluster is lost, and its mirror takes over: MirrorMaker 2 with the settings of docs/disasters.md.
+"""A cluster is lost, and its mirror takes over: MirrorMaker 2 with the settings of docs/operations.md.
 
 Workers score on the first cluster, under kills; MirrorMaker copies source, outputs and offsets. The first cluster is
 killed at once, and a worker starts on the second one with an empty changelog.
@@ -28,7 +28,7 @@ from worker.lab.broker.kafka_jars import KAFKA_VERSION, default_cache, extra, in
 from worker.lab.broker.kafka_node import LOG4J2
 
 MIRROR: Final = f"org.apache.kafka:connect-mirror:{KAFKA_VERSION}+org.apache.kafka:connect-runtime:{KAFKA_VERSION}"
-PAGE: Final = Path(__file__).parents[3] / "docs" / "disasters.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "operations.md"
 ONE_BROKER: Final = """\
 replication.factor = 1
 checkpoints.topic.replication.factor = 1
@@ -46,7 +46,7 @@ OUTPUTS: Final = ("accepted", "rejected", "dead-letter")
 def mirror_settings(first: str, second: str, s: Scene) -> str:
     """Return the page's mirror.properties for these clusters and names."""
     block = re.search(r"```properties\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert block, "docs/disasters.md has no settings of MirrorMaker"
+    assert block, "docs/operations.md has no settings of MirrorMaker"
     text = block[1].replace("FIRST", first).replace("SECOND", second)
     text = re.sub(r"^(first->second\.topics) =.*", lambda m: f"{m[1]} = {s.source}(\\\\..*)?", text, flags=re.MULTILINE)
     text = re.sub(r"^(first->second\.groups) =.*", lambda m: f"{m[1]} = {s.group}", text, flags=re.MULTILINE)

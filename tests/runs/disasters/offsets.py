@@ -17,13 +17,13 @@ from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import committed
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "disasters.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 def from_outputs(s: Scene, directory: Path) -> dict[int, int]:
     """Run the page's block in the directory: offsets.csv. Return by source partition the offset that it holds."""
     block = re.search(r"```console\n(kp-worker tail .*?)```", PAGE.read_text(), re.DOTALL)
-    assert block, "docs/disasters.md has no command that reads the offsets from the outputs"
+    assert block, "docs/operations.md has no command that reads the offsets from the outputs"
     command = block[1].replace('f"traces,', f'f"{s.source},')
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(

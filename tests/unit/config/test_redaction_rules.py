@@ -9,7 +9,7 @@ from worker.config import ConfigError, Settings
 from worker.config.redaction_rules import redaction_rules
 from worker.core.redaction import STRICT_TYPES, TYPES, redact_text
 
-PAGE = Path(__file__).parents[3] / "docs" / "security.md"
+PAGE = Path(__file__).parents[3] / "docs" / "redaction.md"
 
 
 def test_unset_each_process_has_its_default_and_set_both_have_it() -> None:
