@@ -18,8 +18,14 @@ How the figures are made:
 - A broker that has just started takes twice the CPU, so its JVM compiles what the runs need before anything is measured
   (`warm`).
 
-The parts: a) the embedder alone and the worker through Kafka, at 20, 50, 80 % and full load; b), c) the same job by other
-clients, without and with the model; d) one scan of the cache against numpy, faiss and hnswlib; e) restore; f) several
-worker processes; g) memory and start; h) how long a partition stands still; i) the scan of a large cache; j) many
-partitions on one worker; k) what sizes a fleet. docs/benchmarks.md shows the goals of all parts and the tables of four.
+The parts:
+
+- a) the embedder alone and the worker through Kafka, at 20, 50, 80 % and full load
+- b), c) the same job by other clients, without and with the model
+- d) one scan of the cache against numpy, faiss and hnswlib; i) the scan of a large cache
+- e) restore; f) several worker processes; g) memory and start
+- h) how long a partition stands still, at 200 records/s without a model
+- j) many partitions on one worker; k) what sizes a fleet
+
+docs/benchmarks.md shows the goals of all parts and the tables of four.
 """
