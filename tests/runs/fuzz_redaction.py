@@ -40,6 +40,10 @@ STRICT_PARTS = [
     '| token | a1b2c3d4 |\n', 'a,token\n1,a1b2c3d4\n', "token,", 'token|\n', "key_" * 12 + " ", "token-" * 9 + "=",
     "passwordpassword", "x_token=ab,", "a1token ", "ﬁ", "ﬁ password=a1 ", "?sig=aaaaaa&", "authorization: hmac ",
     "-u a -p ", "login ", "sudo <<<", "passport number ", "a%40", "v2.local.", "0/1111111111:", "dni 1 ", "a:b@tcp(",
+    "password is ", "пароль ", "密码", "密码是a1b2c3d4 ", "a is the password", '{"label":"password","text":"a1b2c3d4",',
+    '{"a',     "insert into t (password) values ('a'),", "insert into a (", "seed abandon ", "AUTH a1b2c3 ",
+    'form-data; name="pw"\n\n', "kind: Secret\n", "kind: Secret\ndata:\n a: b1b1b1\n", "\x1b[0m", "\x1b[0",
+    "password:\x1b[0m a1", 'redis-cli "-a",',
 ]  # fmt: skip
 
 MAX_SECONDS = 0.5

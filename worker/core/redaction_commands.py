@@ -43,19 +43,23 @@ def _command(hint: str, command: str, option: str) -> Rule:
     return _option_rule(hint, rf"(?<![A-Za-z0-9_])(?:{command})(?![A-Za-z0-9_])", rf"(?<![\w-]){option}{_ARGUMENT}")
 
 
+_NEXT_ITEM: Final = r"[\"'],\s{0,8}(?=[\"'])"
+_SEPARATOR: Final = rf"(?:[ ]{{1,4}}|{_NEXT_ITEM})"
+"""Between an option and its value, also in a list of arguments: "-a", "x"."""
+
 _OPTIONS: Final = (
     _command(
         "mysql|maria",
         "mysql(?:dump|admin|import|show|check|sh)?|mariadb(?:-dump|-admin)?",
         r"-p(?!rint|ath|rune|rotocol|lugin|rofile|ager)",
     ),
-    _command("sshpass|7z|rar", "sshpass|7z[ar]?|rar|unrar", "-p[ ]?"),
+    _command("sshpass|7z|rar", "sshpass|7z[ar]?|rar|unrar", f"-p(?:[ ]|{_NEXT_ITEM})?"),
     _command("zip", "zip|unzip", "-P[ ]?"),
     _command("lftp", "lftp", "-u[ ]{1,4}[A-Za-z0-9_.@-]{1,60},"),
-    _command("ssh-keygen|keytool", "ssh-keygen|keytool|jarsigner", "-(?:N|storepass|keypass)[ ]{1,4}"),
-    _command("user", "useradd|usermod|adduser", "-p[ ]{1,4}"),
+    _command("ssh-keygen|keytool", "ssh-keygen|keytool|jarsigner", r"-(?:N|storepass|keypass)" + _SEPARATOR),
+    _command("user", "useradd|usermod|adduser", r"-p" + _SEPARATOR),
     _command("secret set", "secret set [A-Za-z0-9_]{1,60}", "(?:-b|--body)[ =]{1,4}"),
-    _command("mongo", "mongo(?:sh|dump|restore|import|export)?", "-p[ ]{1,4}"),
+    _command("mongo", "mongo(?:sh|dump|restore|import|export)?", r"-p" + _SEPARATOR),
     _command(
         "login",
         r"[a-z]{2,12}(?: |[\"'], ?[\"'])[a-z -]{0,20}login",
@@ -67,13 +71,13 @@ _OPTIONS: Final = (
         "|beeline",
         "-(?:p|P|pw|u)[ ]{1,4}",
     ),
-    _command("plink|pscp|psftp|putty", r"(?:plink|pscp|psftp|putty)(?:\.exe)?", "-pw[ ]{1,4}"),
-    _command("redis", "redis-cli", "-a[ ]{1,4}"),
+    _command("plink|pscp|psftp|putty", r"(?:plink|pscp|psftp|putty)(?:\.exe)?", r"-pw" + _SEPARATOR),
+    _command("redis", "redis-cli", r"-a" + _SEPARATOR),
     _command("ldap", "ldap(?:search|add|modify|delete|whoami|passwd)", "-[wW][ ]{0,4}"),
-    _command("htpasswd", "htpasswd", r"-\w{0,5}b\w{0,5}[ ]{1,4}\S{1,200}[ ]{1,4}\S{1,100}[ ]{1,4}"),
+    _command("htpasswd", "htpasswd", r"-\w{0,5}b\w{0,5}[ ]{1,4}\S{1,200}[ ]{1,4}\S{1,100}" + _SEPARATOR),
     _command("openssl", "openssl", "-(?:pass(?:in|out)?|k|K)[ ]{1,4}(?:pass:)?+"),
     _command("rdesktop|freerdp", "x?freerdp|rdesktop", "/p:"),
-    _command("snmp", "snmp[a-z]{1,10}", "-[AX][ ]{1,4}"),
+    _command("snmp", "snmp[a-z]{1,10}", r"-[AX]" + _SEPARATOR),
     _option_rule(
         r"(?:-[a-z]{0,4}[ua]|--user|--proxy-user|--auth|--creds|--credentials)[ =\\\"',]*[a-z0-9_.@+\\/-]+[:%]",
         r"\b(?:curl|wget|http|https|xh|smbclient|skopeo|rpcclient|svn)(?![A-Za-z0-9_])",

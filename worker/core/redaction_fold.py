@@ -47,7 +47,9 @@ _ALSO_FOLDED: Final = {
 }
 """What NFKC leaves, and a reader sees as ASCII, or not at all."""
 
-_ESCAPED: Final = r"\\{1,8}+(?:u[0-9A-Fa-f]{4}|[nrt/])|&(?:quot|apos|amp|lt|gt|#39|#34|#x27|#x22);"
+_ANSI: Final = r"(?:\x1b|\\{1,8}+(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,20}+[A-Za-z]"
+"""Colours and the like of a terminal, as they are or escaped."""
+_ESCAPED: Final = rf"{_ANSI}|\\{{1,8}}+(?:u[0-9A-Fa-f]{{4}}|[nrt/])|&(?:quot|apos|amp|lt|gt|#39|#34|#x27|#x22);"
 _ESCAPE: Final = re.compile(_ESCAPED)
 _URL_ESCAPED: Final = "%22(?:%3A)?|%(?:7B|7D|5B|5D|2C)(?=%|[0-9])"
 _URL_JSON: Final = re.compile("%22(?:%3A|:)(?:%|[0-9])|%22%3A(?:%20|[+])", re.IGNORECASE)
@@ -88,7 +90,7 @@ def fold(text: str) -> Folded:
     if not text.isascii():
         changed = {character: to for character in set(text) if (to := _folded(character)) != character}
     url = "%22" in text and _URL_JSON.search(text) is not None
-    if url or (("\\" in text or "&" in text) and _ESCAPE.search(text)):
+    if url or (("\\" in text or "&" in text or "\x1b" in text) and _ESCAPE.search(text)):
         return _fold_parts(text, changed, "%" if url else "")
     if not changed:
         return Folded(text, [], [])
@@ -104,10 +106,10 @@ def _fold_parts(text: str, changed: dict[str, str], url: str) -> Folded:
     """Fold with escapes. `url`: a % where those of URLs are read, too."""
     odd = "".join(map(re.escape, sorted(changed)))
     escaped = f"{_ESCAPED}|(?i:{_URL_ESCAPED})" if url else _ESCAPED
-    pattern = f"{escaped}|[^{odd}\\\\&{url}]++|[\\\\&{url}]" + (f"|[{odd}]" if odd else "")
+    pattern = f"{escaped}|[^{odd}\x1b\\\\&{url}]++|[\x1b\\\\&{url}]" + (f"|[{odd}]" if odd else "")
     parts = re.findall(pattern, text, re.DOTALL)
     folded = [
-        changed[part] if part in changed else part if part[0] not in "\\&%" else _unescaped(part) for part in parts
+        changed[part] if part in changed else part if part[0] not in "\x1b\\&%" else _unescaped(part) for part in parts
     ]
     return Folded(
         "".join(folded), list(accumulate(map(len, folded), initial=0)), list(accumulate(map(len, parts), initial=0))
@@ -117,6 +119,8 @@ def _fold_parts(text: str, changed: dict[str, str], url: str) -> Folded:
 def _unescaped(part: str) -> str:
     if len(part) == 1:
         return part
+    if part[-1:].isalpha() and "[" in part:
+        return ""
     if part[0] == "%":
         return _UNESCAPED.get(part.upper(), part)
     sign = part.lstrip("\\")

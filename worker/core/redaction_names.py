@@ -76,6 +76,8 @@ def strength_of(name: str) -> int:
         return PASSWORD
     if last in _TOKEN_WORDS or last.endswith(_TOKEN_STEMS):
         return TOKEN
+    if words[-2:] == ["key", "data"]:  # client-key-data of a kubeconfig
+        return TOKEN
     if last in ("key", "keys") and len(words) > 1 and words[-2] in _NO_SECRET_KEYS:
         return NO
     if last in ("key", "keys") and len(words) > 1 and words[-2] in _KEYS_OF:
@@ -230,13 +232,31 @@ def is_named_secret(source: dict[str, Any]) -> bool:
     """Whether an object has the name of a secret and its value as members: {"name": "DB_PASSWORD", "value": "x"}."""
     if len(source) > 8:
         return False
-    return any(
-        name.lower() in _NAME_MEMBERS
-        and isinstance(value, str)
-        and len(value) <= 100
-        and strength_of(value) > IF_RANDOM
-        for name, value in source.items()
+    return any(isinstance(value, str) and names_secret(name, value) for name, value in source.items())
+
+
+def names_secret(name: str, value: str) -> bool:
+    """Whether a member says that another one of its object is a secret: {"name": "DB_PASSWORD"}."""
+    return len(value) <= 100 and (
+        (name.lower() in _NAME_MEMBERS and strength_of(value) > IF_RANDOM) or labels_secret(name, value)
     )
+
+
+def labels_secret(name: str, value: str) -> bool:
+    """Whether a member is the label of a field for a secret: {"element": "password field"}."""
+    return len(value) <= 100 and name.lower() in _LABELS and _LABEL.search(value) is not None
+
+
+_LABELS: Final = frozenset(
+    ("element", "label", "selector", "locator", "placeholder", "aria-label", "arialabel", "field", "target", "id",
+     "type", "question", "prompt", "description", "title", "for", "name")
+)  # fmt: skip
+"""What a form or the tool of a browser calls the field that it fills."""
+_LABEL: Final = re.compile(
+    r"(?<![A-Za-z])(?i:(?:new|current|old|user|login|db|confirm|your)?[_ -]?(?:password|passwort|kennwort|passwd"
+    r"|passphrase|passcode|api[ _-]?key|mot de passe|contraseña|senha|wachtwoord|lösenord|hasło|heslo|secret key))"
+    r"(?![A-Za-z])(?! (?:reset|policy))|[Пп]арол|密码|密碼|パスワード|비밀번호|[Şş]ifre"
+)
 
 
 _NAME_MEMBERS: Final = frozenset(("name", "key", "header", "variable", "field", "env", "param", "parameter", "option"))

@@ -7,9 +7,10 @@ A text takes these passes (`redaction.py` calls them):
 3. One automaton looks for the hints of all rules; those whose hints are there look at the text, in the order of _RULES:
    keys by their form (redaction_keys.py), headers and URLs (redaction_requests.py), values that are assigned to a name
    (redaction_assigned.py, with names and values in redaction_names.py), commands and calls (redaction_commands.py),
-   numbers of persons (redaction_personal.py), and what the reference left behind its markers.
+   what a text tells of in words and forms (redaction_told.py), numbers of persons (redaction_personal.py), and what the
+   reference left behind its markers.
 4. Places that overlap become one marker in the original text (redaction_places.py).
-5. What stands behind the new markers is looked at as in 3.
+5. All of this again, until the text stays: markers show what stands behind or between them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from worker.core.redaction_names import is_value, looks_secret
 from worker.core.redaction_personal import IDENTIFIERS, PERSONAL
 from worker.core.redaction_places import Found, Rule, bounded, most_secrets
 from worker.core.redaction_requests import REQUESTS
+from worker.core.redaction_told import TOLD
 
 TYPES: Final = ("private_key", "basic_auth", "jwt", "cookie", "signed_url", "webhook", "card", "iban", "ssn")
 """Types of markers that only the strict rules set; the others are the reference's."""
@@ -67,7 +69,7 @@ def residues(text: str, _lowered: str = "") -> Iterator[Found]:
         yield Found(start, end, "password")
 
 
-_SECRETS: Final = (*KEYS, *REQUESTS, ASSIGNED, *COMMANDS, *PERSONAL, Rule(r"\[redacted:password\]", residues))
+_SECRETS: Final = (*KEYS, *REQUESTS, ASSIGNED, *COMMANDS, *TOLD, *PERSONAL, Rule(r"\[redacted:password\]", residues))
 """The rules of each level of privacy, in the order in which they look."""
 _RULES: Final = (*_SECRETS, *IDENTIFIERS)
 

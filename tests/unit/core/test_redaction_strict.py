@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.builders import read_jsonl
 from tests.support.made_secrets import HARMLESS, made
 from tests.support.redaction_oracle import random_text
 from worker.core.redaction import LEVELS, STRICT_TYPES, Rules, redact_document, redact_text
@@ -231,6 +232,13 @@ HOSTILE = [
     "%22%3A%22",
     "-----END PRIVATE KEY-----",
     "[REDACTED:password] ",
+    "пароль a1 ",
+    "a1b2c3d4 is the password ",
+    '{"label":"password","text":"a1b2c3d4",',
+    "insert into t (password) values ('a'),",
+    "seed abandon ",
+    "kind: Secret\n",
+    "\x1b[0m",
 ]
 
 
@@ -324,3 +332,13 @@ def test_a_pattern_that_reads_on_takes_linear_time() -> None:
 )
 def test_a_value_of_signs_alone_is_none(text: str) -> None:
     assert redact_text(text, "aggregated", "strict") == (text, {})
+
+
+TOLD = read_jsonl("redaction_told.jsonl")
+
+
+@pytest.mark.parametrize("case", TOLD, ids=lambda case: case["text"][:40])
+def test_what_a_text_tells_of_goes_and_a_text_that_tells_of_nothing_stays(case: dict[str, Any]) -> None:
+    cleaned = redact_text(case["text"], "aggregated", "strict")[0]
+    assert not [secret for secret in case["secrets"] if secret in cleaned]
+    assert case["secrets"] or cleaned == case["text"]
