@@ -156,16 +156,17 @@ class ScoredTraces:
             raise NoDocuments(self._nothing())
         # 1. Documents that came twice (a worker that delivers at least once repeats its outputs to the byte) count
         # once.
-        kept = table[np.sort(np.unique(table["document"], return_index=True)[1])]
-        repeated = len(table) - len(kept)
+        kept = np.sort(np.unique(table["document"], return_index=True)[1])
+        repeated, record_ms = len(table) - len(kept), table["record_ms"]
         # 2. The last ones only, where asked for.
-        kept = kept[kept["record_ms"] >= since_ms]
+        kept = kept[record_ms[kept] >= since_ms]
         if last is not None:
-            kept = kept[np.sort(np.argsort(kept["record_ms"], kind="stable")[-last:])]
+            kept = np.sort(kept[np.argsort(record_ms[kept], kind="stable")[-last:]])
         if not len(kept):
             raise NoDocuments(f"none of {len(table)} traces is in the requested time range")
         # 3. Stream-time order; within a partition that is the order of scoring.
-        return kept[np.lexsort([kept[name] for name in ("offset", "partition", "time_ms")])], repeated
+        order = np.lexsort([table[name][kept] for name in ("offset", "partition", "time_ms")])
+        return table[kept[order]], repeated
 
     def _nothing(self) -> str:
         count = self.unreadable.count + self.inconsistent.count
