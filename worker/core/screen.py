@@ -17,6 +17,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cache
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -164,6 +165,25 @@ def _not_seen() -> frozenset[int]:
 
 # Three of the SDK's four characters; of the others no writing has six in a row, and emoji have two at most.
 _ZERO_WIDTH_RUN: Final = re.compile(f"[\u200b-\u200d\ufeff]{{3}}|[{_ZERO_WIDTH}]{{6}}")
+_MOST_STRAY: Final = 5
+"""Most invisible characters of a document that stand where no writing needs them, such as one that was pasted."""
+_SELECTORS: Final = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
+# Selectors choose a form of the sign before them: no letter, blank, selector or sign of ASCII has forms, save for the
+# digits, # and * of keycaps; and emoji have the last two forms alone. What follows are operators and reserved signs.
+_STRAY: Final = re.compile(
+    f'(?<=[\\s!"$-)+-/:-~{_SELECTORS}\u00c0-\u024f\u0370-\u052f])[{_SELECTORS}]'
+    "|(?<=[\U0001f000-\U0001faff])[\ufe00-\ufe0d\U000e0100-\U000e01ef]"
+    "|[\u2061-\u2065\u206a-\u206f\ufff0-\ufff8\U000e0080-\U000e00ff\U000e01f0-\U000e0fff]"
+)
+
+
+def _hides_text(text: str) -> bool:
+    """Whether invisible characters carry a message: a run of them, or more than stray ones, however far apart."""
+    if _ZERO_WIDTH_RUN.search(text):
+        return True
+    return sum(1 for _ in islice(_STRAY.finditer(text), _MOST_STRAY + 1)) > _MOST_STRAY
+
+
 _DIRECTION_OVERRIDE: Final = re.compile("[\u202d\u202e]")
 _TAG: Final = re.compile(f"(?:{'|'.join(_FLAGS)})|([{_TAGS}])")
 # The invisible characters that the SDK's sanitizer refuses, where no script needs them. U+202F is a space.
@@ -195,7 +215,7 @@ def _direction_left_open(text: str) -> bool:
 
 _HIDDEN_TEXT: Final[dict[str, Callable[[str], object]]] = {
     "bidi-override-chars": _direction_left_open,
-    "zero-width-steganography": _ZERO_WIDTH_RUN.search,
+    "zero-width-steganography": _hides_text,
     "direction-override": _DIRECTION_OVERRIDE.search,
     "tag-characters": lambda text: any(match[1] for match in _TAG.finditer(text)),
     "invisible-in-word": _INVISIBLE_IN_WORD.search,

@@ -158,3 +158,29 @@ def test_time_is_linear() -> None:
     """Quadratic time would be minutes for a sixteenth of the 1 MiB that `python -m tests.runs.screen` measures."""
     seconds, text = slowest(1 << 16, ["", "output \u200b"])[0]
     assert seconds < MAX_SECONDS, f"{seconds:.2f} s for {text!r}"
+
+
+@pytest.mark.parametrize("each", range(1, 6))
+@pytest.mark.parametrize("base", ["a", " ", "\u00e9", "\u0436", "\U0001f600", "."])
+def test_selectors_that_carry_a_message_are_found_however_few_stand_together(base: str, each: int) -> None:
+    some = "".join(chr(0xFE00 + number) for number in range(each))
+    more = "".join(chr(0xE0100 + number) for number in range(each))
+    for hidden in (some, more):
+        assert screen_texts([(base + hidden) * 12]).rules == ("zero-width-steganography",)
+        assert screen_texts([base + hidden] * 12).rules == ("zero-width-steganography",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\u2764\ufe0f \u2600\ufe0f \U0001f3f3\ufe0f\u200d\U0001f308 " * 20,
+        "1\ufe0f\u20e3 #\ufe0f\u20e3 *\ufe0f\u20e3 " * 20,
+        "\u845b\U000e0100\u8fbb\U000e0101 " * 20,
+        "\u182d\u180b\u182f " * 20,
+        "\u2268\ufe00 \u2229\ufe00 " * 20,
+        "\U0001f600\ufe0f \U0001f5a5\ufe0e " * 20,
+        "pasted\u2060 text\ufe0f with\u2063 one",
+    ],
+)
+def test_selectors_that_a_writing_needs_stay(text: str) -> None:
+    assert "zero-width-steganography" not in screen_texts([text]).rules
