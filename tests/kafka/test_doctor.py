@@ -17,6 +17,7 @@ from tests.support.builders import make_record
 from tests.support.commands import Diagnosis
 from tests.support.forgetting import ANOTHER_ID, KEY, control_record, of_version_1
 from tests.support.kafka_fixtures import committed, create_topics, produce, topic_id, unique
+from tests.support.kafka_versions import since
 from tests.support.secure_kafka import Acl, SecureKafka, secure_kafka
 from tests.support.stage import untouched
 from worker.cli import cli
@@ -83,6 +84,11 @@ def test_markers_of_transactions_are_no_lag(kafka: EmbeddedKafka) -> None:
     assert lag() == [("ok", "0 records wait in 2 partitions")]
     produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 1)] * 1001)
     assert lag() == [("ok", "at most 1001 records wait in 2 partitions")]
+
+    ((level, message),) = Diagnosis(stage.env).of("transactions")
+    may_hang = since("4.0") and not since("4.3")
+    assert level == ("warn" if may_hang else "ok")
+    assert ("KAFKA-20090" in message) == may_hang
 
 
 def test_another_group_on_the_same_outputs_is_told(kafka: EmbeddedKafka) -> None:

@@ -14,8 +14,8 @@ HEADER = """\
 # Written by `python -m tests.runs.lock_kafka {version}`; fetched and checked by worker/lab/broker/kafka_jars.py.
 """
 LOG4J = "2.25.3"
-LOGGING = ("log4j-api", "log4j-core", "log4j-slf4j-impl", "log4j-1.2-api")
-"""Kafka leaves the choice of a logger to its distribution; 3.x calls log4j 1, whose interface the last one has."""
+LOGGING = ("log4j-api", "log4j-core", "log4j-slf4j-impl")
+"""Kafka leaves the choice of a logger to its distribution. 3.x calls log4j 1, whose interface log4j-1.2-api has."""
 
 
 def main(version: str) -> None:
@@ -25,7 +25,8 @@ def main(version: str) -> None:
         _, nodes = maven.pom_dependency_list(kafka.pom())
         found = {(d.groupId, d.artifactId): d.version for d in (node.dep for node in nodes)}
         found["org.apache.kafka", "kafka_2.13"] = version
-        found |= {("org.apache.logging.log4j", artifact): LOG4J for artifact in LOGGING}
+        logging = (*LOGGING, "log4j-1.2-api") if version.startswith("3.") else LOGGING
+        found |= {("org.apache.logging.log4j", artifact): LOG4J for artifact in logging}
         print(HEADER.format(version=version), end="")
         for (group, artifact), release in sorted(found.items()):
             path = maven.project(group, artifact).at_version(release).artifact().resolve()

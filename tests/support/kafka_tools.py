@@ -9,7 +9,7 @@ from typing import Final
 from worker.lab.broker.kafka_jars import Jar, check, default_cache, fetch, install
 
 TOOLS_JAR: Final = Jar(
-    "org.apache.kafka:kafka-tools:4.1.2", "cb7aedcd2e418b86079c4b35257c8e37800eea84723c78c8b90f535bd589888e"
+    "org.apache.kafka:kafka-tools:4.3.0", "b88bc6ccc520d648142515526e4042c285612ce94b032434a88e3e936e38b600"
 )
 """The broker needs no tools, so this jar (0.6 MB) is not in its list."""
 

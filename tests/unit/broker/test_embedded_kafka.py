@@ -85,9 +85,10 @@ def test_a_release_is_chosen_by_its_number_or_its_minor() -> None:
     assert kafka_versions.versions() == sorted(kafka_versions.versions(), key=lambda v: [int(n) for n in v.split(".")])
     assert kafka_versions.chosen("3.9.1") == "3.9.1"
     assert kafka_versions.chosen("3.9") == "3.9.2"
-    assert kafka_versions.chosen("4.1") == KAFKA_VERSION
+    assert kafka_versions.chosen("4.1") == "4.1.2"
+    assert kafka_versions.chosen("4.3") == KAFKA_VERSION
     for wrong in ("3.8", "3", "", "4.1.20", "3.9.1.", "v3.9"):
-        with pytest.raises(ValueError, match=r"take one of 3\.5\.2, 3\.9\.1, .*4\.1\.2"):
+        with pytest.raises(ValueError, match=r"take one of 3\.5\.2, 3\.9\.1, .*4\.3\.0"):
             kafka_versions.chosen(wrong)
 
 

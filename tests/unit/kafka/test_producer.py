@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import ProducerFenced
+from aiokafka.protocol.types import Int16, TaggedFields, UnsignedVarInt32
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Network, Odds
@@ -240,3 +241,24 @@ def test_the_model_finds_what_happens_where_offsets_are_not_read_back(
     monkeypatch.setattr(requests, "has_late_offsets", lambda response: False)
     found = [judge(run("V1 before 4.0", number)) for number in range(30)]  # fixed: of any 60 one finds 2 now and then
     assert sum(map(bool, found)) >= 3
+
+
+@pytest.mark.parametrize(
+    ("newest", "level", "may_hang"), [(25, 2, True), (29, 2, True), (30, 2, False), (None, 2, False), (29, 0, False)]
+)
+def test_brokers_whose_transactions_may_hang_are_told_by_what_they_support(
+    newest: int | None, level: int, may_hang: bool
+) -> None:
+    """25: Kafka 4.0, 29: 4.2, 30: 4.3, as those brokers answer; None: a broker that is not Kafka."""
+
+    def features(*levels: tuple[str, int, int]) -> bytes:
+        rows = (
+            requests.TEXT.encode(name) + Int16.encode(one) + Int16.encode(two) + TaggedFields.encode({})
+            for name, one, two in levels
+        )
+        return UnsignedVarInt32.encode(len(levels) + 1) + b"".join(rows)
+
+    supported = features() if newest is None else features(("group.version", 0, 1), ("metadata.version", 7, newest))
+    finalised = features(("transaction.version", level, level))
+    response = requests.ApiVersionsResponse_v3(0, [], 0, {0: supported, 2: finalised})
+    assert requests.may_hang_at_last_epoch(response) == may_hang

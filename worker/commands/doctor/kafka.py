@@ -125,7 +125,7 @@ async def _apis(admin: AIOKafkaAdminClient, settings: Settings) -> Finding:
         return fail(
             "API versions",
             f"no version in common with the broker: {', '.join(lacking)}",
-            "use another Kafka version; 4.1 is tested",
+            "use another Kafka version; 4.3 is tested",
         )
     return ok("API versions", f"a version in common for each of {needed} requests")
 
@@ -208,9 +208,18 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
         return fail("transactions", f"transactional id {transactional_id} is denied", error_text(error))
     except KafkaError as error:
         return fail("transactions", error_text(error), "the worker's transactions need a coordinator")
-    protocol = TRANSACTIONS[await transactions_of(admin)]
-    return ok(
-        "transactions", f"{protocol}; transactional id {transactional_id}: Describe is granted, coordinator found"
+    transactions = await transactions_of(admin)
+    told = (
+        f"{TRANSACTIONS[transactions.version]}; transactional id {transactional_id}: Describe is granted, coordinator "
+        "found"
+    )
+    if not transactions.may_hang:
+        return ok("transactions", told)
+    return warn(
+        "transactions",
+        f"{told}. But in Kafka 4.0 to 4.2 a transaction can stay open for ever if its worker dies in the last epoch of "
+        "its producer id, one in 32,767 (KAFKA-20090)",
+        "use Kafka 4.3.0 or later",
     )
 
 

@@ -7,7 +7,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -41,7 +41,13 @@ from aiokafka.protocol.types import (
 
 from worker.kafka.aiokafka_private import has_version, send_request, with_versions
 from worker.kafka.cluster.connections import admin_client
-from worker.kafka.writing.protocol import FeaturesRequest, InitProducerId, ProduceV1, transaction_protocol
+from worker.kafka.writing.protocol import (
+    FeaturesRequest,
+    InitProducerId,
+    ProduceV1,
+    may_hang_at_last_epoch,
+    transaction_protocol,
+)
 
 NO_ID: Final = bytes(16)
 
@@ -332,9 +338,17 @@ async def lacking_apis(admin: AIOKafkaAdminClient, *, transactions: bool) -> tup
     return [request.__name__.removesuffix("Request").removesuffix("V1") for request in lacking], len(needed)
 
 
-async def transactions_of(admin: AIOKafkaAdminClient) -> int:
-    """Return the version of the transaction protocol that the worker's producers use on this cluster, 1 or 2."""
+class Transactions(NamedTuple):
+    """The version of the transaction protocol that the worker's producers use on a cluster, 1 or 2, and its fault."""
+
+    version: int
+    may_hang: bool
+
+
+async def transactions_of(admin: AIOKafkaAdminClient) -> Transactions:
+    """Return what a broker of the cluster says of transactions."""
     try:
-        return transaction_protocol(await send_request(admin, FeaturesRequest()))
+        response = await send_request(admin, FeaturesRequest())
     except NotImplementedError:  # before Kafka 2.4
-        return 1
+        return Transactions(1, may_hang=False)
+    return Transactions(transaction_protocol(response), may_hang_at_last_epoch(response))

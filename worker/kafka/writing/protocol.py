@@ -55,8 +55,12 @@ ALL_REPLICAS: Final = -1
 """Acknowledgements that a batch needs: those of all replicas in sync."""
 
 TEXT: Final = CompactString("utf-8")
+SUPPORTED_FEATURES: Final = 0
 FINALISED_FEATURES: Final = 2
-"""The tag of the finalised features in the answer to ApiVersions."""
+"""The tags of the features that a broker supports and of the finalised ones, in the answer to ApiVersions."""
+
+METADATA_4_3: Final = 30
+"""The newest metadata.version that Kafka 4.3.0 supports; 4.0.2 supports 25, 4.1.2 27, and 4.2.1 29."""
 
 
 class ProducerEpoch(NamedTuple):
@@ -257,14 +261,31 @@ def has_late_offsets(response: ApiVersionsResponse_v3) -> bool:
     return not any(key == CommitOffsetsV2.API_KEY and most >= 5 for key, _, most in response.api_versions)
 
 
+def may_hang_at_last_epoch(response: ApiVersionsResponse_v3) -> bool:
+    """Return whether transactions V2 of this broker can hang at a producer's last epoch: Kafka 4.0 to 4.2.
+
+    A transaction that is open in epoch 32,766 and times out there stays open (KAFKA-20090): seen in the classes of
+    4.0.2, 4.1.2 and 4.2.1, and mended in those of 4.3.0. In 4.0.0 the next start of its producer fails, too
+    (KAFKA-19367; mended in 4.0.1). A broker does not tell its release, but the newest metadata.version that it
+    supports, which each minor release raises.
+    """
+    _, newest = _features(response, SUPPORTED_FEATURES).get("metadata.version", (0, METADATA_4_3))
+    return transaction_protocol(response) == 2 and newest < METADATA_4_3
+
+
 def finalised_features(response: ApiVersionsResponse_v3) -> dict[str, int]:
     """Return the level of each feature in the response to FeaturesRequest."""
-    data = BytesIO(response.tags.get(FINALISED_FEATURES, b"\1"))
+    return {name: first for name, (first, _) in _features(response, FINALISED_FEATURES).items()}
+
+
+def _features(response: ApiVersionsResponse_v3, tag: int) -> dict[str, tuple[int, int]]:
+    """Return the two levels of each feature: for finalised ones the highest comes first, for supported ones last."""
+    data = BytesIO(response.tags.get(tag, b"\1"))
     features = {}
     for _ in range(UnsignedVarInt32.decode(data) - 1):
-        name, level, _least = TEXT.decode(data), Int16.decode(data), Int16.decode(data)
+        name, first, last = TEXT.decode(data), Int16.decode(data), Int16.decode(data)
         TaggedFields.decode(data)
-        features[name] = level
+        features[name] = (first, last)
     return features
 
 
