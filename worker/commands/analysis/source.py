@@ -5,7 +5,6 @@ It imports what is heavy inside functions: `--help` loads this module.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,6 +80,8 @@ class ScoredInput(NamedTuple):
             raise CommandError(f"{self.described(settings)} cannot be read: {error.strerror or error}") from None
 
     def _read_topics(self, settings: Settings, take: TakeDocument) -> int:
+        import asyncio
+
         from worker.commands.shared.scored_topics import read_outputs
         from worker.config import ConfigError
 
