@@ -32,7 +32,7 @@ from worker.core.documents import (
     readdressed,
     scored_record,
 )
-from worker.core.forgetting import Forgetting, Kept, Processed, read_control, receipt_record
+from worker.core.forgetting import Forgetting, Kept, Processed, read_request, receipt_record
 from worker.core.novelty import Label, VectorCache
 from worker.core.records import Fault
 from worker.core.scorer import PartitionScorer
@@ -186,7 +186,7 @@ def test_control_record_receipt_and_processed_request_are_the_code_s() -> None:
     record = control_record(7, agent_id="ada")
     validator("forget", "payload").validate(json.loads(record.value or b""))
     validator("forget", "headers").validate(headers_of(record))
-    request = read_control(record, [KEY], TOPIC_ID)
+    request = read_request(record, [KEY], TOPIC_ID)
     cache = VectorCache(2, 2)
     cache.add_unit(np.array([1, 0], np.float32), 5, Label("kp:trace:1", "ada", 3))
     done = Forgetting({b"1:1026:0": Kept(0, Label("kp:trace:1", "ada", 3))}, [], 1, "m", None).forget(

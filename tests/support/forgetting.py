@@ -11,7 +11,8 @@ import numpy as np
 
 from tests.support.builders import make_record
 from worker import InvalidTrace, embedding_text, parse_trace
-from worker.core.forgetting import ForgetRequest, control_headers, encode_request, is_control
+from worker.core.control import FORGET, control_headers, control_kind
+from worker.core.forgetting import ForgetRequest, encode_request
 from worker.core.records import SourceRecord
 from worker.core.scorer import event_time_ms
 from worker.embed.embedder import Embedder
@@ -31,7 +32,9 @@ def control_record(
     body = {"version": 2, "request_id": "r-1", "issued_at": "2026-04-14T08:00:00Z", "topic": topic}
     body |= {"topic_id": TOPIC_ID, "partition": partition, "end_offsets": [offset] * (partition + 1)} | fields
     value = encode_request(msgspec.convert(body, ForgetRequest))
-    return make_record(value, offset, key=b"r-1", headers=control_headers(value, key), topic=topic, partition=partition)
+    return make_record(
+        value, offset, key=b"r-1", headers=control_headers(FORGET, value, key), topic=topic, partition=partition
+    )
 
 
 def of_version_1(record: SourceRecord) -> SourceRecord:
@@ -39,7 +42,7 @@ def of_version_1(record: SourceRecord) -> SourceRecord:
     body = json.loads(record.value or b"") | {"version": 1}
     del body["topic_id"]
     value = json.dumps(body, separators=(",", ":")).encode()
-    return record._replace(value=value, headers=control_headers(value, KEY))
+    return record._replace(value=value, headers=control_headers(FORGET, value, KEY))
 
 
 def with_requests(rng: random.Random, records: Sequence[SourceRecord]) -> list[SourceRecord]:
@@ -74,7 +77,7 @@ def recreated(
     rng: random.Random, earlier: Sequence[SourceRecord], records: Sequence[SourceRecord]
 ) -> list[SourceRecord]:
     """Return other records with agents, and among them the control records of an earlier topic, at their offsets."""
-    result = {record.offset: record for record in earlier if is_control(record.headers)}
+    result = {record.offset: record for record in earlier if control_kind(record.headers)}
     free = (offset for offset in range(len(earlier) + len(records)) if offset not in result)
     for offset, record in zip(free, records, strict=False):
         result[offset] = record._replace(offset=offset, value=_by_some_agent(rng, record.value))
@@ -157,7 +160,7 @@ def honoured(records: Sequence[SourceRecord], topic_id: str = TOPIC_ID) -> dict[
         if not any(name == "kp-control" for name, _ in record.headers):
             continue
         body = json.loads(record.value or b"")
-        signed = list(record.headers) == control_headers(record.value or b"", KEY)
+        signed = list(record.headers) == control_headers(FORGET, record.value or b"", KEY)
         if signed and body.get("topic_id") == topic_id and body["request_id"] not in done:
             done.add(body["request_id"])
             result[record.offset] = body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worker.config.errors import ConfigError
 from worker.config.settings import Settings
-from worker.core.forgetting import MIN_KEY_BYTES
+from worker.core.control import MIN_KEY_BYTES
 
 _MAKE = "make one with: openssl rand -hex 32"
 

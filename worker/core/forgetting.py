@@ -1,15 +1,13 @@
-"""Control records, which ask a partition to forget: their signature, what they remove, and their receipts.
+"""Requests to forget, which are control records (control.py): when they count, what they remove, and their receipts.
 
-A control record is on the source topic because the order of two topics is lost in a replay. It is signed because many
-may write there. A copy of it does no harm: it is bound to a topic by its id, a partition and a stretch of offsets. The
-name of a topic is not enough, because a recreated topic has it again, with the same offsets.
+A copy of a request does no harm: it is bound to a topic by its id, a partition and a stretch of offsets. The name of a
+topic is not enough, because a recreated topic has it again, with the same offsets.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import hmac
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, NamedTuple
@@ -17,19 +15,12 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from worker.core.control import bad_control, check_signature
 from worker.core.novelty import CACHED_ID_LENGTH, Label, VectorCache
 from worker.core.passes import Offset, PassNumber, StreamTime
-from worker.core.records import FORGOTTEN, Headers, IdentityKey, OutputRecord, SourceRecord
-from worker.core.trace import InvalidTrace, Reason
+from worker.core.records import FORGOTTEN, IdentityKey, OutputRecord, SourceRecord
+from worker.core.trace import InvalidTrace
 from worker.version import __version__
-
-CONTROL_HEADER: Final = "kp-control"
-FORGET: Final = b"forget"
-SIGNATURE_HEADER: Final = "kp-control-signature"
-"""The signature: HMAC-SHA256 of the exact value, 64 hexadecimal digits."""
-
-MIN_KEY_BYTES: Final = 32
-"""Shortest key: as long as the hash, as RFC 2104 advises."""
 
 MAX_BEHIND: Final = 10_000
 """A control record is honoured up to this many offsets behind the end that it was signed for.
@@ -138,56 +129,38 @@ def encode_request(request: ForgetRequest) -> bytes:
     return _encoder.encode(request)
 
 
-def control_headers(body: bytes, key: bytes) -> list[tuple[str, bytes]]:
-    """Return the headers of a control record, with its signature."""
-    return [(CONTROL_HEADER, FORGET), (SIGNATURE_HEADER, _signature(body, key))]
-
-
-def _signature(body: bytes, key: bytes) -> bytes:
-    return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
-
-
-def is_control(headers: Headers) -> bool:
-    """Whether a record with these headers is a control record."""
-    return any(name == CONTROL_HEADER and content == FORGET for name, content in headers)
-
-
-def read_control(record: SourceRecord, keys: Sequence[bytes], topic_id: str | None) -> ForgetRequest:
+def read_request(record: SourceRecord, keys: Sequence[bytes], topic_id: str | None) -> ForgetRequest:
     """Return the request of a control record. Raises InvalidTrace for one that must not be honoured.
 
     `topic_id`: of the topic that the record is on; None if its broker has no ids. No request is honoured there.
     """
     body = record.value or b""
-    said = [content or b"" for name, content in record.headers if name == SIGNATURE_HEADER]
-    if len(said) != 1:
-        raise _bad(f"a control record needs one header {SIGNATURE_HEADER}, got {len(said)}")
-    if not any(hmac.compare_digest(_signature(body, key), said[0]) for key in keys):
-        raise _bad(f"{SIGNATURE_HEADER} is not the signature of this value by KP_FORGET_KEY")
+    check_signature(record.headers, body, keys, "KP_FORGET_KEY")
     try:
         if _versions.decode(body).version == 1:
-            raise _bad(
+            raise bad_control(
                 "the request has version 1, which does not name the topic's id, so it may be a copy from another topic "
                 "of this name: run kp-worker forget again, with the workers' version"
             )
         request = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _bad(f"the value is no request to forget (schemas/forget.schema.json): {error}") from error
+        raise bad_control(f"the value is no request to forget (schemas/forget.schema.json): {error}") from error
     if isinstance(request.trace_ids, UnsetType) == isinstance(request.agent_id, UnsetType):
-        raise _bad("give either trace_ids or agent_id")
+        raise bad_control("give either trace_ids or agent_id")
     if (request.topic, request.partition) != (record.topic, record.partition):
-        raise _bad("the record was signed for another topic or partition")
+        raise bad_control("the record was signed for another topic or partition")
     if topic_id is None:
-        raise _bad(
+        raise bad_control(
             "the brokers report no id of the topic (Kafka has ids since 2.8), so this may be a copy from another"
         )
     if request.topic_id != topic_id:
-        raise _bad(
+        raise bad_control(
             f"the record was signed for another topic of this name, with the id {request.topic_id}. This one has the "
             f"id {topic_id}: it was recreated, or is on another cluster; run kp-worker forget again"
         )
     end = request.end_offsets[record.partition] if record.partition < len(request.end_offsets) else None
     if end is None or not end <= record.offset < end_of_validity(request.end_offsets, record.partition):
-        raise _bad(
+        raise bad_control(
             f"the record was signed for the end {end} of the partition, and is honoured up to {MAX_BEHIND} offsets "
             "behind it: run kp-worker forget again"
         )
@@ -201,19 +174,15 @@ def end_of_validity(end_offsets: Sequence[int], partition: int) -> int:
 
 def copied(request: ForgetRequest, earlier: int) -> InvalidTrace:
     """Return why a second control record of one request is a dead letter; `earlier`: the first one's offset."""
-    return _bad(f"request {request.request_id} was processed at offset {earlier}; this is a copy")
+    return bad_control(f"request {request.request_id} was processed at offset {earlier}; this is a copy")
 
 
 def too_old(request: ForgetRequest, newer: int) -> InvalidTrace:
     """Return why a request from before the last `newer` ones is a dead letter: it may be a copy."""
-    return _bad(
+    return bad_control(
         f"request {request.request_id} was signed before the last {newer} requests of this partition, so it may be a "
         "copy: run kp-worker forget again"
     )
-
-
-def _bad(message: str) -> InvalidTrace:
-    return InvalidTrace(Reason.BAD_CONTROL, "", message)
 
 
 def receipt_record(

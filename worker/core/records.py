@@ -46,6 +46,7 @@ ACCEPTED: Final = "accepted"
 REJECTED: Final = "rejected"
 DEAD_LETTER: Final = "dead_letter"
 FORGOTTEN: Final = "forgotten"
+JUDGED: Final = "judged"
 ASSEMBLED: Final = "assembled"
 SPANS: Final = "spans"
 
@@ -114,7 +115,7 @@ class SourceRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """A record to publish; `kind` (accepted, rejected, dead_letter, forgotten, assembled, spans) names its topic.
+    """A record to publish; `kind` (`ACCEPTED`, `REJECTED` and so on) names its topic.
 
     `redactions` counts the markers in the value, by type; None: the value was not redacted. `screened`: the rules of
     the screen that matched. `partition`: of the topic; None: the source record's, modulo the topic's partitions.

@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 
 from worker.core.changelog import text_hash
+from worker.core.control import FORGET, control_kind
 from worker.core.documents import dead_letter, embedding_failed, one_record
-from worker.core.forgetting import ControlConfig, ForgetRequest, is_control, read_control, receipt_record
+from worker.core.forgetting import ControlConfig, ForgetRequest, read_request, receipt_record
 from worker.core.novelty import Vector
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation, EvaluationConfig, cached_id
@@ -73,8 +74,8 @@ class Evaluator:
 
     def _read(self, record: SourceRecord) -> ReasoningTrace | ForgetRequest:
         """Return the trace or the request in a record. Raises InvalidTrace."""
-        if self._control is not None and record.fault is None and is_control(record.headers):
-            return read_control(record, self._control.keys, self._state.topic_id)
+        if self._control is not None and record.fault is None and control_kind(record.headers) == FORGET:
+            return read_request(record, self._control.keys, self._state.topic_id)
         return self._evaluation.read(record)
 
     def _embed(

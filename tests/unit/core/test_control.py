@@ -10,6 +10,7 @@ from tests.support.builders import make_record
 from tests.support.forgetting import ANOTHER_ID, KEY, TOPIC_ID, control_record, of_version_1
 from worker.config import ConfigError, load
 from worker.config.forget_keys import forget_keys
+from worker.core.control import FORGET, control_headers, control_kind
 from worker.core.forgetting import (
     LISTED_BYTES,
     MAX_BEHIND,
@@ -19,12 +20,10 @@ from worker.core.forgetting import (
     Kept,
     Processed,
     Removed,
-    control_headers,
     decode_processed,
     encode_processed,
-    is_control,
-    read_control,
     read_receipt,
+    read_request,
     receipt_record,
 )
 from worker.core.novelty import Label, VectorCache
@@ -37,13 +36,13 @@ REQUIRED_BY_VERSION_1 = {"version", "request_id", "issued_at", "topic", "partiti
 
 def refused(record: SourceRecord, *keys: bytes, topic_id: str | None = TOPIC_ID) -> str:
     with pytest.raises(InvalidTrace) as caught:
-        read_control(record, keys or [KEY], topic_id)
+        read_request(record, keys or [KEY], topic_id)
     assert caught.value.reason is Reason.BAD_CONTROL
     return caught.value.message
 
 
 def signed(body: bytes, **changes: Any) -> SourceRecord:
-    return make_record(body, headers=control_headers(body, KEY))._replace(**changes)
+    return make_record(body, headers=control_headers(FORGET, body, KEY))._replace(**changes)
 
 
 def changed(**fields: Any) -> SourceRecord:
@@ -57,10 +56,10 @@ def changed_unsigned(record: SourceRecord, **fields: Any) -> SourceRecord:
 
 
 def test_a_request_is_read_and_cut_as_the_cache_cuts() -> None:
-    request = read_control(control_record(5, agent_id="ada"), [KEY], TOPIC_ID)
+    request = read_request(control_record(5, agent_id="ada"), [KEY], TOPIC_ID)
     assert request.matcher()(Label("kp:trace:1", "ada", 3))
     assert not request.matcher()(Label("ada", "bob", 3))
-    request = read_control(control_record(5, trace_ids=["a", "b"]), [OTHER_KEY, KEY], TOPIC_ID)
+    request = read_request(control_record(5, trace_ids=["a", "b"]), [OTHER_KEY, KEY], TOPIC_ID)
     assert [request.matcher()(Label(name, "x", 3)) for name in "abc"] == [True, True, False]
 
 
@@ -71,8 +70,8 @@ def test_only_the_exact_bytes_that_a_known_key_signed_are_honoured() -> None:
     assert "needs one header" in refused(record._replace(headers=record.headers[:1]))
     assert "needs one header" in refused(record._replace(headers=[*record.headers, record.headers[1]]))
     assert "not the signature" in refused(record._replace(headers=[record.headers[0], (record.headers[1][0], None)]))  # type: ignore[list-item]
-    assert not is_control([("kp-control", b"forget me")])
-    assert not is_control([("kp-control", None)])  # type: ignore[list-item]
+    assert control_kind([("kp-control", b"forget me")]) is None
+    assert control_kind([("kp-control", None)]) is None  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_a_record_of_another_place_is_refused() -> None:
     for place in ({"topic": "other"}, {"partition": 1}):
         assert "another topic or partition" in refused(record._replace(**place))
     assert "honoured up to" in refused(record._replace(offset=99))
-    read_control(record._replace(offset=100 + MAX_BEHIND), [KEY], TOPIC_ID)
+    read_request(record._replace(offset=100 + MAX_BEHIND), [KEY], TOPIC_ID)
     assert "honoured up to" in refused(record._replace(offset=101 + MAX_BEHIND))
     assert "honoured up to" in refused(changed(end_offsets=[0], partition=1)._replace(partition=1))
 
@@ -121,7 +120,7 @@ def test_a_record_of_another_place_is_refused() -> None:
 def test_a_record_of_another_topic_of_this_name_is_refused() -> None:
     """Of an earlier topic, whose offsets and name are the same; or of another cluster's."""
     record = control_record(100, agent_id="ada")
-    read_control(record, [KEY], TOPIC_ID)
+    read_request(record, [KEY], TOPIC_ID)
     said = refused(record, topic_id=ANOTHER_ID)
     assert TOPIC_ID in said
     assert ANOTHER_ID in said
@@ -149,7 +148,7 @@ def test_a_record_of_version_1_is_refused_and_says_what_to_do() -> None:
 
 def test_a_receipt_lists_what_fits() -> None:
     record = control_record(7, agent_id="ada")
-    request = read_control(record, [KEY], TOPIC_ID)
+    request = read_request(record, [KEY], TOPIC_ID)
     removed = [Removed("kp:trace:" + "x" * 247, n, n, n % 2 == 0) for n in range(3000)]
     output = receipt_record(record, request, "group", reversed(removed))
     assert len(output.value or b"") < LISTED_BYTES + 1000
@@ -168,12 +167,12 @@ def test_requests_are_kept_while_they_matter() -> None:
     kept = {b"k": Kept(0, Label("t", "ada", 0))}
     state = Forgetting(kept, [], 1, "m", ttl_ms=1000)
     cache = VectorCache(4, 2)
-    request = read_control(control_record(0, agent_id="ada"), [KEY], TOPIC_ID)
+    request = read_request(control_record(0, agent_id="ada"), [KEY], TOPIC_ID)
     first = state.forget(request, cache, 0, 5000)
     assert [key for key, _ in first.rows] == [b"k", b"forgotten:1:0"]
     assert state.earlier(request, 1) == 0
     assert state.earlier(request, 0) is None  # the same record, read again
-    other = read_control(control_record(9, request_id="r-2", agent_id="bob"), [KEY], TOPIC_ID)
+    other = read_request(control_record(9, request_id="r-2", agent_id="bob"), [KEY], TOPIC_ID)
     assert len(state.forget(other, cache, 9, 9000).rows) == 1  # expired, but a copy could still come
     late = MAX_BEHIND + 1
     assert len(state.forget(other, cache, late, 5999).rows) == 1
@@ -189,7 +188,7 @@ def test_no_copy_is_honoured_because_its_request_has_left_the_full_list() -> Non
     state, cache = Forgetting({}, [], 1, "m", ttl_ms=None), VectorCache(4, 2)
     total = MAX_REQUESTS + 10
     requests = [
-        read_control(control_record(n, request_id=f"r-{n}", agent_id="a"), [KEY], TOPIC_ID) for n in range(total)
+        read_request(control_record(n, request_id=f"r-{n}", agent_id="a"), [KEY], TOPIC_ID) for n in range(total)
     ]
     for offset, request in enumerate(requests):
         assert state.refusal(request, offset) is None
@@ -200,7 +199,7 @@ def test_no_copy_is_honoured_because_its_request_has_left_the_full_list() -> Non
     assert "signed before the last 2048 requests" in str(refusals[0])
     assert "was processed at offset 2057" in str(refusals[-1])
     assert state.refusal(requests[0], 0) is None  # the record itself, read again
-    late = read_control(control_record(20, request_id="late", agent_id="a"), [KEY], TOPIC_ID)
+    late = read_request(control_record(20, request_id="late", agent_id="a"), [KEY], TOPIC_ID)
     assert state.refusal(late, total) is None
 
 

@@ -29,7 +29,8 @@ from tests.support.simulated_log import (
 )
 from worker.core import changelog, forgetting
 from worker.core.changelog import Restored
-from worker.core.forgetting import ControlConfig, Forgetting, is_control
+from worker.core.control import control_kind
+from worker.core.forgetting import ControlConfig, Forgetting
 from worker.core.records import FORGOTTEN, SourceRecord
 from worker.stream import partition
 from worker.stream.partition import Partition
@@ -60,7 +61,7 @@ async def live(rng: random.Random, plan: Plan, topics: Topics, records: Sequence
     todo = [record for record in records if record.offset >= topics.offset]
     forget = not failing or rng.random() < 0.7
     if not forget:
-        todo = todo[: next((n for n, record in enumerate(todo) if is_control(record.headers)), len(todo))]
+        todo = todo[: next((n for n, record in enumerate(todo) if control_kind(record.headers)), len(todo))]
     pool = RandomPool(rng)
     task, failures = new_task(rng, plan, topics, topics.restored(plan.capacity), pool, failing, forget)
     task.start()

@@ -18,7 +18,7 @@ from tests.support.forgetting import KEY, TOPIC_ID, asked, control_record
 from worker.core import forgetting
 from worker.core import forgetting as control
 from worker.core.changelog import Log, encode, slot_key
-from worker.core.forgetting import Forgetting, read_control
+from worker.core.forgetting import Forgetting, read_request
 from worker.core.group_view import GroupView
 from worker.core.novelty import Label, Vector
 from worker.core.passes import BEFORE_PASSES, MARKER_KEY, MARKER_VERSION, Found, Marker, committed_from, encode_marker
@@ -118,7 +118,7 @@ class World:
             if offset <= body["end_offsets"][number] + BEHIND:
                 record = control_record(offset, partition=number, **body)
                 forgotten = partition.forgetting.forget(
-                    read_control(record, [KEY], TOPIC_ID), partition.scorer.cache, offset, 0
+                    read_request(record, [KEY], TOPIC_ID), partition.scorer.cache, offset, 0
                 )
                 partition.scorer.forget_in_group(forgotten.processed)
                 partition.sizes[len(partition.log)] = len(forgotten.rows)

@@ -21,7 +21,8 @@ from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.shared.session import read_to
 from worker.config import ConfigError, Settings
 from worker.config.forget_keys import forget_keys
-from worker.core.forgetting import is_control, read_control
+from worker.core.control import FORGET, control_kind
+from worker.core.forgetting import read_request
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace
 from worker.kafka.cluster.client import client_arguments, patch_aiokafka
@@ -293,12 +294,12 @@ class _Backlog:
     def judge(self, record: ConsumerRecord, keys: Sequence[bytes], topic_id: str | None) -> None:
         """Count a control record; for any other record do nothing."""
         headers = record.headers
-        if not is_control(headers):
+        if control_kind(headers) != FORGET:
             return
         self.controls += 1
         place = record.topic, record.partition, record.offset
         try:
-            read_control(SourceRecord(*place, record.timestamp, record.key, record.value, headers), keys, topic_id)
+            read_request(SourceRecord(*place, record.timestamp, record.key, record.value, headers), keys, topic_id)
         except InvalidTrace as error:
             self.refused += 1
             self.first = self.first or f"{record.partition}:{record.offset}: {error.message}"

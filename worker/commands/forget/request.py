@@ -22,7 +22,8 @@ from worker.commands.shared.session import Session, SessionError, run_session
 from worker.commands.shared.table import PlainTable
 from worker.config import ConfigError, Settings
 from worker.config.forget_keys import forget_keys
-from worker.core.forgetting import REQUEST_VERSION, ForgetRequest, control_headers, encode_request, read_receipt
+from worker.core.control import FORGET, control_headers
+from worker.core.forgetting import REQUEST_VERSION, ForgetRequest, encode_request, read_receipt
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.terminal import clean, clean_json
 from worker.kafka.cluster.connections import idempotent_producer
@@ -174,7 +175,7 @@ async def _write(session: Session, partitions: int, key: bytes, request: _Reques
             )
             sends.append(
                 producer.send_and_wait(
-                    topic, body, request.request_id.encode(), tp.partition, headers=control_headers(body, key)
+                    topic, body, request.request_id.encode(), tp.partition, headers=control_headers(FORGET, body, key)
                 )
             )
         results = await asyncio.gather(*sends, return_exceptions=True)

@@ -1,0 +1,241 @@
+"""The track record against a slow reading of its rules: which verdicts count, and what a restart finds."""
+
+import hashlib
+import random
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+
+import pytest
+
+from worker.core import track_record
+from worker.core.changelog import Log
+from worker.core.forgetting import Row
+from worker.core.track_record import HALF, PRIOR_WEIGHT, RECORD_PREFIX, Standing, TrackRecord, read_stored, record_key
+from worker.core.verdicts import Verdict, issued_ms
+
+TOPIC_ID = "abcdefghijklmnopqrstuv"
+START = datetime(2026, 11, 23, tzinfo=UTC)
+Read = list[tuple[int, Verdict]]
+"""Offsets and verdicts, as a partition reads them."""
+
+
+def verdict(agent: str = "ada", trace: str = "t", success: float = 1.0, at: int = 0, **changes: str) -> Verdict:
+    fields = {"task_domain": "code", "judge": "ci"} | changes
+    return Verdict(
+        version=1, trace_id=trace, agent_id=agent, success=success, issued_at=START + timedelta(seconds=at),
+        topic="traces", topic_id=TOPIC_ID, partition=0, **fields,
+    )  # fmt: skip
+
+
+def oracle(read: Read, agent: str, domain: str, kept: int) -> tuple[int, Fraction, Fraction]:
+    """Return verdicts, successes, and the confidence without the prior's share: slowly, from all that was read."""
+    latest: dict[tuple[str, str], tuple[int, bytes, Fraction]] = {}
+    for _, it in read:
+        if (it.agent_id, it.task_domain) == (agent, domain):
+            mine = (issued_ms(it, None), hashes(it), Fraction(it.millionths, 1_000_000))
+            if mine[0] >= latest.get((it.trace_id, it.judge), (0,))[0]:
+                latest[it.trace_id, it.judge] = mine
+    newest = sorted(latest.values(), reverse=True)[:kept]
+    weights = [Fraction(round(2**32 * 0.5 ** (age / HALF)), 2**32) for age in range(len(newest))]
+    weighted = sum((w * it[2] for w, it in zip(weights, newest, strict=True)), Fraction(0))
+    return len(newest), sum((it[2] for it in newest), Fraction(0)), weighted - sum(weights)
+
+
+def hashes(it: Verdict) -> bytes:
+    judge = hashlib.blake2b(it.judge.encode(), digest_size=8).digest()
+    return hashlib.blake2b(f"trace:{it.trace_id}".encode(), digest_size=16).digest() + judge
+
+
+def expected(read: Read, agent: str, domain: str, kept: int) -> Standing:
+    names = sorted({(it.agent_id, it.task_domain) for _, it in read})
+    firsts = []
+    for name in names:
+        mine = [(offset, it) for offset, it in read if (it.agent_id, it.task_domain) == name]
+        firsts.append(first_success(mine, kept))
+    prior = (sum(firsts, Fraction(0)) + Fraction(PRIOR_WEIGHT, 2)) / (len(names) + PRIOR_WEIGHT)
+    judged, succeeded, _ = oracle(read, agent, domain, kept)
+    weights = sum(Fraction(round(2**32 * 0.5 ** (age / HALF)), 2**32) for age in range(judged))
+    failures = -oracle(read, agent, domain, kept)[2]
+    used = (weights - failures + PRIOR_WEIGHT * prior) / (weights + PRIOR_WEIGHT)
+    return Standing(float(used), judged, float(succeeded))
+
+
+def first_success(read: Read, kept: int) -> Fraction:
+    """Return the success of the first verdict: the oldest one kept, or the first that had to go."""
+    for end in range(len(read) + 1):
+        latest: dict[tuple[str, str], tuple[int, bytes, Fraction]] = {}
+        for _, it in read[:end]:
+            mine = (issued_ms(it, None), hashes(it), Fraction(it.millionths, 1_000_000))
+            if mine[0] >= latest.get((it.trace_id, it.judge), (0,))[0]:
+                latest[it.trace_id, it.judge] = mine
+        if len(latest) > kept:
+            break
+    return min(latest.values())[2]
+
+
+def random_verdicts(rng: random.Random, count: int) -> Read:
+    """Return verdicts with corrections, copies, late ones and ties."""
+    read: Read = []
+    for offset in range(count):
+        if read and rng.random() < 0.15:
+            read.append((offset, rng.choice(read)[1]))
+            continue
+        it = verdict(
+            rng.choice("abc"), f"t{rng.randrange(count // 2)}", rng.choice([0.0, 1.0, 0.25, 1 / 3]),
+            max(0, offset - rng.choice([0, 0, 0, 1, 5, 40])), judge=rng.choice(["ci", "ann"]),
+            task_domain=rng.choice(["code", "law"]),
+        )  # fmt: skip
+        read.append((offset, it))
+    return read
+
+
+def add_all(record: TrackRecord, read: Iterable[tuple[int, Verdict]]) -> list[Row]:
+    rows: list[Row] = []
+    for offset, it in read:
+        rows += record.add(it, issued_ms(it, None), offset) or []
+    return rows
+
+
+def restored(log: Log, below: int, topic_id: str = TOPIC_ID) -> tuple[TrackRecord, list[Row]]:
+    record = TrackRecord(topic_id)
+    stored = [read_stored(key, value) for key, value in log.live() if key.startswith(RECORD_PREFIX)]
+    return record, record.restore(stored, below)
+
+
+def apply(log: Log, rows: Iterable[Row]) -> None:
+    for key, value in rows:
+        log.apply(key, value, log.end)
+
+
+@pytest.mark.parametrize("kept", [1, 3, 200])
+def test_it_equals_a_slow_reading_at_each_verdict(seed: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(track_record, "KEPT", kept)
+    rng = random.Random(seed)
+    read = random_verdicts(rng, 60)
+    record = TrackRecord(TOPIC_ID)
+    for end, (offset, it) in enumerate(read, 1):
+        record.add(it, issued_ms(it, None), offset)
+        for agent in "abcd":
+            found, wanted = record.standing(agent, "code"), expected(read[:end], agent, "code", kept)
+            assert found[1:] == pytest.approx(wanted[1:], abs=1e-9)
+            assert found.used == pytest.approx(wanted.used, abs=1e-12)
+
+
+def test_a_crash_changes_nothing(seed: int) -> None:
+    """Each commit writes the rows of its verdicts; what is past it is read again, from the committed offset."""
+    rng = random.Random(seed)
+    read = random_verdicts(rng, 120)
+    undisturbed = TrackRecord(TOPIC_ID)
+    add_all(undisturbed, read)
+    log, committed = Log(), 0
+    while committed < len(read):
+        record, first = restored(log, committed)
+        at = committed
+        while at < len(read):
+            batch = read[at : at + rng.randrange(1, 9)]
+            rows = add_all(record, batch)
+            if rng.random() < 0.2:
+                break  # the transaction is aborted
+            apply(log, first + rows)
+            first, at = [], at + len(batch)
+            committed = at
+    record, rows = restored(log, committed)
+    assert not rows
+    assert list(record.listed()) == list(undisturbed.listed())
+
+
+def test_after_a_reset_of_the_offset_no_verdict_counts_that_is_refused_when_it_is_read_again(seed: int) -> None:
+    rng = random.Random(seed)
+    read = random_verdicts(rng, 80)
+    log, record = Log(), TrackRecord(TOPIC_ID)
+    apply(log, add_all(record, read))
+    record, rows = restored(log, 0)  # the offset is moved back, and ci's key is removed
+    apply(log, rows)
+    again = [(offset, it) for offset, it in read if it.judge != "ci"]
+    apply(log, add_all(record, again[:30]))
+    record, _ = restored(log, again[29][0] + 1)
+    add_all(record, again[30:])
+    for agent in "abc":
+        assert record.standing(agent, "law")[1:] == pytest.approx(expected(again, agent, "law", 200)[1:], abs=1e-9)
+
+
+def test_a_recreated_topic_starts_without_records() -> None:
+    log, record = Log(), TrackRecord(TOPIC_ID)
+    apply(log, add_all(record, [(5, verdict())]))
+    record, rows = restored(log, 9, "another-id-of-the-topi")
+    assert rows == [(record_key("ada", "code"), None)]
+    assert record.standing("ada", "code") == Standing(0.5, 0, 0.0)
+
+
+def test_a_copy_of_an_older_verdict_changes_nothing_even_when_the_original_was_pushed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(track_record, "KEPT", 2)
+    record = TrackRecord(TOPIC_ID)
+    old = verdict(trace="1", success=1.0, at=1)
+    add_all(record, [(1, old), (2, verdict(trace="2", success=0, at=2)), (3, verdict(trace="3", success=0, at=3))])
+    before = record.standing("ada", "code")
+    assert before[1:] == (2, 0.0)
+    assert record.add(old, issued_ms(old, None), 9) is None
+    assert record.standing("ada", "code") == before
+
+
+def test_beyond_the_bound_the_record_with_the_oldest_latest_verdict_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(track_record, "MAX_RECORDS", 3)
+    record = TrackRecord(TOPIC_ID)
+    rows = add_all(record, [(n, verdict(agent)) for n, agent in enumerate("abcab")] + [(9, verdict("a", "new", at=9))])
+    assert len(record) == 3
+    assert all(value is not None for _, value in rows)
+    assert record.add(verdict("d"), 0, 10) is not None
+    assert [agent for agent, _, _ in record.listed()] == ["c", "a", "d"]
+
+
+def test_forgetting_an_agent_removes_its_records_of_all_domains() -> None:
+    log, record = Log(), TrackRecord(TOPIC_ID)
+    apply(log, add_all(record, [(1, verdict()), (2, verdict(task_domain="law")), (3, verdict("bob"))]))
+    apply(log, record.forget("ada".__eq__))
+    assert [agent for agent, _, _ in record.listed()] == ["bob"]
+    assert [agent for agent, _, _ in restored(log, 9)[0].listed()] == ["bob"]
+
+
+def test_renaming_after_failures_does_not_pay() -> None:
+    """A newcomer has the rate of first verdicts: that of an agent which begins again and again falls."""
+    record = TrackRecord(TOPIC_ID)
+    add_all(record, [(n, verdict("good", f"g{n}", 1, n)) for n in range(100)])
+    for n in range(40):
+        record.add(verdict(f"new-{n}", "t", 0.0, 200 + n), 0, 200 + n)
+    newcomer, good = record.standing("new-40", "code"), record.standing("good", "code")
+    assert newcomer.used < 0.1
+    assert good.used > 0.9
+
+
+def test_others_count_in_the_scope_group() -> None:
+    one, two = TrackRecord(TOPIC_ID), TrackRecord(TOPIC_ID)
+    both = TrackRecord(TOPIC_ID, lambda: [one, two])
+    rows = add_all(TrackRecord(TOPIC_ID), [(1, verdict(success=0.5))])
+    one.apply(*rows[0])
+    two.apply(*rows[0])
+    add_all(both, [(1, verdict())])
+    assert both.standing("ada", "code")[1:] == (3, 2.0)
+    two.apply(rows[0][0], None)
+    assert both.standing("ada", "code")[1:] == (2, 1.5)
+
+
+def test_damage_is_told_and_never_counts(seed: int) -> None:
+    rng = random.Random(seed)
+    ((key, value),) = add_all(TrackRecord(TOPIC_ID), [(7, verdict())])
+    assert value is not None
+    for _ in range(2000):
+        damaged = bytearray(value)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        try:
+            stored = read_stored(key, bytes(damaged[: rng.choice([len(damaged), rng.randrange(len(damaged))])]))
+        except ValueError:
+            continue
+        record = TrackRecord(stored.topic_id)
+        record.restore([stored], 100)
+        assert 0 <= record.standing("ada", "code").used <= 1
+    with pytest.raises(ValueError, match="key of another"):
+        read_stored(record_key("bob", "code"), value)

@@ -1,0 +1,144 @@
+"""Which control records are verdicts that count, and what a verdict is made of."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.builders import make_record
+from worker.core.control import FORGET, SIGNATURE_HEADER, VERDICT, control_headers, control_kind
+from worker.core.records import SourceRecord
+from worker.core.trace import InvalidTrace, Reason
+from worker.core.verdicts import Ruling, Verdict, issued_ms, judged_record, make_verdict, read_verdict, verdict_record
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+TOPIC_ID = "abcdefghijklmnopqrstuv"
+JUDGES = {"ci": [KEY], "reviewer": [b"r" * 32, OTHER]}
+LINE = {
+    "trace_id": "kp:trace:1", "agent_id": "ada", "task_domain": "code", "partition": 3, "success": True, "judge": "ci",
+}  # fmt: skip
+DOCUMENT = {
+    "id": "kp:trace:1",
+    "metadata": {"agent_id": "ada", "task_domain": "code", "success": True},
+    "scoring": {
+        "score": 0.61, "decision": "rejected", "source": {"topic": "traces", "partition": 3, "offset": 7},
+        "confidence": {"stated": 0.95, "used": 0.5, "judged": 0, "succeeded": 0},
+    },
+    "success": 0.25,
+    "judge": "ci",
+}  # fmt: skip
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+
+
+def verdict(line: dict[str, Any] = LINE, **changes: Any) -> Verdict:
+    return make_verdict(line | changes, topic="traces", topic_id=TOPIC_ID, issued_at=NOW)
+
+
+def record(of: Verdict | None = None, key: bytes = KEY, **changes: Any) -> SourceRecord:
+    value, headers = verdict_record(of or verdict(), key)
+    return make_record(value, headers=headers, topic="traces", partition=3)._replace(**changes)
+
+
+def refused(record: SourceRecord, topic_id: str | None = TOPIC_ID, judges: Any = JUDGES) -> str:
+    with pytest.raises(InvalidTrace) as caught:
+        read_verdict(record, judges, topic_id)
+    assert caught.value.reason is Reason.BAD_CONTROL
+    return str(caught.value)
+
+
+def test_a_verdict_is_made_of_a_scored_document_or_of_its_fields_alone() -> None:
+    short, of_document = verdict(), verdict(DOCUMENT)
+    assert (short.score, short.decision, short.used) == (None, None, None)
+    assert (of_document.score, of_document.decision, of_document.used) == (0.61, "rejected", 0.5)
+    assert of_document.success == 0.25
+    for name in ("trace_id", "agent_id", "task_domain", "partition", "judge", "issued_at"):
+        assert getattr(short, name) == getattr(of_document, name)
+
+
+@pytest.mark.parametrize(
+    ("success", "kept"), [(True, 1_000_000), (False, 0), (1, 1_000_000), (0.5, 500_000), (1e-9, 0)]
+)
+def test_success_is_true_false_or_a_number(success: Any, kept: int) -> None:
+    assert verdict(success=success).millionths == kept
+
+
+@pytest.mark.parametrize("success", [None, "yes", -0.1, 1.1, float("nan"), float("inf"), [1]])
+def test_another_success_is_refused(success: Any) -> None:
+    with pytest.raises(ValueError, match="success"):
+        verdict(success=success)
+
+
+@pytest.mark.parametrize("missing", list(LINE))
+def test_a_missing_field_is_named(missing: str) -> None:
+    with pytest.raises(ValueError, match=missing):
+        verdict({name: value for name, value in LINE.items() if name != missing})
+
+
+@pytest.mark.parametrize("judge", ["", "a b", "x" * 65, "ci\n"])
+def test_a_judge_has_a_name_that_fits_a_line_of_the_key_file(judge: str) -> None:
+    with pytest.raises(ValueError, match="judge"):
+        verdict(judge=judge)
+
+
+def test_the_key_decides_the_judge() -> None:
+    assert read_verdict(record(), JUDGES, TOPIC_ID) == verdict()
+    assert read_verdict(record(verdict(judge="reviewer"), OTHER), JUDGES, TOPIC_ID).judge == "reviewer"
+    assert "not the signature" in refused(record(verdict(judge="reviewer"), KEY))  # ci's key
+    assert "no key of judge stranger" in refused(record(verdict(judge="stranger"), KEY))
+    assert "KP_VERDICT_KEY_FILE" in refused(record(), judges={})
+
+
+def test_only_the_exact_bytes_that_were_signed_count() -> None:
+    signed = record()
+    assert "not the signature" in refused(signed._replace(value=(signed.value or b"").replace(b"1.0", b"0.0", 1)))
+    assert "needs one header" in refused(signed._replace(headers=signed.headers[:1]))
+    assert "needs one header" in refused(signed._replace(headers=[*signed.headers, signed.headers[1]]))
+    assert "not the signature" in refused(signed._replace(headers=[signed.headers[0], (SIGNATURE_HEADER, b"\xff")]))
+
+
+@pytest.mark.parametrize("value", [None, b"", b"{}", b"[1]", b"\xff", b'{"version": 2}', b"[" * 2000])
+def test_an_unreadable_verdict_is_refused(value: bytes | None) -> None:
+    headers = control_headers(VERDICT, value or b"", KEY)
+    assert "no verdict" in refused(make_record(value, headers=headers, topic="traces", partition=3))
+
+
+def test_an_unknown_field_is_refused_as_what_is_signed_must_be_understood() -> None:
+    body = msgspec.json.encode(msgspec.to_builtins(verdict()) | {"weight": 5})
+    assert "weight" in refused(make_record(body, headers=control_headers(VERDICT, body, KEY), topic="traces"))
+
+
+def test_a_verdict_counts_in_its_partition_of_its_topic_alone() -> None:
+    assert "another topic or partition" in refused(record(partition=4))
+    assert "another topic or partition" in refused(record(topic="other"))
+    assert "recreated" in refused(record(), "zzzzzzzzzzzzzzzzzzzzzz")
+    assert "no id" in refused(record(), None)
+
+
+def test_a_request_to_forget_is_no_verdict() -> None:
+    assert control_kind(control_headers(FORGET, b"", KEY)) == FORGET
+    assert control_kind(control_headers(VERDICT, b"", KEY)) == VERDICT
+    assert control_kind([("kp-control", b"Verdict")]) is None
+
+
+def test_a_verdict_is_never_later_than_its_record() -> None:
+    ms = round(NOW.timestamp() * 1000)
+    assert issued_ms(verdict(), None) == issued_ms(verdict(), ms + 1) == issued_ms(verdict(), -1) == ms
+    assert issued_ms(verdict(), ms - 5) == ms - 5
+    cairo = msgspec.structs.replace(verdict(), issued_at=NOW.astimezone(timezone(timedelta(hours=2))))
+    assert issued_ms(cairo, None) == ms
+
+
+def test_ids_are_cut_as_in_the_cache() -> None:
+    assert len(verdict(trace_id="t" * 1000).trace_id) == 256
+
+
+def test_the_judged_record_has_the_score_only_of_a_scored_document() -> None:
+    for line, score, then in ((LINE, None, None), (DOCUMENT, 0.61, 0.5)):
+        source = record(verdict(line), offset=12)
+        written = judged_record(source, Ruling(verdict(line), counts=True, used=0.4))
+        value = msgspec.json.decode(written.value or b"")
+        assert (value["score"], value["used"]) == (score, {"then": then, "now": 0.4})
+        assert value["source"] == {"topic": "traces", "partition": 3, "offset": 12}
+        assert written.key == source.key
+        assert "objective" not in str(value)

@@ -1,0 +1,224 @@
+"""Verdicts: what became of a trace, who says so, and when. Control records, signed by their judge's key.
+
+A verdict is signed for one partition of one topic, which its id names: a recreated topic has another. It is not signed
+for an offset, so it can be redriven. A copy of it changes nothing, because it has the issue time of the original
+(track_record.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from worker.core.control import VERDICT, bad_control, check_signature, control_headers
+from worker.core.novelty import CACHED_ID_LENGTH
+from worker.core.records import JUDGED, OutputRecord, SourceRecord
+from worker.core.trace import EARLIEST_MS, LATEST_MS
+from worker.version import __version__
+
+VERDICT_VERSION: Final = 1
+
+MILLION: Final = 1_000_000
+"""A success is kept in millionths, so that sums are exact and do not depend on their order."""
+
+Judges = Mapping[str, Sequence[bytes]]
+"""The keys of each judge, by name."""
+
+_Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
+_Name = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
+JudgeName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@:/-]{1,64}(?![\s\S])")]
+
+
+class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of a verdict (schemas/verdict.schema.json).
+
+    `success`: 0 to 1. Ids and domain are cut to the length that the cache keeps. `topic_id`: Kafka's id of the topic,
+    in the form of Kafka's tools. `score`, `decision` and `used` (the confidence that the score was made with) are those
+    of the scored document that the verdict was made from; null without one.
+    """
+
+    version: Literal[1]
+    trace_id: _Id
+    agent_id: _Name
+    task_domain: _Id
+    success: Annotated[float, Meta(ge=0, le=1)]
+    judge: JudgeName
+    issued_at: Annotated[datetime, Meta(tz=True)]
+    topic: Annotated[str, Meta(min_length=1, max_length=249)]
+    topic_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{22}$")]
+    partition: Annotated[int, Meta(ge=0)]
+    score: Annotated[float, Meta(ge=0, le=1)] | None = None
+    decision: Literal["accepted", "rejected"] | None = None
+    used: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+    @property
+    def millionths(self) -> int:
+        """The success, in millionths."""
+        return round(self.success * MILLION)
+
+
+class Ruling(NamedTuple):
+    """What a verdict did: it counts, or one that was issued later counts already. `used`: the confidence after it."""
+
+    verdict: Verdict
+    counts: bool
+    used: float
+
+
+class _Metadata(Struct):
+    agent_id: str = ""
+    task_domain: str = ""
+
+
+class _Confidence(Struct):
+    used: float | None = None
+
+
+class _At(Struct):
+    partition: int
+
+
+class _Scoring(Struct):
+    source: _At
+    score: float | None = None
+    decision: str | None = None
+    confidence: _Confidence | None = None
+
+
+class _Judged(Struct):
+    """A line of the command's input: a scored document, or the few fields that a verdict needs."""
+
+    success: bool | float
+    judge: str
+    id: str | None = None
+    metadata: _Metadata | None = None
+    scoring: _Scoring | None = None
+    trace_id: str | None = None
+    agent_id: str | None = None
+    task_domain: str | None = None
+    partition: int | None = None
+
+
+_decoder = msgspec.json.Decoder(Verdict)
+_encoder = msgspec.json.Encoder(decimal_format="number")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+def issued_ms(verdict: Verdict, record_timestamp_ms: int | None) -> int:
+    """Return the time that orders a judge's verdicts on a trace, ms since 1970: never later than the record's own."""
+    issued = (verdict.issued_at - _EPOCH) // _MS
+    if record_timestamp_ms is not None and record_timestamp_ms >= 0:
+        issued = min(issued, record_timestamp_ms)
+    return min(max(issued, EARLIEST_MS), LATEST_MS)
+
+
+def verdict_record(verdict: Verdict, key: bytes) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """Return value and headers of a verdict's record, signed with its judge's key."""
+    body = _encoder.encode(verdict)
+    return body, control_headers(VERDICT, body, key)
+
+
+def make_verdict(
+    judged: Mapping[str, Any], *, topic: str, topic_id: str, issued_at: datetime, domain: str | None = None
+) -> Verdict:
+    """Make a verdict of a scored document with `success` and `judge` beside its fields, or of the fields alone.
+
+    `judged`: either a document of the accepted or rejected topic, which names its partition in `scoring.source`, or
+    trace_id, agent_id, task_domain and partition. `issued_at`: with a time zone. Raises ValueError.
+    """
+    line = msgspec.convert(judged, _Judged, strict=True)
+    scoring, metadata = line.scoring, line.metadata
+    trace_id = line.trace_id if line.trace_id is not None else line.id
+    partition = line.partition if line.partition is not None else None if scoring is None else scoring.source.partition
+    agent_id = line.agent_id if line.agent_id is not None else None if metadata is None else metadata.agent_id
+    named = line.task_domain if line.task_domain is not None else None if metadata is None else metadata.task_domain
+    for name, value in (
+        ("trace_id", trace_id),
+        ("agent_id", agent_id),
+        ("task_domain", named),
+        ("partition", partition),
+    ):
+        if value is None:
+            raise ValueError(
+                f"{name} is missing: give a scored document with success and judge beside its fields, or trace_id, "
+                "agent_id, task_domain, partition, success and judge"
+            )
+    success = float(line.success)
+    if not (math.isfinite(success) and 0.0 <= success <= 1.0):
+        raise ValueError(f"success must be true, false or a number from 0 to 1, got {line.success}")
+    confidence = None if scoring is None else scoring.confidence
+    return msgspec.convert(
+        {
+            "version": VERDICT_VERSION,
+            "trace_id": str(trace_id)[:CACHED_ID_LENGTH],
+            "agent_id": str(agent_id)[:CACHED_ID_LENGTH],
+            "task_domain": str(domain or named)[:CACHED_ID_LENGTH],
+            "success": success,
+            "judge": line.judge,
+            "issued_at": issued_at,
+            "topic": topic,
+            "topic_id": topic_id,
+            "partition": partition,
+            "score": None if scoring is None else scoring.score,
+            "decision": None if scoring is None else scoring.decision,
+            "used": None if confidence is None else confidence.used,
+        },
+        Verdict,
+    )
+
+
+def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> Verdict:
+    """Return the verdict in a control record. Raises InvalidTrace for one that must not count.
+
+    `judges`: empty if verdicts are not honoured. `topic_id`: of the topic that the record is on; None if its broker has
+    no ids.
+    """
+    body = record.value or b""
+    if not judges:
+        raise bad_control("verdicts do not count here: set KP_VERDICT_KEY_FILE, the same for all workers of the group")
+    try:
+        verdict = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_control(f"the value is no verdict (schemas/verdict.schema.json): {error}") from error
+    keys = judges.get(verdict.judge)
+    if keys is None:
+        raise bad_control(f"KP_VERDICT_KEY_FILE has no key of judge {verdict.judge}")
+    check_signature(record.headers, body, keys, f"the key of judge {verdict.judge} in KP_VERDICT_KEY_FILE")
+    if (verdict.topic, verdict.partition) != (record.topic, record.partition):
+        raise bad_control("the verdict was signed for another topic or partition")
+    if topic_id is None:
+        raise bad_control("the brokers report no id of the topic (Kafka has ids since 2.8), so no verdict counts on it")
+    if verdict.topic_id != topic_id:
+        raise bad_control(
+            f"the verdict was signed for another topic of this name, with the id {verdict.topic_id}. This one has the "
+            f"id {topic_id}: it was recreated, or is on another cluster; run kp-worker verdict again"
+        )
+    return verdict
+
+
+def judged_record(record: SourceRecord, ruling: Ruling) -> OutputRecord:
+    """Build the record that KP_JUDGED_TOPIC gets for a verdict; its key is the source record's.
+
+    It has no timestamp, so that no topic refuses it for one.
+    """
+    verdict = ruling.verdict
+    value = {
+        "version": 1,
+        "trace_id": verdict.trace_id,
+        "agent_id": verdict.agent_id,
+        "task_domain": verdict.task_domain,
+        "verdict": {"success": verdict.success, "judge": verdict.judge, "issued_at": verdict.issued_at},
+        "counts": ruling.counts,
+        "used": {"then": verdict.used, "now": ruling.used},
+        "score": verdict.score,
+        "decision": verdict.decision,
+        "source": {"topic": record.topic, "partition": record.partition, "offset": record.offset},
+        "worker_version": __version__,
+    }
+    return OutputRecord(JUDGED, record.key, _encoder.encode(value), [], None)
