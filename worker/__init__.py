@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from worker.core.scorer import PartitionScorer
     from worker.core.scoring import Profile, Score, ScoredTrace, Weights, score_trace
     from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedded_texts, embedding_text, parse_trace
+    from worker.core.verdicts import make_verdict, sign_verdict
 
 _HOME = {
     "InvalidTrace": "worker.core.trace",
@@ -28,10 +29,12 @@ _HOME = {
     "Weights": "worker.core.scoring",
     "embedded_texts": "worker.core.trace",
     "embedding_text": "worker.core.trace",
+    "make_verdict": "worker.core.verdicts",
     "parse_trace": "worker.core.trace",
     "redact_document": "worker.core.redaction",
     "redact_text": "worker.core.redaction",
     "score_trace": "worker.core.scoring",
+    "sign_verdict": "worker.core.verdicts",
     "unit_mean": "worker.core.novelty",
 }
 
@@ -48,10 +51,12 @@ __all__ = [
     "__version__",
     "embedded_texts",
     "embedding_text",
+    "make_verdict",
     "parse_trace",
     "redact_document",
     "redact_text",
     "score_trace",
+    "sign_verdict",
     "unit_mean",
 ]
 

@@ -66,6 +66,8 @@ COMMANDS: Final = {
         "Send dead letters back to the source topic, each exactly once, or write them to a file."),
     "forget": ("worker.commands.forget.command:forget",
         "Let the workers forget traces, or all traces of an agent."),
+    "verdict": ("worker.commands.verdict:verdict",
+        "Say what became of traces: write one signed verdict for each line of a JSON Lines file."),
     "convert": ("worker.commands.convert.command:convert",
         "Convert agents' logs to reasoning traces: JSON Lines on standard output, to be piped to publish."),
 }  # fmt: skip

@@ -205,6 +205,9 @@ class Settings(BaseSettings):
     forgotten_topic: TopicName | None = Field(
         None, description="topic for the receipts of control records, with KP_FORGET (default: <source>.forgotten)"
     )
+    judged_topic: TopicName | None = Field(
+        None, description="topic for what the verdicts say, with KP_VERDICT_KEY_FILE (default: <source>.judged)"
+    )
     create_topics: bool = Field(
         False, description="create missing topics at startup; otherwise a missing topic is an error"
     )
@@ -461,6 +464,21 @@ class Settings(BaseSettings):
         None, description="file with that key; of several, one on each line, the first signs and all are accepted"
     )
 
+    verdict_key_file: Path | None = Field(
+        None,
+        description=(
+            "file with the judges' keys, a line JUDGE KEY each, of at least 32 bytes; verdicts signed by them count "
+            "(docs/verdicts.md); unset: verdicts become dead letters"
+        ),
+    )
+    confidence: Literal["stated", "record"] = Field(
+        "stated",
+        description=(
+            "the outcome confidence of a trace that claims success: stated, what the agent says, or record, its share "
+            "of successes by the verdicts (docs/verdicts.md)"
+        ),
+    )
+
     output_embedding: bool = Field(
         False, description="write each trace's embedding into its output document (scoring.embedding)"
     )
@@ -565,7 +583,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "sasl_password_file", "sasl_token_file", "tls_ca_file", "tls_certificate_file", "tls_key_file",
-        "tls_key_password_file", "forget_key_file", "embedder_token_file", mode="before",
+        "tls_key_password_file", "forget_key_file", "verdict_key_file", "embedder_token_file", mode="before",
     )  # fmt: skip
     @classmethod
     def _is_path(cls, value: object) -> object:
@@ -577,9 +595,13 @@ class Settings(BaseSettings):
     def _check_together(self) -> Settings:
         topics = list(self.topics.values())
         if len(set(topics)) != len(topics):
-            number = "six" if self.forget else "five"
-            raise ValueError(f"the {number} topics must differ from each other, got {', '.join(topics)}")
+            raise ValueError(f"the {len(topics)} topics must differ from each other, got {', '.join(topics)}")
         self._check_forget()
+        if self.confidence == "record" and self.verdict_key_file is None:
+            raise ValueError(
+                "KP_CONFIDENCE=record needs KP_VERDICT_KEY_FILE: without the judges' keys no verdict counts "
+                "(docs/verdicts.md)"
+            )
         self._check_service()
         check_security(self._given(), self.security_protocol, self.sasl_mechanism)
         if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:
@@ -614,10 +636,10 @@ class Settings(BaseSettings):
             return
         if self.forget_key is None and self.forget_key_file is None:
             raise ValueError("KP_FORGET=true needs KP_FORGET_KEY_FILE or KP_FORGET_KEY: control records are signed")
-        if self.embedder == "none":
+        if self.embedder == "none" and self.verdict_key_file is None:
             raise ValueError(
-                "KP_FORGET=true needs an embedder: without one the worker does not read the changelog; set KP_EMBEDDER "
-                "to something other than none"
+                "KP_FORGET=true needs an embedder or KP_VERDICT_KEY_FILE: without both there is nothing to forget; set "
+                "one of them"
             )
 
     def _check_service(self) -> None:
@@ -670,7 +692,7 @@ class Settings(BaseSettings):
 
     @property
     def topics(self) -> Mapping[str, str]:
-        """Names of the topics, by the variable that sets each: five, and with KP_FORGET that of the receipts."""
+        """Names of the topics, by the variable that sets each: five, and those of receipts and verdicts if used."""
         names = {
             "KP_SOURCE_TOPIC": self.source_topic,
             "KP_ACCEPTED_TOPIC": self.accepted_topic,
@@ -678,7 +700,9 @@ class Settings(BaseSettings):
             "KP_DEAD_LETTER_TOPIC": self.dead_letter_topic,
             "KP_CHANGELOG_TOPIC": self.changelog,
         }
-        return names | {"KP_FORGOTTEN_TOPIC": self.forgotten} if self.forget else names
+        if self.forget:
+            names |= {"KP_FORGOTTEN_TOPIC": self.forgotten}
+        return names if self.verdict_key_file is None else names | {"KP_JUDGED_TOPIC": self.judged}
 
     @property
     def changelog(self) -> str:
@@ -729,6 +753,11 @@ class Settings(BaseSettings):
     def forgotten(self) -> str:
         """Name of the topic of receipts."""
         return self.forgotten_topic or f"{self.source_topic}.forgotten"
+
+    @property
+    def judged(self) -> str:
+        """Name of the topic for what the verdicts say."""
+        return self.judged_topic or f"{self.source_topic}.judged"
 
     @property
     def marking_rules(self) -> Set[str] | None:

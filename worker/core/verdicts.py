@@ -118,15 +118,25 @@ def issued_ms(verdict: Verdict, record_timestamp_ms: int | None) -> int:
     return min(max(issued, EARLIEST_MS), LATEST_MS)
 
 
-def verdict_record(verdict: Verdict, key: bytes) -> tuple[bytes, list[tuple[str, bytes]]]:
-    """Return value and headers of a verdict's record, signed with its judge's key."""
+class SignedVerdict(NamedTuple):
+    """The record to write: exactly there, because a verdict is signed for its partition."""
+
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes
+    headers: list[tuple[str, bytes]]
+
+
+def sign_verdict(verdict: Verdict, key: bytes) -> SignedVerdict:
+    """Return the record of a verdict, signed with a key of its judge (KP_VERDICT_KEY_FILE)."""
     body = _encoder.encode(verdict)
-    return body, control_headers(VERDICT, body, key)
+    return SignedVerdict(
+        verdict.topic, verdict.partition, verdict.agent_id.encode(), body, control_headers(VERDICT, body, key)
+    )
 
 
-def make_verdict(
-    judged: Mapping[str, Any], *, topic: str, topic_id: str, issued_at: datetime, domain: str | None = None
-) -> Verdict:
+def make_verdict(judged: Mapping[str, Any], *, topic: str, topic_id: str, issued_at: datetime) -> Verdict:
     """Make a verdict of a scored document with `success` and `judge` beside its fields, or of the fields alone.
 
     `judged`: either a document of the accepted or rejected topic, which names its partition in `scoring.source`, or
@@ -158,7 +168,7 @@ def make_verdict(
             "version": VERDICT_VERSION,
             "trace_id": str(trace_id)[:CACHED_ID_LENGTH],
             "agent_id": str(agent_id)[:CACHED_ID_LENGTH],
-            "task_domain": str(domain or named)[:CACHED_ID_LENGTH],
+            "task_domain": str(named)[:CACHED_ID_LENGTH],
             "success": success,
             "judge": line.judge,
             "issued_at": issued_at,

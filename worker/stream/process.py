@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from worker.config import ConfigError, Settings
-from worker.config.forget_keys import forget_keys
+from worker.config.control_keys import forget_keys
 from worker.config.redaction_rules import redaction_rules
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError, ServiceUnavailableError

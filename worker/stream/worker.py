@@ -12,7 +12,7 @@ import faust
 from aiokafka import TopicPartition
 
 from worker.config import Settings
-from worker.config.forget_keys import forget_keys
+from worker.config.control_keys import forget_keys
 from worker.config.redaction_rules import redaction_rules
 from worker.core.forgetting import ControlConfig
 from worker.core.redaction import Rules

@@ -9,7 +9,7 @@ import pytest
 from tests.support.builders import make_record
 from tests.support.forgetting import ANOTHER_ID, KEY, TOPIC_ID, control_record, of_version_1
 from worker.config import ConfigError, load
-from worker.config.forget_keys import forget_keys
+from worker.config.control_keys import forget_keys
 from worker.core.control import FORGET, control_headers, control_kind
 from worker.core.forgetting import (
     LISTED_BYTES,

@@ -20,7 +20,7 @@ from aiokafka.structs import ConsumerRecord
 from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.shared.session import read_to
 from worker.config import ConfigError, Settings
-from worker.config.forget_keys import forget_keys
+from worker.config.control_keys import forget_keys
 from worker.core.control import FORGET, control_kind
 from worker.core.forgetting import read_request
 from worker.core.records import SourceRecord

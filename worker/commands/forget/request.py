@@ -21,7 +21,7 @@ from worker.commands.shared.console import errors_for_the_user, say, text_consol
 from worker.commands.shared.session import Session, SessionError, run_session
 from worker.commands.shared.table import PlainTable
 from worker.config import ConfigError, Settings
-from worker.config.forget_keys import forget_keys
+from worker.config.control_keys import forget_keys
 from worker.core.control import FORGET, control_headers
 from worker.core.forgetting import REQUEST_VERSION, ForgetRequest, encode_request, read_receipt
 from worker.core.novelty import CACHED_ID_LENGTH

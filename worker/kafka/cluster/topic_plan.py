@@ -174,6 +174,7 @@ def plan(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Topi
         settings.dead_letter_topic: dead_letters,
         settings.changelog: CHANGELOG_CONFIG,
         settings.forgotten: {},
+        settings.judged: {},
     }
     return [TopicPlan(variable, name, partitions, configs[name]) for variable, name in settings.topics.items()]
 

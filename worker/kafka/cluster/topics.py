@@ -19,7 +19,7 @@ from aiokafka.errors import (
 )
 
 from worker.config import ConfigError, Settings
-from worker.core.records import ACCEPTED, DEAD_LETTER, FORGOTTEN, REJECTED
+from worker.core.records import ACCEPTED, DEAD_LETTER, FORGOTTEN, JUDGED, REJECTED
 from worker.kafka.cluster.connections import CONNECT_SECONDS, prepare_patiently
 from worker.kafka.cluster.topic_plan import (
     AFTER,
@@ -81,7 +81,11 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: in
         ACCEPTED: settings.accepted_topic,
         REJECTED: settings.rejected_topic,
         DEAD_LETTER: settings.dead_letter_topic,
-    } | ({FORGOTTEN: settings.forgotten} if settings.forget else {})
+    }
+    if settings.forget:
+        kinds[FORGOTTEN] = settings.forgotten
+    if settings.verdict_key_file is not None:
+        kinds[JUDGED] = settings.judged
     return Layout(
         found.topics[settings.source_topic].partitions,
         {kind: _written(found, name) for kind, name in kinds.items()},

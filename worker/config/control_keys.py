@@ -1,0 +1,81 @@
+"""The keys of control records: those that may ask to forget, and those of the judges."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from worker.config.errors import ConfigError
+from worker.config.settings import Settings
+from worker.core.control import MIN_KEY_BYTES
+
+_MAKE: Final = "make one with: openssl rand -hex 32"
+_JUDGE: Final = re.compile(r"[A-Za-z0-9._@:/-]{1,64}")
+
+
+def forget_keys(settings: Settings) -> tuple[bytes, ...]:
+    """Return the keys for requests to forget, the one that signs first. Raises ConfigError, without a key's content.
+
+    A file may contain several, one on each line: a worker accepts all of them, so that control records that an earlier
+    key has signed still count when the topic is read again.
+    """
+    if settings.forget_key is not None:
+        variable, keys = "KP_FORGET_KEY", [settings.forget_key.get_secret_value().encode()]
+    elif settings.forget_key_file is not None:
+        variable, keys = (
+            f"KP_FORGET_KEY_FILE={settings.forget_key_file}",
+            _lines("KP_FORGET_KEY_FILE", settings.forget_key_file),
+        )
+    else:
+        raise ConfigError(
+            "control records are signed: set KP_FORGET_KEY_FILE or KP_FORGET_KEY, the "
+            f"same for all workers, which run with KP_FORGET=true ({_MAKE})"
+        )
+    if not keys:
+        raise ConfigError(f"{variable} is empty; {_MAKE}")
+    if any(len(key) < MIN_KEY_BYTES for key in keys):
+        raise ConfigError(f"{variable} has a key of less than {MIN_KEY_BYTES} bytes; {_MAKE}")
+    return tuple(keys)
+
+
+def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
+    """Return the keys of each judge, the one that signs first; none without KP_VERDICT_KEY_FILE. Raises ConfigError.
+
+    A judge may have several lines, so that a key can be replaced. No two judges share a key, and none may forget: the
+    key alone tells who has signed.
+    """
+    path = settings.verdict_key_file
+    if path is None:
+        return {}
+    variable = f"KP_VERDICT_KEY_FILE={path}"
+    judges: dict[str, list[bytes]] = {}
+    owners = dict.fromkeys(forget_keys(settings) if settings.forget else (), "KP_FORGET_KEY")
+    for number, line in enumerate(_lines("KP_VERDICT_KEY_FILE", path), 1):
+        name, _, key = (part.strip() for part in line.partition(b" "))
+        judge = name.decode("utf-8", "replace")
+        if not _JUDGE.fullmatch(judge) or not key:
+            raise ConfigError(
+                f"{variable}, entry {number}: a line is JUDGE KEY, the judge's name in 1 to 64 letters, digits or "
+                f"._@:/- and a key; {_MAKE}"
+            )
+        if len(key) < MIN_KEY_BYTES:
+            raise ConfigError(f"{variable}: the key of judge {judge} has less than {MIN_KEY_BYTES} bytes; {_MAKE}")
+        owner = owners.setdefault(key, judge)
+        if owner != judge:
+            raise ConfigError(f"{variable}: judge {judge} has the same key as {owner}; give each its own: {_MAKE}")
+        judges.setdefault(judge, []).append(key)
+    if not judges:
+        raise ConfigError(f"{variable} is empty; write a line JUDGE KEY for each judge ({_MAKE})")
+    return judges
+
+
+def _lines(variable: str, path: Path) -> list[bytes]:
+    """Return the lines of a file that are not empty. Raises ConfigError."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"{variable}={path} cannot be read: {error.strerror}; check the path, the mount and the permissions"
+        ) from None
+    return [line.strip() for line in lines if line.strip()]
