@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
-NAMES = ("reasoning-trace", "scored-trace", "dead-letter-headers", "forget", "forget-receipt")
+NAMES = ("reasoning-trace", "scored-trace", "dead-letter-headers", "forget", "forget-receipt", "verdict", "judged")
 
 
 def load(path: str) -> Any:

@@ -121,7 +121,8 @@ async def _write(
 async def _send(producer: AIOKafkaProducer, verdicts: Iterable[SignedVerdict]) -> list[object]:
     """Send verdicts and await them; return their metadata, or an error in its place."""
     sends = (producer.send_and_wait(it.topic, it.value, it.key, it.partition, headers=it.headers) for it in verdicts)
-    return await asyncio.gather(*sends, return_exceptions=True)
+    results: list[object] = await asyncio.gather(*sends, return_exceptions=True)
+    return results
 
 
 def _read(
