@@ -30,7 +30,7 @@ from worker.core.records import (
     raised,
 )
 from worker.core.redaction import REFERENCE, Rules, redact_json
-from worker.core.scoring import Components, ScoredTrace, Weights
+from worker.core.scoring import Components, Confidence, ScoredTrace, Weights
 from worker.core.screen import Screening, screen_json
 from worker.core.trace import InvalidTrace, Reason, splice
 from worker.version import __version__
@@ -74,6 +74,7 @@ class _Scoring(msgspec.Struct, frozen=True):
     embedding: _Embedding | msgspec.UnsetType = msgspec.UNSET
     redactions: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     screen: Screening | msgspec.UnsetType = msgspec.UNSET
+    confidence: Confidence | msgspec.UnsetType = msgspec.UNSET
 
 
 _encoder = msgspec.json.Encoder()
@@ -133,6 +134,7 @@ def scored_record(
         embedding=_embedding(scored.vector) if embedding and scored.vector is not None else msgspec.UNSET,
         redactions=msgspec.UNSET if redactions is None else redactions,
         screen=msgspec.UNSET if found is None else found,
+        confidence=msgspec.UNSET if scored.confidence is None else scored.confidence,
     )
     own = ("kp-score", "kp-decision") if found is None else ("kp-score", "kp-decision", SCREEN_HEADER)
     headers = [header for header in record.headers if header[0] not in own]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
 
 import numpy.typing as npt
 
@@ -23,11 +24,14 @@ from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,
     PROFILES,
+    Confidence,
     Profile,
     ScoredTrace,
     score_trace,
 )
 from worker.core.trace import LATEST_MS, InvalidTrace, Limits, Reason, ReasoningTrace, created_at_ms, parse_trace
+from worker.core.track_record import Standing, TrackRecord
+from worker.core.verdicts import issued_ms, make_verdict
 
 
 class Comparison(NamedTuple):
@@ -39,11 +43,12 @@ class Comparison(NamedTuple):
 
 
 class PartitionScorer:
-    """The state of one source partition: its novelty cache and its stream time.
+    """The state of one source partition: its novelty cache, its stream time, and its agents' track records.
 
-    `ttl_ms` None means that entries do not expire. `threshold` (0..1) applies to every profile without its own.
-    `max_step_ms`: how far one trace may advance stream time; None: no limit. Raises ValueError for settings out
-    of range.
+    `confidence`: "stated" takes the outcome confidence of a trace as it is; "record" takes its agent's share of
+    successes by the verdicts (`judge`), if the trace claims success and no evaluation says so. `ttl_ms` None means that
+    entries do not expire. `threshold` (0..1) applies to every profile without its own. `max_step_ms`: how far one trace
+    may advance stream time; None: no limit. Raises ValueError for settings out of range.
     """
 
     def __init__(
@@ -54,7 +59,10 @@ class PartitionScorer:
         threshold: float = DEFAULT_THRESHOLD,
         profiles: Mapping[str, Profile] = PROFILES,
         max_step_ms: int | None = None,
+        confidence: Literal["stated", "record"] = "stated",
     ) -> None:
+        if confidence not in ("stated", "record"):
+            raise ValueError(f'confidence must be "stated" or "record", got {confidence!r}')
         if not 0.0 <= threshold <= 1.0:
             raise ValueError(f"threshold must lie in 0..1, got {threshold}")
         if max_step_ms is not None and max_step_ms < 1:
@@ -66,6 +74,10 @@ class PartitionScorer:
         self._partition: int | None = None
         self._group: GroupView | None = None
         self._stream_time_ms: int | None = None
+        self._by_record = confidence == "record"
+        self._verdicts = 0
+        self.record = TrackRecord()
+        """The agents' track records: empty, or as restored."""
 
     @property
     def stream_time_ms(self) -> int | None:
@@ -118,12 +130,12 @@ class PartitionScorer:
 
     def decide(self, trace: ReasoningTrace, comparison: Comparison, offset: int | None = None) -> ScoredTrace:
         """Do the second half of `score`: score, decide, and add the vector, with its source offset, to the cache."""
-        scored = self.judge(trace, comparison)
+        scored = self.weigh(trace, comparison)
         self.keep(trace, scored, offset)
         return scored
 
     def keep(self, trace: ReasoningTrace, scored: ScoredTrace, offset: int | None = None) -> None:
-        """Add the vector of the trace that was judged last, with its source offset, to the cache."""
+        """Add the vector of the trace that was weighed last, with its source offset, to the cache."""
         if scored.vector is not None:
             self.cache.add_unit(scored.vector, scored.stream_time_ms, label(trace, offset))
 
@@ -141,11 +153,12 @@ class PartitionScorer:
             self._stream_time_ms = time
             raise
 
-    def judge(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
+    def weigh(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
         """Score and decide; the state stays as it is. `sequence` is that which `keep` gives the vector."""
         query, nearest, now = comparison
         novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
-        result = score_trace(trace, novelty, self._profiles)
+        confidence = self._confidence(trace)
+        result = score_trace(trace, novelty, self._profiles, None if confidence is None else confidence.used)
         threshold = self._profiles[result.profile].threshold
         if threshold is None:
             threshold = self._threshold
@@ -163,7 +176,35 @@ class PartitionScorer:
             stream_time_ms=now,
             sequence=None if query is None else self.cache.next_sequence,
             vector=query,
+            confidence=confidence,
         )
+
+    def judge(
+        self, trace_id: str, agent_id: str, task_domain: str, success: bool | float, *,
+        judge: str = "judge", issued_at: datetime | None = None,
+    ) -> Standing:  # fmt: skip
+        """Take a verdict on a trace; return what is known of its agent in its domain then.
+
+        `success`: true, false, or 0 to 1. Of a judge's verdicts on a trace, the one with the latest `issued_at` counts
+        (with a time zone; None: in the order of the calls). Raises ValueError.
+        """
+        self._verdicts += 1
+        issued = datetime.fromtimestamp(self._verdicts, UTC) if issued_at is None else issued_at
+        line = {
+            "trace_id": trace_id, "agent_id": agent_id, "task_domain": task_domain, "partition": 0, "success": success,
+            "judge": judge,
+        }  # fmt: skip
+        verdict = make_verdict(line, topic="-", topic_id="-" * 22, issued_at=issued)
+        self.record.add(verdict, issued_ms(verdict, None), self._verdicts)
+        return self.record.standing(agent_id, task_domain)
+
+    def _confidence(self, trace: ReasoningTrace) -> Confidence | None:
+        if not self._by_record:
+            return None
+        stated = trace.outcome.confidence
+        used, judged, succeeded = self.record.standing(trace.metadata.agent_id, trace.metadata.task_domain)
+        claimed = trace.metadata.success and trace.outcome.evaluated is not True
+        return Confidence(stated, used if claimed else stated, judged, succeeded)
 
     def restore(
         self,
@@ -236,7 +277,7 @@ def _check_size(record: SourceRecord, limits: Limits) -> None:
 class Evaluation:
     """The evaluation of one partition's records. `identity` is the embedder's; None without one.
 
-    `evaluate` does all steps; a caller that measures each one calls the scorer's `compare`, `judge` and `keep` itself.
+    `evaluate` does all steps; a caller that measures each one calls the scorer's `compare`, `weigh` and `keep` itself.
     """
 
     def __init__(self, scorer: PartitionScorer, identity: EmbedderIdentity | None, config: EvaluationConfig) -> None:
@@ -280,7 +321,7 @@ class Evaluation:
         """
         with one_record(), self._scorer.all_or_nothing():
             comparison = self._scorer.compare(vector, self.event_time_ms(record, trace))
-            scored = self._scorer.judge(trace, comparison)
+            scored = self._scorer.weigh(trace, comparison)
             document = self.document(record, scored)
             self._scorer.keep(trace, scored, record.offset)
             return scored, document

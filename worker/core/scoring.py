@@ -181,15 +181,17 @@ def score_trace(
     trace: ReasoningTrace,
     novelty: float = NEUTRAL_NOVELTY,
     profiles: Mapping[str, Profile] = PROFILES,
+    confidence: float | None = None,
 ) -> Score:
     """Score one trace, given its novelty (0..2).
 
-    A domain that has no profile takes `profiles["default"]`. The result is clamped to 0..1 at the very end only,
+    `confidence` (0..1) takes the place of the one that the trace states; None: that counts. A domain that has no
+    profile takes `profiles["default"]`. The result is clamped to 0..1 at the very end only,
     so that each override works on the raw result of the one before. Raises ValueError for another novelty.
     """
     if not -NOVELTY_ROUNDING <= novelty <= 2.0 + NOVELTY_ROUNDING:
         raise ValueError(f"novelty must lie in 0..2 (1 - cosine similarity), got {novelty}")
-    counts = counted(trace)
+    counts = counted(trace, confidence)
     components = Components(
         COMPLEXITY.value(counts), novelty, TOOL_DIVERSITY.value(counts), OUTCOME_CONFIDENCE.value(counts)
     )
@@ -204,8 +206,8 @@ def score_trace(
     return Score(min(1.0, max(0.0, score)), components, profile, weights, overrides)
 
 
-def counted(trace: ReasoningTrace) -> Counts:
-    """Count what the formulas need."""
+def counted(trace: ReasoningTrace, confidence: float | None = None) -> Counts:
+    """Count what the formulas need. `confidence`: in place of the stated one."""
     step_types: set[str] = set()
     tool_names: set[str] = set()
     error_recoveries = 0
@@ -216,8 +218,8 @@ def counted(trace: ReasoningTrace) -> Counts:
         if step.tool is not None:
             tool_names.add(step.tool.name)
     return Counts(
-        len(step_types), error_recoveries, len(trace.steps), len(tool_names), trace.outcome.confidence,
-        trace.metadata.success,
+        len(step_types), error_recoveries, len(trace.steps), len(tool_names),
+        trace.outcome.confidence if confidence is None else confidence, trace.metadata.success,
     )  # fmt: skip
 
 
@@ -261,12 +263,25 @@ def arithmetic(components: Components, weights: Weights, overrides: Sequence[str
     return Arithmetic(dict(zip(FORMULAS, parts, strict=True)), weighted_sum, steps, value)
 
 
+class Confidence(Struct, frozen=True):
+    """The outcome confidence with KP_CONFIDENCE=record: what the trace states, and what the score was made with.
+
+    `judged`, `succeeded`: the verdicts kept on its agent in its domain, and the sum of their successes.
+    """
+
+    stated: float
+    used: float
+    judged: int
+    succeeded: float
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredTrace:
     """The decision on one trace and everything that explains it.
 
     `domain` is the trace's task domain, which decides the profile. `sequence` and `vector` (unit length) entered the
-    cache; None if there was no vector. `stream_time_ms` is the partition's stream time after this trace.
+    cache; None if there was no vector. `stream_time_ms` is the partition's stream time after this trace. `confidence`:
+    None where the stated one counts, whatever the verdicts say.
     """
 
     trace_id: str
@@ -282,3 +297,4 @@ class ScoredTrace:
     stream_time_ms: int
     sequence: int | None
     vector: Vector | None
+    confidence: Confidence | None = None

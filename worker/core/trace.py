@@ -170,10 +170,14 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """How it ended."""
+    """How it ended. `evaluated` True: its confidence is no claim of the agent's, but comes from an evaluation.
+
+    Any other value of `evaluated` means nothing, as in a trace that has never heard of it.
+    """
 
     result_summary: str
     confidence: Fraction
+    evaluated: Any = None
 
 
 class Entity(Struct, frozen=True, kw_only=True):

@@ -135,7 +135,7 @@ class Evaluator:
             begun = time.perf_counter()
             comparison = scorer.compare(vector, evaluation.event_time_ms(record, trace))
             compared = time.perf_counter()
-            scored = scorer.judge(trace, comparison)
+            scored = scorer.weigh(trace, comparison)
             done = time.perf_counter()
             output = evaluation.document(record, scored)
             pending.entry = self._state.entry(record, trace, scored, pending.text_hash, self._model)

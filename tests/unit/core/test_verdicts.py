@@ -10,7 +10,7 @@ from tests.support.builders import make_record
 from worker.core.control import FORGET, SIGNATURE_HEADER, VERDICT, control_headers, control_kind
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
-from worker.core.verdicts import Ruling, Verdict, issued_ms, judged_record, make_verdict, read_verdict, verdict_record
+from worker.core.verdicts import Ruling, Verdict, issued_ms, judged_record, make_verdict, read_verdict, sign_verdict
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 TOPIC_ID = "abcdefghijklmnopqrstuv"
@@ -36,8 +36,9 @@ def verdict(line: dict[str, Any] = LINE, **changes: Any) -> Verdict:
 
 
 def record(of: Verdict | None = None, key: bytes = KEY, **changes: Any) -> SourceRecord:
-    value, headers = verdict_record(of or verdict(), key)
-    return make_record(value, headers=headers, topic="traces", partition=3)._replace(**changes)
+    signed = sign_verdict(of or verdict(), key)
+    where = {"topic": signed.topic, "partition": signed.partition, "key": signed.key}
+    return make_record(signed.value, headers=signed.headers, **where)._replace(**changes)
 
 
 def refused(record: SourceRecord, topic_id: str | None = TOPIC_ID, judges: Any = JUDGES) -> str:

@@ -163,6 +163,7 @@ def _document(
     spans = [*outer, *run.spans]
     failed = [span for span in (*outer, *run.models[-1:]) if span.status == 2]
     success, confidence = _evaluated(spans, events, alone=alone)
+    evaluated = success is not None or confidence is not None
     if success is None:
         success = not failed and answer is not None
     if rules.success is not None:
@@ -189,6 +190,7 @@ def _document(
         "outcome": {
             "result_summary": answer or next((text for span in failed if (text := error_text(span))), ""),
             "confidence": rules.confidence.value(spans) if confidence is None else confidence,
+            **({"evaluated": True} if evaluated else {}),
         },
     }
 
