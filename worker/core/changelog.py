@@ -43,6 +43,7 @@ from worker.core.passes import (
     written_at,
 )
 from worker.core.records import Fault, IdentityKey
+from worker.core.track_record import RECORD_PREFIX, Stored, read_stored
 
 VERSION: Final = 1
 """Raise this when a field changes its meaning: a restore skips entries of another version and never guesses.
@@ -345,7 +346,7 @@ class Restored:
     None if the committed pass continues. `problem`: the first record that could not be read, and why. `requests`: the
     processed requests to forget that count, in rising order of offset. `next_sequence`: the next entry's number is at
     least this, although the newest entries may be forgotten. `live`: key and entry of every live record that could be
-    read and is not deleted at once.
+    read and is not deleted at once. `records`: the track records, as they are there.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -361,6 +362,7 @@ class Restored:
     requests: list[Processed] = field(default_factory=list)
     next_sequence: int = 0
     live: list[tuple[bytes, Entry]] = field(default_factory=list)
+    records: list[Stored] = field(default_factory=list)
 
     def kept(self) -> dict[bytes, Kept]:
         """Return the index of the live entries by key, as Forgetting expects it."""
@@ -441,6 +443,7 @@ class Log:
         marker = self._marker(result)
         live = self._entries(result, found, model)
         requests = self._requests(result)
+        self.restore_records(result)
         numbers = [it.entry.pass_number or 0 for it in live if it.entry is not None]
         greatest = max([*numbers, *(it.pass_number for it in requests)], default=0)
         resolved = resolve(found, marker, greatest, self.end)
@@ -459,6 +462,15 @@ class Log:
             first += self._missing(probes, result)
         result.housekeeping = Housekeeping(first, leaving, sorting.ahead)
         return result
+
+    def restore_records(self, result: Restored) -> None:
+        """Put the track records into `result`; without an embedder, they are all that is restored."""
+        for key, (position, value) in self._values.items():
+            if key is not None and key.startswith(RECORD_PREFIX):
+                try:
+                    result.records.append(read_stored(key, value))
+                except ValueError as error:
+                    _corrupt(result, position, str(error))
 
     def _marker(self, result: Restored) -> Marker | None:
         if MARKER_KEY not in self._values:
@@ -516,12 +528,12 @@ class Log:
 
 
 def _may_be_entry(key: bytes | None) -> bool:
-    return key is None or (key != MARKER_KEY and not key.startswith((FORGOTTEN_PREFIX, PROBE_PREFIX)))
+    return key is None or (key != MARKER_KEY and not key.startswith((FORGOTTEN_PREFIX, PROBE_PREFIX, RECORD_PREFIX)))
 
 
 def _is_entry(row: Row) -> bool:
-    """Whether a row of a batch writes an entry; the others are tombstones and processed requests."""
-    return row[1] is not None and not row[0].startswith(FORGOTTEN_PREFIX)
+    """Whether a row of a batch writes an entry; the others are tombstones, processed requests and track records."""
+    return row[1] is not None and not row[0].startswith((FORGOTTEN_PREFIX, RECORD_PREFIX))
 
 
 def _corrupt(result: Restored, position: int, problem: str) -> None:
