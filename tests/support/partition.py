@@ -16,7 +16,8 @@ from tests.support.builders import (
 )
 from worker import PartitionScorer
 from worker.core.changelog import Entry, Housekeeping
-from worker.core.forgetting import ControlConfig, Forgetting
+from worker.core.control import NO_CONTROL, ControlConfig
+from worker.core.forgetting import Forgetting
 from worker.core.passes import NO_PASS, Pass
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.scorer import EvaluationConfig
@@ -175,7 +176,7 @@ class TaskHarness:
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
         group: GroupScope | None = None,
-        control: ControlConfig | None = None,
+        control: ControlConfig = NO_CONTROL,
         drain_seconds: float | None = None,
     ) -> None:
         self.pool = ManualPool()
@@ -203,7 +204,7 @@ class TaskHarness:
             "confirm_topic": self._confirm_topic,
             "fail": lambda _, error: self.failures.append(error),
         }
-        forgetting = None if control is None else Forgetting({}, [], 0, self.pool.identity.key(), None)
+        forgetting = None if not control.keys else Forgetting({}, [], 0, self.pool.identity.key(), None)
         state = PartitionState(self.scorer, next_offset, replay, source_pass, housekeeping, forgetting)
         self.task = Partition(0, state, self.publisher, Context(**context))
         self.task.start()

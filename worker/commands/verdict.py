@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from worker.commands.shared.json_lines import Line
     from worker.commands.shared.session import Session
-    from worker.core.verdicts import Judges, SignedVerdict
+    from worker.core.control import Judges
+    from worker.core.verdicts import SignedVerdict
 
 IN_FLIGHT: Final = 500
 """Verdicts that are sent together, and then waited for."""

@@ -300,6 +300,10 @@ class Housekeeping:
         self._ahead = deque(sorted(ahead))
         self._again: set[bytes] = set()
 
+    def first(self, rows: Iterable[Row]) -> None:
+        """Add rows of the first commit."""
+        self._first += rows
+
     def rows(self, entries: list[Row], newest: int | None, next_offset: int) -> list[Row]:
         """Return the rows of the next batch: its entries, and the housekeeping that belongs to them.
 
@@ -443,7 +447,7 @@ class Log:
         marker = self._marker(result)
         live = self._entries(result, found, model)
         requests = self._requests(result)
-        self.restore_records(result)
+        self._records(result)
         numbers = [it.entry.pass_number or 0 for it in live if it.entry is not None]
         greatest = max([*numbers, *(it.pass_number for it in requests)], default=0)
         resolved = resolve(found, marker, greatest, self.end)
@@ -463,8 +467,16 @@ class Log:
         result.housekeeping = Housekeeping(first, leaving, sorting.ahead)
         return result
 
-    def restore_records(self, result: Restored) -> None:
-        """Put the track records into `result`; without an embedder, they are all that is restored."""
+    def restore_records(self, result: Restored, committed: int) -> None:
+        """Put the track records into `result`, and the requests that were processed before the committed offset.
+
+        Without an embedder, this is all that is restored.
+        """
+        self._records(result)
+        found = (it for it in self._requests(result) if it.source_offset < committed)
+        result.requests = sorted(found, key=lambda it: it.source_offset)
+
+    def _records(self, result: Restored) -> None:
         for key, (position, value) in self._values.items():
             if key is not None and key.startswith(RECORD_PREFIX):
                 try:

@@ -7,7 +7,8 @@ the order of two topics is lost in a replay, and signed because many may write t
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from worker.core.records import Headers
@@ -22,6 +23,26 @@ VERDICT: Final = b"verdict"
 
 MIN_KEY_BYTES: Final = 32
 """Shortest key: as long as the hash, as RFC 2104 advises."""
+
+
+Judges = Mapping[str, Sequence[bytes]]
+"""The keys of each judge, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlConfig:
+    """The control records that a worker honours.
+
+    `keys`: those that requests to forget are signed with (KP_FORGET); none: such a record is read as a trace. `judges`:
+    empty: every verdict is a dead letter. `group`: the worker's consumer group.
+    """
+
+    keys: Sequence[bytes] = ()
+    group: str = ""
+    judges: Judges = field(default_factory=dict)
+
+
+NO_CONTROL: Final = ControlConfig()
 
 
 def control_headers(kind: bytes, body: bytes, key: bytes) -> list[tuple[str, bytes]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -108,14 +107,6 @@ class Receipt(Struct, frozen=True):
     asked: _Asked
     removed: _Count
     worker_version: str
-
-
-@dataclass(frozen=True, slots=True)
-class ControlConfig:
-    """The settings of a worker that honours control records: the keys it accepts, and its consumer group."""
-
-    keys: Sequence[bytes]
-    group: str
 
 
 _versions = msgspec.json.Decoder(_Versioned)

@@ -17,8 +17,9 @@ import numpy as np
 from worker.core.changelog import PROBE_PREFIX, CorruptEntry, Entry, Probes, Restored, decode, impossible
 from worker.core.forgetting import FORGOTTEN_PREFIX, Processed, decode_processed, end_of_validity, id_hash
 from worker.core.novelty import Label, Neighbour, Vector
-from worker.core.passes import MARKER_KEY, Chain, at_offset, decode_marker, written_at
+from worker.core.passes import MARKER_KEY, Chain, Found, at_offset, decode_marker, written_at
 from worker.core.scan import FROM_ROWS, Matrix, can_scan_codes
+from worker.core.track_record import RECORD_PREFIX, TrackRecord
 
 FREE: Final = -(2**63)
 """The time of a row without an entry: older than every entry."""
@@ -148,6 +149,8 @@ class GroupView:
         self._free: list[int] = []  # those of them without an entry; a heap, so that the first rows are used first
         self._requests = _Requests()
         self.corrupt = 0
+        self.records: dict[int, TrackRecord] = {}
+        """The agents' track records, by partition."""
 
     def __len__(self) -> int:
         """Return the number of entries held, expired ones among them."""
@@ -158,8 +161,15 @@ class GroupView:
         """The memory of the entries, see `memory_bytes`."""
         return memory_bytes(self._used, self._dimensions)
 
-    def load(self, partition: int, restored: Restored) -> None:
-        """Replace a partition's entries by those of its changelog, read to its end."""
+    def load(self, partition: int, restored: Restored, found: Found | None = None) -> None:
+        """Replace what is known of a partition by its changelog, read to its end.
+
+        `found`: where it continues; None: its track records do not count.
+        """
+        self.records[partition] = TrackRecord()
+        if found is not None:
+            self.records[partition] = TrackRecord(found.topic_id or "")
+            self.records[partition].restore(restored.records, found.offset)
         for key in list(self._of(partition).rows) if partition in self._partitions else ():
             self._remove(partition, key)
         self._partitions[partition] = _Partition(restored.chain)
@@ -186,6 +196,9 @@ class GroupView:
             return self._apply_marker(partition, value)
         if key.startswith(FORGOTTEN_PREFIX):
             self._apply_request(partition, key, value)
+            return True
+        if key.startswith(RECORD_PREFIX):
+            self._apply_record(partition, key, value)
             return True
         self._remove(partition, key)
         if value is None:
@@ -264,6 +277,12 @@ class GroupView:
                 self.corrupt += 1
             return
         self._requests.expire(partition, key)
+
+    def _apply_record(self, partition: int, key: bytes, value: bytes | None) -> None:
+        try:
+            self.records[partition].apply(key, value)
+        except ValueError:
+            self.corrupt += 1
 
     def _processed(self, partition: int, request: Processed) -> None:
         self.forget(partition, request)

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from worker.core.forgetting import Row, id_hash
+from worker.core.forgetting import ForgetRequest, RemovedBy, Row, id_hash
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.passes import LAST_OFFSET, Offset
 from worker.core.verdicts import MILLION, Verdict
@@ -304,21 +304,26 @@ class TrackRecord:
         self._put(name, record)
         return [record.row(self._topic_id), *self._overflow()]
 
-    def forget(self, matches: Callable[[str], bool]) -> list[Row]:
-        """Remove the records of the agents whose ids match; return their tombstones."""
-        gone = [name for name in self._records if matches(name[0])]
+    def forget(self, request: ForgetRequest) -> list[Row]:
+        """Remove the records of the agent that a request names; return their tombstones.
+
+        A request for single traces removes none: a record has hashes of traces alone.
+        """
+        gone = [name for name in self._records if name[0] == request.agent_id]
         return [self._remove(name) for name in gone]
 
-    def restore(self, stored: Iterable[Stored], below: int) -> list[Row]:
+    def restore(self, stored: Iterable[Stored], below: int, removed: RemovedBy | None = None) -> list[Row]:
         """Take the records as they were before the source offset `below`, where the partition continues.
 
         Return the rows that the next commit must write: of records that had verdicts at or past it, or of another
-        topic. A reset of the offset therefore brings back no verdict that is refused when it is read again.
+        topic, or `removed` by a request. A reset of the offset therefore brings back no verdict that is refused when it
+        is read again.
         """
         rows: list[Row] = []
         found = []
         for each in stored:
-            record = _Record.of(each, below) if each.topic_id == self._topic_id else None
+            gone = removed is not None and removed.has("", each.agent_id, each.last_offset)
+            record = None if gone or each.topic_id != self._topic_id else _Record.of(each, below)
             key = record_key(each.agent_id, each.domain)
             if record is None:
                 rows.append((key, None))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from worker.core.control import VERDICT, bad_control, check_signature, control_headers
+from worker.core.control import VERDICT, Judges, bad_control, check_signature, control_headers
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import JUDGED, OutputRecord, SourceRecord
 from worker.core.trace import EARLIEST_MS, LATEST_MS
@@ -25,9 +25,6 @@ VERDICT_VERSION: Final = 1
 
 MILLION: Final = 1_000_000
 """A success is kept in millionths, so that sums are exact and do not depend on their order."""
-
-Judges = Mapping[str, Sequence[bytes]]
-"""The keys of each judge, by name."""
 
 _Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
 _Name = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
@@ -63,11 +60,15 @@ class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ruling(NamedTuple):
-    """What a verdict did: it counts, or one that was issued later counts already. `used`: the confidence after it."""
+    """What a verdict did: it counts, or one that was issued later counts already.
+
+    `used`: the agent's confidence in the domain after it. `rows`: those of the changelog that change.
+    """
 
     verdict: Verdict
     counts: bool
     used: float
+    rows: Sequence[tuple[bytes, bytes | None]] = ()
 
 
 class _Metadata(Struct):

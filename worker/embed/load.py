@@ -38,6 +38,7 @@ def new_scorer(
         settings.threshold,
         settings.scoring_profiles(),
         settings.stream_time_max_step_ms,
+        settings.confidence,
     )
     if settings.novelty_scope == "group":
         scorer.join_group(partition, view)

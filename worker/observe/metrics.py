@@ -23,9 +23,10 @@ from prometheus_client.utils import floatToGoString
 
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.redaction import STRICT_TYPES
-from worker.core.scoring import PROFILES
+from worker.core.scoring import DEFAULT_PROFILE, PROFILES
 from worker.core.screen import RULES
 from worker.core.trace import Reason
+from worker.core.verdicts import Ruling
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series beside each counter, for the time of its creation
 
@@ -250,6 +251,35 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        self.verdicts = Counter(
+            "kp_verdicts_total",
+            "Committed verdicts that count, by profile and decision of the trace; unknown: made without its document.",
+            ["profile", "decision"],
+            registry=registry,
+        )
+        self.verdict_successes = Counter(
+            "kp_verdict_successes_total",
+            "Sum of their successes, 0 to 1 each.",
+            ["profile", "decision"],
+            registry=registry,
+        )
+        self.verdict_errors = Counter(
+            "kp_verdict_squared_error_total",
+            "Sum of (confidence used - success) squared over verdicts that name it; by their number: the Brier score.",
+            ["profile"],
+            registry=registry,
+        )
+        self.verdict_errors_of = Counter(
+            "kp_verdict_squared_errors_total", "Number of verdicts in that sum.", ["profile"], registry=registry
+        )
+        self.verdicts_late = Counter(
+            "kp_verdicts_superseded_total",
+            "Committed verdicts that change nothing: copies, or older than what stands.",
+            registry=registry,
+        )
+        self.track_records = Gauge(
+            "kp_track_records", "Track records: agents by domain with a verdict.", ["partition"], registry=registry
+        )
         self.stream_time = Gauge(
             "kp_stream_time_seconds",
             "Stream time: the greatest event time seen, in seconds since 1970.",
@@ -308,8 +338,15 @@ class Metrics:
         )
         self.ready = Gauge("kp_ready", "1 while /readyz answers 200.", registry=registry)
         self.build = Info("kp_build", "Version, consumer group and embedder.", registry=registry)
-        for decision, profile in product((ACCEPTED, REJECTED), profiles):
+        self._profiles = frozenset(profiles)
+        for decision, profile in product((ACCEPTED, REJECTED), self._profiles):
             self.traces.labels(decision, profile)
+        for decision, profile in product((ACCEPTED, REJECTED, "unknown"), self._profiles):
+            self.verdicts.labels(profile, decision)
+            self.verdict_successes.labels(profile, decision)
+        for profile in self._profiles:
+            self.verdict_errors.labels(profile)
+            self.verdict_errors_of.labels(profile)
         for reason in Reason:
             self.dead_letters.labels(str(reason))
         for kind in STRICT_TYPES:
@@ -325,10 +362,25 @@ class Metrics:
         for cause in ("corrupt", "other_model"):
             self.skipped_entries.labels(cause)
 
+    def judge(self, ruling: Ruling) -> None:
+        """Count a committed verdict."""
+        verdict = ruling.verdict
+        if not ruling.counts:
+            self.verdicts_late.inc()
+            return
+        profile = verdict.task_domain if verdict.task_domain in self._profiles else DEFAULT_PROFILE
+        labels = (profile, verdict.decision or "unknown")
+        self.verdicts.labels(*labels).inc()
+        self.verdict_successes.labels(*labels).inc(verdict.success)
+        if verdict.used is not None:
+            self.verdict_errors.labels(profile).inc((verdict.used - verdict.success) ** 2)
+            self.verdict_errors_of.labels(profile).inc()
+
     def forget_partition(self, partition: int) -> None:
         """Drop the gauges of a partition that is no longer assigned."""
         for gauge in (
-            self.cache_entries, self.cache_reach, self.stream_time, self.lag, self.lag_seconds, self.committed_offset,
+            self.cache_entries, self.cache_reach, self.track_records, self.stream_time, self.lag, self.lag_seconds,
+            self.committed_offset,
         ):  # fmt: skip
             with contextlib.suppress(KeyError):  # never set
                 gauge.remove(str(partition))

@@ -55,6 +55,9 @@ class NoTracing:
     def forgotten(self, span: Span | None) -> None:
         """Note nothing."""
 
+    def judged(self, span: Span | None) -> None:
+        """Note nothing."""
+
     def end(self, spans: Iterable[Span | None]) -> None:
         """End none."""
 
@@ -141,9 +144,14 @@ class Tracing:
         span.set_status(self._api.StatusCode.ERROR, "dead letter")
 
     def forgotten(self, span: Span | None) -> None:
-        """Note that a control record was honoured."""
+        """Note that a request to forget was honoured."""
         if span is not None:
             span.set_attribute("kp.decision", "forgotten")
+
+    def judged(self, span: Span | None) -> None:
+        """Note that a verdict was honoured."""
+        if span is not None:
+            span.set_attribute("kp.decision", "judged")
 
     def end(self, spans: Iterable[Span | None]) -> None:
         """End the spans of records that are committed."""

@@ -14,13 +14,15 @@ from aiokafka import TopicPartition
 from worker.config import Settings
 from worker.core.changelog import Restored
 from worker.core.documents import embedding_bytes
-from worker.core.forgetting import Forgetting
+from worker.core.forgetting import Forgetting, RemovedBy
+from worker.core.group_view import GroupView
 from worker.core.passes import without_embedder
 from worker.core.records import EmbedderIdentity
+from worker.core.track_record import TrackRecord
 from worker.embed.load import new_scorer
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topics import Layout, prepare_topics
-from worker.kafka.state.restore import Position, read_positions, restore
+from worker.kafka.state.restore import Position, read_logs, read_positions, restore
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.publisher import AtLeastOncePublisher, ExactlyOncePublisher, Publisher
 from worker.stream.partition import Context, Partition
@@ -99,7 +101,7 @@ class Assignment:
         }
         gone = [number for number in self.partitions if number not in kept]
         await asyncio.gather(*(self.partitions.pop(number).close() for number in gone))
-        if gone and self._context.control is not None and self._pool is not None:
+        if gone and self._context.control.keys and self._pool is not None:
             self._pool.drop_remembered()  # other workers process the control records of these partitions
         for partition in set(gone) - set(mine):
             self._metrics.forget_partition(partition)
@@ -194,13 +196,10 @@ class Assignment:
         return positions
 
     async def _restore(self, positions: dict[int, Position]) -> dict[int, Restored]:
-        if self._pool is None:  # without an embedder, the entries of one must not change
-            return {
-                partition: Restored(current=without_embedder(position.found()))
-                for partition, position in positions.items()
-            }
         if not positions:
             return {}
+        if self._pool is None:  # the entries of an embedder must not change
+            return await self._restore_records(positions)
         started = time.perf_counter()
         identity = self._pool.identity
         restored = await restore(
@@ -220,10 +219,31 @@ class Assignment:
         self._metrics.restore.observe(time.perf_counter() - started)
         return restored
 
+    async def _restore_records(self, positions: dict[int, Position]) -> dict[int, Restored]:
+        """Do `_restore` without an embedder: of the changelog, only the track records and the requests are read."""
+        settings = self._settings
+        result = {
+            partition: Restored(current=without_embedder(position.found())) for partition, position in positions.items()
+        }
+        if settings.keeps_state:
+            seconds = settings.transaction_timeout_seconds
+            logs = await read_logs(self._client, settings.changelog, list(positions), seconds)
+            for partition, restored in result.items():
+                logs.pop(partition).restore_records(restored, positions[partition].offset)
+                if restored.problem:
+                    log.warning("changelog %s/%d: %s is skipped", settings.changelog, partition, restored.problem)
+                self._metrics.skipped_entries.labels("corrupt").inc(restored.skipped["corrupt"])
+        return result
+
     async def _state(self, partition: int, position: Position, restored: Restored) -> PartitionState:
         identity = None if self._pool is None else self._pool.identity
         group = self._context.group
-        scorer = new_scorer(self._settings, identity, partition, None if group is None else group.view)
+        view = None if group is None else group.view
+        scorer = new_scorer(self._settings, identity, partition, view)
+        scorer.record = TrackRecord(position.topic_id or "", partial(_others, view, partition))
+        restored.housekeeping.first(
+            scorer.record.restore(restored.records, position.offset, RemovedBy(restored.requests))
+        )
         # In a thread: a large cache takes a while, and meanwhile this member's heartbeats must go out.
         await asyncio.to_thread(
             lambda: scorer.restore(restored.cache(), position.stream_time_ms, restored.next_sequence)
@@ -236,15 +256,16 @@ class Assignment:
         )
 
     def _forgetting(self, restored: Restored) -> Forgetting | None:
-        if self._context.control is None or self._pool is None:
+        if not self._context.control.keys:
             return None
-        return Forgetting(
-            restored.kept(),
-            restored.requests,
-            restored.current.number or 0,
-            self._pool.identity.key(),
-            self._settings.cache_ttl_ms,
-        )
+        model = "" if self._pool is None else self._pool.identity.key()
+        number = restored.current.number or 0
+        return Forgetting(restored.kept(), restored.requests, number, model, self._settings.cache_ttl_ms)
+
+
+def _others(view: GroupView | None, partition: int) -> Iterable[TrackRecord]:
+    """Return the track records of all other partitions, in the scope `group`."""
+    return () if view is None else (it for number, it in view.records.items() if number != partition)
 
 
 async def _stop(publishers: Iterable[Publisher]) -> None:

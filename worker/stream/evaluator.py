@@ -8,13 +8,14 @@ import time
 from collections.abc import Sequence
 
 from worker.core.changelog import text_hash
-from worker.core.control import FORGET, control_kind
+from worker.core.control import FORGET, NO_CONTROL, VERDICT, ControlConfig, control_kind
 from worker.core.documents import dead_letter, embedding_failed, one_record
-from worker.core.forgetting import ControlConfig, ForgetRequest, read_request, receipt_record
+from worker.core.forgetting import ForgetRequest, read_request, receipt_record
 from worker.core.novelty import Vector
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation, EvaluationConfig, cached_id
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedded_texts, joined
+from worker.core.verdicts import Verdict, judged_record, read_verdict
 from worker.embed.embedder import Embedding, ModelError
 from worker.embed.pool import EmbeddingPool
 from worker.observe.metrics import Metrics
@@ -38,7 +39,7 @@ class Evaluator:
         latency_budget_seconds: float,
         metrics: Metrics,
         tracing: Tracing | NoTracing,
-        control: ControlConfig | None = None,
+        control: ControlConfig = NO_CONTROL,
     ) -> None:
         identity = None if pool is None else pool.identity
         self._state = state
@@ -72,10 +73,13 @@ class Evaluator:
             pending.embedding = self._embed(pending, texts, self._pool)
         return pending
 
-    def _read(self, record: SourceRecord) -> ReasoningTrace | ForgetRequest:
-        """Return the trace or the request in a record. Raises InvalidTrace."""
-        if self._control is not None and record.fault is None and control_kind(record.headers) == FORGET:
+    def _read(self, record: SourceRecord) -> ReasoningTrace | ForgetRequest | Verdict:
+        """Return the trace, the request or the verdict in a record. Raises InvalidTrace."""
+        kind = control_kind(record.headers) if record.fault is None else None
+        if kind == FORGET and self._control.keys:
             return read_request(record, self._control.keys, self._state.topic_id)
+        if kind == VERDICT:
+            return read_verdict(record, self._control.judges, self._state.topic_id)
         return self._evaluation.read(record)
 
     def _embed(
@@ -94,6 +98,8 @@ class Evaluator:
                 self._refuse(pending, _without_frames(error))
         elif isinstance(trace, ForgetRequest):
             self._forget(pending, trace)
+        elif isinstance(trace, Verdict):
+            self._judge(pending, trace)
         elif trace is not None:
             self._refuse(pending, trace)
         pending.parsed = pending.embedding = None  # a commit may take a while, and they are large
@@ -149,7 +155,7 @@ class Evaluator:
     def _forget(self, pending: Pending, request: ForgetRequest) -> None:
         """Honour a control record. All traces before it are decided, so what is embedded now belongs to later ones."""
         state, control, record = self._state, self._control, pending.record
-        if state.forgetting is None or control is None:
+        if state.forgetting is None:
             raise RuntimeError("this is a bug: a control record was read that is not honoured")
         refusal = state.forgetting.refusal(request, record.offset)
         if refusal is not None:
@@ -164,6 +170,15 @@ class Evaluator:
         log.info("request %s: %d entries are forgotten", request.request_id, len(forgotten.removed), extra=about)
         pending.output = receipt_record(record, request, control.group, forgotten.removed)
         pending.forgotten = forgotten
+
+    def _judge(self, pending: Pending, verdict: Verdict) -> None:
+        """Let a verdict count for the traces behind it."""
+        state, record = self._state, pending.record
+        ruling = state.judge(verdict, record)
+        self._evaluated(pending, time.perf_counter())
+        self._tracing.judged(pending.span)
+        pending.output = judged_record(record, ruling)
+        pending.ruling = ruling
 
     def _refuse(self, pending: Pending, error: InvalidTrace) -> None:
         if error.reason is Reason.EVALUATION_FAILED:

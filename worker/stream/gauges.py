@@ -122,6 +122,7 @@ class Gauges:
     def _update_cache(self, partition: Partition) -> None:
         metrics, label, scorer = self._metrics, str(partition.number), partition.state.scorer
         metrics.cache_entries.labels(label).set(len(scorer.cache))
+        metrics.track_records.labels(label).set(len(scorer.record))
         if scorer.stream_time_ms is not None:
             metrics.stream_time.labels(label).set(scorer.stream_time_ms / 1000)
         for cause, total in (("expired", scorer.cache.expired), ("capacity", scorer.cache.displaced)):

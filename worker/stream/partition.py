@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from worker.core.changelog import SLACK, Probes
-from worker.core.forgetting import ControlConfig
+from worker.core.control import NO_CONTROL, ControlConfig
 from worker.core.records import SourceRecord
 from worker.core.scorer import EvaluationConfig
 from worker.core.trace import InvalidTrace, Reason
@@ -76,8 +76,8 @@ class DeadLetterLimit:
 class Context:
     """What all partitions of a worker share.
 
-    `pool` None: traces are not embedded. `group` None: the novelty scope is the partition. `control` None: control
-    records are not honoured. `drain_seconds`: how long a drain waits for records that are not decided, before it drops
+    `pool` None: traces are not embedded. `group` None: the novelty scope is the partition. `control`: the control
+    records that are honoured. `drain_seconds`: how long a drain waits for records that are not decided, before it drops
     them; None: as long as the embedder takes. `probes`: those of a model elsewhere. `fail` is called once, with a
     partition and the error that ended it. `confirm_topic` raises if the source topic's id, as a broker knows it now, is
     not this one. Times in seconds.
@@ -94,7 +94,7 @@ class Context:
     tracing: Tracing | NoTracing = NO_TRACING
     status: Status | None = None
     group: GroupScope | None = None
-    control: ControlConfig | None = None
+    control: ControlConfig = NO_CONTROL
     confirm_topic: Callable[[str | None], Awaitable[None]] | None = None
     drain_seconds: float | None = None
     probes: Probes | None = None
@@ -261,7 +261,7 @@ class Partition:
         self._publishing = batch
         self._last_commit = time.perf_counter()
         confirm = self._context.confirm_topic
-        if confirm is not None and any(pending.is_control() for pending in batch):
+        if confirm is not None and any(pending.is_request() for pending in batch):
             await confirm(self.state.topic_id)  # not before: the id must be asked for after the records were fetched
         replaced = await self._publisher.publish(self.state.batch(batch))
         for position, error in replaced.items():
@@ -303,6 +303,8 @@ class Partition:
             if pending.forgotten is not None:
                 metrics.control_records.labels("honoured").inc()
                 metrics.forgotten_entries.inc(len(pending.forgotten.removed))
+            if pending.ruling is not None and result is None:
+                metrics.judge(pending.ruling)
             if isinstance(result, InvalidTrace):
                 metrics.dead_letters.labels(str(result.reason)).inc()
                 if result.reason is Reason.BAD_CONTROL:

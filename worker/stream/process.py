@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from worker.config import ConfigError, Settings
-from worker.config.control_keys import forget_keys
+from worker.config.control_keys import forget_keys, judge_keys
 from worker.config.redaction_rules import redaction_rules
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError, ServiceUnavailableError
@@ -126,6 +126,7 @@ class _Process:
         settings = self._settings
         if settings.forget:
             forget_keys(settings)  # a wrong one is told before the model is loaded
+        judge_keys(settings)  # likewise
         redaction_rules(settings)  # likewise
         self.tracing = start_tracing(settings)
         patch_aiokafka(settings)

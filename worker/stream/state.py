@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from worker.core.changelog import Entry, Housekeeping, encode, slot_key
-from worker.core.forgetting import ForgetRequest, Forgetting, Forgotten
+from worker.core.control import FORGET, control_kind
+from worker.core.forgetting import ForgetRequest, Forgetting, Forgotten, Row
 from worker.core.passes import NO_PASS, Pass
 from worker.core.records import OutputRecord, SourceRecord
 from worker.core.scorer import PartitionScorer, label
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace
+from worker.core.track_record import RECORD_PREFIX
+from worker.core.verdicts import Ruling, Verdict, issued_ms
 from worker.embed.embedder import Embedding
 from worker.kafka.writing.publisher import Batch
 
@@ -25,26 +28,27 @@ class Pending:
     """A record between its fetch and its commit.
 
     `embedding` None: nothing is embedded. What follows it is set by the record's decision: its output, its score or
-    error, and its row for the changelog. `forgotten`: what a control record removed; the result is then None, or why a
-    dead letter replaces the receipt.
+    error, and its row for the changelog. `forgotten`: what a request removed; `ruling`: what a verdict did. The result
+    is then None, or why a dead letter replaces the output.
     """
 
     __slots__ = (
-        "embedding", "entry", "forgotten", "output", "parsed", "record", "result", "span", "started", "submitted",
-        "text_hash",
+        "embedding", "entry", "forgotten", "output", "parsed", "record", "result", "ruling", "span", "started",
+        "submitted", "text_hash",
     )  # fmt: skip
 
     def __init__(self, record: SourceRecord) -> None:
         self.started = self.submitted = time.perf_counter()
         self.record = record
         self.span: Span | None = None
-        self.parsed: ReasoningTrace | InvalidTrace | ForgetRequest | None = None
+        self.parsed: ReasoningTrace | InvalidTrace | ForgetRequest | Verdict | None = None
         self.embedding: Embedding | asyncio.Future[Embedding] | None = None
         self.text_hash = b""  # of what is embedded
         self.output: OutputRecord
         self.result: ScoredTrace | InvalidTrace | None = None
         self.entry: tuple[bytes, bytes] | None = None
         self.forgotten: Forgotten | None = None
+        self.ruling: Ruling | None = None
 
     def ready(self) -> bool:
         """Whether the record can be decided."""
@@ -54,11 +58,11 @@ class Pending:
         """Return the bytes of the record and its output's value; the output's key and headers are the record's."""
         return self.record.size + len(self.output.value or b"")
 
-    def is_control(self) -> bool:
-        """Whether it is a control record, honoured or not."""
+    def is_request(self) -> bool:
+        """Whether it is a request to forget, honoured or not."""
         result = self.result
         refused = isinstance(result, InvalidTrace) and result.reason is Reason.BAD_CONTROL
-        return refused or self.forgotten is not None
+        return self.forgotten is not None or (refused and control_kind(self.record.headers) == FORGET)
 
 
 class PartitionState:
@@ -129,12 +133,20 @@ class PartitionState:
         self._replay = {at: entry for at, entry in self._replay.items() if not matches(entry.label())}
         forgotten = self.forgetting.forget(request, self.scorer.cache, offset, self.scorer.stream_time_ms)
         self.scorer.forget_in_group(forgotten.processed)
+        forgotten.rows.extend(self.scorer.record.forget(request))
         return forgotten
+
+    def judge(self, verdict: Verdict, record: SourceRecord) -> Ruling:
+        """Add a verdict to its agent's track record."""
+        track = self.scorer.record
+        rows = track.add(verdict, issued_ms(verdict, record.timestamp_ms), record.offset)
+        used = track.standing(verdict.agent_id, verdict.task_domain).used
+        return Ruling(verdict, rows is not None, used, rows or ())
 
     def batch(self, decided: Sequence[Pending]) -> Batch:
         """Return the batch to publish for these records, the partition's next in offset order."""
         entries: list[tuple[bytes, bytes | None]] = []
-        newest = None
+        newest, judged = None, False
         for each in decided:
             if isinstance(each.result, ScoredTrace):
                 self._stream_time_ms = each.result.stream_time_ms
@@ -143,12 +155,21 @@ class PartitionState:
                     newest = each.result.sequence
             elif each.forgotten is not None:
                 entries += each.forgotten.rows
+            elif each.ruling is not None:
+                entries += each.ruling.rows
+                judged = True
         next_offset = decided[-1].record.offset + 1
         return Batch(
             outputs=[each.output for each in decided],
-            entries=self._housekeeping.rows(entries, newest, next_offset),
+            entries=self._housekeeping.rows(_latest(entries) if judged else entries, newest, next_offset),
             next_offset=next_offset,
             stream_time_ms=self._stream_time_ms,
             records=[each.record for each in decided],
             source_pass=self._pass,
         )
+
+
+def _latest(rows: list[Row]) -> list[Row]:
+    """Leave out the rows of track records that a later row of the same batch replaces."""
+    last = {key: place for place, (key, _) in enumerate(rows) if key.startswith(RECORD_PREFIX)}
+    return [row for place, row in enumerate(rows) if last.get(row[0], place) == place]

@@ -12,9 +12,9 @@ import faust
 from aiokafka import TopicPartition
 
 from worker.config import Settings
-from worker.config.control_keys import forget_keys
+from worker.config.control_keys import forget_keys, judge_keys
 from worker.config.redaction_rules import redaction_rules
-from worker.core.forgetting import ControlConfig
+from worker.core.control import ControlConfig
 from worker.core.redaction import Rules
 from worker.core.scorer import EvaluationConfig
 from worker.embed.embedder import Embedder, ServedEmbedder
@@ -90,7 +90,9 @@ class Worker:
             tracing=tracing,
             status=status,
             group=self._group,
-            control=ControlConfig(forget_keys(settings), settings.group_id) if settings.forget else None,
+            control=ControlConfig(
+                forget_keys(settings) if settings.forget else (), settings.group_id, judge_keys(settings)
+            ),
             confirm_topic=lambda known: confirm_topic(
                 client, settings.source_topic, known, settings.transaction_timeout_seconds
             ),
@@ -108,8 +110,8 @@ class Worker:
         )
         self._topics = TopicWatch(
             settings, client, settings.topics,
-            state={settings.source_topic, *([] if embedder is None else [settings.changelog])},
-            cache=None if embedder is None else settings.changelog,
+            state={settings.source_topic, *([settings.changelog] if settings.keeps_state else [])},
+            cache=settings.changelog if settings.keeps_state else None,
         )  # fmt: skip
         self._gauges = Gauges(metrics, settings.source_topic, self._buffer, self._pool, self._service)
         hooks = Hooks(settings, client, self._buffer, budget, self._drain, self._assignment.next_offsets, self._fail)

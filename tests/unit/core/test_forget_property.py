@@ -29,8 +29,8 @@ from tests.support.simulated_log import (
 )
 from worker.core import changelog, forgetting
 from worker.core.changelog import Restored
-from worker.core.control import control_kind
-from worker.core.forgetting import ControlConfig, Forgetting
+from worker.core.control import NO_CONTROL, ControlConfig, control_kind
+from worker.core.forgetting import Forgetting
 from worker.core.records import FORGOTTEN, SourceRecord
 from worker.stream import partition
 from worker.stream.partition import Partition
@@ -47,7 +47,7 @@ def new_task(
     state = PartitionState(
         topics.scorer(plan, found), topics.offset, found.replay, found.current, found.housekeeping, forgetting
     )
-    control = ControlConfig([KEY], "group") if forget else None
+    control = ControlConfig([KEY], "group") if forget else NO_CONTROL
 
     async def confirm(topic_id: str | None) -> None:
         assert topic_id == topics.topic_id

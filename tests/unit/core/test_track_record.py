@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
+import msgspec
 import pytest
 
 from worker.core import track_record
 from worker.core.changelog import Log
-from worker.core.forgetting import Row
+from worker.core.forgetting import ForgetRequest, Row
 from worker.core.track_record import HALF, PRIOR_WEIGHT, RECORD_PREFIX, Standing, TrackRecord, read_stored, record_key
 from worker.core.verdicts import Verdict, issued_ms
 
@@ -194,7 +195,11 @@ def test_beyond_the_bound_the_record_with_the_oldest_latest_verdict_goes(monkeyp
 def test_forgetting_an_agent_removes_its_records_of_all_domains() -> None:
     log, record = Log(), TrackRecord(TOPIC_ID)
     apply(log, add_all(record, [(1, verdict()), (2, verdict(task_domain="law")), (3, verdict("bob"))]))
-    apply(log, record.forget("ada".__eq__))
+    request = msgspec.convert(
+        {"version": 2, "request_id": "r", "issued_at": "x", "topic": "traces", "topic_id": TOPIC_ID, "partition": 0,
+         "end_offsets": [0], "agent_id": "ada"}, ForgetRequest,
+    )  # fmt: skip
+    apply(log, record.forget(request))
     assert [agent for agent, _, _ in record.listed()] == ["bob"]
     assert [agent for agent, _, _ in restored(log, 9)[0].listed()] == ["bob"]
 

@@ -20,7 +20,7 @@ from tests.support.builders import (
 from tests.support.forgetting import ANOTHER_ID, KEY, TOPIC_ID, control_record
 from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
-from worker.core.forgetting import ControlConfig
+from worker.core.control import ControlConfig
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
 from worker.core.records import HEADER_OVERHEAD, Fault

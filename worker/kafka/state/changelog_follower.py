@@ -88,7 +88,7 @@ class ChangelogFollower:
                         "group view: changelog %s/%d %s; the view leaves it out (%d damaged in all)",
                         settings.changelog, partition, restored.problem, restored.skipped["corrupt"],
                     )  # fmt: skip
-                self._view.load(partition, restored)
+                self._view.load(partition, restored, found)
                 self._next[partition] = read.end
                 self._complete[partition] = begun
 

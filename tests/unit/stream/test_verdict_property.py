@@ -1,0 +1,175 @@
+"""Verdicts among the traces of a partition: whatever crashes in between, each counts for the traces behind it.
+
+The real partition task over a compacted topic in memory (tests/support/simulated_log.py), against an undisturbed run,
+byte for byte, and against an oracle that counts the verdicts in front of each trace on the source topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.support.builders import TextEmbedder, make_record
+from tests.support.forgetting import KEY, TOPIC_ID, control_record
+from tests.support.partition import idle_context
+from tests.support.simulated_log import (
+    DIMENSIONS,
+    CrashError,
+    Plan,
+    RandomPool,
+    SimulatedPublisher,
+    Topics,
+    random_records,
+)
+from worker import InvalidTrace, make_verdict, parse_trace, sign_verdict
+from worker.core import changelog
+from worker.core.control import FORGET, VERDICT, ControlConfig, control_headers, control_kind
+from worker.core.forgetting import Forgetting, RemovedBy
+from worker.core.passes import committed_from
+from worker.core.records import JUDGED, SourceRecord
+from worker.core.scorer import PartitionScorer
+from worker.core.track_record import TrackRecord
+from worker.stream import partition
+from worker.stream.partition import Partition
+from worker.stream.state import PartitionState
+
+JUDGES = {"ci": b"c" * 32, "ann": b"a" * 32}
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def with_verdicts(rng: random.Random, records: Sequence[SourceRecord]) -> list[SourceRecord]:
+    """Return the records at new offsets, among verdicts on earlier traces (copies, corrections, forged) and requests."""
+    result: list[SourceRecord] = []
+    traces, verdicts = [], []
+    for record in records:
+        try:
+            parse_trace(record.value)
+        except InvalidTrace:
+            result.append(record._replace(offset=len(result)))
+            continue
+        document = json.loads(record.value or b"")
+        document["metadata"]["agent_id"] = rng.choice(["ada", "bob", "eve"])
+        value = json.dumps(document).encode()
+        result.append(record._replace(offset=len(result), value=value))
+        traces.append(parse_trace(value))
+        while rng.random() < 0.4:
+            trace = rng.choice(traces)
+            line = {
+                "trace_id": trace.id, "agent_id": trace.metadata.agent_id, "task_domain": trace.metadata.task_domain,
+                "partition": 0, "success": rng.choice([True, False, 0.5]), "judge": rng.choice(list(JUDGES)),
+            }  # fmt: skip
+            issued = START + timedelta(seconds=len(result) - rng.choice([0, 0, 10]))
+            verdict = make_verdict(line, topic=record.topic, topic_id=TOPIC_ID, issued_at=issued)
+            verdicts.append(sign_verdict(verdict, JUDGES[verdict.judge] if rng.random() < 0.9 else b"x" * 32))
+            signed = rng.choice(verdicts) if rng.random() < 0.2 else verdicts[-1]
+            result.append(make_record(signed.value, len(result), key=signed.key, headers=signed.headers))
+        if rng.random() < 0.05:
+            result.append(control_record(len(result), request_id=f"r-{len(result)}", agent_id="ada"))
+    return result
+
+
+def new_task(
+    rng: random.Random, plan: Plan, topics: Topics, pool: RandomPool | None, failing: float
+) -> tuple[Partition, list[BaseException]]:
+    """Start a task from what is restored, as stream/assignment.py does."""
+    failures: list[BaseException] = []
+    found = topics.restored(plan.capacity)
+    scorer = PartitionScorer(plan.capacity, plan.ttl_ms, DIMENSIONS, confidence="record")
+    committed = committed_from(topics.metadata or "")
+    scorer.restore(found.cache(), None if committed is None else committed.stream_time_ms, found.next_sequence)
+    scorer.record = TrackRecord(TOPIC_ID)
+    found.housekeeping.first(scorer.record.restore(found.records, topics.offset, RemovedBy(found.requests)))
+    model = TextEmbedder(DIMENSIONS).identity.key()
+    forgetting = Forgetting(found.kept(), found.requests, found.current.number or 0, model, plan.ttl_ms)
+    state = PartitionState(scorer, topics.offset, found.replay, found.current, found.housekeeping, forgetting)
+
+    async def confirm(topic_id: str | None) -> None:
+        assert topic_id == topics.topic_id
+
+    control = ControlConfig([KEY], "group", {name: [key] for name, key in JUDGES.items()})
+    context = idle_context(failures, pool=pool, control=control, confirm_topic=confirm)
+    return Partition(0, state, SimulatedPublisher(topics, plan, rng, failing), context), failures
+
+
+async def live(rng: random.Random, plan: Plan, topics: Topics, records: Sequence[SourceRecord], failing: float) -> None:
+    todo = [record for record in records if record.offset >= topics.offset]
+    pool = RandomPool(rng)
+    task, failures = new_task(rng, plan, topics, pool, failing)
+    task.start()
+    while (todo or len(task)) and not failures:
+        if rng.random() < failing / 4:
+            break
+        if todo and task.has_room() and rng.random() < 0.7:
+            task.take(todo.pop(0))
+        elif rng.random() < 0.7:
+            pool.work()
+        else:
+            await asyncio.sleep(0)
+    assert all(isinstance(failure, CrashError) for failure in failures)
+    await task.close()
+
+
+def counts_at_each_trace(records: Sequence[SourceRecord]) -> dict[int, tuple[int, float]]:
+    """Return, by offset, how many verdicts stand before a trace for its agent and domain, and their successes."""
+    standing: dict[tuple[str, str], dict[tuple[str, str], tuple[int, float]]] = {}
+    found = {}
+    for record in records:
+        kind = control_kind(record.headers)
+        if kind == FORGET:
+            agent = json.loads(record.value or b"")["agent_id"]
+            standing = {name: of for name, of in standing.items() if name[0] != agent}
+        elif kind is not None:
+            it = json.loads(record.value or b"")
+            if list(record.headers) != control_headers(VERDICT, record.value or b"", JUDGES[it["judge"]]):
+                continue  # forged
+            of = standing.setdefault((it["agent_id"], it["task_domain"]), {})
+            issued = round(datetime.fromisoformat(it["issued_at"]).timestamp() * 1000)
+            if record.timestamp_ms is not None and record.timestamp_ms >= 0:
+                issued = min(issued, record.timestamp_ms)
+            if issued >= of.get((it["trace_id"], it["judge"]), (-(2**63),))[0]:
+                of[it["trace_id"], it["judge"]] = issued, it["success"]
+        else:
+            try:
+                metadata = parse_trace(record.value).metadata
+            except InvalidTrace:
+                continue
+            of = standing.get((metadata.agent_id, metadata.task_domain), {})
+            found[record.offset] = len(of), sum(success for _, success in of.values())
+    return found
+
+
+@pytest.mark.slow
+async def test_a_crash_changes_no_byte_and_each_trace_has_the_verdicts_before_it(
+    seed: int, long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    judged = lives = 0
+    rounds = 30 if long else 10
+    for _ in range(rounds):
+        plan = replace(Plan.random(rng), exactly_once=True)
+        monkeypatch.setattr(changelog, "SLACK", plan.slack)
+        monkeypatch.setattr(partition, "SLACK", plan.slack)
+        records = with_verdicts(rng, random_records(rng, rng.randint(5, 40)))
+        calm = Topics()
+        await live(random.Random(0), plan, calm, records, failing=0)
+        expected = counts_at_each_trace(records)
+        for output in calm.outputs:
+            if output[0] in ("accepted", "rejected"):
+                scoring = json.loads(output[2])["scoring"]  # type: ignore[arg-type]
+                said = scoring["confidence"]["judged"], scoring["confidence"]["succeeded"]
+                assert said == pytest.approx(expected[scoring["source"]["offset"]])
+                judged += said[0] > 0
+        topics = Topics()
+        while topics.offset < len(records):
+            await live(rng, plan, topics, records, failing=0.08)
+            lives += 1
+        assert topics.outputs == calm.outputs
+        assert sum(output[0] == JUDGED for output in calm.outputs) > 0 or len(records) < 15
+    assert judged > rounds
+    assert lives > 2 * rounds
