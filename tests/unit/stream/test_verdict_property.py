@@ -44,7 +44,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def with_verdicts(rng: random.Random, records: Sequence[SourceRecord]) -> list[SourceRecord]:
-    """Return the records at new offsets, among verdicts on earlier traces (copies, corrections, forged) and requests."""
+    """Return the records at new offsets, among requests, and verdicts with copies, corrections and forged ones."""
     result: list[SourceRecord] = []
     traces, verdicts = [], []
     for record in records:

@@ -1,0 +1,147 @@
+"""`kp-worker verdict`, and workers whose scores follow from verdicts, on real Kafka."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.support.builders import trace_document
+from tests.support.forgetting import KEY
+from tests.support.kafka_fixtures import consume_all, create_topics
+from tests.support.schemas import VALIDATORS
+from tests.support.stage import Stage, Workers, documents
+from worker.cli import cli
+from worker.core.track_record import RECORD_PREFIX
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+
+CI, ANN = "c" * 40, "a" * 40
+LINE = {"trace_id": "kp:trace:0", "agent_id": "ada", "task_domain": "d", "partition": 0, "success": 1, "judge": "ci"}
+
+
+def stage_of(kafka: EmbeddedKafka, keys: Path, **settings: str) -> Stage:
+    keys.write_text(f"ci {CI}\nann {ANN}\n")
+    stage = Stage(kafka, KP_VERDICT_KEY_FILE=str(keys), KP_CONFIDENCE="record", **settings)
+    stage.env["KP_JUDGED_TOPIC"] = f"{stage.name}.judged"
+    create_topics(stage.bootstrap, {stage.name: 2})
+    return stage
+
+
+def trace(number: int, agent: str, *, success: bool = True) -> bytes:
+    document = trace_document(f"kp:trace:{number}", objective=f"Explain {number}")
+    document["metadata"] |= {"agent_id": agent, "success": success}
+    return json.dumps(document).encode()
+
+
+def verdict(stage: Stage, lines: list[dict[str, Any]], **env: str) -> Result:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    return CliRunner().invoke(cli, ["verdict", "-"], input=text, env=stage.env | env, catch_exceptions=False)
+
+
+def confidences(stage: Stage) -> dict[str, dict[str, Any]]:
+    return {str(it["id"]): it["scoring"]["confidence"] for it in documents(stage)}  # type: ignore[index]
+
+
+def judged(stage: Stage) -> list[dict[str, Any]]:
+    return [json.loads(record.value) for record in consume_all(stage.bootstrap, stage.env["KP_JUDGED_TOPIC"])]
+
+
+def rows(stage: Stage) -> int:
+    records = consume_all(stage.bootstrap, f"{stage.name}-novelty-changelog")
+    last = {(record.partition, record.key): record.value for record in records}
+    return sum(key.startswith(RECORD_PREFIX) and value is not None for (_, key), value in last.items())
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_verdicts_count_for_the_traces_behind_them_over_a_restart(
+    kafka: EmbeddedKafka, workers: Workers, tmp_path: Path, delivery: str
+) -> None:
+    stage = stage_of(kafka, tmp_path / "keys", KP_DELIVERY=delivery)
+    worker = workers(stage.env).wait_ready()
+    stage.produce([(None, trace(n, "ada"), (), n % 2) for n in range(4)])
+    stage.wait_committed(4)
+    first = documents(stage)
+    for document in first:
+        VALIDATORS["scored-trace"].validate(document)
+        assert document["scoring"]["confidence"] == {"stated": 0.9, "used": 0.5, "judged": 0, "succeeded": 0.0}  # type: ignore[index]
+    result = verdict(stage, [it | {"success": False, "judge": "ci"} for it in first])
+    assert (result.exit_code, result.stderr) == (0, f"4 verdicts written to topic {stage.name}\n")
+    stage.wait_committed(8)
+    (profile,) = {it["scoring"]["profile"] for it in first}  # type: ignore[index]
+    worker.wait_metric("kp_verdicts_total", 4, decision="rejected", profile=profile)
+    worker.kill()
+
+    worker = workers(stage.env).wait_ready()
+    stage.produce([(None, trace(n, agent), (), 0) for n, agent in ((4, "ada"), (5, "bob"))])
+    stage.produce([(None, trace(6, "ada", success=False), (), 0)])
+    stage.wait_committed(11)
+    found = confidences(stage)
+    assert found["kp:trace:4"]["judged"] == 2
+    assert found["kp:trace:4"]["used"] < found["kp:trace:5"]["used"] < 0.5
+    assert found["kp:trace:6"]["used"] == found["kp:trace:6"]["stated"] == 0.9
+    for value in judged(stage):
+        VALIDATORS["judged"].validate(value)
+        assert value["counts"]
+        assert value["used"]["now"] < value["used"]["then"] == 0.5
+        assert value["decision"] == "rejected"
+    for record in consume_all(stage.bootstrap, stage.name):
+        if record.headers:
+            VALIDATORS["verdict"].validate(json.loads(record.value))
+    assert rows(stage) == 2
+
+
+def test_what_does_not_count_is_a_dead_letter_with_its_reason_and_can_be_redriven(
+    kafka: EmbeddedKafka, workers: Workers, tmp_path: Path
+) -> None:
+    stage = stage_of(kafka, tmp_path / "keys")
+    off = {name: value for name, value in stage.env.items() if not name.startswith(("KP_VERDICT", "KP_CONF", "KP_JUD"))}
+    worker = workers(off).wait_ready()
+    assert verdict(stage, [LINE]).exit_code == 0
+    stage.wait_committed(1)
+    worker.kill()
+    other = tmp_path / "other"
+    other.write_text(f"ci {'x' * 40}\nstranger {'s' * 40}\n")
+    worker = workers(stage.env).wait_ready()
+    assert verdict(stage, [LINE, LINE | {"judge": "stranger"}], KP_VERDICT_KEY_FILE=str(other)).exit_code == 0
+    stage.wait_committed(3)
+    letters = [dict(record.headers) for record in stage.outputs()["dead-letter"]]
+    assert {it["kp-error-reason"] for it in letters} == {b"bad_control"}
+    messages = sorted(it["kp-error-message"].decode() for it in letters)
+    assert "no key of judge stranger" in messages[0]
+    assert "not the signature" in messages[1]
+    assert "KP_VERDICT_KEY_FILE" in messages[2]
+    result = CliRunner().invoke(
+        cli, ["redrive", "--execute", "--reason", "bad_control"], env=stage.env, catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    stage.wait_committed(6)
+    (counted,) = judged(stage)
+    assert counted["trace_id"] == "kp:trace:0"
+
+
+def test_an_agent_is_forgotten_without_an_embedder_too(kafka: EmbeddedKafka, workers: Workers, tmp_path: Path) -> None:
+    stage = stage_of(kafka, tmp_path / "keys", KP_FORGET="true", KP_FORGET_KEY=KEY.decode())
+    stage.env["KP_FORGOTTEN_TOPIC"] = f"{stage.name}.receipts"
+    worker = workers(stage.env).wait_ready()
+    assert verdict(stage, [LINE, LINE | {"agent_id": "bob"}]).exit_code == 0
+    stage.wait_committed(2)
+    assert rows(stage) == 2
+    result = CliRunner().invoke(cli, ["forget", "--agent", "ada", "--wait"], env=stage.env, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert rows(stage) == 1
+    worker.kill()
+    workers(stage.env).wait_ready()
+    stage.produce([(None, trace(n, agent), (), 0) for n, agent in ((1, "ada"), (2, "bob"))])
+    stage.wait_committed(6)
+    assert {name: it["judged"] for name, it in confidences(stage).items()} == {"kp:trace:1": 0, "kp:trace:2": 0}
+
+
+def test_wrong_lines_are_named_and_the_others_are_written(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    stage = stage_of(kafka, tmp_path / "keys")
+    result = verdict(stage, [LINE, LINE | {"judge": "nobody"}, LINE | {"partition": 2}, {"success": 1}, LINE])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"2 verdicts written to topic {stage.name}, 3 lines wrong"
+    assert "-:2: KP_VERDICT_KEY_FILE has no key of judge nobody" in result.stderr
+    assert "-:3: partition 2" in result.stderr
+    assert verdict(stage, [LINE], KP_VERDICT_KEY_FILE="").exit_code == 2
