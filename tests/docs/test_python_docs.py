@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "python.md").read_text("utf-8")
 
 PUBLIC = {
-    "InvalidTrace", "PartitionScorer", "Profile", "Reason", "ReasoningTrace", "Score", "ScoredTrace", "VectorCache",
+    "InvalidTrace", "make_verdict", "sign_verdict", "PartitionScorer", "Profile", "Reason", "ReasoningTrace", "Score", "ScoredTrace", "VectorCache",
     "Weights", "__version__", "embedded_texts", "embedding_text", "parse_trace", "redact_document", "redact_text",
     "score_trace", "unit_mean",
 }  # fmt: skip

@@ -178,6 +178,7 @@ COMMANDS: dict[str, list[str]] = {
     "contribute: a setting": ["contribute"],
     "assemble: a setting": ["assemble"],
     "assemble: no file": ["assemble", "--try", f"/nowhere/{EVIL}"],
+    "verdict: a setting": ["verdict", "-"],
     "registry: a fault": ["registry", "--fault", EVIL],
     "evaluate": ["evaluate", "{scored}", "--label", EVIL],
     "evaluate: no file": ["evaluate", f"/nowhere/{EVIL}", "--label", "id"],
