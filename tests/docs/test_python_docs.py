@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "python.md").read_text("utf-8")
 
 PUBLIC = {
-    "InvalidTrace", "make_verdict", "sign_verdict", "PartitionScorer", "Profile", "Reason", "ReasoningTrace", "Score", "ScoredTrace", "VectorCache",
+    "InvalidTrace", "PartitionScorer", "Profile", "Reason", "ReasoningTrace", "Score", "ScoredTrace", "VectorCache",
     "Weights", "__version__", "embedded_texts", "embedding_text", "parse_trace", "redact_document", "redact_text",
-    "score_trace", "unit_mean",
+    "make_verdict", "score_trace", "sign_verdict", "unit_mean",
 }  # fmt: skip
 """Written out here: whoever changes it changes the interface (docs/compatibility.md)."""
 
