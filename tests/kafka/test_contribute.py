@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
+import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.support.gateway import Asked, GatewayThread, Reply
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.registry import RegistryProcess
 from tests.support.secrets import LEAKS, PLACES, SECRETS, leaks, seeded
+from tests.support.snippets import shell, snippets
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Workers = Callable[..., WorkerProcess]
@@ -111,26 +113,27 @@ def test_no_secret_leaves_by_any_path(kafka: EmbeddedKafka, workers: Workers, re
     assert registry.key not in "".join(paths.values())
 
 
-def test_refused_traces_are_redriven_after_the_cause_is_mended(
-    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+@pytest.mark.skipif(shutil.which("jq") is None, reason="the runbook's commands need jq")
+def test_a_conflict_is_solved_by_the_commands_of_its_runbook(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess, tmp_path: Path
 ) -> None:
     booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
     contributor = start(workers, booth)
-    document = accepted_document("kp:trace:1")
+    document = accepted_document("kp:trace:1", agent_id="kp:agent:surveyor")
     document["steps"][0]["content"] = "password=hunter2"
     booth.put([document | {"outcome": {"result_summary": "other", "confidence": 1}}, document])
     booth.wait_committed(2)
     assert len(booth.refusals()) == 1
     (posted,) = registry.units()
-    _delete(registry, posted["id"])
-    command = workers(booth.env, ("redrive", "--refused", "--reason", "conflict", "--execute"))
-    assert command.wait() == 0, command.log()
+    (block,) = snippets("tests/kafka/test_contribute.py")
+    done = shell(
+        "\n".join(["set -e", *block.commands()]), booth.env | {"AGENT_KEY": _agent_key(registry, document)}, tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     deadline = time.monotonic() + 60
-    while not registry.units():
+    while [unit["outcome"] for unit in registry.units()] in ([], [posted["outcome"]]):
         assert time.monotonic() < deadline, contributor.log()
         time.sleep(0.2)
-    (again,) = registry.units()
-    assert again["outcome"] != posted["outcome"]
     assert len(booth.refusals()) == 1
     assert b"hunter2" not in booth.refusals()[0].value
 
@@ -161,11 +164,14 @@ def test_a_screened_trace_is_redriven_after_the_setting_is_changed(
     assert posted["kp:trace:1"] == "pay \u202e001 password=[REDACTED:password]"
 
 
-def _delete(registry: RegistryProcess, trace_id: str) -> None:
-    """As the registry's administrator."""
-    path = next(option for option in registry._options if option.endswith(".db"))
-    with sqlite3.connect(path) as connection:
-        connection.execute("DELETE FROM units WHERE id = ?", (trace_id,))
+def _agent_key(registry: RegistryProcess, document: dict[str, Any]) -> str:
+    """Return a key of the document's agent, which alone may delete its unit."""
+    body = json.dumps({"agent_id": document["metadata"]["agent_id"], "scopes": ["read", "write"]}).encode()
+    request = urllib.request.Request(
+        f"{registry.url}/v1/auth/register", body, {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return str(json.load(answer)["data"]["api_key"])
 
 
 def test_wrong_settings_and_a_wrong_key_end_with_code_2(

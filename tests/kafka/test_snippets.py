@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,7 @@ from tests.support.builders import trace_bytes
 from tests.support.chaos import wait_until
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, produce
-from tests.support.snippets import Snippet, snippets
+from tests.support.snippets import PATH, Snippet, shell, snippets
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MINE = snippets("tests/kafka/test_snippets.py")
@@ -28,17 +25,6 @@ WRONG = (
     trace_bytes().replace(b'"@context"', b'"context"'),
     trace_bytes()[:-9],
 )
-
-
-PATH = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-
-
-def shell(line: str, env: Mapping[str, str], directory: Path) -> subprocess.CompletedProcess[str]:
-    """Run a line in bash, as a user does."""
-    return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line], env={**env, **PATH}, cwd=directory,
-        capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,11 @@ plain `text` are output and need none.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,3 +47,14 @@ def snippets(run_by: str = "") -> list[Snippet]:
             line = text.count("\n", 0, match.start(2)) + 1
             found.append(Snippet(str(path.relative_to(ROOT)), line, match[2], match[3], match[1] or ""))
     return [each for each in found if not run_by or each.mark == f"run: {run_by}"]
+
+
+PATH = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def shell(line: str, env: Mapping[str, str], directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line in bash, as a user does."""
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], env={**env, **PATH}, cwd=directory,
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip

@@ -34,13 +34,13 @@ class AssembleMetrics:
             registry=registry,
         )
         self.repeated = Counter(
-            "kp_assemble_repeated_parts_total", "Parts that had come before, in an open run.", registry=registry
+            "kp_assemble_repeated_parts_total", "Parts that came again while their run was open.", registry=registry
         )
         self.spans = Counter("kp_assemble_spans_total", "Spans of closed runs.", registry=registry)
         self.closed = Counter(
             "kp_assemble_closed_runs_total",
-            "Runs that were closed, by cause: their root had ended, none came for KP_ASSEMBLE_GAP_SECONDS, they had "
-            "too much, or all open runs needed too much memory.",
+            "Closed runs by cause: the root had ended, no span came for KP_ASSEMBLE_GAP_SECONDS, the run was too "
+            "large, or memory was short.",
             ["cause"],
             registry=registry,
         )
@@ -48,18 +48,18 @@ class AssembleMetrics:
             "kp_assemble_traces_total", "Traces written to the worker's source topic.", registry=registry
         )
         self.without_trace = Counter(
-            "kp_assemble_without_trace_total", "Runs of which no trace was made, by what they lack.", ["reason"],
+            "kp_assemble_without_trace_total", "Runs that did not become a trace, by reason.", ["reason"],
             registry=registry,
         )  # fmt: skip
         self.conventions = Counter(
             "kp_assemble_conventions_total",
-            "Runs in which a convention of naming attributes was seen.",
+            "Runs by the naming convention of their attributes.",
             ["convention"],
             registry=registry,
         )
         self.late = Counter(
             "kp_assemble_late_parts_total",
-            "Parts that came after their run was closed: dead letters.",
+            "Parts that came after their run was closed; they become dead letters.",
             registry=registry,
         )
         self.dead_letters = Counter(
@@ -76,21 +76,21 @@ class AssembleMetrics:
         )
         self.open_runs = Gauge("kp_assemble_open_runs", "Open runs.", ["partition"], registry=registry)
         self.open_bytes = Gauge(
-            "kp_assemble_open_bytes", "Memory that the open runs need, about.", ["partition"], registry=registry
+            "kp_assemble_open_bytes", "Approximate memory of the open runs.", ["partition"], registry=registry
         )
         self.oldest = Gauge(
-            "kp_assemble_oldest_run_seconds", "How long the oldest open run is open.", ["partition"], registry=registry
+            "kp_assemble_oldest_run_seconds", "Age of the oldest open run.", ["partition"], registry=registry
         )
         self.remembered = Gauge(
             "kp_assemble_remembered_runs", "Closed runs that are remembered.", ["partition"], registry=registry
         )
         self.stream_time = Gauge(
             "kp_assemble_stream_time_seconds",
-            "Time up to which all spans are read, seconds since 1970.",
+            "Time up to which all spans have been read, in seconds since 1970.",
             ["partition"],
             registry=registry,
         )
-        self.lag = Gauge("kp_assemble_lag", "Records not yet dealt with.", ["topic", "partition"], registry=registry)
+        self.lag = Gauge("kp_assemble_lag", "Records not yet processed.", ["topic", "partition"], registry=registry)
         self.ready = Gauge("kp_assemble_ready", "1 while /readyz answers 200.", registry=registry)
         self.build = Info("kp_assemble_build", "Version and consumer group.", registry=registry)
         for counter, values in (

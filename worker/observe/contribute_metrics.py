@@ -28,7 +28,7 @@ class ContributeMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.posted = Counter(
-            "kp_contribute_posted_total", "Traces that the registry has stored for us (201).", registry=registry
+            "kp_contribute_posted_total", "Traces that the registry has stored (201).", registry=registry
         )
         self.found = Counter(
             "kp_contribute_found_total",
@@ -47,10 +47,10 @@ class ContributeMetrics:
         self.redactions = Counter(
             "kp_contribute_redactions_total", "Markers set in posted traces, by type.", ["type"], registry=registry
         )
-        self.lag = Gauge("kp_contribute_lag", "Accepted records not yet dealt with.", ["partition"], registry=registry)
+        self.lag = Gauge("kp_contribute_lag", "Accepted records not yet processed.", ["partition"], registry=registry)
         self.held = Gauge(
             "kp_contribute_held",
-            "Traces that something else than the registry answers; they wait until it answers a POST.",
+            "Traces that wait because something other than the registry answers.",
             ["partition"],
             registry=registry,
         )
@@ -65,12 +65,12 @@ class ContributeMetrics:
         )
         self.late = Counter(
             "kp_contribute_late_total",
-            "Requests that landed after the look-up had found nothing, as far as that shows.",
+            "Requests that took effect after the look-up had found nothing, as far as can be seen.",
             registry=registry,
         )
         self.retries = Counter(
             "kp_contribute_retries_total",
-            "Requests that were no success and are made again, by cause.",
+            "Requests that failed and are tried again, by cause.",
             ["cause"],
             registry=registry,
         )

@@ -187,7 +187,7 @@ class Metrics:
         )
         self.turn_wait = Histogram(
             "kp_turn_wait_seconds",
-            "Time for which a partition with waiting records waited for its turn.",
+            "How long a partition with waiting records waited for its turn.",
             buckets=TURN_WAITS,
             registry=registry,
         )
@@ -209,7 +209,7 @@ class Metrics:
             ["result"], registry=registry,
         )  # fmt: skip
         self.service_texts = Counter(
-            "kp_embedder_texts_total", "Texts of the requests that the embedding service answered.", registry=registry
+            "kp_embedder_texts_total", "Texts in requests that the embedding service answered.", registry=registry
         )
         self.service_seconds = Counter(
             "kp_embedder_request_seconds_total", "Time of all requests to the embedding service.", registry=registry
