@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.commands import Diagnosis, header
 from tests.support.contribute import Booth, accepted_document
+from tests.support.failing_worker import FAILS
 from tests.support.figures import peak_memory_mib
 from tests.support.gateway import Asked, GatewayThread, Reply
 from tests.support.kafka_fixtures import WorkerProcess
@@ -355,3 +356,21 @@ def test_a_429_is_remembered_over_a_crash(kafka: EmbeddedKafka, workers: Workers
             contributor.kill()
         assert tight.state()["429s"] == {"kp:agent:stand-in": 1}
         assert tight.state()["revoked"] == []
+
+
+def test_a_trace_on_which_the_redaction_fails_is_refused_without_its_text_and_the_others_are_posted(
+    kafka: EmbeddedKafka, workers: Workers, registry: RegistryProcess
+) -> None:
+    booth = Booth(kafka.bootstrap_servers, registry.url, registry.key, partitions=1)
+    documents = [accepted_document(f"kp:trace:{number}") for number in range(3)]
+    documents[1]["steps"][0]["content"] = FAILS
+    booth.put(documents)
+    contributor = workers(booth.env, ("contribute",), "tests.support.failing_worker", cold=True)
+    booth.wait_committed(3)
+    assert {"kp:trace:0", "kp:trace:2"} <= registry.state()["units"].keys()
+    (refused,) = booth.refusals()
+    assert (header(refused, "kp-error-reason"), refused.value) == ("evaluation_failed", b"")
+    assert header(refused, "kp-error-truncated").startswith("0 of ")
+    contributor.terminate()
+    assert contributor.wait() == 0, contributor.log()
+    assert FAILS not in contributor.log()

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.support.builders import NEVER_ACCEPTED, T0, WELL_ROUNDED, trace_bytes, trace_document
 from tests.support.commands import Desk, header
+from tests.support.failing_worker import FAILS
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import Stage
 from worker.core.redaction import TYPES
@@ -153,3 +154,20 @@ def test_publish_redacts_at_the_source(kafka: EmbeddedKafka) -> None:
     assert [record.value for record in desk.read() if b"kp:trace" not in record.value] == [
         b'{"secret":"[REDACTED:password]"}'
     ]
+
+
+def test_a_record_on_which_the_redaction_fails_is_a_dead_letter_and_the_next_ones_are_scored(
+    kafka: EmbeddedKafka, workers: Workers
+) -> None:
+    stage = Stage(kafka, KP_REDACT="all")
+    worker = workers(stage.env, ("run",), "tests.support.failing_worker", cold=True).wait_ready()
+    sent = [trace_bytes(f"kp:trace:{n}", objective=FAILS if n == 1 else "fine") for n in range(4)]
+    stage.produce([(None, value, (), 0) for value in sent])
+    stage.wait_committed(4)
+    (letter,) = stage.outputs()["dead-letter"]
+    assert (letter.value, header(letter, "kp-error-reason")) == (sent[1], "evaluation_failed")
+    assert "IndexError (failing_worker.py:" in header(letter, "kp-error-message")
+    assert FAILS not in worker.log()
+    worker.wait_metric("kp_dead_letters_total", 1, reason="evaluation_failed")
+    worker.terminate()
+    assert worker.wait() == 0, worker.log()
