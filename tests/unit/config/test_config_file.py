@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,8 @@ def test_what_python_cannot_nest_or_write_is_refused_with_its_place(file: Path, 
     ("value", "words"),
     [
         ("[" * 100_000, "KP_PROFILES is nested deeper than 16 levels"),
-        ('{"a": ' * DEEP + "1" + "}" * DEEP, "KP_PROFILES is nested deeper than 16 levels"),
+        # Python's JSON parser gives up at another depth in each release; what it reads is refused with its place.
+        ('{"a": ' * DEEP + "1" + "}" * DEEP, "KP_PROFILES( at a.a.a...)? is nested deeper than 16 levels"),
         ('{"a": ' * 100 + "1" + "}" * 100, "KP_PROFILES at a.a.a... is nested deeper than 16 levels"),
         ('{"code": {"threshold": ' + DIGITS + "}}", "an integer of thousands of digits; KP_PROFILES must be JSON"),
         (
@@ -235,7 +237,7 @@ def test_what_python_cannot_nest_or_write_is_refused_with_its_place(file: Path, 
 def test_such_a_variable_is_refused_too(value: str, words: str) -> None:
     code, out, err = run("check", KP_PROFILES=value)
     assert (code, out) == (2, "")
-    assert err.startswith(f"Error: {words}")
+    assert re.match(f"Error: {words}", err)
     assert err.count("\n") == 1
 
 
