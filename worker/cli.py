@@ -13,8 +13,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from worker.commands.shared.console import Command, CommandGroup, ending_in_order, say_traceback
-from worker.core.terminal import clean
+from worker.commands.shared.console import Command, CommandGroup, ending_in_order, say_last, say_traceback
 from worker.observe.logs import BareFormatter
 from worker.version import __version__
 
@@ -141,7 +140,7 @@ class CommandLine(CommandGroup):
         except click.ClickException as error:
             message = io.StringIO()
             error.show(message)
-            click.echo(clean(message.getvalue().expandtabs(4), "\n"), err=True, nl=False)  # click indents by tabs
+            say_last(message.getvalue().expandtabs(4).removesuffix("\n"))  # click indents by tabs
             sys.exit(error.exit_code)
         except click.Abort:  # Ctrl-C
             sys.exit(INTERRUPTED)

@@ -22,8 +22,9 @@ from click.testing import CliRunner
 
 from tests.support.builders import trace_bytes
 from worker.cli import cli
+from worker.commands.redrive.dead_letters import OF_CLOSED_RUNS
 from worker.config import Settings
-from worker.core.trace import ASSEMBLE_ALONE, Reason
+from worker.core.trace import Reason
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "commands.md").read_text("utf-8")
@@ -80,8 +81,8 @@ def test_completion_prints_code_for_the_shell(shell: str) -> None:
     ("typed", "expected"),
     [
         (["ex"], ["explain", "export-model"]),
-        (["redrive", "--reason", "not_"], ["not_utf8", "not_json"]),
-        (["redrive", "--reason", ""], [reason for reason in Reason if reason not in ASSEMBLE_ALONE]),
+        (["redrive", "--reason", "not_"], ["not_utf8", "not_json", "not_otlp"]),
+        (["redrive", "--reason", ""], [reason for reason in Reason if reason not in OF_CLOSED_RUNS]),
         (["publish", "sam"], ["samples"]),
         (["publish", "trace"], []),  # files, by the shell
         (["score", "--embedder", ""], list(get_args(Settings.model_fields["embedder"].annotation))),

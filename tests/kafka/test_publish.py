@@ -158,3 +158,13 @@ def test_what_is_wrong_from_the_start_ends_with_code_2(kafka: EmbeddedKafka) -> 
     away = desk.run("publish", "samples", KP_BOOTSTRAP_SERVERS="127.0.0.1:1")
     assert away.returncode == 2
     assert "no Kafka broker answers at KP_BOOTSTRAP_SERVERS=127.0.0.1:1" in away.stderr
+
+
+def test_of_a_file_of_another_kind_five_lines_are_named(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    file = tmp_path / "binary"
+    file.write_bytes(b"\xff\n" * 3300)
+    done = Desk(kafka).run("publish", str(file))
+    assert done.returncode == 1
+    assert done.stderr.count(f"{file}:") == 6
+    assert f"{file}: 3295 more like these; kp-worker score {file} --embedder none" in done.stderr
+    assert "0 traces published" in done.stderr

@@ -135,7 +135,7 @@ def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_ou
     produce(desk.bootstrap, desk.topics["dead-letter"], [(None, other.value, other.headers), (b"k", b"v")])
     for options in ([], ["--execute"]):
         done = desk.run("redrive", *options)
-        assert "2 records belong to another source topic" in done.stdout
+        assert "2 records belong to topics that these settings do not name" in done.stdout
         assert re.search(r"letters repeated already done refused", done.stdout)
         assert re.search(r"not_json +2 +1 +- +- +1\n", done.stdout)
         assert "1 repeated: another dead letter here is of the same source record" in done.stdout
@@ -189,7 +189,7 @@ def test_a_cut_letter_is_taken_from_the_source_topic_or_refused(kafka: EmbeddedK
         produce(desk.bootstrap, desk.topics["dead-letter"], [(cut.key, cut.value, cut.headers, 1, T0)])
     done = desk.run("redrive", "--execute")
     assert done.returncode == 1
-    assert f"{desk.name}/1/{offset + 7} is no longer on the source topic" in done.stderr
+    assert f"{desk.name}/1/{offset + 7} is no longer there" in done.stderr
     first, second = desk.read()
     assert second.value == first.value == value
     assert second.headers[:1] == (("a", b"b"),)
@@ -225,7 +225,7 @@ def test_a_letter_without_its_headers_or_key_is_taken_whole_from_the_source_topi
             )
     refused = desk.run("redrive", "--execute", "--partition", "0")
     assert refused.returncode == 1
-    assert refused.stderr.count("is no longer on the source topic") == 3
+    assert refused.stderr.count("is no longer there") == 3
     done = desk.run("redrive", "--execute", "--partition", "1")
     assert done.returncode == 0, done.stderr
     again = desk.read()[3:]
@@ -283,7 +283,7 @@ def test_what_the_source_topic_refuses_does_not_stop_the_others_and_what_it_may_
     assert done.returncode == 1
     assert "exceeds the limit of topic" in done.stderr
     assert "2 dead letters redriven" in done.stdout
-    assert "2 of them are older than the source topic keeps records (10.0 days)" in done.stdout
+    assert f"2 of them are older than topic {desk.name} keeps records (10.0 days)" in done.stdout
 
 
 def test_to_a_file(kafka: EmbeddedKafka, tmp_path: Path) -> None:
@@ -309,6 +309,73 @@ def test_to_a_file(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     rest = tmp_path / "rest.jsonl"
     assert desk.run("redrive", "--to-file", str(rest), "--execute").returncode == 0
     assert {json.loads(line)["reason"] for line in rest.read_bytes().splitlines()} == {"not_utf8", "too_deep"}
+
+
+def test_to_standard_output_goes_nothing_but_the_lines(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    desk.letters([(Reason.NOT_JSON, BAD), (Reason.TOO_DEEP, b"[[]]")])
+    done = desk.run("redrive", "--to-file", "-", "--execute")
+    assert done.returncode == 0, done.stderr
+    assert {json.loads(line)["reason"] for line in done.stdout.splitlines()} == {"not_json", "too_deep"}
+    assert "2 dead letters written to standard output" in done.stderr
+    shown = desk.run("redrive", "--to-file", "-")
+    assert shown.stdout == ""
+    assert "--execute writes 2 to standard output" in shown.stderr
+
+
+def test_what_may_not_be_replaced_is_not_to_be_removed_either(kafka: EmbeddedKafka) -> None:
+    done = Desk(kafka).run("redrive", "--to-file", "/dev/full", "--execute")
+    assert (done.returncode, "/dev/full is no file; name a new one" in done.stderr) == (1, True)
+
+
+def put(desk: Desk, topic: str, sources: list[tuple[Reason, SourceRecord]]) -> None:
+    """Put dead letters of these source records on a topic."""
+    rows = []
+    for reason, source in sources:
+        letter = dead_letter(source, InvalidTrace(reason, "", "broken for a test"))
+        rows.append((letter.key, letter.value, letter.headers, 0, letter.timestamp_ms))
+    produce(desk.bootstrap, topic, rows)
+
+
+def test_records_with_spans_go_back_to_their_topics(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    spans = [f"{desk.name}.spans-{number}" for number in range(2)]
+    create_topics(desk.bootstrap, {name: (3, {"retention.ms": "-1"}) for name in spans})
+    gone = f"{desk.name}.gone"
+    of = {name: SourceRecord(name, 2, 5, T0, b"k", name.encode(), [("n", b"1")]) for name in (desk.name, *spans, gone)}
+    put(
+        desk,
+        desk.topics["dead-letter"],
+        [(Reason.NOT_JSON, of[desk.name]), *((Reason.NOT_OTLP, of[name]) for name in (*spans, gone)),
+         (Reason.LATE_SPAN, of[spans[0]]), (Reason.ASSEMBLY_FAILED, of[spans[0]])],
+    )  # fmt: skip
+    names = {"KP_SPANS_TOPIC": ",".join([*spans, gone])}
+    done = desk.run("redrive", "--execute", **names)
+    assert done.returncode == 1
+    assert f"belongs on topic {gone}, which does not exist" in done.stderr
+    assert "2 dead letters hold spans of runs that are closed: skipped" in done.stdout
+    assert f"3 dead letters redriven to topics {desk.name}, {', '.join(spans)}\n" in done.stdout
+    for name in spans:
+        (record,) = consume_all(desk.bootstrap, name)
+        assert (record.partition, record.key, record.value, record.timestamp) == (2, b"k", name.encode(), T0)
+    assert len(desk.read()) == 1
+    assert "0 dead letters redriven" in desk.run("redrive", "--execute", **names).stdout
+
+
+def test_refused_traces_go_to_the_accepted_topic_and_a_conflict_is_told(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    accepted = desk.topics["accepted"]
+    create_topics(desk.bootstrap, {f"{accepted}.refused": 1})
+    source = SourceRecord(accepted, 1, 3, T0, b"k", trace_bytes(), [])
+    letter = dead_letter(source, InvalidTrace(Reason.TOO_LARGE, "", "another unit has its id"))
+    headers = [(name, b"conflict" if name == "kp-error-reason" else value) for name, value in letter.headers]
+    produce(desk.bootstrap, f"{accepted}.refused", [(letter.key, letter.value, headers, 0, T0)])
+    for options, said in ((), "--execute sends 1"), (("--execute",), "1 dead letter redriven"):
+        done = desk.run("redrive", "--refused", *options)
+        assert done.returncode == 0, done.stderr
+        assert f"{said} to topic {accepted}\n" in done.stdout
+        assert "conflict: the registry has other units with the ids of these traces" in done.stdout
+    assert [record.value for record in desk.read("accepted")] == [trace_bytes()]
 
 
 def test_a_topic_of_marks_that_forgets_or_is_missing_is_refused(kafka: EmbeddedKafka) -> None:

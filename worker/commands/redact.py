@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import click
 
 from worker.commands.shared.console import (
+    ArgumentError,
+    BadLines,
     Command,
     CommandError,
     errors_for_the_user,
     open_file,
-    say,
     write_line,
 )
 from worker.commands.shared.options import json_option, read_settings, settings_options
@@ -50,14 +51,18 @@ def redact(file: str, rules: str | None, examples: int, as_json: bool) -> None:
 
     Each letter of a secret appears as a or A, each digit as 9. The level is each trace's metadata.privacy_level.
     Nothing is written. To try your own patterns, set KP_REDACT_PATTERNS_FILE. Exit codes: 0 done; 1 some lines are no
-    JSON object (they are named), or the file cannot be read; 2 wrong usage, settings or patterns.
+    JSON object (the first five are named), or reading failed; 2 wrong usage, settings or patterns, or a file that
+    cannot be opened.
     """
     settings = read_settings(redact_rules=rules)
     with errors_for_the_user():
         from worker.config.redaction_rules import redaction_rules
 
         chosen = redaction_rules(settings, unset="strict")
-    source = open_file(file, "rb")
+    try:
+        source = open_file(file, "rb")
+    except OSError as error:
+        raise ArgumentError("--try", f"{file}: {error.strerror}") from None
     with errors_for_the_user(), source:
         sys.exit(_show(source, file, chosen, settings.max_message_bytes, examples, as_json=as_json))
 
@@ -73,6 +78,7 @@ def _show(source: BinaryIO, name: str, rules: Rules, largest: int, most: int, *,
     counts: Counter[str] = Counter()
     found: dict[str, list[_Example]] = {}
     traces = touched = wrong = 0
+    bad = BadLines(clean(name))
     for line in read_lines(source, largest):
         if not line.data.strip() and line.problem is None:
             continue
@@ -84,7 +90,7 @@ def _show(source: BinaryIO, name: str, rules: Rules, largest: int, most: int, *,
             document = None
         if not isinstance(document, dict):
             wrong += 1
-            say(f"{clean(name)}:{line.number}: {line.problem or 'it is no JSON object'}; left out")
+            bad.name(f"{line.number}: {line.problem or 'it is no JSON object'}; left out")
             continue
         metadata = document.get("metadata")
         level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
@@ -95,6 +101,7 @@ def _show(source: BinaryIO, name: str, rules: Rules, largest: int, most: int, *,
             for kind, example in _changes(document, cleaned, line.number):
                 if len(kept := found.setdefault(kind, [])) < most:
                     kept.append(example)
+    bad.say_rest("left out, too")
     if as_json:
         shown = {kind: {"count": count, "examples": [e._asdict() for e in found.get(kind, ())]}
                  for kind, count in counts.most_common()}  # fmt: skip

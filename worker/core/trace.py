@@ -76,10 +76,6 @@ class Reason(enum.StrEnum):
     ASSEMBLY_FAILED = "assembly_failed"  # spans from which no trace could be made, by a fault of the worker
 
 
-ASSEMBLE_ALONE: Final = frozenset({Reason.NOT_OTLP, Reason.LATE_SPAN, Reason.ASSEMBLY_FAILED})
-"""Reasons that only `assemble` gives."""
-
-
 class InvalidTrace(ValueError):
     """A document that is no valid trace: why (`reason`), where (`path`, "" is the document), and what to do.
 

@@ -60,7 +60,7 @@ def test_the_command_reads_a_file_and_names_what_is_not_set(tmp_path: Path) -> N
     file.write_bytes(b"{}\n")
     assert CliRunner().invoke(cli, ["assemble", "--try", str(file)], env=spans.SETTINGS).exit_code == 1
     missing = CliRunner().invoke(cli, ["assemble", "--try", str(tmp_path / "none")], env=spans.SETTINGS)
-    assert (missing.exit_code, "there is no such file" in missing.stderr) == (2, True)
+    assert (missing.exit_code, "No such file or directory" in missing.stderr) == (2, True)
     unset = CliRunner().invoke(cli, ["assemble", "--try", str(file)], env={**spans.SETTINGS, "KP_ASSEMBLE_DOMAIN": ""})
     assert unset.exit_code == 2
     assert "KP_ASSEMBLE_DOMAIN" in unset.stderr

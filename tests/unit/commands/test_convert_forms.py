@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from tests.support.otlp import as_json, as_protobuf, shape, span
 from worker.cli import cli
 from worker.core.trace import parse_trace
+from worker.version import install_extra
 
 VALUES = {
     "--success": "true",
@@ -368,10 +369,10 @@ def test_one_protobuf_message_without_its_length() -> None:
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "worker.commands.convert.otlp", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.proto", None)
     result = convert(lines(*RECORDS), created_at=None)
     assert result.exit_code == 1
-    assert "pip install 'kp-worker[otlp]'" in " ".join(result.stderr.split())
+    assert result.stderr == f"Error: opentelemetry.proto is not installed; {install_extra('otlp')}\n"
 
 
 def test_what_spans_do_not_give_is_said() -> None:
@@ -442,7 +443,7 @@ def test_runs_of_every_form_may_be_in_one_file(run: Any, form: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--from", "anthropic"], "--from anthropic needs --created-at"),
+        (["--from", "anthropic"], "Missing: --created-at (messages of anthropic have no time)"),
         (["--from", "atif", "--append", "@a"], "--append requires --from chat, or another form of messages"),
         (["--from", "otlp", "--keep", "a=@b", "--agent-id", "x"], "--agent-id, --keep: OTLP has no place for it"),
         (["--append", "a"], "--append: 'a' is no path; begin it with @"),
@@ -455,11 +456,11 @@ def test_wrong_options(options: list[str], said: str) -> None:
     assert said in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize("form", ["auto", "chat"])
-def test_success_is_required_where_a_log_does_not_say_it(form: str) -> None:
+@pytest.mark.parametrize(("form", "said"), [("auto", "--success (not for OTLP)"), ("chat", "--success")])
+def test_success_is_required_where_a_log_does_not_say_it(form: str, said: str) -> None:
     result = convert(lines([USER]), "--from", form, success=None)
     assert result.exit_code == 2
-    assert "Missing option '--success'" in result.stderr
+    assert f"Missing: {said}." in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from typing import Final
 from aiokafka import TopicPartition
 
 from worker.assemble.traces import rules_from
-from worker.commands.shared.console import CommandError, SettingsError, write_line
+from worker.commands.shared.console import ArgumentError, CommandError, SettingsError, open_file, write_line
+from worker.commands.shared.json_lines import read_lines
 from worker.commands.shared.session import Session, SessionError, read_to, run_session
 from worker.commands.shared.shown import shown_text
 from worker.config import ConfigError, Settings
@@ -53,7 +54,7 @@ class Preview:
         try:
             found: Decoded = decoded(value)
         except InvalidSpans as error:
-            self._records[f"unreadable ({error.reason}: {shown_text(error.message)})"] += 1
+            self.add_unreadable(f"{error.reason}: {shown_text(error.message)}")
             return
         self._records[encoding] += 1
         for span in found.spans:
@@ -62,6 +63,10 @@ class Preview:
             self._logs[log.trace_id].append(log)
         ids = {span.trace_id for span in found.spans} | {log.trace_id for log in found.logs}
         self._keyed &= ids <= {(key or b"").decode("ascii", "replace")}
+
+    def add_unreadable(self, why: str) -> None:
+        """Count a record that cannot be read."""
+        self._records[f"unreadable ({why})"] += 1
 
     def lines(self) -> Iterator[str]:
         """Yield what there is to say: the runs, newest first, then sums."""
@@ -111,12 +116,8 @@ def run_preview(settings: Settings, sample: str, records: int) -> int:
     """Show a look at a file or a topic; return the exit code. Raises SettingsError, CommandError."""
     try:
         preview = Preview(rules_from(settings))
-        if Path(sample).is_file():
-            for record in Path(sample).read_bytes().splitlines():
-                if record.strip():
-                    preview.add(None, record)
-        elif "/" in sample:
-            raise SettingsError(f"--try {sample}: there is no such file, and a topic's name has no slash")
+        if sample == "-" or "/" in sample or Path(sample).is_file():
+            _read_file(sample, settings.max_message_bytes, preview)
         else:
             run_session(_read(settings, sample, records, preview))
     except ConfigError as error:
@@ -126,6 +127,19 @@ def run_preview(settings: Settings, sample: str, records: int) -> int:
     for line in preview.lines():
         write_line(clean(line))
     return 0 if preview.traces else 1
+
+
+def _read_file(path: str, largest_trace: int, preview: Preview) -> None:
+    """Take the records of a file; - is standard input. Raises ArgumentError for one that cannot be read."""
+    try:
+        with open_file(path, "rb") as file:
+            for line in read_lines(file, largest_trace):
+                if line.problem is not None:
+                    preview.add_unreadable(line.problem)
+                elif line.data.strip():
+                    preview.add(None, line.data)
+    except OSError as error:
+        raise ArgumentError("--try", f"{path}: {error.strerror}; a topic's name has no slash") from None
 
 
 async def _read(settings: Settings, name: str, records: int, preview: Preview) -> None:

@@ -12,15 +12,19 @@ from typing import Any, BinaryIO, Final, cast
 import click
 
 from worker.commands.convert.options import Options, parse_options
-from worker.commands.convert.report import FileReport
+from worker.commands.convert.report import MAX_EXAMPLES, FileReport
 from worker.commands.convert.trace import Group, group_name, new_group, traces_of
 from worker.commands.shared.console import (
     ArgumentError,
+    BadLines,
     Command,
     CommandError,
     discard_buffered,
+    file_problem,
     json_output,
+    naming,
     open_file,
+    require_extra,
     say,
 )
 from worker.commands.shared.json_lines import is_pretty_printed, line_limit, read_lines, too_long
@@ -41,14 +45,18 @@ class _Convert(Command):
 
     def missing(self, given: Mapping[str, Any]) -> list[str]:
         """Return what is required and not given."""
-        form = given.get("form", "auto")
-        late = form in _WITHOUT_TIME and "created_at" not in given
-        unsaid = form not in ("auto", "otlp") and "success" not in given
-        return [
-            *super().missing(given),
-            *(["--success"] if unsaid else []),
-            *([f"--created-at (messages of {form} have no time)"] if late else []),
-        ]
+        return [*super().missing(given), *_lacking(given.get("form", "auto"), given)]
+
+
+def _lacking(form: str, given: Mapping[str, Any]) -> list[str]:
+    """Return which options a form needs besides those that all need, and are not given; as an error names them."""
+    lacking = []
+    if form != "otlp" and given.get("success") is None:
+        lacking.append("--success (not for OTLP)" if form == "auto" else "--success")
+    if form in ("auto", *_WITHOUT_TIME) and given.get("created_at") is None:
+        others = "not for ATIF and OTLP, which have times" if form == "auto" else f"messages of {form} have no time"
+        lacking.append(f"--created-at ({others})")
+    return lacking
 
 
 @click.command(cls=_Convert)
@@ -109,13 +117,11 @@ def convert(
     if group_by is not None and not group_by.startswith("@"):
         group_by = f"@{group_by}"
     paths = {"messages": messages, "append": append, "group_by": group_by}
-    if form in _WITHOUT_TIME and values["created_at"] is None:
-        raise click.UsageError(f"--from {form} needs --created-at: messages have no time")
+    if form != "auto" and (lacking := _lacking(form, values)):
+        raise click.UsageError(f"Missing: {', '.join(lacking)}.")
     if form == "atif" and any(paths.values()):
         raise click.UsageError(f"--{_first_of(paths)} requires --from chat, or another form of messages")
-    if form != "otlp":
-        _require_success(form, values)
-    else:
+    if form == "otlp":
         _check_spans(values | paths | {"keep": keep, "error_prefix": error_prefixes, "max_content": max_content})
     try:
         options = parse_options(values, keep, paths, form, error_prefixes, max_content, settings.limits)
@@ -125,24 +131,22 @@ def convert(
     try:
         for file in files:
             reports.append(FileReport("standard input" if file == "-" else file))
-            with _open(file) as runs:
-                _convert_file(_peekable(runs), json_output(output), options, reports[-1])
+            bad = BadLines(reports[-1].file)
+            with _open(file) as runs, naming(file):
+                _convert_file(_peekable(runs), json_output(output), options, reports[-1], bad)
+            bad.say_rest(f"--report FILE.json lists the first {MAX_EXAMPLES}")
             say("\n".join(reports[-1].lines()))
         output.flush()
         if report is not None:
-            report.write_bytes(_as_json(reports))
+            with naming(report):
+                report.write_bytes(_as_json(reports))
     except BrokenPipeError:
         raise
     except OSError as error:
         discard_buffered(output)
-        raise CommandError(f"cannot read or write: {error}") from None
+        raise CommandError(file_problem(error)) from None
     if any(each.refused for each in reports) or not any(each.written for each in reports):
         sys.exit(1)
-
-
-def _require_success(form: str, values: dict[str, str | None]) -> None:
-    if values["success"] is None and form != "auto":
-        raise click.MissingParameter(param_hint="'--success'", param_type="option")
 
 
 def _check_spans(values: Mapping[str, object]) -> None:
@@ -168,12 +172,12 @@ def _open(file: str) -> BinaryIO:
         raise ArgumentError("FILES", f"{file}: {error.strerror}") from None
 
 
-def _convert_file(source: BinaryIO, output: BinaryIO, options: Options, report: FileReport) -> None:
+def _convert_file(source: BinaryIO, output: BinaryIO, options: Options, report: FileReport, bad: BadLines) -> None:
     if options.form == "otlp" or (options.form == "auto" and _begins_as_otlp(source)):
-        _convert_otlp(source, output, options, report)
+        _convert_otlp(source, output, options, report, bad)
         return
     if "success" not in options.fields:
-        raise click.MissingParameter(param_hint="'--success'", param_type="option")
+        raise click.UsageError(f"Missing: {', '.join(_lacking('auto', options.fields))}.")
     groups: dict[str, Group] = {}
     for line, raw, problem in _runs(source, report.file, options.limits.max_bytes):
         if options.group_by is None:
@@ -195,7 +199,7 @@ def _convert_file(source: BinaryIO, output: BinaryIO, options: Options, report: 
         except RunRefused as error:
             if written or options.group_by is not None:
                 report.add_run()
-            _refuse(report, line, error)
+            _refuse(report, bad, line, error)
             if line == 1 and is_pretty_printed(raw):
                 say(
                     "one run a line is expected: jq -c . makes it one line (jq -c '.[]' where it is an array of runs); "
@@ -207,7 +211,7 @@ def _convert_file(source: BinaryIO, output: BinaryIO, options: Options, report: 
         try:
             trace, counts = group.trace(options)
         except RunRefused as error:
-            _refuse(report, group.line, error)
+            _refuse(report, bad, group.line, error)
         else:
             report.add_written(counts)
             _write(output, trace)
@@ -228,9 +232,9 @@ def _add_call(groups: dict[str, Group], run: Any, line: int | None, options: Opt
     groups[name] = group
 
 
-def _refuse(report: FileReport, line: int | None, error: RunRefused) -> None:
+def _refuse(report: FileReport, bad: BadLines, line: int | None, error: RunRefused) -> None:
     report.add_refused(line, error.reason, str(error))
-    say(f"{report.file}:{'' if line is None else f'{line}:'} {error.reason}: {error}")
+    bad.name(f"{'' if line is None else f'{line}:'} {error.reason}: {error}")
 
 
 def _write(output: BinaryIO, trace: bytes) -> None:
@@ -247,14 +251,13 @@ def _begins_as_otlp(source: BinaryIO) -> bool:
     return head[:1] in (b"\x00", b"\x0a") and text != b""
 
 
-def _convert_otlp(source: BinaryIO, output: BinaryIO, options: Options, report: FileReport) -> None:
-    try:
-        from worker.commands.convert.otlp import convert_spans
-    except ModuleNotFoundError as error:
-        raise CommandError(f"{error}; OTLP needs: pip install 'kp-worker[otlp]'") from None
+def _convert_otlp(source: BinaryIO, output: BinaryIO, options: Options, report: FileReport, bad: BadLines) -> None:
+    require_extra("otlp")
+    from worker.commands.convert.otlp import convert_spans
+
     for trace, where, problem in convert_spans(source, options, report):
         if trace is None:
-            say(f"{report.file}: {where}: {problem}")
+            bad.name(f" {where}: {problem}")
         else:
             _write(output, trace)
 

@@ -12,7 +12,7 @@ MAX_KINDS: Final = 100
 """Kinds of losses that are counted apart. A log with ids as field names must not fill the memory."""
 
 MAX_EXAMPLES: Final = 100
-"""Refused runs that a report lists; all are counted, and named on standard error."""
+"""Refused runs that a report lists; all are counted."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from worker.commands.shared.console import Command
+from worker.commands.shared.console import PIPE_CLOSED, Command
 from worker.commands.shared.options import json_option, settings_options
 
 
@@ -33,7 +33,10 @@ def doctor(as_json: bool) -> None:
         failed = False
         async for finding in examine():
             failed |= finding.level == "fail"
-            write_finding(finding, as_json=as_json)
+            try:
+                write_finding(finding, as_json=as_json)
+            except BrokenPipeError:  # the checks that wait for an answer would end with errors of their own
+                os._exit(PIPE_CLOSED)
         return failed
 
     failed = asyncio.run(write_all())

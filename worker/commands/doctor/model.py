@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import threading
 import time
@@ -49,7 +50,8 @@ async def check_model(settings: Settings, models: Mapping[str, int]) -> list[Fin
 
     def check() -> None:
         result.extend(_check(settings, models))
-        loop.call_soon_threadsafe(done.set)
+        with contextlib.suppress(RuntimeError):  # the command has ended
+            loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=check, daemon=True).start()
     try:

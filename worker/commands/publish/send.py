@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import threading
 import time
 from collections import Counter, deque
@@ -17,7 +18,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from worker.commands.shared.console import ArgumentError, CommandError, errors_for_the_user, open_file, say, size_of
+from worker.commands.shared.console import (
+    ArgumentError,
+    BadLines,
+    CommandError,
+    errors_for_the_user,
+    naming,
+    open_file,
+    say,
+    size_of,
+)
 from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, is_pretty_printed, pretty_printed_hint
 from worker.commands.shared.samples import SAMPLES
 from worker.commands.shared.session import Session, SessionError, run_session
@@ -262,7 +272,8 @@ async def _lines(source: BinaryIO, largest_trace: int) -> AsyncIterator[Line]:
     while chunk := await chunks.get():
         room.release()
         if isinstance(chunk, OSError):
-            raise chunk
+            with naming(source.name):
+                raise chunk
         for line in splitter.feed(chunk):
             yield line
     for line in splitter.feed(b""):
@@ -281,12 +292,7 @@ def run_publish(
     columns = (TextColumn("{task.fields[sent]} sent"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with source, Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("publishing", total=size_of(source), sent=0)
-
-        def on_refused(line: int, error: InvalidTrace) -> None:
-            where = Text(clean(f"{file}:{line}: "), "bold")
-            why = Text(f"{error.reason}: ", "yellow") + Text(clean(str(error)))
-            progress.console.print(where + why, soft_wrap=True)
-
+        bad = BadLines(file, lambda text: progress.console.print(Text(clean(text)), soft_wrap=True))
         interrupted = False
         try:
             with errors_for_the_user():
@@ -295,13 +301,15 @@ def run_publish(
                         source, session, topic=topic, key=key, rate=rate, validate=validate, redact=redact,
                         counts=counts,
                         on_line=lambda size: progress.update(task, advance=size, sent=counts.sent),
-                        on_refused=on_refused,
+                        on_refused=lambda line, error: bad.name(f"{line}: {error.reason}: {error}"),
                     )
                 )  # fmt: skip
         except KeyboardInterrupt:
             interrupted = True
         except CommandError as error:
             raise (error.adding(f"; {counts.sent} were published before") if counts.sent else error) from None
+    name = "FILE" if file == "-" else shlex.quote(file)
+    bad.say_rest(f"kp-worker score {name} --embedder none -o /dev/null --dead-letters BAD.jsonl lists all invalid ones")
     _say_counts(counts, topic, interrupted)
     if counts.pretty_printed:
         raise CommandError(pretty_printed_hint(file, counts.pretty_printed))

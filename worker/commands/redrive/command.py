@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,9 +17,10 @@ if TYPE_CHECKING:
 
 def complete_reason(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the reasons for a dead letter."""
-    from worker.core.trace import ASSEMBLE_ALONE, Reason
+    from worker.commands.redrive.dead_letters import OF_CLOSED_RUNS
+    from worker.core.trace import Reason
 
-    return [reason for reason in Reason if reason.startswith(incomplete) and reason not in ASSEMBLE_ALONE]
+    return [reason for reason in Reason if reason.startswith(incomplete) and reason not in OF_CLOSED_RUNS]
 
 
 @click.command(cls=Command)
@@ -42,12 +42,9 @@ def complete_reason(ctx: click.Context, param: click.Parameter, incomplete: str)
     show_default=True,
     help="Refuse dead letters that were redriven this many times.",
 )
-@click.option("--to-source", is_flag=True, help="Publish to the source topic again [the default].")
-@click.option(
-    "--to-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write them to this new file instead, as JSON Lines.",
-)
+@click.option("--to-source", is_flag=True, help="Publish to the topics of their source records [the default].")
+@click.option("--to-file", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE",
+              help="Write them to this new file instead, as JSON Lines; - is standard output.")  # fmt: skip
 @click.option(
     "--refused",
     is_flag=True,
@@ -57,13 +54,14 @@ def complete_reason(ctx: click.Context, param: click.Parameter, incomplete: str)
 @settings_options
 def redrive(
     reasons: tuple[str, ...], since: datetime | None, until: datetime | None, partition: int | None, offset: str | None,
-    max_redrives: int, to_source: bool, to_file: Path | None, refused: bool, execute: bool,
+    max_redrives: int, to_source: bool, to_file: str | None, refused: bool, execute: bool,
 ) -> None:  # fmt: skip
     """Send dead letters back to the source topic, each exactly once, or write them to a file.
 
-    Without --execute it only shows what would be done. You may kill it and run it again at any time: it marks redriven
-    dead letters in the same transaction. Exit codes: 0 done; 1 some dead letters were refused, or it failed; 2 wrong
-    settings or topics.
+    Records with spans, which `kp-worker assemble` could not read, go back to their topic with spans. Without --execute
+    it only shows what would be done. You may kill it and run it again at any time: it marks redriven dead letters in
+    the same transaction. Exit codes: 0 done; 1 some dead letters were refused, or it failed; 2 wrong settings or
+    topics.
     """
     if to_source and to_file is not None:
         raise click.UsageError("--to-source and --to-file cannot be used together")
@@ -103,11 +101,11 @@ def _selection(
     reasons: tuple[str, ...], since: datetime | None, until: datetime | None, partition: int | None, offset: str | None,
     *, refused: bool,
 ) -> Selection:  # fmt: skip
-    from worker.commands.redrive.dead_letters import Selection, parse_offsets
-    from worker.core.trace import ASSEMBLE_ALONE, Reason
+    from worker.commands.redrive.dead_letters import OF_CLOSED_RUNS, Selection, parse_offsets
+    from worker.core.trace import Reason
     from worker.observe.contribute_metrics import REFUSAL_REASONS
 
-    allowed = REFUSAL_REASONS if refused else tuple(each for each in Reason if each not in ASSEMBLE_ALONE)
+    allowed = REFUSAL_REASONS if refused else tuple(each for each in Reason if each not in OF_CLOSED_RUNS)
     for reason in reasons:
         if reason not in allowed:
             raise ArgumentError("--reason", f"{reason!r} is not one of {', '.join(allowed)}")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from rich import box
@@ -24,6 +23,12 @@ from worker.kafka.reading.dead_letters import DeadLetter
 EXAMPLES: Final = 2
 """Dead letters of each reason that are kept to be shown."""
 
+ADVICE: Final = {
+    "conflict": "the registry has other units with the ids of these traces, and refuses them again until those units "
+    "are deleted there (docs/contribute.md)",
+}
+"""What to do before records of a reason are sent again, where sending them alone changes nothing."""
+
 
 class RefusedError(Exception):
     """A dead letter that cannot be redriven; the message says why and what to do."""
@@ -34,8 +39,9 @@ class Counts:
     """Dead letters by reason, kept up to date during the run: `found` match, `done` were (dry run: would be) redriven.
 
     `already`: an earlier run has redriven them. `repeated`: their source record is that of a letter before them in this
-    run. `foreign`: records of another source topic, or none of the worker's. `old` of those that are done have a
-    timestamp that is older than the source topic's retention, `retention_ms`.
+    run. `foreign`: records of a topic that these settings do not name, or none of the worker's. `late`: spans of runs
+    that were closed before they came. `sent`: those that are done, by the topic that they go back to; `old` of them
+    have a timestamp that is older than its retention, `retention_ms`.
     """
 
     found: Counter[str] = field(default_factory=Counter)
@@ -45,17 +51,22 @@ class Counts:
     done: Counter[str] = field(default_factory=Counter)
     examples: list[DeadLetter] = field(default_factory=list)
     foreign: int = 0
-    old: int = 0
-    retention_ms: int | None = None
+    late: int = 0
+    sent: Counter[str] = field(default_factory=Counter)
+    old: Counter[str] = field(default_factory=Counter)
+    retention_ms: Mapping[str, int | None] = field(default_factory=dict)
 
-    def compare_with_retention(self, retention_ms: int | None) -> None:
-        """Count as `old` from now on what is older than this; None: nothing."""
+    def compare_with_retention(self, retention_ms: Mapping[str, int | None]) -> None:
+        """Count as `old` from now on what is older than its topic keeps records; None: it keeps them for ever."""
         self.retention_ms = retention_ms
 
     def count_done(self, letter: DeadLetter) -> None:
         """Count a dead letter that was redriven, written, or would be, and keep the first ones."""
-        if self.retention_ms is not None and (letter.timestamp_ms or 0) < time.time() * 1000 - self.retention_ms:
-            self.old += 1
+        topic = letter.source_topic
+        retention_ms = self.retention_ms.get(topic)
+        self.sent[topic] += 1
+        if retention_ms is not None and (letter.timestamp_ms or 0) < time.time() * 1000 - retention_ms:
+            self.old[topic] += 1
         self.done[letter.reason] += 1
         if self.done[letter.reason] <= EXAMPLES:
             self.examples.append(letter)
@@ -95,14 +106,26 @@ def watching(counts: Counts) -> Iterator[Progress]:
         yield Progress(counts, on_refused, on_progress)
 
 
-def print_counts(counts: Counts, to_file: Path | None, execute: bool) -> None:
-    """Print the counts, and after a dry run some examples and what to do next."""
-    console = text_console()
-    target = "the source topic" if to_file is None else escape(clean(str(to_file)))
+def print_counts(counts: Counts, to_file: str | None, execute: bool) -> None:
+    """Print the counts, and after a dry run some examples and what to do next.
+
+    They go to standard error where standard output is the file.
+    """
+    console = text_console(stderr=to_file == "-")
+    target = escape(
+        clean(_topics(counts.sent) if to_file is None else "standard output" if to_file == "-" else to_file)
+    )
     if counts.foreign:
         console.print(
-            f"{counts.foreign} records belong to another source topic (KP_SOURCE_TOPIC), or are not dead letters: "
-            "skipped"
+            f"{counts.foreign} records belong to topics that these settings do not name (KP_SOURCE_TOPIC, "
+            "KP_SPANS_TOPIC), or are not dead letters: skipped",
+            soft_wrap=True,
+        )
+    if counts.late:
+        console.print(
+            f"{counts.late} dead letters hold spans of runs that are closed: skipped, since they would come too late "
+            "again",
+            soft_wrap=True,
         )
     if not counts.found:
         console.print("no dead letter matches")
@@ -112,9 +135,12 @@ def print_counts(counts: Counts, to_file: Path | None, execute: bool) -> None:
     if repeated := counts.repeated.total():
         console.print(
             f"\n{repeated} repeated: another dead letter here is of the same source record, as after a replay or where "
-            "two groups share the dead-letter topic. The record is taken once; every group reads the source topic",
+            "two groups share the dead-letter topic. The record is taken once; every group reads the topic",
             soft_wrap=True,
         )
+    for reason, advice in ADVICE.items():
+        if counts.done[reason] and to_file is None:
+            console.print(f"\n{reason}: {advice}", soft_wrap=True)
     if execute:
         done = counts.done.total()
         console.print(f"\n{done} dead letter{'s' * (done != 1)} {verb} to {target}", soft_wrap=True)
@@ -179,12 +205,18 @@ def _time(ms: int | None) -> str:
 
 
 def _warn_of_retention(console: Console, counts: Counts) -> None:
-    if counts.old and counts.retention_ms is not None:
-        days = counts.retention_ms / 86_400_000
+    for topic, old in sorted(counts.old.items()):
+        days = (counts.retention_ms[topic] or 0) / 86_400_000
         console.print(
-            f"{counts.old} of them are older than the source topic keeps records ({days:.1f} days): they keep their "
-            "timestamps, so Kafka may delete them before a worker reads them. Keep a worker running, or raise "
+            f"{old} of them are older than topic {escape(clean(topic))} keeps records ({days:.1f} days): they keep "
+            "their timestamps, so Kafka may delete them before they are read. Keep their reader running, or raise "
             "retention.ms",
             style="yellow",
             soft_wrap=True,
         )
+
+
+def _topics(names: Iterable[str]) -> str:
+    """Return the topics that records go to, in words; where there are none, nothing is sent."""
+    found = sorted(names)
+    return f"topic{'s' * (len(found) > 1)} {', '.join(found)}" if found else "their topic"

@@ -15,8 +15,12 @@ from aiokafka.structs import ConsumerRecord
 from worker.commands.redrive.counts import Progress, RefusedError
 from worker.commands.shared.redrive_marks import mark_of, read_marks
 from worker.commands.shared.session import Session, Topic, read_to
-from worker.config import ConfigError
+from worker.config import ConfigError, Settings
+from worker.core.trace import Reason
 from worker.kafka.reading.dead_letters import NO_VALUE, DeadLetter, originals, read_dead_letter
+
+OF_CLOSED_RUNS: Final = frozenset({Reason.LATE_SPAN, Reason.ASSEMBLY_FAILED})
+"""Reasons of `assemble` for spans whose run is closed. They would be late again, or become a second trace of it."""
 
 SOURCE_SECONDS: Final = 10.0
 """How long one record that must be there may take to come from the source topic."""
@@ -44,6 +48,11 @@ class Selection:
             and (self.since_ms is None or moment >= self.since_ms)
             and (self.until_ms is None or moment < self.until_ms)
         )
+
+
+def source_topics(settings: Settings) -> list[str]:
+    """Return the topics whose records the dead letters of this worker, and of its `assemble`, hold."""
+    return [settings.source_topic, *settings.span_topics]
 
 
 def parse_offsets(text: str) -> tuple[int, int | None]:
@@ -121,20 +130,21 @@ class DeadLetterSource:
         """Return the source record as it was: what the dead letter holds, unless it is a part. Raises RefusedError."""
         if letter.reason in NO_VALUE:
             raise RefusedError(
-                f"has no content of {letter.source_range} of the source topic: {NO_VALUE[letter.reason]}"
+                f"has no content of {letter.source_range} of topic {letter.source_topic}: {NO_VALUE[letter.reason]}"
             )
         if not letter.incomplete:
             return WholeRecord(letter, letter.key, letter.record.value, letter.original_headers())
         record = await self._source_record(letter)
         if record is None or not letter.is_of(record):
             raise RefusedError(
-                f"is truncated, and {letter.source} is no longer on the source topic: publish it again from its origin"
+                f"is truncated, and {letter.source} is no longer there: publish it again from its origin"
             )
         return WholeRecord(letter, record.key, record.value, originals(record.headers))
 
     async def _selected(self) -> AsyncIterator[DeadLetter]:
         """Yield the selected dead letters, up to the topic's end at the time of the call."""
         settings, selection, counts = self.session.settings, self.selection, self.progress.counts
+        sources = source_topics(settings)
         (topic,) = await self.session.existing(settings.dead_letter_topic)
         wanted = range(topic.partitions) if selection.partition is None else [selection.partition]
         if wanted[-1] >= topic.partitions:
@@ -148,8 +158,10 @@ class DeadLetterSource:
             ends = {tp: min(end, selection.end) for tp, end in ends.items()}
         async for record in read_to(self.reader, starts, ends):
             letter = read_dead_letter(record)
-            if letter is None or letter.source_topic != settings.source_topic:
+            if letter is None or letter.source_topic not in sources:
                 counts.foreign += 1
+            elif letter.reason in OF_CLOSED_RUNS:
+                counts.late += 1
             elif selection.takes(letter):
                 counts.found[letter.reason] += 1
                 yield letter

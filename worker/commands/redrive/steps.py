@@ -1,7 +1,7 @@
-"""A run of `kp-worker redrive`: dead letters back to the source topic, each exactly once, or into a file.
+"""A run of `kp-worker redrive`: dead letters back to their topics, each exactly once, or into a file.
 
 A redriven dead letter is marked by a record on the topic `<group>-redriven` (marks.py), in the same
-transaction as the record on the source topic.
+transaction as the record on its topic.
 
 The order of steps carries the guarantee:
  1. start the producer `<group>-redrive`: this aborts what a killed run left open, and fences one that still runs;
@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from worker.commands.redrive.counts import Progress
-from worker.commands.redrive.dead_letters import Selection, open_source
+from worker.commands.redrive.dead_letters import Selection, open_source, source_topics
 from worker.commands.redrive.transaction import RedrivenRecord, Transactions, redriven_record
+from worker.commands.shared.console import json_output, naming
 from worker.commands.shared.redrive_marks import find_marks_topic, marks_topic
 from worker.commands.shared.session import Session, SessionError, Topic
 from worker.config import ConfigError
@@ -49,18 +51,20 @@ class Redrive:
         if for_file:
             await self._write(None)
             return
-        source, marks = await self._topics(create=False)
-        self.progress.counts.compare_with_retention(source.retention_ms)
+        sources, marks = await self._topics(create=False)
         async with open_source(self.session, self.selection, self.progress, marks) as dead_letters:
             async for whole in dead_letters.to_redrive(self.max_redrives):
                 with self.progress.refusing(whole.letter):
-                    redriven_record(whole, source)
+                    redriven_record(whole, sources)
                     self.progress.counts.count_done(whole.letter)
 
-    async def to_file(self, path: Path) -> None:
-        """Write the dead letters that match and were not redriven as JSON Lines, also those that failed too often."""
-        with _whole_file(path) as output:
-            await self._write(output)
+    async def to_file(self, path: str) -> None:
+        """Write the dead letters that match and were not redriven as JSON Lines, also those that failed too often.
+
+        - is standard output.
+        """
+        with contextlib.nullcontext(sys.stdout.buffer) if path == "-" else _whole_file(Path(path)) as output:
+            await self._write(json_output(output))
 
     async def _write(self, output: BinaryIO | None) -> None:
         _, marks = await self._topics(create=False)
@@ -74,15 +78,14 @@ class Redrive:
 
     async def to_source(self) -> None:
         """Re-drive: the steps of the module's head."""
-        source, marks = await self._topics(create=self.session.settings.create_topics)
+        sources, marks = await self._topics(create=self.session.settings.create_topics)
         if marks is None:
             raise ConfigError(
                 f"topic {marks_topic(self.session.settings)} is missing: it records what was redriven. Create it "
                 "with one partition and cleanup.policy=compact, or set KP_CREATE_TOPICS=true"
             )
-        self.progress.counts.compare_with_retention(source.retention_ms)
         producer = self._producer()
-        transactions = Transactions(self.session, producer, source, marks, self.progress)
+        transactions = Transactions(self.session, producer, marks, self.progress)
         async with (
             self.session.connected(producer),  # 1
             open_source(self.session, self.selection, self.progress, marks) as dead_letters,  # 2
@@ -91,7 +94,7 @@ class Redrive:
             size = 0
             async for whole in dead_letters.to_redrive(self.max_redrives):  # 3
                 with self.progress.refusing(whole.letter):
-                    batch.append(redriven_record(whole, source))
+                    batch.append(redriven_record(whole, sources))
                     size += len(whole.value or b"")
                 if len(batch) >= MAX_RECORDS or size >= MAX_BYTES:
                     await transactions.commit(batch)
@@ -103,21 +106,29 @@ class Redrive:
         settings = self.session.settings
         return Producer(self.session.client, f"{settings.group_id}-redrive", settings.transaction_timeout_seconds)
 
-    async def _topics(self, *, create: bool) -> tuple[Topic, Topic | None]:
-        """Return the source topic, and the topic of the marks (None: missing). Raises ConfigError."""
+    async def _topics(self, *, create: bool) -> tuple[dict[str, Topic], Topic | None]:
+        """Return the topics that records go back to, and that of the marks (None: missing). Raises ConfigError.
+
+        The source topic is among them, and of those with spans, which only `assemble` needs, the ones that exist.
+        """
         settings = self.session.settings
-        _, source = await self.session.existing(settings.dead_letter_topic, settings.source_topic)
-        return source, await find_marks_topic(self.session, create_missing=create)
+        await self.session.existing(settings.dead_letter_topic, settings.source_topic)
+        async with self.session.admin() as admin:
+            sources = await self.session.topics(admin, *source_topics(settings))
+        self.progress.counts.compare_with_retention({name: topic.retention_ms for name, topic in sources.items()})
+        return sources, await find_marks_topic(self.session, create_missing=create)
 
 
 @contextlib.contextmanager
 def _whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that is there as a whole or not at all. Raises SessionError where there is one already."""
-    if path.exists():
+    if path.is_file():
         raise SessionError(f"{path} exists; remove it, or name another file")
+    if path.exists():
+        raise SessionError(f"{path} is no file; name a new one, or - for standard output")
     part = path.with_name(f"{path.name}.part")
     try:
-        with part.open("wb") as output:
+        with naming(part), part.open("wb") as output:
             yield output
             output.flush()
             os.fsync(output.fileno())

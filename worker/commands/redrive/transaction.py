@@ -21,16 +21,20 @@ from worker.kafka.writing.transaction import run_transaction
 
 
 class RedrivenRecord(NamedTuple):
-    """A record for the source topic, and the dead letter that it comes from."""
+    """A record for the topic that it was on, and the dead letter that it comes from."""
 
     letter: DeadLetter
+    topic: OutputTopic
     partition: int
     row: Row
 
 
-def redriven_record(whole: WholeRecord, source: Topic) -> RedrivenRecord:
-    """Return the record for the source topic: as it was, plus two headers. Raises RefusedError."""
+def redriven_record(whole: WholeRecord, sources: Mapping[str, Topic]) -> RedrivenRecord:
+    """Return the record for the topic that it was on: as it was, plus two headers. Raises RefusedError."""
     letter = whole.letter
+    source = sources.get(letter.source_topic)
+    if source is None:
+        raise RefusedError(f"belongs on topic {letter.source_topic}, which does not exist: create it")
     headers = [
         *whole.headers,
         (REDRIVEN_FROM, letter.place.encode()),
@@ -42,26 +46,25 @@ def redriven_record(whole: WholeRecord, source: Topic) -> RedrivenRecord:
             f"with its two new headers exceeds the limit of topic {source.name}: raise its max.message.bytes to {size}"
         )
     row = (whole.key, whole.value, letter.timestamp_ms, headers)
-    return RedrivenRecord(letter, letter.source_partition % source.partitions, row)
+    topic = OutputTopic(source.name, source.partitions, source.max_bytes)
+    return RedrivenRecord(letter, topic, letter.source_partition % source.partitions, row)
 
 
 class Transactions:
-    """Commits redriven records with their marks; `source` and `marks` are the topics of both."""
+    """Commits redriven records with their marks, which are on the topic `marks`."""
 
-    def __init__(self, session: Session, producer: Producer, source: Topic, marks: Topic, progress: Progress) -> None:
+    def __init__(self, session: Session, producer: Producer, marks: Topic, progress: Progress) -> None:
         self._session = session
         self._producer = producer
-        self._source, self._marks = (
-            OutputTopic(topic.name, topic.partitions, topic.max_bytes) for topic in (source, marks)
-        )
+        self._marks = OutputTopic(marks.name, marks.partitions, marks.max_bytes)
         self._progress = progress
 
     async def commit(self, batch: Sequence[RedrivenRecord]) -> None:
-        """Send records and marks in one transaction; records that the source topic refuses are reported and skipped.
+        """Send records and marks in one transaction; records that their topic refuses are reported and skipped.
 
         Raises SessionError for a newer run, PublishError.
         """
-        redriven = _Redriven(batch, self._source, self._marks, self._progress)
+        redriven = _Redriven(batch, self._marks, self._progress)
         limit_of = partial(current_limit, self._session.client)
         try:
             await run_transaction(self._producer, redriven, limit_of)  # 3a to 3c
@@ -76,21 +79,20 @@ class Transactions:
 class _Redriven:
     """The contents of one transaction; `left` are the records that were not refused, by their positions."""
 
-    def __init__(
-        self, batch: Sequence[RedrivenRecord], source: OutputTopic, marks: OutputTopic, progress: Progress
-    ) -> None:
+    def __init__(self, batch: Sequence[RedrivenRecord], marks: OutputTopic, progress: Progress) -> None:
         self.left = dict(enumerate(batch))
-        self._source = source
         self._marks = marks
         self._progress = progress
 
     def shipments(self) -> list[Shipment]:
         """Return marks and records; none if no record is left."""
         marks = Shipment(self._marks, 0)
-        by_partition: dict[int, Shipment] = {}
+        by_partition: dict[tuple[str, int], Shipment] = {}
         for position, record in self.left.items():
             marks.rows.append((mark_of(record.letter), record.letter.place.encode(), None, []))
-            shipment = by_partition.setdefault(record.partition, Shipment(self._source, record.partition))
+            shipment = by_partition.setdefault(
+                (record.topic.name, record.partition), Shipment(record.topic, record.partition)
+            )
             shipment.rows.append(record.row)
             shipment.positions.append(position)
         return [marks, *by_partition.values()] if self.left else []
@@ -104,5 +106,5 @@ class _Redriven:
             record = self.left.pop(shipment.positions[number])
             with self._progress.refusing(record.letter):
                 raise RefusedError(
-                    f"topic {self._source.name} refuses it: {error.name} ({error.words}); {error.advice}"
+                    f"topic {record.topic.name} refuses it: {error.name} ({error.words}); {error.advice}"
                 )

@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from worker.commands.shared.console import CommandError, discard_buffered, json_output, say, size_of
+from worker.commands.shared.console import CommandError, discard_buffered, file_problem, json_output, say, size_of
 from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
 from worker.config import Settings
 from worker.config.redaction_rules import redaction_rules
@@ -37,15 +37,13 @@ def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, s
             raise CommandError(pretty_printed_hint(file.name, line))
 
     console = Console(stderr=True)
+    scored, bad = json_output(output), dead_letters and json_output(dead_letters)
     try:
         with console.status("loading the model"):
             embedder = load_configured(settings)
         with _progress(console, size_of(file)) as on_line:
-            counts = score_lines(
-                file, json_output(output), dead_letters and json_output(dead_letters), settings, embedder, on_line,
-                check_first,
-            )  # fmt: skip
-        for written in (output, dead_letters):
+            counts = score_lines(file, scored, bad, settings, embedder, on_line, check_first)
+        for written in (scored, bad):
             if written is not None:
                 written.flush()  # a full disk shows here at the latest, and not in a traceback at the end
     except ModelError as error:
@@ -55,7 +53,7 @@ def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, s
         raise
     except OSError as error:
         discard_buffered(output, dead_letters)
-        raise CommandError(f"cannot read or write: {error}") from None
+        raise CommandError(file_problem(error)) from None
     dead = sum(counts.dead_letters.values())
     total = counts.accepted + counts.rejected + dead
     say(

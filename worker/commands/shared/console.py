@@ -14,8 +14,8 @@ import shutil
 import stat
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -125,7 +125,7 @@ PIPE_CLOSED: Final = 0
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Give all commands one end where standard output takes no more: a closed pipe is no error, a full disk is one.
+    """Give all commands one end where nobody reads what they say: a closed pipe is no error, a full disk is one.
 
     Raises click's Exit and CommandError.
     """
@@ -134,8 +134,14 @@ def ending_in_order() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()  # here, where an error can be told
+            sys.stderr.flush()
     except BrokenPipeError:
-        discard_buffered(sys.stdout.buffer)
+        discard_what_is_said()
+        raise click.exceptions.Exit(PIPE_CLOSED) from None
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):  # rich ends the program with 1 at a closed pipe
+            raise
+        discard_what_is_said()
         raise click.exceptions.Exit(PIPE_CLOSED) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO) or error.filename is not None:
@@ -156,14 +162,20 @@ def errors_for_the_user() -> Iterator[None]:
         raise SettingsError(str(error)) from None
     except BrokenPipeError:
         raise
-    except (SessionError, OSError) as error:
+    except OSError as error:
+        raise CommandError(file_problem(error)) from None
+    except SessionError as error:
         raise CommandError(str(error)) from None
 
 
 def require_extra(extra: Literal["broker", "report", "otlp"], error: type[CommandError] = CommandError) -> None:
     """Raise `error`, which says how to install the extra, unless its libraries are there."""
     for library in EXTRAS[extra]:
-        if find_spec(library) is None:
+        try:
+            found = find_spec(library)
+        except ModuleNotFoundError:  # what it is a part of is not there either
+            found = None
+        if found is None:
             raise error(f"{library} is not installed; {install_extra(extra)}")
 
 
@@ -172,9 +184,17 @@ def say(text: str) -> None:
     click.echo(clean(text, "\n"), err=True)
 
 
+def say_last(text: str) -> None:
+    """Write lines to standard error at the end of a command, whose exit code stays where nobody reads them."""
+    try:
+        say(text)
+    except BrokenPipeError:
+        discard_what_is_said()
+
+
 def say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Write the traceback of a bug, cleaned: it may quote a record, too."""
-    say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
+    say_last("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
 
 
 def write_line(text: str, label: str = "", colour: str | None = None) -> None:
@@ -182,26 +202,78 @@ def write_line(text: str, label: str = "", colour: str | None = None) -> None:
     click.echo((click.style(label, colour) if label else "") + text)
 
 
-def text_console() -> Console:
-    """Return a console for texts and tables on standard output; it cuts and wraps lines on a terminal only."""
+def text_console(*, stderr: bool = False) -> Console:
+    """Return a console for texts and tables on standard output, or error; it cuts and wraps on a terminal only."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    shown = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, width=None if shown else PIPE_WIDTH)
 
 
-class _JsonForTerminal:
-    """A binary file that gets the same JSON Lines, in a form that cannot control a terminal."""
+class _JsonOutput:
+    """A binary file that gets JSON Lines: a terminal in a form that cannot control it. Its errors name it."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
+        self._name = name
+        self._terminal = file.isatty()
 
     def write(self, data: bytes) -> int:
-        return self._file.write(clean_json_bytes(data))
+        with naming(self._name):
+            return self._file.write(clean_json_bytes(data) if self._terminal else data)
+
+    def flush(self) -> None:
+        with naming(self._name):
+            self._file.flush()
 
 
 def json_output(file: BinaryIO) -> BinaryIO:
-    """Return what to write JSON Lines to: a terminal gets them cleaned, a file or pipe gets them to the byte."""
-    return cast("BinaryIO", _JsonForTerminal(file)) if file.isatty() else file
+    """Return what to write JSON Lines to: a terminal gets them cleaned, a file or pipe gets them to the byte.
+
+    What it raises names the file: a full disk is found while the lines are written, or when they are flushed.
+    """
+    name = "standard output" if file is sys.stdout.buffer or file.name == "<stdout>" else str(file.name)
+    return cast("BinaryIO", _JsonOutput(file, name))
+
+
+@contextmanager
+def naming(file: object) -> Iterator[None]:
+    """Give the OSErrors of reading and writing an open file its name; those of opening it have one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(file)
+        raise
+
+
+def file_problem(error: OSError) -> str:
+    """Return what is wrong with a file: its name, and why it cannot be read or written."""
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+
+
+BAD_SHOWN: Final = 5
+"""Bad lines of a file that are named: a file of another kind has thousands."""
+
+
+class BadLines:
+    """Names the first bad lines of a file on standard error, and counts the others."""
+
+    def __init__(self, file: str, write: Callable[[str], None] | None = None) -> None:
+        self._file = file
+        self._write = write or say
+        self._count = 0
+
+    def name(self, text: str) -> None:
+        """Name one: where it is, and what is wrong with it."""
+        self._count += 1
+        if self._count <= BAD_SHOWN:
+            self._write(f"{self._file}:{text}")
+
+    def say_rest(self, how: str) -> None:
+        """Say how many others there are; `how`: what lists them all."""
+        if self._count > BAD_SHOWN:
+            self._write(f"{self._file}: {self._count - BAD_SHOWN} more like these; {how}")
 
 
 def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
@@ -231,9 +303,15 @@ def size_of(file: BinaryIO) -> int | None:
         return None
 
 
+def discard_what_is_said() -> None:
+    """Discard all that is still to be written to standard output and standard error."""
+    discard_buffered(sys.stdout.buffer, sys.stderr.buffer)
+
+
 def discard_buffered(*files: BinaryIO | None) -> None:
     """Discard what is still buffered: closing the files would fail with the same error again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for file in files:
         if file is not None:
-            os.dup2(nowhere, file.fileno())
+            with suppress(ValueError):  # no file behind it
+                os.dup2(nowhere, file.fileno())

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import msgspec
 
-from worker.commands.shared.console import ArgumentError, CommandError, open_file
+from worker.commands.shared.console import ArgumentError, CommandError, naming, open_file
 from worker.core.trace import InvalidTrace, Reason
 
 CHUNK_BYTES: Final = 1 << 16
@@ -68,10 +68,11 @@ class LineSplitter:
 
 
 def read_lines(file: BinaryIO, largest_trace: int) -> Iterator[Line]:
-    """Yield the lines of a file, each as soon as it is there. Raises OSError."""
+    """Yield the lines of a file, each as soon as it is there. Raises OSError, which names the file."""
     lines = LineSplitter(largest_trace)
-    while chunk := cast("BufferedReader", file).read1(CHUNK_BYTES):
-        yield from lines.feed(chunk)
+    with naming(getattr(file, "name", "the input")):
+        while chunk := cast("BufferedReader", file).read1(CHUNK_BYTES):
+            yield from lines.feed(chunk)
     yield from lines.feed(b"")
 
 

@@ -91,8 +91,6 @@ def registry(
             asyncio.run(_serve(store, options, port or 0, store.register(agent, limits, key=key), data, brokers))
     except sqlite3.Error as error:
         raise CommandError(f"{data}: {error}; give a file that this command wrote, or a new one") from None
-    except OSError as error:
-        raise CommandError(f"port {port}: {error.strerror or error}; choose another --port") from None
 
 
 def _shares(given: tuple[str, ...]) -> dict[FaultKind, float]:
@@ -122,7 +120,10 @@ async def _serve(
     runner = web.AppRunner(registry_app(store, options), access_log=None, shutdown_timeout=1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, HOST, port).start()
+        try:
+            await web.TCPSite(runner, HOST, port).start()
+        except OSError as error:
+            raise CommandError(f"port {port}: {error.strerror or error}; choose another --port") from None
         _print_addresses(f"http://{HOST}:{runner.addresses[0][1]}", key, data, brokers)
         await stop.wait()
     finally:

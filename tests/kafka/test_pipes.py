@@ -1,0 +1,107 @@
+"""A reader that closes the pipe ends every command with exit code 0, and without a word."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.builders import trace_bytes
+from tests.support.commands import ROOT, Desk
+from tests.support.kafka_fixtures import WorkerProcess, produce
+from worker.cli import COMMANDS
+from worker.commands.shared.console import PIPE_CLOSED
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
+
+RULES = {"confidence": "1", "domain": "x", "visibility": "org", "privacy": "private"}
+OPTIONS = [word for name, value in RULES.items() for word in (f"--{name}", value)]
+SETTINGS = [word for name, value in RULES.items() for word in ("--set", f"assemble_{name}={value}")]
+SAYS: dict[str, Sequence[Sequence[str]]] = {
+    "run": [["--help"]],  # it runs until it is stopped, and says what it does in its log
+    "contribute": [["--help"]],
+    "assemble": [["--help"], ["--try", "{bad}", *SETTINGS]],
+    "score": [["{traces}"]],
+    "evaluate": [["--help"]],  # it needs a model
+    "export-model": [["--help"]],
+    "fetch-model": [["--help"]],
+    "demo": [[]],
+    "broker": [[]],
+    "registry": [[]],
+    "explain": [["{traces}", "--line", "1"], ["kp:trace:one"]],
+    "topics": [["--text"], ["--json"]],
+    "doctor": [["--text"], ["--json"]],
+    "config": [["show", "--text"], ["schema"], ["check"]],
+    "cache": [["list", "--text"], ["stats", "--text"], ["list", "--json"]],
+    "completion": [["bash"]],
+    "report": [["{scored}", "-o", "-"]],
+    "whatif": [["{scored}", "--text"], ["{scored}", "--export", "csv"]],
+    "publish": [["{bad}"], ["{traces}"]],
+    "tail": [["--text", "--no-follow"], ["--json", "--from-beginning", "--no-follow"], ["--dead-letters"]],
+    "redact": [["--try", "{traces}", "--text"]],
+    "redrive": [[], ["--to-file", "-", "--execute"]],
+    "forget": [["--trace", "kp:trace:none", "--text", "--set", f"forget_key={'x' * 32}"]],
+    "convert": [["{runs}", "--success", "true", "--created-at", "2026-01-01T00:00Z", *OPTIONS]],
+}
+"""What each command is given, so that it says something."""
+
+
+@pytest.fixture(scope="module")
+def desk(kafka: EmbeddedKafka) -> Desk:
+    """Topics with scored traces, dead letters and a cache."""
+    desk = Desk(kafka)
+    with WorkerProcess(desk.env) as worker:
+        worker.wait_ready()
+        produce(desk.bootstrap, desk.name, [(b"k", trace_bytes("kp:trace:one")), (b"k", b"{")])
+        worker.wait_metric("kp_records_consumed_total", 2)
+        worker.terminate()
+        assert worker.wait() == 0
+    return desk
+
+
+@pytest.fixture(scope="module")
+def files(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("said")
+    run = {"messages": [{"role": "user", "content": "Do it."}, {"role": "assistant", "content": "Done."}]}
+    content = {
+        "traces": b"".join(trace_bytes(f"kp:trace:{n}", domain=f"domain-{n % 2}") + b"\n" for n in range(300)),
+        "bad": b"\x00\n" * 300,
+        "runs": (json.dumps(run).encode() + b"\n") * 300,
+        "scored": desk.run("tail", "--from-beginning", "--no-follow", "--json").stdout.encode(),
+    }
+    for name, raw in content.items():
+        (folder / name).write_bytes(raw)
+    return {name: str(folder / name) for name in content}
+
+
+def start(env: Mapping[str, str], args: Sequence[str], folder: Path, *, both: bool) -> subprocess.Popen[bytes]:
+    """Start a command whose standard output, or both outputs, are a pipe that is closed already."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "worker", *args], env={**env, "PYTHONPATH": str(ROOT)}, cwd=folder,
+            stdin=subprocess.DEVNULL, stdout=write, stderr=write if both else subprocess.PIPE,
+        )  # fmt: skip
+    finally:
+        os.close(write)
+
+
+def test_every_command_says_something_here() -> None:
+    assert SAYS.keys() == COMMANDS.keys()
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("args", [[name, *more] for name, each in SAYS.items() for more in each], ids=" ".join)
+def test_a_reader_that_leaves_is_no_error(args: list[str], desk: Desk, files: dict[str, str], tmp_path: Path) -> None:
+    given = [arg.format(**files) if arg.startswith("{") else arg for arg in args]
+    with start(desk.env, given, tmp_path, both=False) as output, start(desk.env, given, tmp_path, both=True) as both:
+        said = output.communicate(timeout=120)[1].decode()
+        assert both.wait(120) == PIPE_CLOSED
+    assert "Traceback" not in said
+    assert "Broken pipe" not in said
+    assert output.returncode == PIPE_CLOSED or (args[0], output.returncode) == ("publish", 1), said
