@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from click.testing import CliRunner
 
 from tests.support.builders import make_record
-from tests.support.commands import Diagnosis
+from tests.support.commands import Desk, Diagnosis
 from tests.support.forgetting import ANOTHER_ID, KEY, control_record, of_version_1
 from tests.support.kafka_fixtures import committed, create_topics, produce, topic_id, unique
 from tests.support.kafka_versions import since
@@ -276,3 +277,30 @@ def may_look(secure: SecureKafka, name: str, env: dict[str, str]) -> None:
     asyncio.run(commit())
     done = CliRunner().invoke(cli, ["cache", "stats", "--json"], env=looker)
     assert (done.exit_code, '"entries":0' in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check"),
+    [
+        ({"KP_TRACING": "true", "OTEL_TRACES_EXPORTER": "pigeon"}, "tracing"),
+        ({"KP_REDACT_PATTERNS_FILE": "/nowhere/patterns.toml"}, "redaction"),
+        ({"KP_FORGET": "true", "KP_FORGET_KEY_FILE": "/nowhere/key"}, "forget"),
+        ({"KP_SSL_CAFILE": "/nowhere/ca.pem", "KP_SECURITY_PROTOCOL": "SSL"}, "broker"),
+        ({"KP_THRESHOLD": "7"}, "settings"),
+        ({"KP_MODEL": "/nowhere/model", "KP_EMBEDDER": "openvino"}, "model"),
+        ({"KP_HTTP_HOST": "192.0.2.1"}, "port"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_ends_run_with_2_is_found_by_the_doctor(kafka: EmbeddedKafka, wrong: dict[str, str], check: str) -> None:
+    desk = Desk(kafka, KP_HTTP_PORT="0", **wrong)
+    assert desk.run("run").returncode == 2
+    assert [failed.partition(":")[0] for failed in Diagnosis(desk.settings).failed()] == [check]
+
+
+def test_its_last_line_is_what_all_comes_to(kafka: EmbeddedKafka) -> None:
+    said = Desk(kafka, KP_REDACT_PATTERNS_FILE="/nowhere/patterns.toml").run("doctor", "--text")
+    assert said.returncode == 1
+    last = said.stdout.splitlines()[-1]
+    assert last.startswith("doctor: 1 problem (redaction), ")
+    assert last.endswith("model)")

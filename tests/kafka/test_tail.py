@@ -199,3 +199,12 @@ def test_options_that_do_not_go_together_and_missing_topics(kafka: EmbeddedKafka
     missing = desk.run("tail", KP_ACCEPTED_TOPIC="nowhere")
     assert missing.returncode == 2
     assert "topic nowhere" in missing.stderr
+
+
+def test_a_domain_that_no_trace_has_is_told_with_those_that_there_are(kafka: EmbeddedKafka) -> None:
+    desk = Desk(kafka)
+    fill(desk, 0, 3)
+    for more in ((), ("--from-beginning",)):
+        done = desk.run("tail", "--no-follow", "--domain", "Code", *more)
+        assert done.stdout == ""
+        assert done.stderr.startswith("no trace of the domain Code so far (case counts); there are: ")

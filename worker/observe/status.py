@@ -10,6 +10,7 @@ import base64
 import functools
 import hashlib
 import re
+import shlex
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -264,6 +265,26 @@ class _Moment(NamedTuple):
     evaluations: tuple[int, ...]
 
 
+_ASKED: Final = ("source_topic", "accepted_topic", "rejected_topic", "dead_letter_topic", "changelog_topic")
+"""Settings that say where `explain` finds a record, beside the brokers and the group."""
+
+
+def explain_command(settings: Settings) -> str:
+    """Return `kp-worker explain` with the options by which it finds this worker's records, wherever it is entered."""
+    default = Settings.model_fields
+    options = [
+        f"{option} {shlex.quote(value)}"
+        for option, name in (("-b", "bootstrap_servers"), ("-g", "group_id"))
+        if (value := getattr(settings, name)) != default[name].default
+    ]
+    options += [
+        f"--set {shlex.quote(f'{name}={value}')}"
+        for name in _ASKED
+        if (value := getattr(settings, name)) != default[name].default
+    ]
+    return " ".join(["kp-worker explain", *options])
+
+
 class Status:
     """The page's data. `problem` says why the worker is not ready, None when it is; `warning` what should be changed.
 
@@ -281,6 +302,7 @@ class Status:
         self._moments: deque[_Moment] = deque(maxlen=WINDOW_SECONDS + 1)
         self._started_ms = now_ms()
         self._profiles = settings.scoring_profiles()
+        self._explain = explain_command(settings)
         self.tick(time.monotonic())
 
     def committed(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace | None) -> None:
@@ -309,6 +331,7 @@ class Status:
             "version": __version__,
             "group": settings.group_id,
             "embedder": build[0][0].get("embedder", "") if build else "",
+            "explain": self._explain,
             "problem": self._problem(),
             "warning": self._warning,
             "now_ms": now_ms(),

@@ -188,7 +188,8 @@ def start_tracing(settings: Settings) -> Tracing | NoTracing:
         resource=Resource.create().merge(ours).merge(OTELResourceDetector().detect()),  # the variables win
         shutdown_on_exit=False,  # it would wait for the exporter without a limit; see Tracing.stop
     )
-    provider.add_span_processor(BatchSpanProcessor(_exporter()))
+    if os.environ.get("OTEL_TRACES_EXPORTER") != "none":  # OpenTelemetry's word for spans that are not exported
+        provider.add_span_processor(BatchSpanProcessor(_exporter()))
     return Tracing(provider, settings.group_id)
 
 

@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from worker.config import ConfigError, Settings
@@ -38,6 +38,13 @@ LEAVE_SECONDS: Final = 5.0
 
 SERVICE_SECONDS: Final = 5.0
 """Pause before an embedding service that does not answer at the start is asked again."""
+
+START_CHECKS: Final[Mapping[str, Callable[[Settings], object]]] = {
+    "forget": lambda settings: forget_keys(settings) if settings.forget else None,
+    "judging": judge_keys,
+    "redaction": redaction_rules,
+}
+"""What is read at the start beside the settings themselves; the names are the doctor's. Each raises ConfigError."""
 
 EmbedderLoader = Callable[[Settings], Embedder | None]
 
@@ -124,10 +131,8 @@ class _Process:
     async def _prepare(self) -> Worker:
         """Load the model and check the topics. Raises ModelError and ConfigError."""
         settings = self._settings
-        if settings.forget:
-            forget_keys(settings)  # a wrong one is told before the model is loaded
-        judge_keys(settings)  # likewise
-        redaction_rules(settings)  # likewise
+        for check in START_CHECKS.values():
+            check(settings)  # what is wrong is told before the model is loaded
         self.tracing = start_tracing(settings)
         patch_aiokafka(settings)
         client = client_arguments(settings)

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from typing import Any
 
@@ -14,9 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.builders import NEVER_ACCEPTED, T0, make_record, trace_bytes
 from tests.support.partition import ManualPublisher, idle_context, settle
-from worker import PartitionScorer
+from worker import PartitionScorer, config
+from worker.commands.explain.command import explain
 from worker.commands.explain.steps import explain_trace
 from worker.commands.explain.view import explanation_json
+from worker.commands.shared.options import load_settings
 from worker.config import Settings
 from worker.core.documents import scored_record
 from worker.core.scorer import EvaluationConfig
@@ -34,6 +37,7 @@ from worker.observe.status import (
     WINDOW_SECONDS,
     LastRows,
     Status,
+    explain_command,
 )
 from worker.stream.partition import Partition
 from worker.stream.state import PartitionState
@@ -417,3 +421,12 @@ def test_a_warning_is_in_the_data_and_has_its_place_on_the_page() -> None:
     html = status.pages()["/"]({})[0].decode()
     assert 'id="warning"' in html
     assert 'text("warning", status.warning' in html
+
+
+def test_the_command_that_the_page_prints_finds_the_records_wherever_it_is_entered() -> None:
+    assert explain_command(config.load()) == "kp-worker explain"
+    settings = config.load(bootstrap_servers="demo:9", group_id="a b", accepted_topic="good")
+    words = shlex.split(explain_command(settings))
+    assert words == ["kp-worker", "explain", "-b", "demo:9", "-g", "a b", "--set", "accepted_topic=good"]
+    with explain.make_context("explain", [*words[2:], "kp:trace:1"]):
+        assert load_settings().settings == settings

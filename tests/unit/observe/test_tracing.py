@@ -140,6 +140,14 @@ async def test_a_slow_evaluation_leads_to_its_span_if_that_is_exported(parent: b
     assert found == [{"trace_id": parent[3:35].decode()}] * exemplars
 
 
+def test_none_is_the_word_for_spans_that_are_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    tracing = start_tracing(config.load(tracing=True))
+    assert isinstance(tracing, Tracing)
+    assert tracing.begin(make_record(b"{}")).is_recording()
+    tracing.stop()
+
+
 def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start_tracing(config.load()) is NO_TRACING
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")

@@ -9,8 +9,9 @@ import sys
 
 import click
 
-from worker.commands.shared.console import PIPE_CLOSED, Command
+from worker.commands.shared.console import PIPE_CLOSED, Command, write_line
 from worker.commands.shared.options import json_option, settings_options
+from worker.core.terminal import clean
 
 
 @click.command(cls=Command)
@@ -20,26 +21,28 @@ def doctor(as_json: bool) -> None:
     """Check what a worker needs; change nothing.
 
     Checks settings, brokers, topics, permissions, group and lag, model, disk and port. Prints one line for each check:
-    ok, warn or fail, with a remedy. Exit codes: 0 nothing failed; 1 something did.
+    ok, warn or fail, with a remedy; as text, the last line counts them. Exit codes: 0 nothing failed; 1 something did.
     """
     from worker.commands.doctor.examine import examine
-    from worker.commands.doctor.finding import write_finding
+    from worker.commands.doctor.finding import Finding, verdict, write_finding
 
     # Their words are in the findings.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
     logging.getLogger("worker").setLevel(logging.CRITICAL + 1)
 
-    async def write_all() -> bool:
-        failed = False
+    async def write_all() -> list[Finding]:
+        findings = []
         async for finding in examine():
-            failed |= finding.level == "fail"
+            findings.append(finding)
             try:
                 write_finding(finding, as_json=as_json)
             except BrokenPipeError:  # the checks that wait for an answer would end with errors of their own
                 os._exit(PIPE_CLOSED)
-        return failed
+        return findings
 
-    failed = asyncio.run(write_all())
+    findings = asyncio.run(write_all())
+    if not as_json:
+        write_line(clean(verdict(findings)))
     sys.stdout.flush()
     # Not sys.exit: a model that hangs in its thread would keep the interpreter from ending.
-    os._exit(int(failed))
+    os._exit(int(any(finding.level == "fail" for finding in findings)))

@@ -24,6 +24,8 @@ from worker.config import ConfigError, Loaded, Settings
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256
 from worker.embed.model_dir import default_directory
 from worker.kafka.cluster.topic_plan import CODECS, codec_problems
+from worker.observe.tracing import start_tracing
+from worker.stream.process import START_CHECKS
 
 KAFKA_SECONDS: Final = 45.0
 """Longest time for all checks of the broker together."""
@@ -48,6 +50,8 @@ async def examine() -> AsyncIterator[Finding]:
     for finding in _settings(loaded):
         yield finding
     yield _codecs()
+    for finding in _start(settings):
+        yield finding
     reachable = True
     try:
         async with asyncio.timeout(KAFKA_SECONDS):
@@ -82,6 +86,19 @@ def _settings(loaded: Loaded) -> Iterator[Finding]:
     given = [name if origin in loaded.files else origin for name, origin in loaded.given().items()]
     read = f" ({', '.join(loaded.files)} was read)" if loaded.files else ""
     yield ok("settings", f"{len(given)} set: {', '.join(given)}{read}" if given else f"none set, all defaults{read}")
+
+
+def _start(settings: Settings) -> Iterator[Finding]:
+    """Yield what else would end a worker with exit code 2 as it starts: the same checks."""
+
+    def check_tracing(settings: Settings) -> None:
+        start_tracing(settings).stop()
+
+    for name, check in {**START_CHECKS, "tracing": check_tracing}.items():
+        try:
+            check(settings)
+        except ConfigError as error:
+            yield fail(name, str(error), "run exits with code 2 as long as this is wrong")
 
 
 def _codecs() -> Finding:

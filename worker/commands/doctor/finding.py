@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from shutil import get_terminal_size
 from typing import Final, Literal
 
@@ -46,6 +47,16 @@ def as_lines(finding: Finding, width: int) -> list[str]:
     for text in (f"{finding.check}: {finding.message}", f"-> {finding.remedy}" if finding.remedy else ""):
         lines += textwrap.wrap(clean(text, "\n"), width, break_long_words=False, break_on_hyphens=False)
     return lines
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Return what all findings come to: how many failed and warned, and of which checks."""
+    said = []
+    for level, noun in (("fail", "problem"), ("warn", "warning")):
+        checks = [each.check for each in findings if each.level == level]
+        if checks:
+            said.append(f"{len(checks)} {noun}{'s' * (len(checks) != 1)} ({', '.join(dict.fromkeys(checks))})")
+    return f"doctor: {', '.join(said) or 'all is well'}"
 
 
 def write_finding(finding: Finding, *, as_json: bool) -> None:

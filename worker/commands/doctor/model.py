@@ -143,9 +143,8 @@ def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slo
     if slowest < budget:
         yield ok("embedding", told)
     else:
-        yield warn(
-            "embedding", told, "more or faster CPU, kp-worker export-model, a lower KP_MAX_TOKENS or KP_PRECISION"
-        )
+        export = "" if identity.runtime == "openvino" else "kp-worker export-model, "
+        yield warn("embedding", told, f"more or faster CPU, {export}a lower KP_MAX_TOKENS or KP_PRECISION")
 
 
 def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iterator[Finding]:

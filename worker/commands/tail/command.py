@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from worker.commands.shared.console import Command, errors_for_the_user
+from worker.commands.shared.console import Command, errors_for_the_user, say
 from worker.commands.shared.options import json_option, read_settings, settings_options
+from worker.commands.shared.shown import shown_name
 
 if TYPE_CHECKING:
     from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 FIRST_STRIDE: Final = 3
 """Offsets to go back for one record, at first: the commit markers of transactions take offsets, too, on an idle stream
 one for each record."""
+
+
+DOMAINS_SHOWN: Final = 10
+"""Domains that are named where there is no trace of the one that was asked for."""
 
 
 @click.command(cls=Command)
@@ -89,12 +94,19 @@ async def show_records(
         tps = [TopicPartition(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
         starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
         if last is not None:
-            show(await _last(reader, starts, ends, chosen, last))
+            latest = await _last(reader, starts, ends, chosen, last)
+            show(latest)
+            if last and not latest:
+                _say_other_domains(chosen)
             starts = ends
         if not follow:
+            seen = False
             async for record in read_to(reader, starts, ends):
                 if one := chosen.read(record):
+                    seen = True
                     show([one])
+            if last is None and not seen:
+                _say_other_domains(chosen)
             return
         for tp, offset in starts.items():
             follower.seek(tp, offset)
@@ -103,6 +115,16 @@ async def show_records(
             records = sorted((record for batch in batches.values() for record in batch), key=_time)
             if found := [one for record in records if (one := chosen.read(record))]:
                 show(found)
+
+
+def _say_other_domains(chosen: TailFilter) -> None:
+    """Say which domains there are, where no trace is of the one that was asked for."""
+    if chosen.domain is None or not chosen.others:
+        return
+    most = chosen.others.most_common(DOMAINS_SHOWN)
+    shown = ", ".join(f"{shown_name(name)} ({count})" for name, count in most)
+    more = f" and {len(chosen.others) - len(most)} more" if len(chosen.others) > len(most) else ""
+    say(f"no trace of the domain {shown_name(chosen.domain)} so far (case counts); there are: {shown}{more}")
 
 
 def _time(record: ConsumerRecord) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -66,6 +67,8 @@ class TailFilter:
     dead_letter_topic: str
     domain: str | None = None
     min_score: float | None = None
+    others: Counter[str] = field(default_factory=Counter)
+    """How many traces of other domains were left out; by domain."""
 
     def read(self, record: ConsumerRecord) -> TailRecord | None:
         """Read a record; None where the filter leaves it out, or the worker did not write it."""
@@ -77,6 +80,8 @@ class TailFilter:
             domain, score = document["metadata"]["task_domain"], float(document["scoring"]["score"])
         except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, ValueError):
             return None
+        if self.domain not in (None, domain):
+            self.others[str(domain)] += 1
         taken = (self.domain is None or domain == self.domain) and (self.min_score is None or score >= self.min_score)
         return TailRecord(record, document, None) if taken else None
 
