@@ -284,8 +284,7 @@ def may_look(secure: SecureKafka, name: str, env: dict[str, str]) -> None:
     [
         ({"KP_TRACING": "true", "OTEL_TRACES_EXPORTER": "pigeon"}, "tracing"),
         ({"KP_REDACT_PATTERNS_FILE": "/nowhere/patterns.toml"}, "redaction"),
-        ({"KP_FORGET": "true", "KP_FORGET_KEY_FILE": "/nowhere/key"}, "forget"),
-        ({"KP_SSL_CAFILE": "/nowhere/ca.pem", "KP_SECURITY_PROTOCOL": "SSL"}, "broker"),
+        ({"KP_TLS_CA_FILE": "/nowhere/ca.pem", "KP_SECURITY_PROTOCOL": "SSL"}, "broker"),
         ({"KP_THRESHOLD": "7"}, "settings"),
         ({"KP_MODEL": "/nowhere/model", "KP_EMBEDDER": "openvino"}, "model"),
         ({"KP_HTTP_HOST": "192.0.2.1"}, "port"),
