@@ -45,7 +45,7 @@ NEEDED: Final = ("confidence", "domain", "visibility", "privacy")
 
 
 def rules_from(settings: Settings) -> Rules:
-    """Return the rules of KP_ASSEMBLE_CONFIDENCE, _DOMAIN, _VISIBILITY, _PRIVACY. Raises ConfigError."""
+    """Return the rules of KP_ASSEMBLE_CONFIDENCE, _DOMAIN, _VISIBILITY, _PRIVACY, _AGENT. Raises ConfigError."""
     texts = {name: getattr(settings, f"assemble_{name}") for name in NEEDED}
     if unset := [f"KP_ASSEMBLE_{name.upper()}" for name, text in texts.items() if text is None]:
         raise ConfigError(
@@ -53,7 +53,7 @@ def rules_from(settings: Settings) -> Rules:
             "attribute:NAME|CONSTANT (docs/opentelemetry.md)"
         )
     try:
-        return parse_rules(**texts, limits=settings.limits)
+        return parse_rules(**texts, limits=settings.limits, agent=settings.assemble_agent)
     except ValueError as error:
         raise ConfigError(f"KP_ASSEMBLE_...: {error}") from None
 

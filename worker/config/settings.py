@@ -300,6 +300,12 @@ class Settings(BaseSettings):
         None,
         description="metadata.privacy_level of assembled traces: aggregated, federated or private, or the attribute",
     )
+    assemble_agent: AssembleRule = Field(
+        "name",
+        description="agent id of assembled traces: `name` (as the spans name the agent, without generated ids), "
+        "`service/name` (service.name before it, so that agents of two services stay two), another text for runs whose "
+        "spans name none, or the attribute that has it: `attribute:NAME|name`",
+    )
     assemble_key: Literal["agent", "trace"] = Field(
         "agent",
         description="key of assembled traces: the agent's id (docs/publishing.md), or the OpenTelemetry trace's id",

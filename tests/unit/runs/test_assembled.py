@@ -310,7 +310,7 @@ def test_two_calls_at_once_may_say_the_same(first: str, second: str, count: int)
 
 
 def test_the_agent_is_named_by_the_first_attribute_of_the_table() -> None:
-    names = {"gen_ai.agent.id": "a", "gen_ai.agent.name": "b", "agent.name": "c", "traceloop.workflow.name": "d"}
+    names = {"gen_ai.agent.name": "a", "agent.name": "b", "traceloop.workflow.name": "c", "gen_ai.agent.id": "d"}
     said = chat(2, ["Hi"], ("Ho",), parent=1)
     kind = {"openinference.span.kind": "AGENT"}
     for count in range(4):
@@ -319,6 +319,77 @@ def test_the_agent_is_named_by_the_first_attribute_of_the_table() -> None:
     assert only(span(1, "desk", kind), said).key == "desk"
     assert only(span(1, "GET /", resource={"service.name": "s"}), said).key == "s"
     assert only(chat(2, ["Hi"], ("Ho",), resource={"other": 1})).key == "chat m"
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"gen_ai.agent.id": "3fa85f64-5717-4562-b3fc-2c963f66afa6", "gen_ai.agent.name": "Assistant"}, "Assistant"),
+        ({"gen_ai.agent.id": "3fa85f64-5717-4562-b3fc-2c963f66afa6"}, "s"),
+        ({"gen_ai.agent.id": "3FA85F6457174562B3FC2C963F66AFA6"}, "s"),
+        ({"gen_ai.agent.id": "asst_trip-planner"}, "asst_trip-planner"),
+        ({"gen_ai.agent.name": "assistant_3fa85f64-5717-4562-b3fc-2c963f66afa6"}, "assistant"),
+        ({"gen_ai.agent.name": "desk-1f00a2c4"}, "desk"),
+        ({"gen_ai.agent.name": "Agent(140234233412352)"}, "Agent"),
+        ({"gen_ai.agent.name": "run-8Zk2Lq91xY"}, "s"),
+        ({"gen_ai.agent.name": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}, "s"),
+        ({"gen_ai.agent.name": "planner-20260101"}, "planner-20260101"),
+        ({"gen_ai.agent.name": "facade decade added"}, "facade decade added"),
+        ({"gen_ai.agent.name": " "}, "s"),
+    ],
+)
+def test_a_generated_id_names_no_agent(given: dict[str, str], key: str) -> None:
+    root = span(1, "invoke_agent", given | {"openinference.span.kind": "AGENT"}, resource={"service.name": "s"})
+    found = only(
+        replace(root, name="invoke_agent 3fa85f64-5717-4562-b3fc-2c963f66afa6"), chat(2, ["Hi"], ("Ho",), parent=1)
+    )
+    assert found.key == key
+
+
+@pytest.mark.parametrize(
+    ("rule", "named", "unnamed"),
+    [
+        ("name", "assistant", "desk"),
+        ("service/name", "desk/assistant", "desk"),
+        ("support", "assistant", "support"),
+        ("attribute:team|name", "assistant", "desk"),
+        ("attribute:app.agent|name", "own id", "own id"),
+        ("attribute:app.agent|service/name", "own id", "own id"),
+    ],
+)
+def test_a_setting_says_which_id_an_agent_has(rule: str, named: str, unnamed: str) -> None:
+    rules = parse_rules("0.5", "other", "org", "private", agent=rule)
+    resource = {"service.name": "desk", "app.agent": "own id"}
+    said = chat(2, ["Hi"], ("Ho",), parent=1)
+    tool = span(3, "t", {"gen_ai.operation.name": "execute_tool", "gen_ai.agent.name": "x", "team": "x"}, parent=1)
+    for given, key in (({"gen_ai.agent.name": "assistant"}, named), ({}, unnamed)):
+        root = span(1, "invoke_agent", given | {"gen_ai.operation.name": "invoke_agent"}, resource=resource)
+        root = replace(root, name="invoke_agent 3fa85f64-5717-4562-b3fc-2c963f66afa6")
+        (found,) = assembled([root, said, tool], [], rules)
+        assert found.key == key
+
+
+def test_a_tools_span_speaks_for_no_agent() -> None:
+    """It may make visibility and privacy stricter, and nothing else."""
+    rules = parse_rules(
+        "attribute:c|0.5", "attribute:d|other", "attribute:v|org", "attribute:p|federated", agent="attribute:a|name"
+    )
+    root = agent(1, "desk")
+    said = chat(2, ["Hi"], ("Ho",), parent=1)
+    loose = {"c": 1.0, "d": "code", "v": "network", "p": "aggregated", "a": "x", "gen_ai.agent.name": "x"}
+    events = (evaluation(score_value=1.0, score_label="fail"),)
+    for place in ("attributes", "resource"):
+        hostile = span(3, "t", {"gen_ai.operation.name": "execute_tool"}, parent=1)
+        hostile = replace(hostile, **{place: {**getattr(hostile, place), **loose}}, events=events)
+        (found,), (without,) = (assembled([root, said, *more], [], rules) for more in ([hostile], []))
+        assert found.document is not None
+        assert without.document is not None
+        assert found.document["metadata"] == without.document["metadata"]
+        assert found.document["outcome"]["confidence"] == 0.5
+    strict = replace(hostile, resource={}, attributes={**hostile.attributes, "v": "private", "p": "private"}, events=())
+    (found,) = assembled([root, said, strict], [], rules)
+    assert found.document is not None
+    assert (found.document["metadata"]["visibility"], found.document["metadata"]["privacy_level"]) == ("private",) * 2
 
 
 # -- when a trace is complete

@@ -7,8 +7,9 @@ order nor on repetitions.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -17,7 +18,7 @@ from worker.runs.conversation import Conversation
 from worker.runs.fields import json_value
 from worker.runs.otlp.calls import conversation_of
 from worker.runs.otlp.content import REDACTED, Content, error_text, parts_messages
-from worker.runs.otlp.rules import Rules
+from worker.runs.otlp.rules import AGENT_NAME, SERVICE_AND_NAME, Rules
 from worker.runs.otlp.spans import LogEvent, Span, Value
 from worker.runs.otlp.tree import Run, kind_of, ordered, runs_of
 from worker.runs.steps import Transcript
@@ -108,14 +109,15 @@ def _assembled(
     """Return one run. `root`: the trace's root where it speaks for this run. `alone`: the trace holds no other run."""
     outer = [span for span in (run.agent, None if root is run.agent else root) if span is not None]
     objective = _objective(conversation, outer)
-    key = _agent_id(run, outer)
+    own = _own_spans(run, outer)
+    key = _agent_id(run, own, rules)
     document: dict[str, Any] | None = None
     value: bytes | None = None
     missing: Missing | None = None
     if objective is None:
         missing = "no_objective" if conversation.has_text() else "no_content"
     else:
-        document = _document(run, conversation, objective, outer, alone, key, events, rules)
+        document = _document(run, conversation, objective, outer, own, alone, key, events, rules)
         document, value, missing = _checked(document, rules)
         if missing == "no_steps" and not contents:
             missing = "no_content"
@@ -150,35 +152,35 @@ def _checked(document: dict[str, Any], rules: Rules) -> tuple[dict[str, Any] | N
 
 
 def _document(
-    run: Run, conversation: Conversation, objective: str, outer: Sequence[Span], alone: bool, key: str,
-    events: Mapping[str, Sequence[LogEvent]], rules: Rules,
+    run: Run, conversation: Conversation, objective: str, outer: Sequence[Span], own: Sequence[Span], alone: bool,
+    key: str, events: Mapping[str, Sequence[LogEvent]], rules: Rules,
 ) -> dict[str, Any]:  # fmt: skip
     transcript = Transcript(error_prefixes=ERROR_PREFIXES, objective=objective)
-    own = conversation.take_answer()
-    answer = own or _outer_answer(outer)
+    answer = conversation.take_answer() or _outer_answer(outer)
     conversation.write(transcript)
     transcript.finish(answered=answer is not None)
     if not transcript.steps and answer:
         transcript.add_thought(answer)
-    spans = [*outer, *run.spans]
     failed = [span for span in (*outer, *run.models[-1:]) if span.status == 2]
-    success, confidence = _evaluated(spans, events, alone=alone)
+    # What the libraries put on the calls of the model says what the run was, but cannot open it to more readers.
+    speaking = [*outer, *run.models] or own
+    success, confidence = _evaluated(speaking, events, alone=alone)
     evaluated = success is not None or confidence is not None
     if success is None:
         success = not failed and answer is not None
     if rules.success is not None:
-        success = rules.success.value(spans)
+        success = rules.success.value(speaking)
     trace_id = run.first.trace_id
     uuid = "-".join([trace_id[:8], trace_id[8:12], trace_id[12:16], trace_id[16:20], trace_id[20:]])
     metadata = {
         "created_at": _created_at(min(span.start_ns for span in run.spans)),
         "agent_id": key,
         "framework": (run.models or run.tools or [run.first])[0].scope,
-        "task_domain": rules.domain.value(spans),
+        "task_domain": rules.domain.value(speaking),
         "success": success,
         "quality_score": 0,
-        "visibility": rules.visibility.value(spans),
-        "privacy_level": rules.privacy.value(spans),
+        "visibility": rules.visibility_of(own, run.spans),
+        "privacy_level": rules.privacy_of(own, run.spans),
     }
     return {
         "@context": CONTEXT,
@@ -189,7 +191,7 @@ def _document(
         "steps": transcript.steps,
         "outcome": {
             "result_summary": answer or next((text for span in failed if (text := error_text(span))), ""),
-            "confidence": rules.confidence.value(spans) if confidence is None else confidence,
+            "confidence": rules.confidence.value(speaking) if confidence is None else confidence,
             **({"evaluated": True} if evaluated else {}),
         },
     }
@@ -271,25 +273,68 @@ def _outer_answer(outer: Sequence[Span]) -> str | None:
     return None
 
 
+def _own_spans(run: Run, outer: Sequence[Span]) -> Sequence[Span]:
+    """Return the spans that speak for a run: the agent's, or the model's where no span is the agent's.
+
+    A tool's span, which may come from anywhere, speaks for nobody: where there are no others, its resource alone does.
+    """
+    return outer or run.models or [replace(run.first, attributes={}, events=())]
+
+
 _AGENT_NAMES: Final = (
-    "gen_ai.agent.id", "gen_ai.agent.name", "agent.name", "agent_name", "traceloop.workflow.name",
-    "traceloop.entity.name",
+    "gen_ai.agent.name", "agent.name", "agent_name", "traceloop.workflow.name", "traceloop.entity.name",
+    "gen_ai.agent.id",
 )  # fmt: skip
+"""The id comes last: in several libraries each run has another one."""
+
+_GENERATED: Final = re.compile(
+    r"(?<![0-9a-z])(?:"
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # a UUID
+    r"|(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{8,}|[0-9]{9,}"  # hex, a counter, an address in memory
+    r"|[0-9a-hjkmnp-tv-z]{26}"  # a ULID
+    r"|(?:run|thread|session|trace|conv)[-_](?=[a-z]*[0-9])[0-9a-z]{8,}"
+    r")(?![0-9a-z])",
+    re.IGNORECASE,
+)
+"""What is made anew for each run or process, and names no agent."""
+
+UNNAMED: Final = "unnamed"
 
 
-def _agent_id(run: Run, outer: Sequence[Span]) -> str:
-    for name in _AGENT_NAMES:
-        for span in (*outer, *run.spans):
-            value = span.attributes.get(name)
-            if (
-                isinstance(value, str)
-                and value.strip()
-                and not (name == "traceloop.entity.name" and kind_of(span) == "tool")
-            ):
-                return value
-    if run.agent is not None:
-        return run.agent.name.removeprefix("invoke_agent ") or _service(run.spans)
-    return _service(run.spans) or run.first.name or run.first.trace_id
+def _agent_id(run: Run, own: Sequence[Span], rules: Rules) -> str:
+    """Return the agent's id: the same one for each run of an agent."""
+    for value in rules.agent.said(own):
+        return str(value)
+    name = _agent_name(run, own)
+    service = _stable(_service(run.spans))
+    if rules.agent.constant == SERVICE_AND_NAME:
+        return "/".join(part for part in (service, name) if part) or _span_name(run)
+    return name or (rules.agent.constant if rules.agent.constant != AGENT_NAME else "") or service or _span_name(run)
+
+
+def _agent_name(run: Run, own: Sequence[Span]) -> str:
+    """Return the name that a run's spans give its agent, "" where they give none."""
+    below = [span for span in run.spans if kind_of(span) in ("agent", "model")]
+    for spans in (own, below):
+        for attribute in _AGENT_NAMES:
+            for span in spans:
+                value = span.attributes.get(attribute)
+                if isinstance(value, str) and (name := _stable(value)):
+                    return name
+    if run.agent is None:
+        return ""
+    return _stable(run.agent.name.removeprefix("invoke_agent ").removeprefix("invoke_workflow "))
+
+
+def _span_name(run: Run) -> str:
+    return _stable(run.first.name) or UNNAMED
+
+
+def _stable(name: str) -> str:
+    """Return a name without its generated parts."""
+    if _GENERATED.search(name) is None:
+        return name if name.strip() else ""
+    return _GENERATED.sub("", name).strip(" -_:/.#()[]{}")
 
 
 def _service(spans: Sequence[Span]) -> str:
