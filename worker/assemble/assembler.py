@@ -22,7 +22,7 @@ from aiokafka.abc import ConsumerRebalanceListener
 from worker.assemble.open_runs import HeldBytes, OpenRuns
 from worker.assemble.partition import AssemblePartition
 from worker.assemble.spread import Spread
-from worker.assemble.steps import Assembling, Spreading
+from worker.assemble.steps import Assembling, Shown, Spreading
 from worker.assemble.topics import AssembleTopics, prepare_assemble_topics
 from worker.assemble.traces import TraceWriter, has_root
 from worker.config import Settings
@@ -170,12 +170,18 @@ class Assembler(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
                 next_offset=position.offset,
                 interval_seconds=settings.commit_interval_seconds,
                 told=self._told,
-                mark_seconds=min(5.0, max(0.5, settings.assemble_grace_seconds / 10)),
+                mark_seconds=self._mark_seconds(),
             )
             self._partitions[tp] = work
             self._tasks.append(asyncio.create_task(self._work(work)))  # 4
         self._opened = True
         log.info("assigned %s", ", ".join(f"{tp.topic}/{tp.partition}" for tp in assigned) or "no partition")
+
+    def _mark_seconds(self) -> float:
+        """Return how often an idle partition says so: less often where each mark is a record for many partitions."""
+        grace, spans = self._settings.assemble_grace_seconds, self._topics.outputs.get(SPANS)
+        often = min(5.0, max(0.5, grace / 10))
+        return often if spans is None else max(often, min(often * spans.partitions / 8, grace / 2))
 
     def _publisher(self, tp: TopicPartition) -> ExactlyOncePublisher:
         settings = self._settings
@@ -292,17 +298,17 @@ class Assembler(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
                 lag = 0 if partition.idle or behind <= markers else behind
                 self._metrics.lag.labels(tp.topic, str(tp.partition)).set(lag)
             if isinstance(partition.step, Assembling):
-                self._show(str(tp.partition), partition.step.runs)
+                self._show(str(tp.partition), partition.step.shown)
         self._metrics.ready.set(int(self.not_ready() is None))
 
-    def _show(self, partition: str, runs: OpenRuns) -> None:
+    def _show(self, partition: str, shown: Shown) -> None:
         metrics = self._metrics
         for gauge, value in (
-            (metrics.open_runs, len(runs)),
-            (metrics.open_bytes, runs.held_bytes),
-            (metrics.oldest, runs.oldest_ms / 1000),
-            (metrics.remembered, len(runs.remembered)),
-            (metrics.stream_time, (runs.time_ms or 0) / 1000),
+            (metrics.open_runs, shown.open_runs),
+            (metrics.open_bytes, shown.held_bytes),
+            (metrics.oldest, shown.oldest_ms / 1000),
+            (metrics.remembered, shown.remembered),
+            (metrics.stream_time, shown.time_ms / 1000),
         ):
             gauge.labels(partition).set(value)
 

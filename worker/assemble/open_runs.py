@@ -2,7 +2,8 @@
 
 Stream time is that of the slowest partition with spans, as its marks tell: so a partition that is read late, or by
 nobody, makes no span late. The clock is in the marks of idle partitions alone, and they are records, too: a restart
-reads the same ones.
+reads the same ones. Nothing waits for the clock: a partition that is idle twice had been read to what the others had
+reached at its first mark, and where all are idle the time goes on by what was waited.
 
 A run closes at the stream time of its last new part plus the grace period, if its root has ended, and otherwise plus
 the gap; at once where it has too much. Its id is remembered for some time, so that what comes later makes no second
@@ -16,7 +17,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import msgspec
+
 from worker.assemble.rows import (
+    MAX_RUN_BYTES,
+    MAX_RUN_PARTS,
     TIMES_KEY,
     Held,
     Mark,
@@ -32,13 +37,6 @@ from worker.assemble.rows import (
 )
 
 Cause = Literal["root_ended", "gap", "too_large", "memory"]
-
-MAX_RUN_BYTES: Final = 64 << 20
-"""Most bytes of a run, not compressed. Each call of a model repeats what was said before: a hundred calls with 100,000
-tokens each are 40 MB."""
-
-MAX_RUN_PARTS: Final = 20_000
-"""Most parts (records with something of it) of a run."""
 
 MAX_CLOSED: Final = 256
 MAX_CLOSED_BYTES: Final = 16 << 20
@@ -57,12 +55,16 @@ Row = tuple[bytes, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class ClosedRun:
-    """A run that was closed: why, its parts (compressed) in the order in which they came, the time of the last one."""
+    """A run that was closed: why, its parts (compressed) in the order in which they came, the time of the last one.
+
+    `sizes`: of the parts, not compressed.
+    """
 
     trace_id: str
     cause: Cause
     contents: Sequence[bytes]
     last_ms: int
+    sizes: Sequence[int] = field(default=(), compare=False)
 
 
 @dataclass(slots=True)
@@ -130,6 +132,7 @@ class OpenRuns:
         self._gap_ms = max(gap_ms, grace_ms)
         self._memory_ms = memory_ms
         self._held = held
+        self._held_bytes = 0
         self._marks: dict[Place, Mark] = {}
         self._runs: dict[str, _Run] = {}  # in the order in which they began
         self._due: list[tuple[int, str]] = []  # a heap of `due_ms`; what is no run's any more is passed over
@@ -140,7 +143,7 @@ class OpenRuns:
     @property
     def held_bytes(self) -> int:
         """Return about how many bytes of memory the open runs need."""
-        return sum(run.held for run in self._runs.values())
+        return self._held_bytes
 
     @property
     def oldest_ms(self) -> int:
@@ -199,7 +202,7 @@ class OpenRuns:
         """
         if mark.place not in self._sources:
             return True  # of a topic that is not read any more
-        self._marks[mark.place] = mark
+        self._marks[mark.place] = self._as_read(mark)
         time_ms = self._slowest_ms()
         if time_ms is None:
             return True
@@ -219,6 +222,18 @@ class OpenRuns:
         """Return the row of the state with the times."""
         return TIMES_KEY, encode(Times(self.time_ms, [self._marks[place] for place in sorted(self._marks)]))
 
+    def _as_read(self, mark: Mark) -> Mark:
+        """Return a mark whose `read_ms` is not before what the others had reached when it was idle the last time.
+
+        It was read again since then, so what was written meanwhile is known, by whatever clock.
+        """
+        if mark.read_ms is None:
+            return mark
+        before = self._marks.get(mark.place)
+        known = 0 if before is None or before.read_ms is None else before.seen_ms or 0
+        reached = max((each.time_ms for each in self._marks.values() if each.time_ms is not None), default=None)
+        return msgspec.structs.replace(mark, read_ms=max(mark.read_ms, known), seen_ms=reached)
+
     def _slowest_ms(self) -> int | None:
         """Return the stream time by the marks; None: some partition has none yet, or no record has a time."""
         marks = list(self._marks.values())
@@ -231,27 +246,31 @@ class OpenRuns:
             last = [each.time_ms for each in marks if each.time_ms is not None]
             if not last:
                 return None
-            known.append(max(last) + min(each.waited_ms for each in marks))
+            return max(last) + min(each.waited_ms for each in marks)
         return min(known, default=None)
 
     def _add(self, trace_id: str, number: int, held: Held) -> _Run:
         run = self._runs.get(trace_id)
         if run is None:
             run = self._runs[trace_id] = _Run(held.time_ms, held.time_ms, 0)
-            self._held.total += RUN_OVERHEAD
+            self._hold(RUN_OVERHEAD)
             self._look_again(trace_id, run)
         size = len(held.content) + PART_OVERHEAD
         run.sizes[held.content] = held.size
         run.numbers = number + 1
         run.size += held.size
         run.held += size
-        self._held.total += size
+        self._hold(size)
         if held.time_ms > run.last_ms:
             run.last_ms = held.time_ms
         if run.checked:
             run.checked = False
             self._look_again(trace_id, run)
         return run
+
+    def _hold(self, size: int) -> None:
+        self._held_bytes += size
+        self._held.total += size
 
     def _deadline(self, run: _Run) -> int:
         return run.last_ms + (self._gap_ms if run.checked else self._grace_ms)
@@ -283,13 +302,13 @@ class OpenRuns:
 
     def _close(self, trace_id: str, cause: Cause, effects: Effects) -> None:
         run = self._runs.pop(trace_id)
-        self._held.total -= run.held
+        self._hold(-run.held)
         for number in range(run.numbers):
             effects.rows[open_key(trace_id, number)] = None
         time_ms = run.last_ms if self.time_ms is None else max(run.last_ms, self.time_ms)
         self.remembered[trace_id] = time_ms
         effects.rows[closed_key(trace_id)] = encode(Remembered(time_ms))
-        effects.closed.append(ClosedRun(trace_id, cause, list(run.sizes), run.last_ms))
+        effects.closed.append(ClosedRun(trace_id, cause, list(run.sizes), run.last_ms, list(run.sizes.values())))
         effects.closed_bytes += run.size
         if len(self.remembered) > MAX_REMEMBERED:
             self._forget_first(effects)

@@ -108,7 +108,7 @@ class AssemblePartition:
             self.step.largest_row = self.publisher.changelog.max_bytes
         while True:
             async with self.turn:
-                reading = Reading(records, time.time_ns() // 1_000_000, read_ms, waited_ms)
+                reading = Reading(records, _now_ms(), read_ms, waited_ms)
                 outcome = await asyncio.to_thread(self.step.process, reading)
             if outcome.done:
                 self.next_offset = records[outcome.done - 1].offset + 1
@@ -137,7 +137,21 @@ class AssemblePartition:
         for hint in sorted(tally.hints - self.told):
             self.told.add(hint)
             log.warning("some spans hold less than they could: %s (docs/opentelemetry.md)", hint)
+        for reason, words in sorted(tally.refusals.items()):
+            if reason not in self.told:
+                self.told.add(reason)
+                log.warning(
+                    "some spans are dead letters, reason %s; the first: %s (docs/opentelemetry.md)", reason, words
+                )
         self.metrics.count(tally.counts, tally.ends, time.time())
+
+
+_STARTED_NS: Final = time.time_ns() - time.monotonic_ns()
+
+
+def _now_ms() -> int:
+    """Return the clock as it was when the process began, and what has passed since: it is never set back."""
+    return (_STARTED_NS + time.monotonic_ns()) // 1_000_000
 
 
 def _source(record: ConsumerRecord) -> SourceRecord:

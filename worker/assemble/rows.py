@@ -17,6 +17,15 @@ Milliseconds = Annotated[int, Meta(ge=0, le=253_402_300_799_999)]
 """ms since 1970, up to the year 9999; as a duration, too."""
 
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+MAX_RUN_BYTES: Final = 64 << 20
+"""Most bytes of a run, not compressed. Each call of a model repeats what was said before: a hundred calls with 100,000
+tokens each are 40 MB."""
+
+MAX_RUN_PARTS: Final = 20_000
+"""Most parts (records with something of it) of a run."""
+
+Size = Annotated[int, Meta(ge=0, le=MAX_RUN_BYTES)]
 Topic = Annotated[str, Meta(max_length=249)]
 
 Place = tuple[str, int]
@@ -34,7 +43,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part1", gc=False):
     topic: Topic
     partition: Number
     offset: Number
-    size: Number
+    size: Size
     content: bytes
 
 
@@ -43,6 +52,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag="mark1", gc=False):
 
     `time_ms`: the greatest time of its records so far, None: no record had a time. `read_ms`: all that was there at
     this time (of the clock) is read, None: further records may be waiting. `waited_ms`: how long no record has come.
+    `seen_ms`: only in the state, the greatest time of any partition when this mark came.
     """
 
     topic: Topic
@@ -50,6 +60,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag="mark1", gc=False):
     time_ms: Milliseconds | None
     read_ms: Milliseconds | None = None
     waited_ms: Milliseconds = 0
+    seen_ms: Milliseconds | None = None
 
     @property
     def place(self) -> Place:
@@ -61,7 +72,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True, tag="open1", gc=False):
     """A part of an open run: the stream time at which it was taken, its size (bytes), its content as in `Part`."""
 
     time_ms: Milliseconds
-    size: Number
+    size: Size
     content: bytes
 
 
@@ -85,6 +96,7 @@ class RowError(ValueError):
 TIMES_KEY: Final = b"times"
 
 _TRACE_ID: Final = rb"[0-9a-f]{1,64}"
+TRACE_ID: Final = re.compile(_TRACE_ID)
 _OPEN: Final = re.compile(rb"open:(%s):([0-9]{1,18})" % _TRACE_ID)
 _CLOSED: Final = re.compile(rb"closed:(%s)" % _TRACE_ID)
 
@@ -123,7 +135,7 @@ def decode_state(key: bytes, value: bytes) -> tuple[str, int, Held] | tuple[str,
         row = _state.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RowError(f"not a record of the state of kp-worker assemble: {error}") from error
-    if isinstance(row, Held) and (found := _OPEN.fullmatch(key)):
+    if isinstance(row, Held) and (found := _OPEN.fullmatch(key)) and int(found[2]) < MAX_RUN_PARTS:
         return found[1].decode(), int(found[2]), row
     if isinstance(row, Remembered) and (found := _CLOSED.fullmatch(key)):
         return found[1].decode(), row
@@ -137,9 +149,13 @@ def packed(content: bytes) -> bytes:
     return zlib.compress(content, 1)
 
 
-def unpacked(content: bytes) -> bytes:
-    """Return what was packed. Raises RowError."""
+def unpacked(content: bytes, size: int = MAX_RUN_BYTES) -> bytes:
+    """Return what was packed, of at most `size` bytes. Raises RowError."""
+    unpacking = zlib.decompressobj()
     try:
-        return zlib.decompress(content)
+        found = unpacking.decompress(content, size + 1)
     except zlib.error as error:
         raise RowError(f"the content of a part cannot be unpacked: {error}") from error
+    if len(found) > size or not unpacking.eof:
+        raise RowError(f"the content of a part is cut off, or has more than the {size} bytes that its row names")
+    return found

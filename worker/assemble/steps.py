@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from worker.assemble.open_runs import Effects, OpenRuns
-from worker.assemble.rows import Mark, Part, RowError, decode, encode
+from worker.assemble.rows import TRACE_ID, Mark, Part, RowError, decode, encode
 from worker.assemble.spread import Spread, partition_of
-from worker.assemble.traces import Tally, TraceWriter
+from worker.assemble.traces import Tally, TraceWriter, refusal
 from worker.core.documents import dead_letter
 from worker.core.records import BATCH_OVERHEAD, SPANS, OutputRecord, SourceRecord, encoded_size
 from worker.core.trace import InvalidTrace, Reason
+from worker.runs.otlp.spans import Refused
+
+MAX_BATCH_BYTES: Final = 16 << 20
+"""Bytes of parts (compressed) after which a batch takes no further record: each trace of a record has its own copy of
+the resource, so a small record may give many bytes."""
 
 KEY_ROOM: Final = 128
 """More bytes than the key of a part on the state, and the rest of its row, add to its content."""
@@ -58,6 +63,16 @@ class Outcome:
         self.sources.append(source)
 
 
+class Shown(NamedTuple):
+    """What the metrics show of the open runs, as of the last batch: a thread may work on the next one."""
+
+    open_runs: int = 0
+    held_bytes: int = 0
+    oldest_ms: int = 0
+    remembered: int = 0
+    time_ms: int = 0
+
+
 class Spreading:
     """Writes each record's spans to the partition of their trace, and marks how far it has read to all partitions."""
 
@@ -67,10 +82,15 @@ class Spreading:
 
     def process(self, reading: Reading) -> Outcome:
         """Return what a reading leads to."""
-        outcome = Outcome(done=len(reading.records))
+        outcome, size = Outcome(), 0
         for record in reading.records:
+            if size > MAX_BATCH_BYTES:
+                outcome.more = True
+                break
+            outcome.done += 1
             for trace_id, part in _parts(self._spread, record, reading.now_ms, outcome).items():
                 key, number = trace_id.encode(), partition_of(trace_id, self._partitions)
+                size += len(part.content)
                 outcome.add(OutputRecord(SPANS, key, encode(part), [], None, partition=number), record)
         mark = self._spread.mark(reading.read_ms, reading.waited_ms)
         source = SourceRecord(mark.topic, mark.partition, 0, None, None, None)
@@ -92,6 +112,8 @@ class Assembling:
         self, runs: OpenRuns, writer: TraceWriter, most_held: int, largest_row: int, spread: Spread | None = None
     ) -> None:
         self.runs = runs
+        self.shown = Shown()
+        self._newest_ms: int | None = None
         self._writer = writer
         self._most_held = most_held
         self.largest_row = largest_row
@@ -100,8 +122,10 @@ class Assembling:
     def process(self, reading: Reading) -> Outcome:
         """Return what a reading leads to."""
         outcome, effects = Outcome(), Effects()
+        before = self.runs.held_bytes
         for record in reading.records:
-            if effects.full or not self._process(record, reading.now_ms, effects, outcome):
+            full = effects.full or self.runs.held_bytes - before > MAX_BATCH_BYTES
+            if full or not self._process(record, reading.now_ms, effects, outcome):
                 outcome.more = True
                 break
             outcome.done += 1
@@ -113,7 +137,7 @@ class Assembling:
         for trace_id, part in effects.late:
             outcome.add(*self._writer.late(trace_id, part, outcome.tally))
         for run in effects.closed:
-            for output, source in self._writer.written(run, offset, reading.now_ms, outcome.tally):
+            for output, source in self._writer.written(run, offset, self._newest_ms, outcome.tally):
                 outcome.add(output, source)
         outcome.tally.add("repeated", "", effects.repeated)
         outcome.urgent = bool(effects.rows or outcome.outputs or outcome.tally.counts)
@@ -121,6 +145,13 @@ class Assembling:
         key, value = self.runs.times()
         outcome.rows[key] = value
         outcome.time_ms = self.runs.time_ms
+        self.shown = Shown(
+            len(self.runs),
+            self.runs.held_bytes,
+            self.runs.oldest_ms,
+            len(self.runs.remembered),
+            self.runs.time_ms or 0,
+        )
         return outcome
 
     def may_not_fit(self, records: Sequence[SourceRecord]) -> bool:
@@ -132,11 +163,16 @@ class Assembling:
         if self._spread is not None:
             for trace_id, part in _parts(self._spread, record, now_ms, outcome).items():
                 self._take(trace_id, part, record, effects, outcome)
+            self._newest_ms = self._spread.time_ms
             return True
+        if record.timestamp_ms is not None:  # the broker's time, as topics.py sets it
+            self._newest_ms = max(self._newest_ms or 0, record.timestamp_ms)
         try:
             if record.fault is not None:
                 raise InvalidTrace(record.fault.reason, "", record.fault.message)
             row = decode(record.value)
+            if isinstance(row, Part) and TRACE_ID.fullmatch(record.key or b"") is None:
+                raise RowError("the key of a part is no trace id")
         except RowError as error:
             message = f"{error}; nothing else may write to its topic"
             _refuse(record, InvalidTrace(Reason.NOT_OTLP, "", message), outcome)
@@ -145,7 +181,7 @@ class Assembling:
         else:
             if isinstance(row, Mark):
                 return self.runs.mark(row, effects)
-            self._take((record.key or b"").decode("ascii", "replace"), row, record, effects, outcome)
+            self._take((record.key or b"").decode(), row, record, effects, outcome)
         return True
 
     def _take(self, trace_id: str, part: Part, record: SourceRecord, effects: Effects, outcome: Outcome) -> None:
@@ -167,13 +203,17 @@ def _row_size(content: bytes) -> int:
 def _parts(spread: Spread, record: SourceRecord, now_ms: int, outcome: Outcome) -> dict[str, Part]:
     """Return a record's parts by trace id; one that cannot be read becomes a dead letter."""
     outcome.tally.add("records")
+    refused: list[Refused] = []
     try:
-        return spread.take(record, now_ms)
+        parts = spread.take(record, now_ms, refused)
     except InvalidTrace as error:
         _refuse(record, error, outcome)
         return {}
+    for bad in refused:
+        _refuse(record._replace(value=bad.value), refusal(bad), outcome)
+    return parts
 
 
 def _refuse(record: SourceRecord, error: InvalidTrace, outcome: Outcome) -> None:
-    outcome.tally.add("dead_letters", str(error.reason))
+    outcome.tally.refuse(error)
     outcome.add(dead_letter(record, error), record)

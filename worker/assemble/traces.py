@@ -11,14 +11,24 @@ from typing import Final
 from aiokafka.partitioner import murmur2
 
 from worker.assemble.open_runs import ClosedRun
-from worker.assemble.rows import Part, unpacked
+from worker.assemble.rows import MAX_RUN_BYTES, Part, RowError, unpacked
 from worker.config import ConfigError, Settings
 from worker.core.documents import dead_letter
 from worker.core.records import ASSEMBLED, OutputRecord, SourceRecord
 from worker.core.trace import InvalidTrace, Reason
 from worker.runs.otlp.mapping import Assembled, assembled
 from worker.runs.otlp.rules import Rules, parse_rules
-from worker.runs.otlp.spans import Decoded, InvalidSpans, LogEvent, Span, decoded, links
+from worker.runs.otlp.spans import (
+    COUNTED_BYTES,
+    MAX_FIELDS,
+    InvalidSpans,
+    LogEvent,
+    Refused,
+    Span,
+    decoded,
+    fields_in,
+    links,
+)
 from worker.runs.otlp.tree import is_complete
 
 log = logging.getLogger(__name__)
@@ -28,17 +38,31 @@ log = logging.getLogger(__name__)
 class Tally:
     """What a batch did, for the metrics once it is committed.
 
-    `ends`: the ends of published runs, s since 1970. `hints`: how content that is missing can be had.
+    `ends`: the ends of published runs, s since 1970. `hints`: how content that is missing can be had. `refusals`: by
+    reason, what the first dead letter says.
     """
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     ends: list[float] = field(default_factory=list)
     hints: set[str] = field(default_factory=set)
+    refusals: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, label: str = "", number: int = 1) -> None:
         """Count something: `name` is an attribute of AssembleMetrics."""
         if number:
             self.counts[name, label] += number
+
+    def refuse(self, error: InvalidTrace) -> None:
+        """Count a dead letter, and note why for the log."""
+        self.add("dead_letters", str(error.reason))
+        self.refusals.setdefault(str(error.reason), f"{error.path or 'record'}: {error.message}")
+
+    def join(self, other: Tally) -> None:
+        """Add what another one has counted."""
+        self.counts.update(other.counts)
+        self.ends += other.ends
+        self.hints |= other.hints
+        self.refusals = {**other.refusals, **self.refusals}
 
 
 NEEDED: Final = ("confidence", "domain", "visibility", "privacy")
@@ -73,50 +97,66 @@ class TraceWriter:
     source: tuple[str, int]
 
     def written(
-        self, run: ClosedRun, offset: int, now_ms: int, tally: Tally
+        self, run: ClosedRun, offset: int, newest_ms: int | None, tally: Tally
     ) -> list[tuple[OutputRecord, SourceRecord]]:
         """Return a run's traces, and dead letters of what cannot be read; each with what a dead letter shows of it.
 
-        `offset`: of the record that closed the run.
+        `offset`: of the record that closed the run. `newest_ms`: the greatest time of a record so far.
         """
         tally.add("closed", run.cause)
-        contents = [unpacked(content) for content in run.contents]
-        whole = SourceRecord(*self.source, offset, run.last_ms, run.trace_id.encode(), b"".join(contents))
+        whole = SourceRecord(*self.source, offset, run.last_ms, run.trace_id.encode(), None)
+        read = _Read()
         try:
-            read, problems = _read(contents)
+            read.take(run.contents, run.sizes)
+            whole = whole._replace(value=b"".join(read.contents))
             made = assembled(read.spans, read.logs, self.rules)
+            done = Tally()
+            records = self._records(made, run, whole, newest_ms, done)
         except Exception as error:  # no run may stop the others
             log.exception("trace %s: no trace could be made of its spans", run.trace_id)
             words = f"{type(error).__name__} while a trace was made of the spans; report it with this record"
-            return [(self._letter(whole, InvalidTrace(Reason.ASSEMBLY_FAILED, "", words), tally), whole)]
+            whole = whole._replace(value=b"".join(read.contents))
+            return [
+                self._letter(whole, InvalidTrace(Reason.ASSEMBLY_FAILED, "", words), tally),
+                *self._bad(whole, read, tally),
+            ]
+        tally.join(done)
         tally.add("spans", "", len(read.spans))
+        return [*self._bad(whole, read, tally), *records]
+
+    def _bad(self, whole: SourceRecord, read: _Read, tally: Tally) -> list[tuple[OutputRecord, SourceRecord]]:
+        return [self._letter(whole._replace(value=value), error, tally) for value, error in read.refused]
+
+    def _records(
+        self, made: Sequence[Assembled], run: ClosedRun, whole: SourceRecord, newest_ms: int | None, tally: Tally
+    ) -> list[tuple[OutputRecord, SourceRecord]]:
         records = []
-        for number, problem in problems:
-            part = whole._replace(value=contents[number])
-            letter = self._letter(part, InvalidTrace(Reason(problem.reason), problem.path, problem.message), tally)
-            records.append((letter, part))
         for each in made:
             self._count(each, tally)
             if each.value is not None:
-                records.append(self._trace(each, each.value, run, whole, now_ms, tally))
+                records.append(self._trace(each, each.value, run, whole, newest_ms, tally))
             elif each.missing == "too_large":
                 message = "the trace exceeds KP_MAX_MESSAGE_BYTES, KP_MAX_STEPS or KP_MAX_DEPTH; raise it"
-                records.append((self._letter(whole, InvalidTrace(Reason.TOO_LARGE, "", message), tally), whole))
+                records.append(self._letter(whole, InvalidTrace(Reason.TOO_LARGE, "", message), tally))
         return records
 
     def late(self, trace_id: str, part: Part, tally: Tally) -> tuple[OutputRecord, SourceRecord]:
         """Return the dead letter of spans of a closed run."""
-        content = unpacked(part.content)
+        try:
+            content = unpacked(part.content, part.size)
+        except RowError:
+            content = part.content
         source = SourceRecord(part.topic, part.partition, part.offset, part.time_ms, trace_id.encode(), content)
         message = (
             "the run is closed, and its trace published without these; raise KP_ASSEMBLE_GRACE_SECONDS or _GAP_SECONDS"
         )
         tally.add("late")
-        return self._letter(source, InvalidTrace(Reason.LATE_SPAN, "", message), tally), source
+        tally.add("dead_letters", str(Reason.LATE_SPAN))
+        return dead_letter(source, InvalidTrace(Reason.LATE_SPAN, "", message)), source
 
-    def _letter(self, source: SourceRecord, error: InvalidTrace, tally: Tally) -> OutputRecord:
-        tally.add("dead_letters", str(error.reason))
-        return dead_letter(source, error)
+    def _letter(self, source: SourceRecord, error: InvalidTrace, tally: Tally) -> tuple[OutputRecord, SourceRecord]:
+        tally.refuse(error)
+        return dead_letter(source, error), source
 
     def _count(self, each: Assembled, tally: Tally) -> None:
         for convention in each.conventions:
@@ -126,12 +166,12 @@ class TraceWriter:
             tally.add("without_trace", each.missing)
 
     def _trace(
-        self, each: Assembled, value: bytes, run: ClosedRun, whole: SourceRecord, now_ms: int, tally: Tally
+        self, each: Assembled, value: bytes, run: ClosedRun, whole: SourceRecord, newest_ms: int | None, tally: Tally
     ) -> tuple[OutputRecord, SourceRecord]:
         key = (each.key if self.by_agent else run.trace_id).encode("utf-8", "replace")
         timestamp_ms = min(each.end_ns // 1_000_000, run.last_ms)  # not of the future
-        if timestamp_ms < now_ms - self.kept_ms:
-            timestamp_ms = now_ms
+        if newest_ms is not None and timestamp_ms < newest_ms - self.kept_ms:
+            timestamp_ms = newest_ms  # by the time of the records: the clock here may be wrong
         tally.add("traces")
         tally.ends.append(each.end_ns / 1e9)
         output = OutputRecord(ASSEMBLED, key, value, [], timestamp_ms, partition=key_partition(key, self.partitions))
@@ -139,8 +179,16 @@ class TraceWriter:
 
 
 def has_root(contents: Sequence[bytes]) -> bool:
-    """Return whether the root of a run has ended, given its packed contents."""
-    return is_complete(link for content in contents for link in links(unpacked(content)))
+    """Return whether the root of a run has ended, given its packed contents.
+
+    A run whose spans cannot be read counts as one whose root has not: when it closes, they become dead letters with the
+    reason.
+    """
+    try:
+        return is_complete(link for content in contents for link in links(unpacked(content)))
+    except Exception as error:
+        log.debug("the spans of a run cannot be read: %s", type(error).__name__)
+        return False
 
 
 def key_partition(key: bytes, partitions: int) -> int:
@@ -148,17 +196,44 @@ def key_partition(key: bytes, partitions: int) -> int:
     return int((murmur2(key) & 0x7FFFFFFF) % partitions)
 
 
-def _read(contents: Sequence[bytes]) -> tuple[Decoded, list[tuple[int, InvalidSpans]]]:
-    """Return what the contents hold together, and which ones cannot be read."""
-    spans: list[Span] = []
-    logs: list[LogEvent] = []
-    problems = []
-    for number, content in enumerate(contents):
-        try:
-            found = decoded(content)
-        except InvalidSpans as error:
-            problems.append((number, error))
-            continue
-        spans += found.spans
-        logs += found.logs
-    return Decoded(tuple(spans), tuple(logs)), problems
+@dataclass(slots=True)
+class _Read:
+    """What the parts of a run hold together: their contents as far as they can be unpacked, and what is refused."""
+
+    contents: list[bytes] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    logs: list[LogEvent] = field(default_factory=list)
+    refused: list[tuple[bytes, InvalidTrace]] = field(default_factory=list)
+
+    def take(self, contents: Sequence[bytes], sizes: Sequence[int]) -> None:
+        """Read the packed contents. What is damaged is refused, and the rest is read."""
+        for content, size in zip(contents, sizes or [MAX_RUN_BYTES] * len(contents), strict=True):
+            try:
+                self.contents.append(unpacked(content, size))
+            except RowError as error:
+                words = f"{error}; only kp-worker assemble may write to the topics of assemble"
+                self.refused.append((content, InvalidTrace(Reason.NOT_OTLP, "", words)))
+        room, counted = MAX_FIELDS, sum(map(len, self.contents)) > COUNTED_BYTES
+        for content in self.contents:
+            room -= fields_in(content, room) if counted else 0
+            try:
+                if room < 0:
+                    words = f"the run has more than {MAX_FIELDS} spans, events, attributes and values; this is the rest"
+                    raise InvalidSpans("too_large", "", words)
+                found = decoded(content)
+            except InvalidSpans as error:
+                self.refused.append((content, InvalidTrace(Reason(error.reason), error.path, error.message)))
+                continue
+            self.spans += found.spans
+            self.logs += found.logs
+            if found.refused is not None:
+                self.refused.append((found.refused.value, refusal(found.refused)))
+
+
+def refusal(bad: Refused) -> InvalidTrace:
+    """Return the error of a dead letter that holds the bad spans of a record alone."""
+    error = bad.error
+    words = (
+        f"{error.message} ({bad.count} of the record's spans are bad, and this is what they are; the others are used)"
+    )
+    return InvalidTrace(Reason(error.reason), error.path, words)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from tests.support import spans
+from worker.assemble import spread as spread_module
 from worker.assemble import traces
 from worker.assemble.open_runs import HeldBytes, OpenRuns
-from worker.assemble.rows import Mark, Part, RowError, decode, decode_state, packed, unpacked
+from worker.assemble.rows import Held, Mark, Part, RowError, decode, decode_state, encode, open_key, packed, unpacked
 from worker.assemble.spread import AHEAD_MS, Spread, partition_of
 from worker.assemble.steps import Assembling, Outcome, Reading, Spreading
 from worker.assemble.traces import TraceWriter, has_root, key_partition
 from worker.core.records import ASSEMBLED, DEAD_LETTER, SPANS, Fault, OutputRecord, SourceRecord
 from worker.core.trace import Reason, parse_trace
-from worker.runs.otlp.spans import decoded
+from worker.runs.otlp.spans import InvalidSpans, decoded
 from worker.runs.otlp.tree import root_ended
 
 NOW = 1_795_000_000_000
@@ -277,3 +282,218 @@ def test_a_root_is_found_by_the_ids_as_by_the_spans(seed: int) -> None:
             trace_id=bytes([0x0A, length]) + rng.randbytes(14), span_id=b"b" * 8, time_unix_nano=NOW
         )
         assert not has_root([packed(logs.SerializeToString())])
+
+
+# -- one bad span, and whatever a reader raises
+
+
+def bad_records() -> dict[str, tuple[bytes, str]]:
+    """Return records with ten good runs and one bad span, and the reason."""
+    good = [span for number in range(10) for span in spans.run_spans(number)]
+    one = {**spans.run_spans(11, 1)[0], "name": "the bad one"}
+    deep: dict[str, Any] = {"stringValue": "x"}
+    for _ in range(31):
+        deep = {"arrayValue": {"values": [deep]}}
+    found = {}
+    for name, change in (("zero", {"traceId": "0" * 32}), ("no id", {"spanId": ""})):
+        rows = [*good[:5], {**one, **change}, *good[5:]]
+        found[f"{name} protobuf"] = (spans.as_protobuf(rows), "invalid_value")
+        found[f"{name} json"] = (spans.as_json(rows), "invalid_value")
+    marked = [*good[:5], {**one, "attributes": {"k": "ZZZZ"}}, *good[5:]]
+    found["utf-8 protobuf"] = (spans.as_protobuf(marked).replace(b"ZZZZ", b"\xff\xfe\xfd\xfc"), "not_otlp")
+    found["utf-8 json"] = (spans.as_json(marked).replace(b"ZZZZ", b"\xff\xfe\xfd\xfc"), "invalid_value")
+    text = b'{"stringValue": "ZZZZ"}'
+    found["deep json"] = (spans.as_json(marked).replace(text, json.dumps(deep).encode()), "too_deep")
+    found["type json"] = (spans.as_json(marked).replace(text, b"[]"), "invalid_type")
+    return found
+
+
+@pytest.mark.parametrize("name", bad_records())
+def test_one_bad_span_costs_its_record_that_span_alone(name: str) -> None:
+    value, reason = bad_records()[name]
+    first = Spreading(Spread("otlp_spans", 0, None), 1).process(Reading([record(value, 7)], NOW))
+    (letter,) = [each for each in first.outputs if each.kind == DEAD_LETTER]
+    assert error(letter) == reason
+    assert dict(letter.headers)["kp-source-offset"] == b"7"
+    assert b"the bad one" in (letter.value or b"")
+    assert b"chat 0" not in (letter.value or b"").replace(b"the bad one", b"")
+    with pytest.raises(InvalidSpans) as caught:
+        decoded(letter.value or b"")
+    assert caught.value.reason == reason
+    outputs = process(assembling(), [*between(first), idle_mark()], {})
+    expected = [document for number in range(10) for document in spans.documents(spans.run_spans(number))]
+    assert sorted(each.value or b"" for each in outputs) == sorted(expected)
+
+
+def test_a_span_that_is_too_deep_for_protobuf_is_refused_when_its_run_closes() -> None:
+    message = TracesData()
+    message.ParseFromString(spans.as_protobuf(spans.run_spans(1)))
+    bad = message.resource_spans[0].scope_spans[0].spans.add()
+    bad.CopyFrom(message.resource_spans[0].scope_spans[0].spans[0])
+    bad.span_id, bad.name = b"12345678", "the bad one"
+    value = bad.attributes.add(key="deep").value
+    for _ in range(31):
+        value = value.array_value.values.add()
+    first = Spreading(Spread("otlp_spans", 0, None), 1).process(Reading([record(message.SerializeToString())], NOW))
+    made, letter = sorted(process(assembling(), [*between(first), idle_mark()], {}), key=lambda each: each.kind)
+    assert [made.value] == spans.documents(spans.run_spans(1))
+    assert error(letter) == "too_deep"
+    assert b"the bad one" in (letter.value or b"")
+
+
+def idle_mark() -> SourceRecord:
+    return SourceRecord(BETWEEN, 0, 999, NOW, None, encode(Mark("otlp_spans", 0, NOW, NOW, 10**7)))
+
+
+@pytest.mark.parametrize("name", ["split", "packed"])
+def test_whatever_a_reader_raises_costs_its_record_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = getattr(spread_module, name), iter(range(100))
+
+    def fails(*given: Any) -> Any:
+        if next(calls) == 0:
+            raise MemoryError
+        return real(*given)
+
+    monkeypatch.setattr(spread_module, name, fails)
+    rows = [record(spans.as_protobuf(spans.run_spans(number)), number) for number in (1, 2)]
+    first = Spreading(Spread("otlp_spans", 0, None), 1).process(Reading(rows, NOW))
+    letters = [each for each in first.outputs if each.kind == DEAD_LETTER]
+    assert [(error(each), each.value) for each in letters] == [("assembly_failed", rows[0].value)]
+    assert [each.value for each in process(assembling(), [*between(first), idle_mark()], {})] == spans.documents(
+        spans.run_spans(2)
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["assembled", "decoded", "unpacked", "links", "is_complete", "key_partition", "fields_in"]
+)
+def test_whatever_the_mapping_raises_costs_its_run_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [spans.as_protobuf(spans.run_spans(number)) for number in (1, 2)]
+    first = Spreading(Spread("otlp_spans", 0, None), 1).process(Reading([record(value) for value in values], NOW))
+    real, calls = getattr(traces, name), iter(range(100))
+
+    def fails(*given: Any) -> Any:
+        if next(calls) == 0:
+            raise RecursionError
+        return real(*given)
+
+    monkeypatch.setattr(traces, name, fails)
+    monkeypatch.setattr(traces, "COUNTED_BYTES", 0)
+    step = assembling()
+    outputs = process(step, [*between(first), idle_mark()], {})
+    later = SourceRecord(BETWEEN, 0, 1000, NOW, None, encode(Mark("otlp_spans", 0, NOW, NOW, 10**9)))
+    outputs += process(step, [later], {})
+    good = [each.value for each in outputs if each.kind == ASSEMBLED]
+    letters = [each for each in outputs if each.kind == DEAD_LETTER]
+    expected = [document for number in (1, 2) for document in spans.documents(spans.run_spans(number))]
+    assert len(good) + len(letters) == 2
+    assert set(good) <= set(expected)
+    assert [error(each) for each in letters] == ["assembly_failed"] * len(letters)
+    assert len(letters) == (name not in ("unpacked", "links", "is_complete"))
+
+
+def test_damaged_rows_between_and_in_the_state_are_told_and_stop_nothing() -> None:
+    good = spans.content(spans.run_spans(1))
+    size = len(unpacked(good))
+    bomb = zlib.compress(bytes(80 << 20), 9)
+    ids = {name: spans.trace_id(number) for number, name in enumerate(("good", "cut", "bomb", "no zlib"), 10)}
+    contents = {"good": (good, size), "cut": (good[:-5], size), "bomb": (bomb, 100), "no zlib": (b"nothing", 7)}
+    for from_state in (False, True):
+        step = assembling(
+            state=[
+                (open_key(ids[name], 0), encode(Held(NOW, length, content)))
+                for name, (content, length) in contents.items()
+                if from_state
+            ]
+        )
+        rows = [
+            SourceRecord(BETWEEN, 0, 1, NOW, ids[name].encode(), encode(Part(NOW, "otlp_spans", 0, 1, length, content)))
+            for name, (content, length) in contents.items()
+            if not from_state
+        ]
+        outputs = process(step, [*rows, idle_mark()], {})
+        letters = [each for each in outputs if each.kind == DEAD_LETTER]
+        assert [each.value for each in outputs if each.kind == ASSEMBLED] == spans.documents(spans.run_spans(1))
+        assert {(error(each), each.value) for each in letters} == {
+            ("not_otlp", contents[name][0]) for name in ("cut", "bomb", "no zlib")
+        }
+        late = Part(NOW, "otlp_spans", 0, 9, 5, b"junk")
+        (letter,) = process(step, [SourceRecord(BETWEEN, 0, 2, NOW, ids["good"].encode(), encode(late))], {})
+        assert (error(letter), letter.value) == ("late_span", b"junk")
+    wrong_key = SourceRecord(BETWEEN, 0, 3, NOW, b"no id", encode(Part(NOW, "otlp_spans", 0, 1, 2, good)))
+    assert error(*process(assembling(), [wrong_key], {})) == "not_otlp"
+
+
+# -- records that are made to cost much
+
+_ATTACK = """
+import re, time
+from tests.unit.assemble.test_steps import *
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+def memory():
+    return int(re.search(r"VmHWM:\\s+([0-9]+) kB", open("/proc/self/status").read())[1]) / 1024
+def run(value):
+    before = memory()
+    open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+    began = time.process_time()
+    first = Spreading(Spread("otlp_spans", 0, None), 4).process(Reading([record(value)], NOW))
+    outputs = [each for each in first.outputs if each.kind == DEAD_LETTER]
+    step = assembling()
+    outputs += process(step, [*between(first), idle_mark()], {})
+    print(time.process_time() - began, memory() - before)
+    print([error(each) for each in outputs if each.kind == DEAD_LETTER][:3], len(outputs))
+message = TracesData()
+first = message.resource_spans.add()
+scope = first.scope_spans.add()
+"""
+
+
+_MANY_TRACES = """
+first.resource.attributes.add(key="k").value.string_value = "x" * 500_000
+for n in range(10_000):
+    scope.spans.add(trace_id=(n + 1).to_bytes(16, "big"), span_id=b"12345678")
+run(message.SerializeToString())
+"""
+_ONE_SPAN_OFTEN = """
+first.resource.attributes.add(key="k").value.string_value = "x" * 900_000
+for n in range(68_000):
+    scope.spans.add(trace_id=b"1" * 16, span_id=b"12345678", start_time_unix_nano=n)
+run(message.SerializeToString())
+"""
+_EMPTY_EVENTS = """
+from worker.runs.otlp.spans import _field
+scope.spans.add(trace_id=b"1" * 16, span_id=b"12345678")
+span = scope.spans[0].SerializeToString() + b"\\x5a\\x00" * (16 << 20)
+run(_field(1, _field(2, _field(2, span))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "reasons"), [(_MANY_TRACES, ["too_large"]), (_ONE_SPAN_OFTEN, []), (_EMPTY_EVENTS, ["too_large"])]
+)
+def test_a_record_cannot_take_much_more_than_its_size(made: str, reasons: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ATTACK + made], capture_output=True, text=True, check=True, timeout=120
+    )
+    figures, letters = done.stdout.splitlines()
+    seconds, mib = map(float, figures.split())
+    assert letters.startswith(str(reasons)), letters
+    print(figures)
+    assert seconds < 15, figures  # 150 s before
+    assert mib < 300, figures  # 2.3 to 4 GB before
+
+
+def test_a_clock_that_is_wrong_neither_stamps_a_trace_nor_keeps_a_run_open() -> None:
+    """A year ahead, and set back by an hour while runs are open."""
+    for shift in (365 * 86_400_000, -3_600_000, -86_400_000):
+        spread, step, state = Spread("otlp_spans", 0, NOW), assembling(), dict[bytes, bytes]()
+        clock = NOW + shift
+        rows = [record(spans.as_protobuf(spans.run_spans(1, start_ns=NOW * 10**6 - 10**10)), time_ms=NOW)]
+        first = Spreading(spread, 1)
+        outputs = process(step, between(first.process(Reading(rows, clock))), state)
+        for waited in (20_000, 61_000):
+            outputs += process(step, between(first.process(Reading([], clock + waited, clock + waited, waited))), state)
+        (made,) = outputs
+        assert made.kind == ASSEMBLED
+        assert made.timestamp_ms is not None
+        assert abs(made.timestamp_ms - NOW) <= 60_000

@@ -403,7 +403,8 @@ def test_a_tools_span_speaks_for_no_agent() -> None:
         ([span(2, parent=1)], False),
         ([span(1), span(2, parent=1)], True),
         ([span(1), span(3, parent=2)], False),  # 2 is still open
-        ([span(1, parent=9, remote=True)], True),
+        ([span(1, parent=9, remote=True)], False),  # the agent in another process that waits for this one
+        ([span(9), span(1, parent=9, remote=True)], True),
         ([span(1, parent=9, remote=True), span(3, parent=2)], False),
         ([span(1, parent=2), span(2, parent=1)], False),
         ([span(1, parent=1)], False),

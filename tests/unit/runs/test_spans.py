@@ -173,7 +173,12 @@ def test_ids_of_protobuf_are_checked_and_spans_are_never_taken_for_logs() -> Non
     for bad in ({"trace_id": b""}, {"trace_id": bytes(16)}, {"span_id": b"1"}, {"parent_span_id": b"1"}):
         del spans[1:]
         spans.add(**({"trace_id": bytes.fromhex(TRACE), "span_id": b"12345678"} | bad))
-        error = refused(message.SerializeToString())
+        if spans[0].span_id != b"12345678":
+            raise AssertionError
+        read = decoded(message.SerializeToString())
+        assert (len(read.spans), read.refused and read.refused.count) == (1, 1)
+        error = read.refused.error if read.refused else None
+        assert error is not None
         assert (error.reason, error.path) == ("invalid_value", "resourceSpans.0.scopeSpans.0.spans.1")
     del spans[:]
     spans.add(name="neither id")

@@ -44,6 +44,7 @@ class Preview:
         self.traces = 0
         self._rules = rules
         self._records: Counter[str] = Counter()
+        self._bad: Counter[str] = Counter()
         self._keyed = True
         self._spans: dict[str, list[Span]] = defaultdict(list)
         self._logs: dict[str, list[LogEvent]] = defaultdict(list)
@@ -57,6 +58,9 @@ class Preview:
             self.add_unreadable(f"{error.reason}: {shown_text(error.message)}")
             return
         self._records[encoding] += 1
+        if found.refused is not None:
+            bad = found.refused
+            self._bad[f"bad spans ({bad.error.reason}: {shown_text(bad.error.message)})"] += bad.count
         for span in found.spans:
             self._spans[span.trace_id].append(span)
         for log in found.logs:
@@ -90,6 +94,7 @@ class Preview:
         yield f"{sum(self._records.values())} records: " + (
             ", ".join(f"{number} {what}" for what, number in self._records.most_common()) or "none"
         )
+        yield from (f"{number} {what}" for what, number in self._bad.most_common())
         yield f"{len(self._spans)} traces of OpenTelemetry, {unfinished} of them without their root or a parent"
         yield f"{self.traces} reasoning traces would come out"
         yield from (f"no trace for {number} runs: {LACKS[reason]}" for reason, number in lacking.most_common())

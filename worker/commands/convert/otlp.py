@@ -41,6 +41,9 @@ def convert_spans(source: BinaryIO, options: Options, report: FileReport) -> Ite
             report.add_refused(line, error.reason, str(error))
             yield None, f"{line}", f"{error.reason}: {error}"
             continue
+        if read.refused is not None:
+            bad = read.refused
+            report.add_refused(line, bad.error.reason, f"{bad.error}; {bad.count} spans are left out")
         for span in read.spans:
             spans.setdefault(span.trace_id, []).append(span)
         for log in read.logs:

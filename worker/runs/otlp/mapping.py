@@ -20,7 +20,7 @@ from worker.runs.otlp.calls import conversation_of
 from worker.runs.otlp.content import REDACTED, Content, error_text, parts_messages
 from worker.runs.otlp.rules import AGENT_NAME, SERVICE_AND_NAME, Rules
 from worker.runs.otlp.spans import LogEvent, Span, Value
-from worker.runs.otlp.tree import Run, kind_of, ordered, runs_of
+from worker.runs.otlp.tree import Run, identities, kind_of, ordered, runs_of
 from worker.runs.steps import Transcript
 
 ERROR_PREFIXES: Final = ("Error:",)
@@ -94,11 +94,9 @@ def assembled(spans: Sequence[Span], logs: Sequence[LogEvent], rules: Rules) -> 
 
 def _by_span(logs: Sequence[LogEvent]) -> dict[str, list[LogEvent]]:
     found: dict[str, list[LogEvent]] = {}
-    seen: set[str] = set()
-    for log in sorted(logs, key=lambda log: (log.time_ns, log.name, repr(log))):
-        if repr(log) not in seen:
-            seen.add(repr(log))
-            found.setdefault(log.span_id, []).append(log)
+    distinct = dict(zip(identities(logs), logs, strict=True))
+    for _, log in sorted(distinct.items(), key=lambda each: (each[1].time_ns, each[1].name, each[0])):
+        found.setdefault(log.span_id, []).append(log)
     return found
 
 

@@ -15,7 +15,6 @@ from worker.core.trace import DEFAULT_LIMITS, Limits
 from worker.runs.fields import as_confidence, as_privacy, as_text, as_visibility, json_value
 from worker.runs.otlp.spans import Span
 
-
 AGENT_NAME: Final = "name"
 SERVICE_AND_NAME: Final = "service/name"
 

@@ -2,14 +2,17 @@
 
 `decoded` reads a record, `split` takes it apart by trace id. The messages are OpenTelemetry's own protobuf classes. A
 record in JSON becomes such a message first. protobuf's own JSON parser would take the ids, which are hex, for base64.
+
+One bad span costs its record that span alone (`Refused`): a record of the Collector holds what many applications sent.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
@@ -22,10 +25,21 @@ from opentelemetry.proto.trace.v1.trace_pb2 import SpanFlags, Status, TracesData
 
 Value: TypeAlias = str | bool | int | float | bytes | list["Value"] | dict[str, "Value"] | None
 
-Why = Literal["not_otlp", "not_json", "invalid_type", "invalid_value", "too_deep"]
+Why = Literal["not_otlp", "not_json", "invalid_type", "invalid_value", "too_deep", "too_large"]
 
 MAX_DEPTH: Final = 30
 """Levels of lists and maps in a value. protobuf reads 100 levels of messages; a level of maps takes three of them."""
+
+MAX_FIELDS: Final = 1_000_000
+"""Most spans, events, attributes and values of a record, and of a run: each of them takes 100 to 200 bytes of memory
+(measured with tracemalloc), though it may be two bytes of a record."""
+
+COUNTED_BYTES: Final = 4 << 20
+"""A record up to this size is not counted: it can take some 200 MB at most, for a moment."""
+
+MAX_COPIED_BYTES: Final = 32 << 20
+"""Most bytes by which the parts of a record may be more than itself: each part has its own copy of the resource. A full
+batch of the Collector, 8192 spans of as many traces, may have 4 kB of it."""
 
 _NO_SPAN: Final = bytes(8)
 
@@ -98,30 +112,48 @@ class LogEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """The bad spans or log records of a record whose others are good: why the first one is bad, how many there are.
+
+    `value`: they alone, with their resources and scopes, as OTLP in the record's encoding.
+    """
+
+    error: InvalidSpans
+    count: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """What a record holds, in its order: spans, or log events. `untraced`: log records without a trace id."""
 
     spans: tuple[Span, ...]
     logs: tuple[LogEvent, ...]
     untraced: int = 0
+    refused: Refused | None = None
 
 
 def decoded(value: bytes) -> Decoded:
-    """Return the spans or log events of a record. Raises InvalidSpans, and nothing else; no bytes are no spans."""
-    message = _message(value)
+    """Return the spans or log events of a record. No bytes are no spans.
+
+    Raises InvalidSpans, and nothing else, for a record in which nothing is good.
+    """
+    message, bad = _message(value)
     if isinstance(message, TracesData):
-        return Decoded(tuple(_spans(message)), ())
-    logs = tuple(_logs(message))
+        spans = tuple(_spans(message, bad))
+        return Decoded(spans, (), 0, bad.refused(any_good=bool(spans)))
+    logs = tuple(_logs(message, bad))
     records = sum(len(scoped.log_records) for each in message.resource_logs for scoped in each.scope_logs)
-    return Decoded((), logs, records - len(logs))
+    return Decoded((), logs, records - len(logs) - bad.deep, bad.refused(any_good=bool(logs)))
 
 
 def links(value: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the id of each span of a part that `split` made, and its parent's; "" for a root, or a parent elsewhere.
+    """Yield the id of each span of a part that `split` made, and its parent's; "" for a root.
 
-    A tenth of the time of `decoded`: no attribute is read.
+    A tenth of the time of `decoded`: no attribute is read. Raises InvalidSpans for too many fields.
     """
     message = TracesData()
+    _check_fields(value)
     try:
         message.ParseFromString(value)
     except DecodeError:
@@ -132,24 +164,45 @@ def links(value: bytes) -> Iterator[tuple[str, str]]:
                 if not span.span_id:
                     return  # log records that can be read as spans
                 parent = span.parent_span_id
-                yield span.span_id.hex(), "" if parent == _NO_SPAN or _is_remote(span) else parent.hex()
+                yield span.span_id.hex(), "" if parent == _NO_SPAN else parent.hex()
 
 
 def _is_remote(span: SpanMessage) -> bool:
     return bool(span.flags & _REMOTE and span.flags & _REMOTE_KNOWN)
 
 
-def split(value: bytes) -> dict[str, bytes]:
+def split(value: bytes, refused: list[Refused] | None = None) -> dict[str, bytes]:
     """Return a record's parts by trace id: TracesData or LogsData in protobuf, each with what the trace has of it.
 
     The order is that of the first span of each trace. A protobuf record of one trace keeps its bytes. Log records
-    without a trace id are left out. Raises InvalidSpans.
+    without a trace id are left out. What is bad is added to `refused`. Raises InvalidSpans for a record in which
+    nothing is good, or whose parts would be far larger than itself.
     """
-    message = _message(value)
+    message, bad = _message(value)
+    _check_copies(message)
     parts = _trace_parts(message) if isinstance(message, TracesData) else _log_parts(message)
-    if len(parts) == 1 and value[:1] == b"\n" and value.lstrip(_SPACE)[:1] not in (b"{", b"["):
+    found = bad.refused(any_good=bool(parts))
+    if found is not None and refused is not None:
+        refused.append(found)
+    if found is None and len(parts) == 1 and value[:1] == b"\n" and value.lstrip(_SPACE)[:1] not in (b"{", b"["):
         return dict.fromkeys(parts, value)
     return {trace_id: part.SerializeToString(deterministic=True) for trace_id, part in parts.items()}
+
+
+def _check_copies(message: TracesData | LogsData) -> None:
+    copied = 0
+    for each in message.resource_spans if isinstance(message, TracesData) else message.resource_logs:
+        size = each.resource.ByteSize() + len(each.schema_url)
+        for scoped in each.scope_spans if isinstance(message, TracesData) else each.scope_logs:
+            inside = scoped.spans if isinstance(message, TracesData) else scoped.log_records
+            traces = len({one.trace_id for one in inside})
+            copied += max(0, traces - 1) * (size + scoped.scope.ByteSize() + len(scoped.schema_url))
+    if copied > MAX_COPIED_BYTES:
+        words = (
+            f"taken apart by trace it has {copied} more bytes, because each trace gets its resource; "
+            f"{MAX_COPIED_BYTES} are allowed: make the resource smaller, or the batches (send_batch_max_size)"
+        )
+        raise InvalidSpans("too_large", "", words)
 
 
 def _trace_parts(message: TracesData) -> dict[str, TracesData]:
@@ -188,44 +241,68 @@ def _log_parts(message: LogsData) -> dict[str, LogsData]:
     return {trace_id.hex(): part for trace_id, part in parts.items()}
 
 
-def _spans(message: TracesData) -> Iterator[Span]:
+def _spans(message: TracesData, bad: _Bad) -> Iterator[Span]:
     for number, resource in enumerate(message.resource_spans):
         place = f"resourceSpans.{number}"
-        shared = _attributes(resource.resource.attributes, f"{place}.resource.attributes")
+        shared: dict[str, Value] = {}
+        problem: InvalidSpans | None = None
+        try:
+            shared = _attributes(resource.resource.attributes, f"{place}.resource.attributes")
+        except InvalidSpans as error:
+            problem = error
         for scope_number, scoped in enumerate(resource.scope_spans):
             url = scoped.schema_url or resource.schema_url
             for span_number, span in enumerate(scoped.spans):
                 where = f"{place}.scopeSpans.{scope_number}.spans.{span_number}"
                 parent = span.parent_span_id
-                yield Span(
-                    span.trace_id.hex(), span.span_id.hex(), "" if parent == _NO_SPAN else parent.hex(), span.name,
-                    span.kind, span.start_time_unix_nano, span.end_time_unix_nano, span.status.code,
-                    span.status.message, _attributes(span.attributes, f"{where}.attributes"),
-                    tuple(
-                        SpanEvent(event.name, event.time_unix_nano, _attributes(event.attributes, f"{where}.events"))
-                        for event in span.events
-                    ),
-                    shared, scoped.scope.name, url, span.dropped_attributes_count,
-                    _is_remote(span),
-                )  # fmt: skip
+                try:
+                    if problem is not None:
+                        raise problem
+                    yield Span(
+                        span.trace_id.hex(), span.span_id.hex(), "" if parent == _NO_SPAN else parent.hex(), span.name,
+                        span.kind, span.start_time_unix_nano, span.end_time_unix_nano, span.status.code,
+                        span.status.message, _attributes(span.attributes, f"{where}.attributes"),
+                        tuple(_events(span, f"{where}.events")),
+                        shared, scoped.scope.name, url, span.dropped_attributes_count,
+                        _is_remote(span),
+                    )  # fmt: skip
+                except InvalidSpans as error:
+                    bad.add(error, resource, scoped, span)
 
 
-def _logs(message: LogsData) -> Iterator[LogEvent]:
+def _events(span: SpanMessage, place: str) -> Iterator[SpanEvent]:
+    for event in span.events:
+        if event.name or event.attributes:  # millions of empty ones fit into a record, and say nothing
+            yield SpanEvent(event.name, event.time_unix_nano, _attributes(event.attributes, place))
+
+
+def _logs(message: LogsData, bad: _Bad) -> Iterator[LogEvent]:
     for number, resource in enumerate(message.resource_logs):
         place = f"resourceLogs.{number}"
-        shared = _attributes(resource.resource.attributes, f"{place}.resource.attributes")
+        shared: dict[str, Value] = {}
+        problem: InvalidSpans | None = None
+        try:
+            shared = _attributes(resource.resource.attributes, f"{place}.resource.attributes")
+        except InvalidSpans as error:
+            problem = error
         for scope_number, scoped in enumerate(resource.scope_logs):
             for record_number, record in enumerate(scoped.log_records):
                 if not any(record.trace_id):
                     continue
                 where = f"{place}.scopeLogs.{scope_number}.logRecords.{record_number}"
-                attributes = _attributes(record.attributes, f"{where}.attributes")
-                name = record.event_name or attributes.get("event.name")
-                yield LogEvent(
-                    record.trace_id.hex(), record.span_id.hex() if any(record.span_id) else "",
-                    name if isinstance(name, str) else "", record.time_unix_nano or record.observed_time_unix_nano,
-                    _value(record.body, f"{where}.body"), attributes, shared, scoped.scope.name,
-                )  # fmt: skip
+                try:
+                    if problem is not None:
+                        raise problem
+                    attributes = _attributes(record.attributes, f"{where}.attributes")
+                    name = record.event_name or attributes.get("event.name")
+                    yield LogEvent(
+                        record.trace_id.hex(), record.span_id.hex() if any(record.span_id) else "",
+                        name if isinstance(name, str) else "", record.time_unix_nano or record.observed_time_unix_nano,
+                        _value(record.body, f"{where}.body"), attributes, shared, scoped.scope.name,
+                    )  # fmt: skip
+                except InvalidSpans as error:
+                    bad.deep += 1
+                    bad.add(error, resource, scoped, record)
 
 
 def _attributes(pairs: Iterable[KeyValue], place: str) -> dict[str, Value]:
@@ -251,24 +328,90 @@ def _check_depth(depth: int, place: str) -> None:
 # The message of a record
 
 
-def _message(value: bytes) -> TracesData | LogsData:
-    """Return a record as a message whose ids are complete. Raises InvalidSpans."""
+class _Bad:
+    """The bad spans of a record, as they are found. `deep`: log records among them that are still in the message."""
+
+    def __init__(self) -> None:
+        self.first: InvalidSpans | None = None
+        self.count = 0
+        self.deep = 0
+        self._message: TracesData | LogsData | None = None
+        self._last: tuple[Any, Any] = (None, None)
+        self._scope: Any = None
+        self._raw: list[bytes] = []
+        self._documents: list[dict[str, Any]] = []
+
+    def add(self, error: InvalidSpans, resource: Any, scoped: Any, one: Any) -> None:
+        """Note a span or log record of a message, which may be removed from it afterwards."""
+        self._note(error, 1)
+        if self._message is None:
+            self._message = TracesData() if isinstance(one, SpanMessage) else LogsData()
+        logs = isinstance(self._message, LogsData)
+        if self._last[0] is not resource:
+            target = (
+                self._message.resource_logs if isinstance(self._message, LogsData) else self._message.resource_spans
+            ).add()
+            target.resource.CopyFrom(resource.resource)
+            target.schema_url = resource.schema_url
+            self._resource = target
+            self._last = (resource, None)
+        if self._last[1] is not scoped:
+            target = (self._resource.scope_logs if logs else self._resource.scope_spans).add(
+                schema_url=scoped.schema_url
+            )
+            target.scope.CopyFrom(scoped.scope)
+            self._scope = target
+            self._last = (resource, scoped)
+        (self._scope.log_records if logs else self._scope.spans).append(one)
+
+    def add_raw(self, error: InvalidSpans, count: int, value: bytes) -> None:
+        """Note what protobuf cannot read: a whole message around it."""
+        self._note(error, count)
+        self._raw.append(value)
+
+    def add_document(self, error: InvalidSpans, count: int, outer: str, document: dict[str, Any]) -> None:
+        """Note a resource in JSON that holds nothing but bad spans."""
+        self._note(error, count)
+        self._outer = outer
+        self._documents.append(document)
+
+    def _note(self, error: InvalidSpans, count: int) -> None:
+        self.first = self.first or error
+        self.count += count
+
+    def refused(self, *, any_good: bool) -> Refused | None:
+        """Return what was found. Raises the first error where nothing is good."""
+        if self.first is None:
+            return None
+        if not any_good:
+            raise self.first
+        if self._documents:
+            text = json.dumps({self._outer: self._documents}, ensure_ascii=False, separators=(",", ":"))
+            return Refused(self.first, self.count, text.encode("utf-8", "surrogateescape"))
+        parsed = b"" if self._message is None else self._message.SerializeToString(deterministic=True)
+        return Refused(self.first, self.count, b"".join([parsed, *self._raw]))  # messages one after another are one
+
+
+def _message(value: bytes) -> tuple[TracesData | LogsData, _Bad]:
+    """Return a record as a message whose ids are complete, and what is bad in it. Raises InvalidSpans."""
     text = value.lstrip(_SPACE)
+    bad = _Bad()
     if text[:1] not in (b"{", b"["):
-        message = _from_protobuf(value)
+        message = _from_protobuf(value, bad)
     else:
         try:
-            message = _from_json(text)
+            message = _from_json(text, bad)
         except InvalidSpans as error:
             if error.reason != "not_json" or value[:1] != b"\n":
                 raise
-            message = _from_protobuf(value)  # it also begins with 0x0a, and its length may be 0x7b or 0x5b
-    _check_ids(message)
-    return message
+            message = _from_protobuf(value, bad)  # it also begins with 0x0a, and its length may be 0x7b or 0x5b
+    _take_out_bad_ids(message, bad)
+    return message, bad
 
 
-def _from_protobuf(value: bytes) -> TracesData | LogsData:
+def _from_protobuf(value: bytes, bad: _Bad) -> TracesData | LogsData:
     """Traces and logs have the same outer shape, but a log record has no field that a span's ids could be read from."""
+    _check_fields(value)
     traces, logs = TracesData(), LogsData()
     try:
         traces.ParseFromString(value)
@@ -281,10 +424,7 @@ def _from_protobuf(value: bytes) -> TracesData | LogsData:
     try:
         logs.ParseFromString(value)
     except DecodeError:
-        message = (
-            "no OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json"
-        )
-        raise InvalidSpans("not_otlp", "", message) from None
+        return _read_singly(value, bad)
     records = [record for each in logs.resource_logs for scoped in each.scope_logs for record in scoped.log_records]
     if not any(each.trace_id or each.time_unix_nano or each.observed_time_unix_nano for each in records):
         raise InvalidSpans("not_otlp", "", "protobuf, but neither spans nor log records; point the exporter at traces")
@@ -297,36 +437,209 @@ def _refuse_other(traces: TracesData, value: bytes) -> None:
         raise InvalidSpans("not_otlp", "", "protobuf, but no OTLP; the exporter's encoding is otlp_proto or otlp_json")
 
 
-def _check_ids(message: TracesData | LogsData) -> None:
-    if isinstance(message, TracesData):
-        for number, resource in enumerate(message.resource_spans):
-            for scope_number, scoped in enumerate(resource.scope_spans):
-                for span_number, span in enumerate(scoped.spans):
-                    ok = len(span.trace_id) == 16 and len(span.span_id) == 8 and len(span.parent_span_id) in (0, 8)
-                    if not ok or not any(span.trace_id) or not any(span.span_id):
-                        place = f"resourceSpans.{number}.scopeSpans.{scope_number}.spans.{span_number}"
-                        _refuse_ids(place, "a span needs a traceId of 16 bytes and a spanId of 8, not all of them 0")
-        return
-    for number, logged in enumerate(message.resource_logs):
-        for scope_number, records in enumerate(logged.scope_logs):
-            for record_number, record in enumerate(records.log_records):
-                if len(record.trace_id) not in (0, 16) or len(record.span_id) not in (0, 8):
-                    place = f"resourceLogs.{number}.scopeLogs.{scope_number}.logRecords.{record_number}"
-                    _refuse_ids(place, "a traceId has 16 bytes and a spanId 8, or they are absent")
+def _read_singly(value: bytes, bad: _Bad) -> TracesData | LogsData:
+    """Return what protobuf can read of a record if each span is read alone. Raises InvalidSpans."""
+    unreadable = InvalidSpans(
+        "not_otlp", "",
+        "no OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json",
+    )  # fmt: skip
+    for message in (TracesData(), LogsData()):
+        found = _Bad()
+        try:
+            good = _read_resources(value, message, found)
+        except _CutOffError:
+            break
+        if good:
+            bad.__dict__.update(found.__dict__)
+            return message
+    raise unreadable
 
 
-def _refuse_ids(place: str, message: str) -> NoReturn:
-    raise InvalidSpans("invalid_value", place, message)
+def _read_resources(value: bytes, message: TracesData | LogsData, bad: _Bad) -> bool:
+    """Read a message span by span; return whether one has ids. Raises _CutOffError."""
+    good = False
+    logs = isinstance(message, LogsData)
+    for number, resource in enumerate(_inner(value, 0, len(value), 1)[1]):
+        head, scopes = _inner(value, *resource, 2)
+        outer = (message.resource_logs if isinstance(message, LogsData) else message.resource_spans).add()
+        kept, reason = _parses(outer, head)
+        rest: list[bytes] = []
+        for scope_number, scope in enumerate(scopes):
+            scope_head, spans = _inner(value, *scope, 2)
+            inner = (outer.scope_logs if logs else outer.scope_spans).add()
+            ok, why = _parses(inner, scope_head)
+            lost: list[bytes] = []
+            for span_number, (start, end) in enumerate(spans):
+                one = (inner.log_records if logs else inner.spans).add()
+                read, what = _parses(one, value[start:end])
+                if kept and ok and read:
+                    good = good or bool(one.trace_id)
+                    continue
+                del (inner.log_records if logs else inner.spans)[-1]
+                lost.append(_field(2, value[start:end]))
+                names = (
+                    ("resourceLogs", "scopeLogs", "logRecords") if logs else ("resourceSpans", "scopeSpans", "spans")
+                )
+                place = f"{names[0]}.{number}.{names[1]}.{scope_number}.{names[2]}.{span_number}"
+                words = next(each for each in (reason, why, what) if each)
+                bad.add_raw(InvalidSpans("not_otlp", place, words), 1, b"")
+            if lost:
+                rest.append(_field(2, scope_head + b"".join(lost)))
+        if rest:
+            bad.add_raw(bad.first or InvalidSpans("not_otlp", "", ""), 0, _field(1, head + b"".join(rest)))
+        if not kept:
+            outer.Clear()
+    return good
+
+
+def _parses(message: Any, value: bytes) -> tuple[bool, str]:
+    try:
+        message.ParseFromString(value)
+    except DecodeError:
+        message.Clear()
+        return False, "a text that is not UTF-8, or too many levels of values; the other spans of the record are read"
+    return True, ""
+
+
+class _CutOffError(ValueError):
+    """The bytes are no protobuf message."""
+
+
+def _varint(value: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return a varint, and the position behind it. Raises _CutOffError."""
+    number = shift = 0
+    while at < end and shift < 70:
+        byte = value[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    raise _CutOffError
+
+
+def _skipped(value: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Return a field's tag, and where its content begins and ends. Raises _CutOffError."""
+    tag, at = _varint(value, at, end)
+    kind = tag & 7
+    if kind == 2:
+        size, at = _varint(value, at, end)
+        last = at + size
+    elif kind == 0:
+        last = _varint(value, at, end)[1]
+    else:
+        last = at + (8 if kind == 1 else 4 if kind == 5 else end + 1)
+    if last > end:
+        raise _CutOffError
+    return tag, at, last
+
+
+def _inner(value: bytes, start: int, end: int, number: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """Return a message without its submessages of one field, and where those begin and end. Raises _CutOffError."""
+    head, found, at = [], [], start
+    while at < end:
+        tag, content, last = _skipped(value, at, end)
+        if tag == number << 3 | 2:
+            found.append((content, last))
+        else:
+            head.append(value[at:last])
+        at = last
+    return b"".join(head), found
+
+
+def _field(number: int, content: bytes) -> bytes:
+    size, rest = bytearray([number << 3 | 2]), len(content)
+    while rest > 0x7F:
+        size.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    size.append(rest)
+    return bytes(size) + content
+
+
+_Shape: TypeAlias = "dict[int, _Shape]"
+
+_VALUE: _Shape = {}
+_PAIR: Final[_Shape] = {2: _VALUE}
+_VALUE |= {5: {1: _VALUE}, 6: {1: _PAIR}}
+_SCOPE: Final[_Shape] = {3: _PAIR}
+_SPAN: Final[_Shape] = {9: _PAIR, 11: {3: _PAIR}, 13: {4: _PAIR}, 5: _VALUE, 6: _PAIR}
+_RECORD: Final[_Shape] = {1: {1: {1: _PAIR}, 2: {1: _SCOPE, 2: _SPAN}}}
+"""Which fields of OTLP hold messages, by their numbers: of a span, and of a log record (its body and attributes)."""
+
+
+def fields_in(value: bytes, most: int = MAX_FIELDS) -> int:
+    """Return how many messages are in a message of OTLP; once there are more than `most`, how many were found."""
+    count, stack = 0, [(0, len(value), _RECORD)]
+    while stack:
+        at, end, shape = stack.pop()
+        try:
+            while at < end:
+                tag, content, at = _skipped(value, at, end)
+                inner = shape.get(tag >> 3) if tag & 7 == 2 else None
+                if inner is not None:
+                    count += 1
+                    if count > most:
+                        return count
+                    if at > content:
+                        stack.append((content, at, inner))
+        except _CutOffError:
+            continue
+    return count
+
+
+def _check_fields(value: bytes, count: Callable[[bytes], int] = fields_in) -> None:
+    if len(value) > COUNTED_BYTES and count(value) > MAX_FIELDS:
+        words = f"more than {MAX_FIELDS} spans, events, attributes and values; send fewer of them in a record"
+        raise InvalidSpans("too_large", "", words)
+
+
+def _take_out_bad_ids(message: TracesData | LogsData, bad: _Bad) -> None:
+    """Take what has wrong ids out of a message."""
+    logs = isinstance(message, LogsData)
+    for number, resource in enumerate(
+        message.resource_logs if isinstance(message, LogsData) else message.resource_spans
+    ):
+        for scope_number, scoped in enumerate(resource.scope_logs if logs else resource.scope_spans):
+            inside = scoped.log_records if logs else scoped.spans
+            right = _has_log_ids if logs else _has_span_ids
+            wrong = [position for position, one in enumerate(inside) if not right(one)]
+            for position in wrong:
+                if logs:
+                    place = f"resourceLogs.{number}.scopeLogs.{scope_number}.logRecords.{position}"
+                    error = InvalidSpans("invalid_value", place, LOG_IDS)
+                else:
+                    place = f"resourceSpans.{number}.scopeSpans.{scope_number}.spans.{position}"
+                    error = InvalidSpans("invalid_value", place, SPAN_IDS)
+                bad.add(error, resource, scoped, inside[position])
+            if wrong:
+                out = set(wrong)
+                good = [one for position, one in enumerate(inside) if position not in out]
+                del inside[:]
+                inside.extend(good)
+
+
+SPAN_IDS: Final = "a span needs a traceId of 16 bytes and a spanId of 8, not all of them 0"
+LOG_IDS: Final = "a traceId has 16 bytes and a spanId 8, or they are absent"
+
+
+def _has_span_ids(span: SpanMessage) -> bool:
+    sized = len(span.trace_id) == 16 and len(span.span_id) == 8 and len(span.parent_span_id) in (0, 8)
+    return sized and any(span.trace_id) and any(span.span_id)
+
+
+def _has_log_ids(record: LogRecord) -> bool:
+    return len(record.trace_id) in (0, 16) and len(record.span_id) in (0, 8)
 
 
 # JSON
 
 
-def _from_json(text: bytes) -> TracesData | LogsData:
+def _from_json(text: bytes, bad: _Bad) -> TracesData | LogsData:
+    _check_fields(text, lambda text: text.count(b"{") + text.count(b"["))
     try:
         document = msgspec.json.decode(text)
     except UnicodeDecodeError as error:
-        raise InvalidSpans("not_json", "", f"not UTF-8: {error.reason}; send OTLP in JSON as UTF-8") from None
+        document = _with_wrong_bytes(text, error)
     except RecursionError:
         raise InvalidSpans("too_deep", "", f"a value has more than {MAX_DEPTH} levels; flatten it") from None
     except msgspec.MsgspecError as error:
@@ -336,25 +649,84 @@ def _from_json(text: bytes) -> TracesData | LogsData:
     spans, logs = document.get("resourceSpans"), document.get("resourceLogs")
     if spans is not None and logs is not None:
         raise InvalidSpans("not_otlp", "", "both resourceSpans and resourceLogs; a record has one of them")
-    if logs is not None:
-        return _logs_from_json(document)
-    if "resourceSpans" not in document and document:
+    if logs is None and "resourceSpans" not in document and document:
         found = ", ".join(sorted(document)[:3])
         raise InvalidSpans("not_otlp", "", f"an object with {found[:60]}; OTLP has resourceSpans or resourceLogs")
-    return _traces_from_json(document)
+    return _resources_from_json(document, TracesData() if logs is None else LogsData(), bad)
 
 
-def _traces_from_json(document: dict[str, Any]) -> TracesData:
-    message = TracesData()
-    for place, each in _objects(document, "resourceSpans", ""):
-        resource = message.resource_spans.add(schema_url=_text(each, "schemaUrl", place))
-        _fill(resource.resource.attributes, _object(each, "resource", place), f"{place}.resource")
-        for scope_place, scoped in _objects(each, "scopeSpans", place):
-            scope = resource.scope_spans.add(schema_url=_text(scoped, "schemaUrl", scope_place))
-            scope.scope.name = _text(_object(scoped, "scope", scope_place), "name", scope_place)
-            for span_place, span in _objects(scoped, "spans", scope_place):
-                _fill_span(scope.spans.add(), span, span_place)
+def _with_wrong_bytes(text: bytes, error: UnicodeDecodeError) -> Any:
+    """Return a document in which each byte that is not UTF-8 is half of a surrogate pair: its span is refused."""
+    try:
+        document = json.loads(text.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or not any(isinstance(each, list) for each in document.values()):
+        words = f"not UTF-8: {error.reason}; send OTLP in JSON as UTF-8"
+        raise InvalidSpans("not_json", "", words)
+    return document
+
+
+def _resources_from_json(document: dict[str, Any], message: TracesData | LogsData, bad: _Bad) -> TracesData | LogsData:
+    logs = isinstance(message, LogsData)
+    outer, middle, inner = (
+        ("resourceLogs", "scopeLogs", "logRecords") if logs else ("resourceSpans", "scopeSpans", "spans")
+    )
+    for place, each in _items(document, outer, ""):
+        target = (message.resource_logs if isinstance(message, LogsData) else message.resource_spans).add()
+        lost: list[Any] = []
+        count, first = 0, None
+        try:
+            found = _as_object(each, place)
+            target.schema_url = _text(found, "schemaUrl", place)
+            _fill(target.resource.attributes, _object(found, "resource", place), f"{place}.resource")
+            scopes = list(_items(found, middle, place))
+        except (InvalidSpans, UnicodeEncodeError) as error:
+            target.Clear()
+            bad.add_document(_refusal(error, place), _count(each, middle, inner), outer, each)
+            continue
+        for scope_place, scoped in scopes:
+            scope = (target.scope_logs if logs else target.scope_spans).add()
+            wrong: list[Any] = []
+            try:
+                inside = _as_object(scoped, scope_place)
+                scope.schema_url = _text(inside, "schemaUrl", scope_place)
+                scope.scope.name = _text(_object(inside, "scope", scope_place), "name", scope_place)
+                ones = list(_items(inside, inner, scope_place))
+            except (InvalidSpans, UnicodeEncodeError) as error:
+                scope.Clear()
+                first = first or _refusal(error, scope_place)
+                count += _count({middle: [scoped]}, middle, inner)
+                lost.append(scoped)
+                continue
+            rows = scope.log_records if logs else scope.spans
+            for one_place, one in ones:
+                row = rows.add()
+                try:
+                    (_fill_log if logs else _fill_span)(row, _as_object(one, one_place), one_place)
+                except (InvalidSpans, UnicodeEncodeError) as error:
+                    del rows[-1]
+                    first = first or _refusal(error, one_place)
+                    wrong.append(one)
+            if wrong:
+                count += len(wrong)
+                lost.append({**inside, inner: wrong})
+        if first is not None:
+            bad.add_document(first, count, outer, {**found, middle: lost})
     return message
+
+
+def _refusal(error: InvalidSpans | UnicodeEncodeError, place: str) -> InvalidSpans:
+    if isinstance(error, InvalidSpans):
+        return error
+    return InvalidSpans("invalid_value", place, "a text is not UTF-8; send OTLP in JSON as UTF-8")
+
+
+def _count(resource: Any, middle: str, inner: str) -> int:
+    """Return how many spans a resource in JSON has, as far as that can be told; at least 1."""
+    scopes = resource.get(middle) if isinstance(resource, dict) else None
+    rows = [each.get(inner) for each in scopes if isinstance(each, dict)] if isinstance(scopes, list) else []
+    return max(1, sum(len(each) for each in rows if isinstance(each, list)))
 
 
 def _fill_span(span: SpanMessage, found: dict[str, Any], place: str) -> None:
@@ -376,19 +748,8 @@ def _fill_span(span: SpanMessage, found: dict[str, Any], place: str) -> None:
         event = span.events.add(name=_text(each, "name", event_place))
         event.time_unix_nano = _integer(each, "timeUnixNano", 0, 1 << 64, event_place)
         _fill(event.attributes, each, event_place)
-
-
-def _logs_from_json(document: dict[str, Any]) -> LogsData:
-    message = LogsData()
-    for place, each in _objects(document, "resourceLogs", ""):
-        resource = message.resource_logs.add(schema_url=_text(each, "schemaUrl", place))
-        _fill(resource.resource.attributes, _object(each, "resource", place), f"{place}.resource")
-        for scope_place, scoped in _objects(each, "scopeLogs", place):
-            scope = resource.scope_logs.add(schema_url=_text(scoped, "schemaUrl", scope_place))
-            scope.scope.name = _text(_object(scoped, "scope", scope_place), "name", scope_place)
-            for record_place, record in _objects(scoped, "logRecords", scope_place):
-                _fill_log(scope.log_records.add(), record, record_place)
-    return message
+    if not _has_span_ids(span):
+        raise InvalidSpans("invalid_value", place, SPAN_IDS)
 
 
 def _fill_log(record: LogRecord, found: dict[str, Any], place: str) -> None:
@@ -435,7 +796,7 @@ def _fill_value(value: AnyValue, found: dict[str, Any], place: str, depth: int) 
                 _fill_value(added.value, _object(pair, "value", where), where, depth + 1)
 
 
-def _objects(found: dict[str, Any], name: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _items(found: dict[str, Any], name: str, place: str) -> Iterator[tuple[str, Any]]:
     items = found.get(name)
     if items is None:
         return
@@ -443,9 +804,16 @@ def _objects(found: dict[str, Any], name: str, place: str) -> Iterator[tuple[str
     if not isinstance(items, list):
         _refuse_type(items, "a list", place)
     for number, item in enumerate(items):
-        if not isinstance(item, dict):
-            _refuse_type(item, "an object", f"{place}.{number}")
         yield f"{place}.{number}", item
+
+
+def _objects(found: dict[str, Any], name: str, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for where, item in _items(found, name, place):
+        yield where, _as_object(item, where)
+
+
+def _as_object(item: Any, place: str) -> dict[str, Any]:
+    return item if isinstance(item, dict) else _refuse_type(item, "an object", place)
 
 
 def _object(found: dict[str, Any], name: str, place: str) -> dict[str, Any]:
