@@ -390,6 +390,7 @@ class Odds:
     """How often (0..1) a request is held back, a held one arrives, an answer is lost, and so on."""
 
     held: float = 0.0
+    repeated: float = 0.0  # a request that was answered arrives once more, later
     late: float = 0.0
     unanswered: float = 0.0
     unsent: float = 0.0
@@ -464,6 +465,8 @@ class Network:
                 self._held.append(frame)
             raise UnansweredError("the connection was closed")
         answer = self._arrive(frame)
+        if self._chance(self.odds.repeated) and (self.odds.fences or type(frame).API_KEY != 22):
+            self._held.append(frame)
         await asyncio.sleep(0)
         if self._chance(self.odds.unanswered):
             raise UnansweredError("the connection was closed")

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -148,8 +149,8 @@ BROKERS = {
 }
 
 
-def run(kind: str, seed: int, *, competing: int = 1, records: int = 60) -> Run:
-    """Run once. Everything follows from the seed."""
+def run(kind: str, seed: int, *, competing: int = 1, records: int = 60, repeats: bool = False) -> Run:
+    """Run once. Everything follows from the seed. `repeats`: only what was answered is late, and arrives once more."""
     chance = random.Random(seed)
     broker = BrokerModel(**BROKERS[kind])  # type: ignore[arg-type]
     # Before 4.0, a worker that ends between a commit and the repair of its offset leaves duplicates.
@@ -165,6 +166,8 @@ def run(kind: str, seed: int, *, competing: int = 1, records: int = 60) -> Run:
         fences=not fragile,
         changes=0.02 if "by turns" in kind else 0,
     )
+    if repeats:
+        odds = Odds(repeated=0.3, late=odds.late)  # a request that is not answered has the epoch renewed anyway
     network = Network(broker, odds, seed)
     found = Run(
         broker,
@@ -213,7 +216,7 @@ def test_whatever_is_late_lost_or_repeated_each_record_comes_out_once(
 ) -> None:
     late, rounds, unrepaired = 0, 40 if long else 12, 0
     for number in range(seed, seed + rounds):
-        found = run(kind, number, competing=competing)
+        found = run(kind, number, competing=competing, repeats=number % 3 == 0)
         assert not judge(found), f"seed {number}: {judge(found)[:3]}"
         late += found.network.late
         unrepaired += found.unrepaired
@@ -231,6 +234,22 @@ def test_the_model_finds_what_happens_without_a_new_epoch(kind: str, monkeypatch
     """Torn, lost and doubled records: as with aiokafka's producer, which goes on in the same epoch."""
     monkeypatch.setattr(Producer, "_renew", _no_new_epoch)
     found = [judge(run(kind, number)) for number in range(30)]
+    assert sum(map(bool, found)) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["V1", "V1 before 4.0", "V1 before 3.6"])
+def test_the_model_finds_what_repeats_do_without_an_epoch_for_each_transaction(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init = Producer.__init__
+
+    def without(self: Producer, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        self._renews = False
+
+    monkeypatch.setattr(Producer, "__init__", without)
+    found = [judge(run(kind, number, repeats=True)) for number in range(30)]
     assert sum(map(bool, found)) >= 5
 
 

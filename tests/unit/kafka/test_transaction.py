@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -71,6 +72,25 @@ async def test_offsets_are_committed_without_records(model: FailingCluster) -> N
     await run_transaction(await started(model), Values(), unknown_limit, offsets=OFFSETS)
     assert model.visible() == {}
     assert model.broker.offsets == {("group", SOURCE): 42}
+
+
+@pytest.mark.parametrize("code", [45, 59], ids=["out of order", "unknown producer"])
+async def test_it_is_run_again_in_a_new_epoch_where_a_leader_is_out_of_step(model: FailingCluster, code: int) -> None:
+    producer = await started(model)
+    send, model.errors["Produce"] = model.send, code
+
+    async def once(node: int, request: Any) -> Any:
+        answer = await send(node, request)
+        if model.asked[-1] == "Produce":
+            model.errors.pop("Produce", None)
+        return answer
+
+    model.send = once  # type: ignore[method-assign]
+    await run_transaction(producer, Values(b"a"), unknown_limit, offsets=OFFSETS)
+    assert [value for _, value, _ in model.visible()["out-0"]] == [b"a"]
+    assert [name for name in model.asked if "EndTxn" in name] == ["EndTxn(abort)", "EndTxn(commit)"]
+    await run_transaction(producer, Values(b"b"), unknown_limit, offsets=OFFSETS)
+    assert [value for _, value, _ in model.visible()["out-0"]] == [b"a", b"b"]
 
 
 async def test_it_is_run_again_where_the_brokers_want_it_aborted(

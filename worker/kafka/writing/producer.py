@@ -7,9 +7,9 @@ request from one of the next transaction: a late EndTxn ends it half-way, a late
 Here no transaction begins in an epoch of which a request may still be on its way:
 
 - transactions V2 (KIP-890), if the cluster has finalised transaction.version 2: each transaction has its own epoch;
-- transactions V1 otherwise: when a request was not answered, the producer asks for its next epoch once the transaction
-  has ended (InitProducerId with its id and epoch, KIP-360). Before Kafka 4.0 the epoch does not keep out a late
-  TxnOffsetCommit entirely, so each committed offset is read back (protocol.has_late_offsets).
+- transactions V1 otherwise: the producer asks for its next epoch once a transaction has ended (InitProducerId with its
+  id and epoch, KIP-360). Before Kafka 4.0 the epoch does not keep out a late TxnOffsetCommit entirely, so each
+  committed offset is read back (protocol.has_late_offsets).
 
 Within its own transaction a late request does no harm: the broker knows each batch by its sequence number, and adding a
 partition, committing an offset or ending twice is the same as once.
@@ -114,6 +114,10 @@ former owner a new one, also one that is behind a successor that it has forgotte
 """
 
 AGAIN: Final = {Answer.BUSY, Answer.MOVED, Answer.UNSURE}
+OUT_OF_STEP: Final = frozenset({45, 59})  # OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID
+"""The leader does not have the batch before this one, or has another one. The abort of a transaction discards them all.
+"""
+
 INVALID_TXN_STATE, OPERATION_NOT_ATTEMPTED = 48, 55
 GROUP, TRANSACTION = 0, 1  # kinds of coordinators, as FindCoordinator numbers them
 
@@ -225,7 +229,9 @@ class Producer:
         self._producer = NO_PRODUCER
         self._sequences: dict[TopicPartition, int] = {}  # of the next record, in this epoch
         self._coordinators: dict[int, int] = {}  # brokers, by kind
-        self._late = False  # a request of this epoch may still reach a broker
+        self._late = False  # a request of this epoch was not answered, and may still reach a broker
+        self._used = False  # V1: an answered request of this epoch's transaction may arrive once more
+        self._renews = True  # the brokers give a new epoch to whoever has the last one (since Kafka 2.7)
         self._reads_back = False  # a late TxnOffsetCommit of an earlier epoch may have taken an offset away
         # Of the open transaction:
         self._open = False
@@ -271,7 +277,7 @@ class Producer:
         """Go on in a new epoch: none of its requests is on its way, and its sequence numbers begin with 0."""
         self._producer = producer
         self._sequences.clear()
-        self._late = False
+        self._late = self._used = False
 
     # -- transactions
 
@@ -290,7 +296,9 @@ class Producer:
                     await self.commit()
                 except AbortableError:
                     await self.abort()
+                    await self._leave_epoch()
                     raise
+                await self._leave_epoch()
         except AbortableError:
             raise
         except Exception as error:
@@ -308,6 +316,8 @@ class Producer:
         """Begin a transaction; the brokers learn of it with its first record or offset."""
         if self._open or self._late:
             raise RuntimeError("this is a bug: the last transaction has not ended")
+        if self._used:  # the group had given the partition away when the last one ended
+            await self._renew()
         self._open, self._known, self._offsets = True, False, None
         self._added.clear()
 
@@ -389,6 +399,7 @@ class Producer:
             else:
                 await self._end_epoch(what, requests.EndV2(self._id, self._producer, commit), commit)
         self._open, self._ending = False, None
+        self._used = self.transactions == 1 and self._known and self._renews
         if self._late:
             await self._renew()
 
@@ -402,17 +413,29 @@ class Producer:
         else:
             self._enter(ProducerEpoch(response.producer_id, response.producer_epoch))
 
+    async def _leave_epoch(self) -> None:
+        """Leave the epoch of a transaction V1: what was answered may still arrive once more.
+
+        At once, and not when the next one begins: by then a successor may have a transaction open.
+        """
+        if self._used and self._owns():
+            await self._renew()
+
     async def _renew(self) -> None:
-        """Get the next epoch: requests of this one that still arrive are fenced from now on."""
-        why = "a request was not answered, and may still arrive"
+        """Get the next epoch: requests of this one that still arrive, or arrive again, are fenced from now on."""
+        why = "a request was not answered, and may still arrive" if self._late else "its requests may arrive again"
         if not self._owns():
             raise ProducerFenced(f"{self._id}: {why}, and the partition is another worker's by now")
         before = self._producer
+        unanswered = self._late
         try:
             await self._initialise(before)
         except UnsupportedError as error:
-            raise PublishError(f"{self._id}: {why}; brokers before Kafka 2.7 give no new epoch") from error
-        log.info("%s: %s; epoch %d follows %d", self._id, why, self._producer.epoch, before.epoch)
+            if unanswered:
+                raise PublishError(f"{self._id}: {why}; brokers before Kafka 2.7 give no new epoch") from error
+            self._used = self._renews = False
+        if unanswered:
+            log.info("%s: %s; epoch %d follows %d", self._id, why, self._producer.epoch, before.epoch)
 
     async def _add_partitions(self, transactional_id: str, partitions: Sequence[TopicPartition]) -> None:
         """Make partitions part of the transaction (V1)."""
@@ -492,6 +515,9 @@ class Producer:
             self._sequences[partition] = (self._sequences.get(partition, 0) + batch.count) % SEQUENCES
             delivery.batches.popleft()
             return None
+        if code in OUT_OF_STEP and self._id is not None:
+            self._late = True  # a new epoch begins with sequence number 0
+            raise AbortableError(f"{where}: {for_code(code).__name__}")
         if answer not in AGAIN:
             self._fail(where, code, partition.topic)
         if answer is Answer.UNSURE:
