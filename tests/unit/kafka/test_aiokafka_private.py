@@ -7,6 +7,7 @@ The names are in worker/kafka/aiokafka_private.py; tests/unit/test_layering.py h
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import socket
 import sys
@@ -192,6 +193,33 @@ def test_fetcher_uses_the_names_that_are_replaced() -> None:
     install_reader()
     assert issubclass(fetcher.PartitionRecords, private.PartitionRecords)
     assert issubclass(fetcher.FetchResult, private.FetchResult)
+
+
+@pytest.mark.parametrize("patched", [False, True])
+async def test_a_cancelled_fetch_leaves_nothing_behind(patched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unpatched it does: once aiokafka mends that, the patch can go."""
+    if patched:
+        private.forget_cancelled_fetches()
+    else:
+        monkeypatch.setattr(fetcher.Fetcher, "__init__", private._new_fetcher)
+    consumer = AIOKafkaConsumer(enable_auto_commit=False)
+    subscription = consumer._subscription
+    subscription.assign_from_user([TP])
+    theirs: Any = fetcher.Fetcher(consumer._client, subscription)
+    try:
+        for _ in range(10):
+            fetching = asyncio.create_task(theirs.fetched_records([TP], 60))
+            await asyncio.sleep(0.01)
+            assert theirs._fetch_waiters, "it waits"
+            fetching.cancel()
+            await asyncio.wait({fetching})
+            del fetching
+        gc.collect()
+        assert len(theirs._fetch_waiters) == (0 if patched else 10)
+        assert subscription._fetch_waiters is theirs._fetch_waiters
+    finally:
+        await theirs.close()
+        await consumer.stop()
 
 
 def test_partition_records() -> None:

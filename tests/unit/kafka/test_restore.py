@@ -9,7 +9,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from worker.core.changelog import Restored
 from worker.core.passes import Committed, Pass
-from worker.kafka.state.restore import Position, _position, report_passes
+from worker.kafka.state.restore import Position, _position, report_passes, report_skipped
 
 OURS, OTHER = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBB"
 SAID = Pass(OURS, 2, 10).metadata(99)
@@ -59,3 +59,23 @@ def test_other_passes_and_reasons_have_lines_of_their_own(caplog: pytest.LogCapt
         "partition 3: pass 2 over the source begins at offset 0 (new), with 0",
     ]
     assert "; 7 entries of other passes" in lines[0]
+
+
+def test_skipped_entries_are_one_warning_for_all_partitions(caplog: pytest.LogCaptureFixture) -> None:
+    restored = {number: begun(1, 0, None) for number in range(64)}
+    for number in range(60):
+        restored[number].skipped.update({"other_model": 2, "model old:00:384": 2, "corrupt": 1})
+        restored[number].problem = f"offset {number}: not an entry"
+    report_skipped("cache", restored, "new:00:384")
+    damaged, foreign = [record.getMessage() for record in caplog.records]
+    assert damaged.startswith("changelog cache/0 offset 0: not an entry; the entry is skipped (60 damaged in all, in ")
+    assert foreign.startswith("60 partitions [0, 1, 2, ")
+    assert ": 120 changelog entries belong to another model (old:00:384), but this worker runs new:00:384" in foreign
+    caplog.clear()
+    report_skipped("cache", {5: begun(1, 0, None)}, "new:00:384")
+    assert not caplog.records
+    report_skipped("cache", {5: restored[5]}, "new:00:384")
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
+        "changelog cache/5 offset 5",
+        "partition 5",
+    ]

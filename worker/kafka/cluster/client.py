@@ -12,7 +12,7 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaError
 
 from worker.config import PREFIX, ConfigError, Settings
-from worker.kafka.aiokafka_private import check_oauth_answers, notice_lost_brokers
+from worker.kafka.aiokafka_private import check_oauth_answers, forget_cancelled_fetches, notice_lost_brokers
 from worker.kafka.reading.fetches import install_reader
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,12 @@ def patch_aiokafka(settings: Settings) -> None:
     """Replace parts of aiokafka for all clients of this process; call it before the first one. May be called again.
 
     Every consumer then reads by reading/fetches.py, within KP_MAX_BATCH_BYTES; every connection checks the broker's
-    answer to a token, and notices that its broker is lost.
+    answer to a token, and notices that its broker is lost; and a cancelled fetch leaves nothing behind.
     """
     install_reader(settings.max_batch_bytes)
     check_oauth_answers()
     notice_lost_brokers(LOST_SECONDS)
+    forget_cancelled_fetches()
 
 
 def client_arguments(settings: Settings) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -222,8 +223,8 @@ async def restore(
         restored = await asyncio.to_thread(
             read.restore, positions[partition].found(), model, dimensions, capacity, probes
         )
-        _report(changelog, partition, restored, model)
         result[partition] = restored
+    report_skipped(changelog, result, model)
     report_passes(result)
     return result
 
@@ -276,21 +277,30 @@ def fault_of(record: ConsumerRecord) -> Fault | None:
     return fault if lost else None
 
 
-def _report(changelog: str, partition: int, restored: Restored, model: str) -> None:
-    """Log which entries were skipped."""
-    if restored.problem:
+def report_skipped(changelog: str, restored: Mapping[int, Restored], model: str) -> None:
+    """Log which entries were skipped: one warning for all partitions with damaged ones, one for those of a model."""
+    damaged = {partition: each for partition, each in restored.items() if each.problem}
+    if damaged:
+        first, each = next(iter(damaged.items()))
         log.warning(
-            "changelog %s/%d %s; the entry is skipped (%d damaged in all)",
-            changelog, partition, restored.problem, restored.skipped["corrupt"],
+            "changelog %s/%d %s; the entry is skipped (%d damaged in all%s)",
+            changelog, first, each.problem, sum(each.skipped["corrupt"] for each in damaged.values()),
+            f", in partitions {sorted(damaged)}" if len(damaged) > 1 else "",
         )  # fmt: skip
-    if restored.skipped["other_model"]:
-        others = sorted(name.removeprefix("model ") for name in restored.skipped if name.startswith("model "))
+    foreign = {partition: each for partition, each in restored.items() if each.skipped["other_model"]}
+    if foreign:
+        skipped = sum((each.skipped for each in foreign.values()), Counter())
+        others = sorted(name.removeprefix("model ") for name in skipped if name.startswith("model "))
         others[SHOWN_MODELS:] = [f"{len(others) - SHOWN_MODELS} more"] if len(others) > SHOWN_MODELS else []
         log.warning(
-            "partition %d: %d changelog entries belong to another model (%s), but this worker runs %s; they are "
-            "skipped, so the first traces are compared with fewer entries",
-            partition, restored.skipped["other_model"], ", ".join(others), model,
+            "%s: %d changelog entries belong to another model (%s), but this worker runs %s; they are skipped, so the "
+            "first traces are compared with fewer entries",
+            _named(sorted(foreign)), skipped["other_model"], ", ".join(others), model,
         )  # fmt: skip
+
+
+def _named(partitions: Sequence[int]) -> str:
+    return f"partition {partitions[0]}" if len(partitions) == 1 else f"{len(partitions)} partitions {partitions}"
 
 
 def report_passes(restored: Mapping[int, Restored]) -> None:
@@ -306,6 +316,6 @@ def report_passes(restored: Mapping[int, Restored]) -> None:
         log.info(
             "%s: pass %d over the source begins at %s (%s), with %d earlier cache entries; %d entries of other passes "
             "are skipped",
-            f"partition {partitions[0]}" if len(partitions) == 1 else f"{len(partitions)} partitions {partitions}",
-            number, where, why, sum(len(each.entries) for each in those), sum(each.overridden for each in those),
+            _named(partitions), number, where, why, sum(len(each.entries) for each in those),
+            sum(each.overridden for each in those),
         )  # fmt: skip
