@@ -278,15 +278,13 @@ def fault_of(record: ConsumerRecord) -> Fault | None:
 
 
 def report_skipped(changelog: str, restored: Mapping[int, Restored], model: str) -> None:
-    """Log which entries were skipped: one warning for all partitions with damaged ones, one for those of a model."""
-    damaged = {partition: each for partition, each in restored.items() if each.problem}
-    if damaged:
-        first, each = next(iter(damaged.items()))
-        log.warning(
-            "changelog %s/%d %s; the entry is skipped (%d damaged in all%s)",
-            changelog, first, each.problem, sum(each.skipped["corrupt"] for each in damaged.values()),
-            f", in partitions {sorted(damaged)}" if len(damaged) > 1 else "",
-        )  # fmt: skip
+    """Log which entries were skipped: the first damaged one of each partition, and those of another model at once."""
+    for partition, each in restored.items():
+        if each.problem:
+            log.warning(
+                "changelog %s/%d %s; the entry is skipped (%d damaged in all)",
+                changelog, partition, each.problem, each.skipped["corrupt"],
+            )  # fmt: skip
     foreign = {partition: each for partition, each in restored.items() if each.skipped["other_model"]}
     if foreign:
         skipped = sum((each.skipped for each in foreign.values()), Counter())
