@@ -54,7 +54,7 @@ START_PATIENCE_SECONDS: Final = 30.0
 """How long a producer may wait for its transactional id before the log says so."""
 
 TRANSACTIONS: Final = {
-    1: "transactions V1 (a new epoch after a request without an answer)",
+    1: "transactions V1 (an epoch for each transaction, by one more request)",
     2: "transactions V2 (an epoch for each transaction)",
 }
 """The versions of the transaction protocol, in words."""
