@@ -304,7 +304,7 @@ class Settings(BaseSettings):
         "name",
         description="agent id of assembled traces: `name` (as the spans name the agent, without generated ids), "
         "`service/name` (service.name before it, so that agents of two services stay two), another text for runs whose "
-        "spans name none, or the attribute that has it: `attribute:NAME|name`",
+        "spans name none, or the attribute that has it (docs/opentelemetry.md)",
     )
     assemble_key: Literal["agent", "trace"] = Field(
         "agent",
@@ -600,8 +600,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_together(self) -> Settings:
         topics = list(self.topics.values())
+        number = {5: "five", 6: "six", 7: "seven"}[len(topics)]
         if len(set(topics)) != len(topics):
-            raise ValueError(f"the {len(topics)} topics must differ from each other, got {', '.join(topics)}")
+            raise ValueError(f"the {number} topics must differ from each other, got {', '.join(topics)}")
         self._check_forget()
         if self.confidence == "record" and self.verdict_key_file is None:
             raise ValueError(
@@ -618,7 +619,7 @@ class Settings(BaseSettings):
         if len({*topics, self.contributed, self.refused}) != len(topics) + 2:
             raise ValueError(
                 f"the topics of contribute, {self.contributed} and {self.refused}, must differ from each other and "
-                "from the five topics"
+                f"from the {number} topics"
             )
         self._check_assemble({*topics, self.contributed, self.refused})
         if self.output_embedding and self.embedder == "none":
