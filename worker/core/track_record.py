@@ -44,14 +44,23 @@ MAX_RECORDS: Final = 100_000
 """Most records of a partition; beyond it, the one goes whose latest verdict is oldest."""
 
 _UNIT: Final = 1 << 32
-_WEIGHTS: Final = np.array([round(_UNIT * 0.5 ** (age / HALF)) for age in range(KEPT)], dtype=np.int64)
+_WEIGHTS: Final = [round(_UNIT * 0.5 ** (age / HALF)) for age in range(KEPT)]
 """The weight of a verdict by its age, 0 for the latest: integers, so that their sums are exact."""
+
+_WEIGHT_OF: Final = [0, *itertools.accumulate(_WEIGHTS)]
+"""The sum of the weights of so many verdicts."""
+
+_SUMS: Final = np.array([[1, weight] for weight in reversed(_WEIGHTS)], dtype=np.int64)
+"""The successes of verdicts, the latest one last, multiplied by as many last rows of it: their sum, and the weighted
+one."""
 
 _ENTRY: Final = np.dtype([("issued", ">u8"), ("trace", "S16"), ("judge", "S8"), ("offset", ">u8"), ("success", ">u4")])
 _SIZE: Final = _ENTRY.itemsize
 _ORDER: Final = 32
+_DROPPED: Final = _ORDER + 8
 """A verdict in a record is 44 bytes: when it was issued (ms, see `_ISSUED`), hashes of the trace and of the judge, its
-source offset, and its success (millionths). Its first 32 bytes order it among the others; a copy has the same."""
+source offset, and its success (millionths). Its first 32 bytes order it among the others; a copy has the same. Of a
+verdict that had to go, order and offset are kept."""
 
 _ISSUED: Final = 1 << 62
 """Added to an issue time, so that years before 1970 are positive too."""
@@ -90,8 +99,8 @@ NOTHING: Final = Tally(0, 0, 0, 0)
 class Stored(msgspec.Struct, frozen=True, array_like=True):
     """A record on the changelog. `topic_id`: of the topic whose offsets it has.
 
-    `last_offset`: the greatest offset of a verdict that ever entered it. `dropped`: the order of the latest verdict
-    that had to go; none of a lower order enters. `first`: success of the first verdict, once that is among them.
+    `last_offset`: the greatest offset of a verdict that ever entered it. `dropped`: order and offset of the latest
+    verdict that had to go; none of a lower order enters. `first`: success of the first verdict that had to go.
     `verdicts`: in rising order (see `_ENTRY`).
     """
 
@@ -100,17 +109,17 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     domain: _Name
     topic_id: Annotated[str, Meta(max_length=22)]
     last_offset: Offset
-    dropped: Annotated[bytes, Meta(max_length=_ORDER)]
+    dropped: Annotated[bytes, Meta(max_length=_DROPPED)]
     first: Millionths | None
     verdicts: Annotated[bytes, Meta(min_length=_SIZE, max_length=KEPT * _SIZE)]
 
     def problem(self) -> str | None:
         """Return what is damaged, although each field has a possible value."""
-        if len(self.dropped) not in (0, _ORDER) or bool(self.dropped) != (self.first is not None):
+        if len(self.dropped) not in (0, _DROPPED) or (self.dropped and self.first is None):
             return "what was dropped is out of range"
         if len(self.verdicts) % _SIZE:
             return "the size of the verdicts is out of range"
-        orders = [self.dropped, *_orders(self.verdicts)]
+        orders = [self.dropped[:_ORDER], *_orders(self.verdicts)]
         if any(a >= b for a, b in itertools.pairwise(orders)):
             return "the verdicts are not in order"
         rows = np.frombuffer(self.verdicts, _ENTRY)
@@ -119,8 +128,17 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
         return None
 
 
+Change = tuple[bytes, Stored | None]
+"""A changelog row that is not encoded yet: a batch writes the last one of each key alone. None is a tombstone."""
+
 _packer = msgspec.msgpack.Encoder()
 _unpacker = msgspec.msgpack.Decoder(Stored)
+
+
+def encode_row(row: Row | Change) -> Row:
+    """Return the row of the changelog."""
+    key, value = row
+    return (key, _packer.encode(value)) if isinstance(value, Stored) else (key, value)
 
 
 def record_key(agent_id: str, domain: str) -> bytes:
@@ -167,11 +185,12 @@ def _judge_hash(judge: str) -> bytes:
 class _Record:
     """The record of one agent in one domain (`Stored`), ready to change."""
 
-    __slots__ = ("_tally", "agent_id", "domain", "dropped", "first_dropped", "last_offset", "verdicts")
+    __slots__ = ("_tally", "agent_id", "domain", "dropped", "first_dropped", "key", "last_offset", "verdicts")
 
     def __init__(self, agent_id: str, domain: str) -> None:
         self.agent_id = agent_id
         self.domain = domain
+        self.key = record_key(agent_id, domain)
         self.last_offset = -1
         self.dropped = b""
         self.first_dropped: int | None = None
@@ -182,10 +201,13 @@ class _Record:
     def of(cls, stored: Stored, below: int) -> _Record | None:
         """Return the record as it was before the source offset `below`; None if it had no verdict then.
 
-        A verdict that a later one has replaced or pushed out is not there any more.
+        A verdict that a later one has replaced or pushed out is not there any more. If the one that had to go last is
+        read again, those that are read with it may enter again: what pushed them out may be refused now.
         """
         record = cls(stored.agent_id, stored.domain)
-        record.dropped, record.first_dropped = stored.dropped, stored.first
+        if int.from_bytes(stored.dropped[_ORDER:]) < below:
+            record.dropped = stored.dropped
+        record.first_dropped = stored.first
         if stored.last_offset < below:
             record.verdicts, record.last_offset = stored.verdicts, stored.last_offset
         else:
@@ -208,7 +230,7 @@ class _Record:
         That is so where it is a copy, where the judge has issued a later one on the trace, and where later ones have
         pushed it out before it came.
         """
-        if self.dropped and order <= self.dropped:
+        if self.dropped and order <= self.dropped[:_ORDER]:
             return False
         verdicts, same = self.verdicts, self._place(order[8:])
         if same is not None:
@@ -221,7 +243,7 @@ class _Record:
             place -= _SIZE
         verdicts = verdicts[:place] + order + offset.to_bytes(8) + success.to_bytes(4) + verdicts[place:]
         if len(verdicts) > KEPT * _SIZE:
-            self.dropped = verdicts[:_ORDER]
+            self.dropped = verdicts[:_DROPPED]
             if self.first_dropped is None:
                 self.first_dropped = _success(verdicts)
             verdicts = verdicts[_SIZE:]
@@ -242,18 +264,18 @@ class _Record:
     def tally(self) -> Tally:
         """Return the sums."""
         if self._tally is None:
-            success = np.frombuffer(self.verdicts, _ENTRY)["success"][::-1].astype(np.int64)
-            weights = _WEIGHTS[: len(success)]
-            self._tally = Tally(len(success), int(success.sum()), int(weights.sum()), int(success @ weights))
+            success = np.frombuffer(self.verdicts, _ENTRY)["success"].astype(np.int64)
+            count = len(success)
+            succeeded, weighted = (success @ _SUMS[-count:]).tolist()
+            self._tally = Tally(count, succeeded, _WEIGHT_OF[count], weighted)
         return self._tally
 
-    def row(self, topic_id: str) -> Row:
-        """Return key and value of the changelog."""
-        stored = Stored(
+    def change(self, topic_id: str) -> Change:
+        """Return the row of the changelog, as the record is now."""
+        return self.key, Stored(
             RECORD_VERSION, self.agent_id, self.domain, topic_id,
             self.last_offset, self.dropped, self.first_dropped, self.verdicts,
         )  # fmt: skip
-        return record_key(self.agent_id, self.domain), _packer.encode(stored)
 
 
 class TrackRecord:
@@ -289,8 +311,8 @@ class TrackRecord:
         used = (tally.weighted / MILLION + PRIOR_WEIGHT * _UNIT * prior) / (tally.weight + PRIOR_WEIGHT * _UNIT)
         return Standing(used, tally.judged, tally.succeeded / MILLION)
 
-    def add(self, verdict: Verdict, issued_ms: int, offset: int) -> list[Row] | None:
-        """Add the verdict at a source offset; return the changelog's rows, None if it changes nothing."""
+    def add(self, verdict: Verdict, issued_ms: int, offset: int) -> list[Change] | None:
+        """Add the verdict at a source offset; return what changes on the changelog, None if nothing does."""
         name = _name(verdict.agent_id, verdict.task_domain)
         record = self._records.get(name)
         if record is None:
@@ -302,7 +324,7 @@ class TrackRecord:
         if not changed:
             return None
         self._put(name, record)
-        return [record.row(self._topic_id), *self._overflow()]
+        return [record.change(self._topic_id), *self._overflow()]
 
     def forget(self, request: ForgetRequest) -> list[Row]:
         """Remove the records of the agent that a request names; return their tombstones.
@@ -324,13 +346,12 @@ class TrackRecord:
         for each in stored:
             gone = removed is not None and removed.has("", each.agent_id, each.last_offset)
             record = None if gone or each.topic_id != self._topic_id else _Record.of(each, below)
-            key = record_key(each.agent_id, each.domain)
             if record is None:
-                rows.append((key, None))
+                rows.append((record_key(each.agent_id, each.domain), None))
                 continue
             found.append(record)
             if record.last_offset != each.last_offset:
-                rows.append(record.row(self._topic_id))
+                rows.append(encode_row(record.change(self._topic_id)))
         for record in sorted(found, key=lambda it: it.last_offset):
             self.firsts += record.first
             self._put((record.agent_id, record.domain), record)
@@ -357,15 +378,15 @@ class TrackRecord:
     def _put(self, name: tuple[str, str], record: _Record) -> None:
         self._records[name] = record
         self._records.move_to_end(name)
-        self._keys[record_key(*name)] = name
+        self._keys[record.key] = name
 
-    def _remove(self, name: tuple[str, str]) -> Row:
-        self.firsts -= self._records.pop(name).first
-        key = record_key(*name)
-        del self._keys[key]
-        return key, None
+    def _remove(self, name: tuple[str, str]) -> tuple[bytes, None]:
+        record = self._records.pop(name)
+        self.firsts -= record.first
+        del self._keys[record.key]
+        return record.key, None
 
-    def _overflow(self) -> list[Row]:
+    def _overflow(self) -> list[tuple[bytes, None]]:
         return [self._remove(next(iter(self._records))) for _ in range(len(self._records) - MAX_RECORDS)]
 
 

@@ -15,7 +15,7 @@ from worker.core.records import OutputRecord, SourceRecord
 from worker.core.scorer import PartitionScorer, label
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace
-from worker.core.track_record import RECORD_PREFIX
+from worker.core.track_record import RECORD_PREFIX, Change, encode_row
 from worker.core.verdicts import Ruling, Verdict, issued_ms
 from worker.embed.embedder import Embedding
 from worker.kafka.writing.publisher import Batch
@@ -139,14 +139,14 @@ class PartitionState:
     def judge(self, verdict: Verdict, record: SourceRecord) -> Ruling:
         """Add a verdict to its agent's track record."""
         track = self.scorer.record
-        rows = track.add(verdict, issued_ms(verdict, record.timestamp_ms), record.offset)
+        changes = track.add(verdict, issued_ms(verdict, record.timestamp_ms), record.offset)
         used = track.standing(verdict.agent_id, verdict.task_domain).used
-        return Ruling(verdict, rows is not None, used, rows or ())
+        return Ruling(verdict, changes is not None, used, changes or ())
 
     def batch(self, decided: Sequence[Pending]) -> Batch:
         """Return the batch to publish for these records, the partition's next in offset order."""
-        entries: list[tuple[bytes, bytes | None]] = []
-        newest, judged = None, False
+        entries: list[Row | Change] = []
+        newest = None
         for each in decided:
             if isinstance(each.result, ScoredTrace):
                 self._stream_time_ms = each.result.stream_time_ms
@@ -156,12 +156,12 @@ class PartitionState:
             elif each.forgotten is not None:
                 entries += each.forgotten.rows
             elif each.ruling is not None:
-                entries += each.ruling.rows
-                judged = True
+                entries += each.ruling.changes
+
         next_offset = decided[-1].record.offset + 1
         return Batch(
             outputs=[each.output for each in decided],
-            entries=self._housekeeping.rows(_latest(entries) if judged else entries, newest, next_offset),
+            entries=self._housekeeping.rows(_encoded(entries), newest, next_offset),
             next_offset=next_offset,
             stream_time_ms=self._stream_time_ms,
             records=[each.record for each in decided],
@@ -169,7 +169,7 @@ class PartitionState:
         )
 
 
-def _latest(rows: list[Row]) -> list[Row]:
-    """Leave out the rows of track records that a later row of the same batch replaces."""
+def _encoded(rows: Sequence[Row | Change]) -> list[Row]:
+    """Return the rows, with no track record that a later row of the same batch replaces: it is not even encoded."""
     last = {key: place for place, (key, _) in enumerate(rows) if key.startswith(RECORD_PREFIX)}
-    return [row for place, row in enumerate(rows) if last.get(row[0], place) == place]
+    return [encode_row(row) for place, row in enumerate(rows) if last.get(row[0], place) == place]
