@@ -4,15 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.support.builders import trace_document
 from tests.support.forgetting import KEY
-from tests.support.kafka_fixtures import consume_all, create_topics
+from tests.support.kafka_fixtures import consume_all, create_topics, produce
 from tests.support.schemas import VALIDATORS
 from tests.support.stage import Stage, Workers, documents
 from worker.cli import cli
+from worker.core.changelog import encode, slot_key
 from worker.core.track_record import RECORD_PREFIX
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -47,10 +49,10 @@ def judged(stage: Stage) -> list[dict[str, Any]]:
     return [json.loads(record.value) for record in consume_all(stage.bootstrap, stage.env["KP_JUDGED_TOPIC"])]
 
 
-def rows(stage: Stage) -> int:
+def rows(stage: Stage, prefix: bytes = RECORD_PREFIX) -> int:
     records = consume_all(stage.bootstrap, f"{stage.name}-novelty-changelog")
     last = {(record.partition, record.key): record.value for record in records}
-    return sum(key.startswith(RECORD_PREFIX) and value is not None for (_, key), value in last.items())
+    return sum(key.startswith(prefix) and value is not None for (_, key), value in last.items())
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
@@ -127,9 +129,18 @@ def test_an_agent_is_forgotten_without_an_embedder_too(kafka: EmbeddedKafka, wor
     assert verdict(stage, [LINE, LINE | {"agent_id": "bob"}]).exit_code == 0
     stage.wait_committed(2)
     assert rows(stage) == 2
+    worker.kill()
+    entry = encode(
+        sequence=0, source_offset=0, stream_time_ms=0, trace_id="kp:trace:9", model="former",
+        vector=np.array([1, 0], np.float32), pass_number=1, agent_id="ada",
+    )  # fmt: skip
+    produce(stage.bootstrap, f"{stage.name}-novelty-changelog", [(slot_key(0, 5, 1), entry, (), 0)])
+    worker = workers(stage.env).wait_ready()
+    assert rows(stage, b"1:") == 1
     result = CliRunner().invoke(cli, ["forget", "--agent", "ada", "--wait"], env=stage.env, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert rows(stage) == 1
+    assert rows(stage, b"1:") == 0, "an entry of an earlier embedder comes back with it"
     worker.kill()
     workers(stage.env).wait_ready()
     stage.produce([(None, trace(n, agent), (), 0) for n, agent in ((1, "ada"), (2, "bob"))])

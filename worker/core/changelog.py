@@ -467,14 +467,18 @@ class Log:
         result.housekeeping = Housekeeping(first, leaving, sorting.ahead)
         return result
 
-    def restore_records(self, result: Restored, committed: int) -> None:
-        """Put the track records into `result`, and the requests that were processed before the committed offset.
+    def restore_records(self, result: Restored, found: Found) -> None:
+        """Put the track records into `result`, the requests processed before the committed offset, and the live ones.
 
-        Without an embedder, this is all that is restored.
+        Without an embedder, this is all that is restored: no entry is in a cache, but each can be forgotten.
         """
+        for position, fault in self._faults:
+            _corrupt(result, position, fault.message)
         self._records(result)
-        found = (it for it in self._requests(result) if it.source_offset < committed)
-        result.requests = sorted(found, key=lambda it: it.source_offset)
+        requests = (it for it in self._requests(result) if it.source_offset < found.offset)
+        result.requests = sorted(requests, key=lambda it: it.source_offset)
+        live = self._entries(result, found, model="")
+        result.live = [(it.key, it.entry) for it in live if it.entry is not None]
 
     def _records(self, result: Restored) -> None:
         for key, (position, value) in self._values.items():

@@ -221,7 +221,7 @@ class Assignment:
         return restored
 
     async def _restore_records(self, positions: dict[int, Position]) -> dict[int, Restored]:
-        """Do `_restore` without an embedder: of the changelog, only the track records and the requests are read."""
+        """Do `_restore` without an embedder: no entry of the changelog is restored, but each can be forgotten."""
         settings = self._settings
         result = {
             partition: Restored(current=without_embedder(position.found())) for partition, position in positions.items()
@@ -230,7 +230,8 @@ class Assignment:
             seconds = settings.transaction_timeout_seconds
             logs = await read_logs(self._client, settings.changelog, list(positions), seconds)
             for partition, restored in result.items():
-                logs.pop(partition).restore_records(restored, positions[partition].offset)
+                read = logs.pop(partition)
+                await asyncio.to_thread(read.restore_records, restored, positions[partition].found())
                 if restored.problem:
                     log.warning("changelog %s/%d: %s is skipped", settings.changelog, partition, restored.problem)
                 self._metrics.skipped_entries.labels("corrupt").inc(restored.skipped["corrupt"])
@@ -242,10 +243,11 @@ class Assignment:
         view = None if group is None else group.view
         scorer = new_scorer(self._settings, identity, partition, view)
         scorer.record = TrackRecord(position.topic_id or "", partial(_others, view, partition))
-        restored.housekeeping.first(
-            scorer.record.restore(restored.records, position.offset, RemovedBy(restored.requests))
-        )
         # In a thread: a large cache takes a while, and meanwhile this member's heartbeats must go out.
+        rows = await asyncio.to_thread(
+            scorer.record.restore, restored.records, position.offset, RemovedBy(restored.requests)
+        )
+        restored.housekeeping.first(rows)
         await asyncio.to_thread(
             lambda: scorer.restore(restored.cache(), position.stream_time_ms, restored.next_sequence)
         )
