@@ -47,6 +47,11 @@ def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
     """
     path = settings.verdict_key_file
     if path is None:
+        if settings.confidence == "record":  # a worker's error: whatif and score need no key
+            raise ConfigError(
+                "KP_CONFIDENCE=record needs KP_VERDICT_KEY_FILE: without the judges' keys no verdict counts "
+                "(docs/verdicts.md)"
+            )
         return {}
     variable = f"KP_VERDICT_KEY_FILE={path}"
     judges: dict[str, list[bytes]] = {}

@@ -604,11 +604,6 @@ class Settings(BaseSettings):
         if len(set(topics)) != len(topics):
             raise ValueError(f"the {number} topics must differ from each other, got {', '.join(topics)}")
         self._check_forget()
-        if self.confidence == "record" and self.verdict_key_file is None:
-            raise ValueError(
-                "KP_CONFIDENCE=record needs KP_VERDICT_KEY_FILE: without the judges' keys no verdict counts "
-                "(docs/verdicts.md)"
-            )
         self._check_service()
         check_security(self._given(), self.security_protocol, self.sasl_mechanism)
         if self.max_batch_bytes < self.max_message_bytes + BATCH_OVERHEAD + RECORD_OVERHEAD:

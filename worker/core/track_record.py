@@ -96,6 +96,18 @@ class Tally(NamedTuple):
 NOTHING: Final = Tally(0, 0, 0, 0)
 
 
+def standing(tally: Tally, records: int, firsts: int) -> Standing:
+    """Return what follows from an agent's tally, the number of all records, and the sum of their first successes.
+
+    used = (successes + PRIOR_WEIGHT * prior) / (verdicts + PRIOR_WEIGHT), where verdicts and successes fade (HALF),
+    and prior is the rate of success of all records' first verdicts, itself drawn to .5 by PRIOR_WEIGHT. A newcomer
+    has the prior: agents that begin again under another name move it, and old agents' good records do not.
+    """
+    prior = (firsts / MILLION + PRIOR_WEIGHT / 2) / (records + PRIOR_WEIGHT)
+    used = (tally.weighted / MILLION + PRIOR_WEIGHT * _UNIT * prior) / (tally.weight + PRIOR_WEIGHT * _UNIT)
+    return Standing(used, tally.judged, tally.succeeded / MILLION)
+
+
 class Stored(msgspec.Struct, frozen=True, array_like=True):
     """A record on the changelog. `topic_id`: of the topic whose offsets it has.
 
@@ -297,19 +309,11 @@ class TrackRecord:
         return len(self._records)
 
     def standing(self, agent_id: str, domain: str) -> Standing:
-        """Return what is known of an agent in a domain.
-
-        used = (successes + PRIOR_WEIGHT * prior) / (verdicts + PRIOR_WEIGHT), where verdicts and successes fade (HALF),
-        and prior is the rate of success of all records' first verdicts, itself drawn to .5 by PRIOR_WEIGHT. A newcomer
-        has the prior: agents that begin again under another name move it, and old agents' good records do not.
-        """
+        """Return what is known of an agent in a domain (see `standing`)."""
         name = _name(agent_id, domain)
         every = (self, *self._others())
         tally = functools.reduce(Tally.plus, (it.tally(name) for it in every))
-        records, firsts = sum(len(it) for it in every), sum(it.firsts for it in every)
-        prior = (firsts / MILLION + PRIOR_WEIGHT / 2) / (records + PRIOR_WEIGHT)
-        used = (tally.weighted / MILLION + PRIOR_WEIGHT * _UNIT * prior) / (tally.weight + PRIOR_WEIGHT * _UNIT)
-        return Standing(used, tally.judged, tally.succeeded / MILLION)
+        return standing(tally, sum(len(it) for it in every), sum(it.firsts for it in every))
 
     def add(self, verdict: Verdict, issued_ms: int, offset: int) -> list[Change] | None:
         """Add the verdict at a source offset; return what changes on the changelog, None if nothing does."""

@@ -19,8 +19,8 @@ from tests.support.reports import parsed, words
 from tests.support.whatif import changed, random_profiles, random_sources, rescored, scored, whatif
 from worker.commands.analysis.documents import LEFT_OUT_SHOWN, NoDocuments
 from worker.commands.analysis.export import csv_line
-from worker.commands.analysis.thresholds import config_to_paste
 from worker.commands.analysis.whatif_numbers import DOMAINS_SHOWN, BeforeAndAfter
+from worker.commands.shared.thresholds import config_to_paste
 from worker.config import load
 from worker.core.scoring import PROFILES, Profile, Weights
 

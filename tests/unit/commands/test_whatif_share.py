@@ -16,9 +16,9 @@ import pytest
 from tests.support.builders import trace_bytes
 from tests.support.reports import parsed, words
 from tests.support.whatif import changed, random_profiles, random_sources, rescored, scored, whatif
-from worker.commands.analysis.thresholds import FEW_TRACES, LEAST_TRACES, parse_share, share_interval, share_threshold
 from worker.commands.analysis.whatif_numbers import DOMAINS_SHOWN, BeforeAndAfter, RescoredTraces, propose
 from worker.commands.shared.shown import TEXT_LENGTH
+from worker.commands.shared.thresholds import FEW_TRACES, LEAST_TRACES, parse_share, share_interval, share_threshold
 from worker.config import load
 from worker.core.scoring import PROFILES
 

@@ -5,64 +5,13 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta, Struct
 
+from worker.commands.shared.scored_document import DocumentScoring
 from worker.commands.shared.shown import shown_text
-from worker.core.records import EmbedderIdentity
-from worker.core.scoring import Components, Weights
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_Fraction = Annotated[float, Meta(ge=0, le=1)]
-
-
-class NearestTrace(Struct, frozen=True):
-    """The nearest earlier trace and its cosine similarity."""
-
-    id: str
-    similarity: float
-
-
-class TraceSource(Struct, frozen=True):
-    """Where the trace was read."""
-
-    topic: str
-    partition: Annotated[int, Meta(ge=0, lt=2**31)]
-    offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-
-
-class DocumentScreening(Struct, frozen=True):
-    """The `scoring.screen` object."""
-
-    rules: list[str]
-
-
-class DocumentScoring(Struct, frozen=True):
-    """The `scoring` object."""
-
-    score: _Fraction
-    decision: str
-    threshold: _Fraction
-    profile: str
-    weights: Weights
-    components: Components
-    overrides: list[str]
-    nearest: NearestTrace | None
-    stream_time: Annotated[datetime, Meta(tz=True)]
-    embedder: EmbedderIdentity | None
-    source: TraceSource
-    worker_version: str
-    screen: DocumentScreening | None = None
-
-    @property
-    def stream_time_ms(self) -> int:
-        """Stream time, ms since 1970."""
-        return (self.stream_time - _EPOCH) // timedelta(milliseconds=1)
-
 
 Table = npt.NDArray[np.void]
 """Rows with named columns: `table["score"]` is a column, `table[rows]` are some of the rows."""

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from worker.commands.analysis.documents import (
-    DocumentScoring,
     Rows,
     ScoredTraces,
     Table,
@@ -27,8 +26,9 @@ from worker.commands.analysis.documents import (
     floats,
     hash64,
 )
-from worker.commands.analysis.thresholds import accepts, share_cutoff, share_threshold, thresholds_to_paste
+from worker.commands.shared.scored_document import DocumentScoring
 from worker.commands.shared.shown import cut_text, is_cut, shown_name, shown_text
+from worker.commands.shared.thresholds import accepts, share_cutoff, share_threshold, thresholds_to_paste
 from worker.core.domains import DomainWithoutProfile, UnusedProfile, unused_profiles, without_profile
 from worker.core.json_words import in_json_words
 from worker.core.novelty import CACHED_ID_LENGTH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -13,19 +14,18 @@ from worker.commands.shared.console import (
     ArgumentError,
     Command,
     CommandError,
+    SettingsError,
     open_file,
     require_extra,
     say,
     write_line,
 )
-from worker.commands.shared.options import (
-    json_option,
-    read_settings,
-    settings_options,
-)
+from worker.commands.shared.options import InputFile, json_option, read_settings, settings_options
 
 if TYPE_CHECKING:
     from worker.commands.analysis.whatif_numbers import BeforeAndAfter, WhatIf
+    from worker.commands.shared.scored_document import ScoredDocument
+    from worker.config import Settings
 
 CSV = "csv"
 """The word for --export that means standard output."""
@@ -40,18 +40,23 @@ CSV = "csv"
               "traces (0.1 or 10%), instead of the summary.")  # fmt: skip
 @click.option("--label", metavar="FIELD", help="With --share: the field that says which traces have the same task, "
               "such as metadata.ticket; shows what is accepted of firsts and of repeats.")  # fmt: skip
+@click.option("--verdicts", type=InputFile(), metavar="FILE", help="With --set confidence=record and a file: the "
+              "verdicts that count, as kp-worker verdict takes them, or the records of KP_JUDGED_TOPIC.")  # fmt: skip
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
 @json_option
 @settings_options
 def whatif(
     file: BinaryIO | None, from_kafka: bool, since: datetime | None, last: int | None, flips: int | None,
-    export: str | None, share: str | None, label: str | None, page: Path | None, as_json: bool,
+    export: str | None, share: str | None, label: str | None, verdicts: BinaryIO | None,
+    page: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show what other weights, thresholds or profiles would change, without embedding anything again.
 
     FILE has output documents of kp-worker, as JSON Lines (- is standard input). The settings are the candidate:
     --config candidate.toml, or --set threshold=0.7. The result is exact: each document contains its novelty, and no
-    decision changes the novelty of a later trace. Documents whose score does not follow from their own figures are
+    decision changes the novelty of a later trace. The outcome confidence is that of the document, unless the settings
+    name one: with confidence=record it follows from verdicts, of --verdicts, or of KP_JUDGED_TOPIC with --from-kafka,
+    where the document does not say it. Documents whose score does not follow from their own figures are
     skipped and named. Exit code 1: there is nothing to count, or a file cannot be read or written.
     """
     if share is None and label is not None:
@@ -60,21 +65,28 @@ def whatif(
         raise click.UsageError("--share goes without --flips and --export")
     documents = scored_input(file, from_kafka=from_kafka, since=since, last=last)
     candidate = read_settings()
+    by_record = "confidence" in candidate.model_fields_set and candidate.confidence == "record"
+    if verdicts is not None and (from_kafka or not by_record):
+        raise click.UsageError("--verdicts goes with a file of scored traces and --set confidence=record")
+    if verdicts is not None and file is not None and verdicts.name == file.name:
+        raise click.UsageError("FILE and --verdicts are the same file")
     if page is not None:  # before the documents are read
         require_extra("report")
     from rich.console import Console
 
     from worker.commands.analysis.documents import NoDocuments
-    from worker.commands.analysis.thresholds import parse_share
     from worker.commands.analysis.whatif_numbers import BeforeAndAfter, Proposal, RescoredTraces, propose
     from worker.commands.analysis.whatif_view import headline, left_out, print_found, whatif_json
+    from worker.commands.shared.thresholds import parse_share
 
     try:
         wanted = None if share is None else parse_share(share)
     except ValueError as error:
         raise ArgumentError("--share", str(error)) from None
-    traces = RescoredTraces(candidate.scoring_profiles(), candidate.threshold, label)
     source = documents.described(candidate)
+    traces = RescoredTraces(
+        candidate.scoring_profiles(), candidate.threshold, label, *_confidence(candidate, verdicts, from_kafka)
+    )
     with Console(stderr=True).status("reading"):
         complete_from = documents.read(candidate, traces.add, traces.unreadable.add)
     found: WhatIf | Proposal
@@ -100,6 +112,41 @@ def whatif(
         from worker.commands.analysis.page import render_whatif, write_page
 
         write_page(render_whatif(found), page)
+
+
+def _confidence(
+    candidate: Settings, verdicts: BinaryIO | None, from_kafka: bool
+) -> tuple[Callable[[ScoredDocument], float | None], ...]:
+    """Return what gives a document its outcome confidence where the settings say it; says how many verdicts count."""
+    if "confidence" not in candidate.model_fields_set:
+        return ()
+    if candidate.confidence == "stated":
+        return (lambda document: None,)
+    from worker.commands.shared.placed_verdicts import Standings, read_verdicts
+
+    if from_kafka:
+        import asyncio
+
+        from worker.commands.shared.scored_topics import read_judged
+        from worker.config import ConfigError
+        from worker.kafka.cluster.topic_plan import MissingTopicsError
+
+        try:
+            standings = asyncio.run(read_judged(candidate))
+        except MissingTopicsError:  # no verdict was ever counted
+            standings = Standings()
+        except ConfigError as error:
+            raise SettingsError(str(error)) from None
+    elif verdicts is not None:
+        standings = Standings(read_verdicts(verdicts, verdicts.name, candidate.max_message_bytes, as_scored=True))
+    else:
+        standings = Standings()
+    say(
+        f"{standings.verdicts:,} verdicts read"
+        + ("" if standings.verdicts else "; without them, a trace that claims success gets 0.5")
+        + ("; each partition counts its own" if candidate.novelty_scope == "group" else "")
+    )
+    return (standings.used,)
 
 
 def _export(result: BeforeAndAfter, path: str) -> None:

@@ -6,7 +6,7 @@ those of the JSON output.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from worker.commands.analysis.documents import (
     DOMAINS_SHOWN,
-    DocumentScoring,
     LeftOut,
     NoDocuments,
     Rows,
@@ -29,7 +28,11 @@ from worker.commands.analysis.documents import (
     floats,
     hash64,
 )
-from worker.commands.analysis.thresholds import (
+from worker.commands.shared.json_lines import label_of
+from worker.commands.shared.placed_verdicts import same_share
+from worker.commands.shared.scored_document import DocumentScoring, ScoredDocument
+from worker.commands.shared.shown import cut_text, is_cut, shown_text
+from worker.commands.shared.thresholds import (
     FEW_TRACES,
     LEAST_TRACES,
     accepts,
@@ -38,13 +41,11 @@ from worker.commands.analysis.thresholds import (
     share_threshold,
     too_few,
 )
-from worker.commands.shared.json_lines import label_of
-from worker.commands.shared.shown import cut_text, is_cut, shown_text
 from worker.core.domains import DomainWithoutProfile, UnusedProfile, unused_profiles, without_profile
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, REJECTED
 from worker.core.scoring import DEFAULT_PROFILE, NEUTRAL_NOVELTY, Profile, Score, score_trace
-from worker.core.trace import InvalidTrace, Limits, ReasoningTrace, parse_trace
+from worker.core.trace import InvalidTrace, Limits, parse_trace
 
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
 BINS: Final = 20
@@ -52,12 +53,6 @@ BINS: Final = 20
 
 _ANY: Limits = Limits(max_bytes=2**31, max_steps=2**31, max_depth=256)
 """The documents were taken before, whatever the limits are now."""
-
-
-class ScoredDocument(ReasoningTrace, frozen=True, kw_only=True):
-    """An output document: the trace and its `scoring` object."""
-
-    scoring: DocumentScoring
 
 
 class Setup(NamedTuple):
@@ -70,13 +65,20 @@ class Setup(NamedTuple):
 class RescoredTraces(ScoredTraces):
     """Traces with their score and decision before and after.
 
-    `profiles` and `threshold` are the candidate's. `label`: the field that says which traces have the same task, dotted
-    where it is nested. `fields` are those of the first document without a label.
+    `profiles` and `threshold` are the candidate's. `confidence`: the outcome confidence that a document gets then (None
+    is the stated one); by default that of the document's own score. `label`: the field that says which traces have the
+    same task, dotted where it is nested. `fields` are those of the first document without a label.
     """
 
     cannot = "counted"
 
-    def __init__(self, profiles: Mapping[str, Profile], threshold: float, label: str | None = None) -> None:
+    def __init__(
+        self,
+        profiles: Mapping[str, Profile],
+        threshold: float,
+        label: str | None = None,
+        confidence: Callable[[ScoredDocument], float | None] = lambda document: document.used,
+    ) -> None:
         super().__init__(
             {
                 "score_before": "f8", "score": "f8", "accepted_before": "?", "accepted": "?", "domain": "u4",
@@ -84,6 +86,7 @@ class RescoredTraces(ScoredTraces):
             }
         )  # fmt: skip
         self.profiles, self.threshold, self.label = profiles, threshold, label
+        self._confidence = confidence
         self.fields: list[str] = []
         self._decoder = msgspec.json.Decoder(ScoredDocument)
 
@@ -101,7 +104,7 @@ class RescoredTraces(ScoredTraces):
             self.inconsistent.add(where, f"{cut_text(document.id, 60)}: {wrong}")
             return
         before = document.scoring
-        after = score_trace(document, before.components.novelty, self.profiles)
+        after = score_trace(document, before.components.novelty, self.profiles, self._confidence(document))
         own = self.profiles[after.profile].threshold
         threshold = self.threshold if own is None else own
         cells = {
@@ -130,9 +133,12 @@ def contradiction(document: ScoredDocument) -> str | None:
     scoring = document.scoring
     own = dict.fromkeys((DEFAULT_PROFILE, scoring.profile), Profile(scoring.weights))
     try:
-        score = score_trace(document, scoring.components.novelty, own)
+        score = score_trace(document, scoring.components.novelty, own, document.used)
     except ValueError as error:
         return str(error)
+    stated = document.outcome.confidence
+    if scoring.confidence is not None and scoring.confidence.stated != stated:
+        return f"confidence.stated is {scoring.confidence.stated!r}, but the trace states {stated!r}"
     for name, stored, follows in _figures(scoring, score):
         if stored != follows:
             return f"{name} is {stored!r}, but {follows!r} follows from the trace"
@@ -223,7 +229,8 @@ class WhatIf(Struct, frozen=True):
     """Everything that a candidate changes.
 
     `domains` are the largest ones; where there are more, the last row sums `other_domains` of them. `flips` are the
-    first traces in stream-time order whose decision changes. `config` is the candidate as a config file.
+    first traces in stream-time order whose decision changes. `same_share`: the threshold for all profiles that accepts
+    as many of the new scores as are accepted before; None if that is none. `config` is the candidate as a config file.
     """
 
     source: str
@@ -234,6 +241,7 @@ class WhatIf(Struct, frozen=True):
     domains: list[DomainChange]
     other_domains: int
     flips: list[RescoredTrace]
+    same_share: float | None
     without_profile: list[DomainWithoutProfile]
     unused_profiles: list[UnusedProfile]
     config: str
@@ -258,6 +266,7 @@ class BeforeAndAfter:
         if rest:
             domains.append(self._change(f"{len(rest)} others", others, one_setup=False))
         counts = {self._names[code]: count for code, count in counts_of(codes)}
+        kept = same_share(self._table["score"], int(np.count_nonzero(self._table["accepted_before"])))
         return WhatIf(
             source=source,
             repeated=self.repeated,
@@ -267,6 +276,7 @@ class BeforeAndAfter:
             domains=domains,
             other_domains=len(rest),
             flips=[self._trace(row) for row in self._table[self._changed][:flips]],
+            same_share=None if kept is None else kept.threshold,
             without_profile=without_profile(counts, traces.profiles),
             unused_profiles=unused_profiles(traces.profiles, counts),
             config=config_to_paste(traces.profiles, traces.threshold),

@@ -11,7 +11,6 @@ from rich.padding import Padding
 from rich.text import Text
 
 from worker.commands.analysis.documents import LEFT_OUT_SHOWN
-from worker.commands.analysis.thresholds import FEW_TRACES, LEAST_TRACES, interval_text, too_few
 from worker.commands.analysis.whatif_numbers import DomainChange, DomainProposal, Labels, Proposal, WhatIf
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import (
@@ -23,6 +22,7 @@ from worker.commands.shared.shown import (
     shown_threshold,
 )
 from worker.commands.shared.table import PlainTable
+from worker.commands.shared.thresholds import FEW_TRACES, LEAST_TRACES, interval_text, too_few
 from worker.core.records import ACCEPTED
 from worker.core.scoring import DEFAULT_PROFILE
 from worker.core.terminal import clean, clean_json
@@ -75,6 +75,8 @@ def print_found(it: WhatIf | Proposal) -> None:
 def _whatif_text(it: WhatIf, *, bars: bool) -> RenderableType:
     """Return everything but the config; `bars`: whether the terminal's encoding has those of a histogram."""
     parts: list[RenderableType] = [Text(headline(it), "bold")]
+    if it.same_share is not None and it.total.before.accepted != it.total.after.accepted:
+        parts.append(Text(f"one threshold for all, {it.same_share!r}, would accept as many as now"))
     rows = [it.total, *it.domains]
     parts += ["", _decisions(rows), "", _scores(rows, bars=bars)]
     if it.other_domains:

@@ -19,6 +19,7 @@ from worker.core.scoring import (
     OUTCOME_CONFIDENCE,
     TOOL_DIVERSITY,
     Components,
+    Confidence,
     Counts,
     Override,
     Profile,
@@ -28,6 +29,7 @@ from worker.core.scoring import (
     score_trace,
 )
 from worker.core.trace import Limits, ReasoningTrace, created_at_ms, parse_trace
+from worker.core.track_record import HALF, PRIOR_WEIGHT
 
 _decoder: Final = msgspec.json.Decoder(float_hook=float)  # as the parser does: 1e400 in an unknown field is valid
 
@@ -79,6 +81,7 @@ class _Recorded(Struct, frozen=True):
     components: Components
     stream_time: object = ""
     source: RecordPlace | None = None
+    confidence: Confidence | None = None
 
 
 class Formula(Struct, frozen=True):
@@ -97,7 +100,8 @@ class Explanation(Struct, frozen=True):
     `recorded_score`: the score in the document; None for a trace that is not scored, or with another novelty. `source`
     and `stream_time`: what a scored document says. `record`: the document's own place, and `record_time` its timestamp,
     where it comes from a topic; `also`: places of the same trace's other records, newest first. `parts`: the similarity
-    to the nearest trace by part, where it was asked for.
+    to the nearest trace by part, where it was asked for. `confidence`: what the document says of it, with
+    KP_CONFIDENCE=record; `used_from` says in words how `used` follows.
     """
 
     id: str
@@ -125,6 +129,8 @@ class Explanation(Struct, frozen=True):
     record_time: str | None = None
     also: list[str] = []
     parts: list[SimilarityPart] = []
+    confidence: Confidence | None = None
+    used_from: str | None = None
 
     @property
     def agrees(self) -> bool:
@@ -137,8 +143,8 @@ def explain_trace(
 ) -> Explanation:
     """Explain the score of a trace, or of a document that kp-worker has scored. Raises InvalidTrace.
 
-    A scored document is explained with its own novelty, profile and threshold; a bare trace with the settings' and
-    `novelty`, or 0.5. `limits`: those of the settings by default.
+    A scored document is explained with its own novelty, confidence, profile and threshold; a bare trace with the
+    settings' and `novelty`, or 0.5. `limits`: those of the settings by default.
     """
     trace = parse_trace(raw, limits or settings.limits)
     recorded, notes = _recorded(raw)
@@ -157,10 +163,12 @@ def explain_trace(
     elif novelty is None:
         novelty, novelty_from = NEUTRAL_NOVELTY, "nothing to compare with"
         notes.append("novelty needs the worker's cache: 0.5 is the value for an empty cache; try --novelty")
-    score = score_trace(trace, novelty, profiles)
+    confidence = None if recorded is None else recorded.confidence
+    used = None if confidence is None else confidence.used
+    score = score_trace(trace, novelty, profiles, used)
     if recorded_score not in (None, score.score):
         notes.append(f"the document says {recorded_score!r}: it was changed after scoring, or scored differently")
-    steps, counts = arithmetic(score.components, score.weights, score.overrides), counted(trace)
+    steps, counts = arithmetic(score.components, score.weights, score.overrides), counted(trace, used)
     own = profiles[score.profile].threshold
     threshold, threshold_from = (
         (settings.threshold, "KP_THRESHOLD") if own is None else (own, f"KP_PROFILES, {score.profile}")
@@ -200,6 +208,20 @@ def explain_trace(
         stream_time=recorded.stream_time if recorded and isinstance(recorded.stream_time, str) else None,
         source=recorded.source if recorded else None,
         notes=notes,
+        confidence=confidence,
+        used_from=None if confidence is None else _used_from(trace),
+    )
+
+
+def _used_from(trace: ReasoningTrace) -> str:
+    """Return in words where the outcome confidence that was used comes from, with KP_CONFIDENCE=record."""
+    if not trace.metadata.success:
+        return "the trace admits failure, so the stated one counts"
+    if trace.outcome.evaluated is True:
+        return "an evaluation says how the run ended, so the stated one counts"
+    return (
+        f"(successes + {PRIOR_WEIGHT} * prior) / (verdicts + {PRIOR_WEIGHT}), where a verdict behind {HALF} later ones "
+        "has half the weight; prior: the success rate of all agents' first verdicts"
     )
 
 

@@ -61,6 +61,14 @@ def _formulas(it: Explanation) -> PlainTable:
     for name, formula in it.components.items():
         table.add_row(name.replace("_", " "), Text(formula.formula, "dim"))
         table.add_row("", Text(f"= {formula.numbers} = {fixed(formula.value, 3)}"))
+    if it.confidence is not None:
+        said = it.confidence
+        table.add_row("confidence", Text(clean(f"{it.used_from}"), "dim"))
+        table.add_row(
+            "",
+            f"= {said.used:.6g} (stated: {said.stated:.6g}); verdicts on the agent in this domain: {said.judged}, "
+            f"successes: {said.succeeded:g}",
+        )
     return table
 
 

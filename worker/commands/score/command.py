@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 import click
 
-from worker.commands.shared.console import Command
+from worker.commands.shared.console import ArgumentError, Command
 from worker.commands.shared.options import InputFile, complete_directory, read_settings, settings_options
 
 
@@ -14,21 +14,28 @@ from worker.commands.shared.options import InputFile, complete_directory, read_s
 @click.argument("file", type=InputFile())
 @click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, as JSON Lines [stdout].")
 @click.option("--dead-letters", type=click.File("wb"), help="Invalid lines with the reason, as JSON Lines.")
+@click.option("--verdicts", type=InputFile(), metavar="FILE", help="Verdicts to count, as kp-worker verdict takes "
+              "them. With a field after: N it counts for the lines behind the first N only.")  # fmt: skip
 @click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "http", "none"]),
               help="Overrides KP_EMBEDDER.")  # fmt: skip
 @click.option("--model", shell_complete=complete_directory, help="Overrides KP_MODEL.")
 @click.option("--redact", type=click.Choice(["off", "accepted", "all"]), help="Overrides KP_REDACT.")
 @settings_options
 def score(
-    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, embedder: str | None, model: str | None,
-    redact: str | None,
+    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, verdicts: BinaryIO | None, embedder: str | None,
+    model: str | None, redact: str | None,
 ) -> None:  # fmt: skip
     """Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition.
 
-    Takes the settings of `kp-worker run`. Dead letters do not change the exit code: the summary on standard error
-    counts them.
+    Takes the settings of `kp-worker run`. --verdicts needs KP_CONFIDENCE=record. Dead letters do not change
+    the exit code: the summary on standard error counts them.
     """
     settings = read_settings(embedder=embedder, model=model, redact=redact)
+    if verdicts is not None:
+        if settings.confidence != "record":
+            raise ArgumentError("--verdicts", "changes no score with KP_CONFIDENCE=stated: add --set confidence=record")
+        if verdicts.name == file.name:
+            raise ArgumentError("--verdicts", "is the file of the traces")
     from worker.commands.score.lines import run_score
 
-    run_score(file, output, dead_letters, settings)
+    run_score(file, output, dead_letters, verdicts, settings)

@@ -6,8 +6,8 @@ The file counts as the source topic with one partition: line n (from 0) is offse
 from __future__ import annotations
 
 import base64
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -18,6 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from worker.commands.shared.console import CommandError, discard_buffered, file_problem, json_output, say, size_of
 from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
+from worker.commands.shared.placed_verdicts import PlacedVerdict, read_verdicts
 from worker.config import Settings
 from worker.config.redaction_rules import redaction_rules
 from worker.core.documents import embedding_failed
@@ -29,7 +30,9 @@ from worker.embed.load import load_configured, new_scorer
 from worker.embed.pool import embed_trace
 
 
-def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, settings: Settings) -> None:
+def run_score(
+    file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, verdicts: BinaryIO | None, settings: Settings
+) -> None:
     """Score a file and say how many traces came out which way. Raises CommandError, also where none was valid."""
 
     def check_first(line: bytes) -> None:
@@ -39,10 +42,13 @@ def run_score(file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, s
     console = Console(stderr=True)
     scored, bad = json_output(output), dead_letters and json_output(dead_letters)
     try:
+        judged = []
+        if verdicts is not None:
+            judged = read_verdicts(verdicts, verdicts.name, settings.max_message_bytes, as_scored=False)
         with console.status("loading the model"):
             embedder = load_configured(settings)
         with _progress(console, size_of(file)) as on_line:
-            counts = score_lines(file, scored, bad, settings, embedder, on_line, check_first)
+            counts = score_lines(file, scored, bad, settings, embedder, on_line, check_first, judged)
         for written in (scored, bad):
             if written is not None:
                 written.flush()  # a full disk shows here at the latest, and not in a traceback at the end
@@ -115,11 +121,13 @@ def score_lines(
     embedder: Embedder | None,
     on_line: Callable[[int], None] = lambda size: None,
     on_first: Callable[[bytes], None] = lambda line: None,
+    verdicts: Iterable[PlacedVerdict] = (),
 ) -> Summary:
     """Score every line of `source` and write what the worker would publish.
 
-    `on_line` gets each line's size, bytes; `on_first` gets the first line. A line that cannot be read is written to
-    `dead_letters` as one JSON object with its reason. Raises OSError.
+    `on_line` gets each line's size, bytes; `on_first` gets the first line. `verdicts`: in the order of
+    their places. A line that cannot be read is written to `dead_letters` as one JSON object with its reason. Raises
+    OSError.
     """
     identity = None if embedder is None else embedder.identity
     config = EvaluationConfig(
@@ -130,7 +138,9 @@ def score_lines(
         redaction_rules(settings),
         settings.marking_rules,
     )
-    evaluation = Evaluation(new_scorer(settings, identity), identity, config)
+    scorer = new_scorer(settings, identity)
+    evaluation = Evaluation(scorer, identity, config)
+    waiting = deque(verdicts)
     summary = Summary()
     for number, line, size, problem in read_lines(source, settings.max_message_bytes):
         on_line(size)
@@ -138,6 +148,9 @@ def score_lines(
             on_first(line)
         if problem is None and not line.strip():
             continue
+        while waiting and waiting[0].after < number:
+            it = waiting.popleft().verdict
+            scorer.judge(it.trace_id, it.agent_id, it.task_domain, it.success, judge=it.judge, issued_at=it.issued_at)
         record = SourceRecord(settings.source_topic, 0, number - 1, None, None, line)
         try:
             if problem is not None:

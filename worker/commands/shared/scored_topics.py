@@ -1,16 +1,17 @@
-"""Reading the accepted and rejected topics once, from an offset or a time to the current end.
+"""Reading the accepted and rejected topics once, from an offset or a time to the current end; and all verdicts.
 
-It joins no group and commits nothing; it needs the ACLs Read and Describe on the two topics.
+It joins no group and commits nothing; it needs the ACLs Read and Describe on the topics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 
+from worker.commands.shared.placed_verdicts import PlacedVerdict, Standings, in_order, judged_verdict
 from worker.commands.shared.session import SessionError, read_to
 from worker.config import ConfigError, Settings
 from worker.kafka.cluster.client import client_arguments, patch_aiokafka
@@ -34,7 +35,7 @@ async def read_outputs(settings: Settings, take: TakeDocument, since_ms: int | N
     patch_aiokafka(settings)
     client = client_arguments(settings)
     try:
-        partitions = await _partitions(settings, client)
+        partitions = await _partitions(settings, client, [settings.accepted_topic, settings.rejected_topic])
         return await _read(client, partitions, take, since_ms, last)
     except KafkaError as error:
         raise await unreachable(settings, client, error) from error
@@ -42,21 +43,45 @@ async def read_outputs(settings: Settings, take: TakeDocument, since_ms: int | N
         raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error}") from error
 
 
-async def _partitions(settings: Settings, client: Mapping[str, Any]) -> list[TopicPartition]:
+async def read_judged(settings: Settings) -> Standings:
+    """Return the track records that all verdicts on KP_JUDGED_TOPIC make. Raises ConfigError as `read_outputs`."""
+    patch_aiokafka(settings)
+    client = client_arguments(settings)
+    found: list[PlacedVerdict] = []
+
+    def take(value: bytes | None, _where: str, _record_ms: int) -> None:
+        try:
+            judged = judged_verdict(value or b"")
+        except (ValueError, RecursionError):
+            return  # not the worker's
+        if judged is not None:
+            found.append(judged)
+
+    try:
+        await _read(client, await _partitions(settings, client, [settings.judged]), take, None, None)
+    except KafkaError as error:
+        raise await unreachable(settings, client, error) from error
+    except SessionError as error:
+        raise ConfigError(f"reading from {settings.bootstrap_servers} failed: {error}") from error
+    return Standings(in_order(found))
+
+
+async def _partitions(settings: Settings, client: Mapping[str, Any], topics: Sequence[str]) -> list[TopicPartition]:
     """Return the topics' partitions, by the admin client: a consumer that asks for a topic may create it."""
     async with connected_admin(settings, client) as admin:
-        found = await describe_topics(admin, [settings.accepted_topic, settings.rejected_topic])
+        found = await describe_topics(admin, topics)
     missing = [topic.name for topic in found.values() if topic.error is UnknownTopicOrPartitionError]
     if missing:
+        names = "KP_JUDGED_TOPIC" if topics == [settings.judged] else "KP_ACCEPTED_TOPIC and KP_REJECTED_TOPIC"
         raise MissingTopicsError(
-            f"missing on {settings.bootstrap_servers}: topic {', '.join(missing)}: check KP_ACCEPTED_TOPIC and "
-            "KP_REJECTED_TOPIC; a worker creates them with KP_CREATE_TOPICS=true"
+            f"missing on {settings.bootstrap_servers}: topic {', '.join(missing)}: check {names}; a worker creates "
+            "them with KP_CREATE_TOPICS=true"
         )
     for topic in found.values():
         if topic.error is not None:
             raise ConfigError(
                 f"topic {topic.name} cannot be read ({topic.error.__name__}): check the ACL Read on "
-                f"{settings.accepted_topic} and {settings.rejected_topic}"
+                f"{' and '.join(topics)}"
             )
     return sorted(
         TopicPartition(topic.name, partition) for topic in found.values() for partition in range(topic.partitions)

@@ -1,0 +1,259 @@
+"""Verdicts in the commands that compute scores: a file and a call agree, and a score is computed again with `used`."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.builders import T0, random_trace_bytes
+from tests.support.whatif import changed
+from worker import PartitionScorer, parse_trace
+from worker.cli import cli
+from worker.commands.explain.steps import explain_trace
+from worker.commands.score.lines import score_lines
+from worker.commands.shared.placed_verdicts import (
+    PlacedVerdict,
+    Standings,
+    judged_verdict,
+    read_verdicts,
+    switch_to_record,
+)
+from worker.config import load
+from worker.core.records import SourceRecord
+from worker.core.track_record import TrackRecord
+from worker.core.verdicts import Ruling, issued_ms, judged_record, make_verdict
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def run(command: str, *arguments: str, **env: str) -> Any:
+    return CliRunner().invoke(cli, [command, *arguments], env={"KP_EMBEDDER": "none", **env})
+
+
+def traces(rng: random.Random, count: int) -> list[bytes]:
+    made = []
+    for number in range(count):
+        document = json.loads(random_trace_bytes(rng, number, T0 + number))
+        document["metadata"] |= {"agent_id": rng.choice(["ada", "bob"]), "success": rng.random() < 0.8}
+        document["id"] = f"kp:trace:{number}"
+        if rng.random() < 0.1:
+            document["outcome"]["evaluated"] = True
+        made.append(json.dumps(document).encode())
+    return made
+
+
+def line(trace: bytes, rng: random.Random, after: int) -> dict[str, Any]:
+    document = json.loads(trace)
+    success = rng.choice([True, False, 0.25])
+    return {
+        "trace_id": document["id"], "agent_id": document["metadata"]["agent_id"], "after": after, "success": success,
+        "task_domain": document["metadata"]["task_domain"], "judge": rng.choice(["ci", "ann"]), "partition": 0,
+    }  # fmt: skip
+
+
+def placed(lines: list[dict[str, Any]], *, as_scored: bool = False) -> list[PlacedVerdict]:
+    return read_verdicts(io.BytesIO("\n".join(map(json.dumps, lines)).encode()), "v", 10**6, as_scored=as_scored)
+
+
+def file_scored(sources: list[bytes], verdicts: list[dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
+    output = io.BytesIO()
+    settings = load(confidence="record", **fields)
+    score_lines(io.BytesIO(b"\n".join(sources)), output, None, settings, None, verdicts=placed(verdicts))
+    return [json.loads(it) for it in output.getvalue().splitlines()]
+
+
+def test_a_file_with_verdicts_is_scored_as_a_call_scores_it(seed: int) -> None:
+    rng = random.Random(seed)
+    sources = traces(rng, 40)
+    verdicts = [line(rng.choice(sources[:after]), rng, after) for after in sorted(rng.choices(range(1, 41), k=30))]
+    rng.shuffle(verdicts)  # the order of lines does not matter where places differ
+    verdicts.sort(key=lambda it: it["after"])
+    found = file_scored(sources, verdicts)
+    scorer, waiting = PartitionScorer(confidence="record"), list(verdicts)
+    for offset, (source, document) in enumerate(zip(sources, found, strict=True)):
+        while waiting and waiting[0]["after"] <= offset:
+            it = waiting.pop(0)
+            scorer.judge(it["trace_id"], it["agent_id"], it["task_domain"], it["success"], judge=it["judge"])
+        trace = parse_trace(source)
+        expected = scorer.score(trace, None, T0 + offset)
+        assert document["scoring"]["score"] == expected.score
+        assert expected.confidence is not None
+        assert document["scoring"]["confidence"] == {
+            name: getattr(expected.confidence, name) for name in ("stated", "used", "judged", "succeeded")
+        }
+
+
+def test_without_a_place_all_lines_are_behind_the_verdicts() -> None:
+    source = traces(random.Random(1), 2)
+    verdicts = [line(source[0], random.Random(1), 0) | {"success": False} for _ in range(1)]
+    del verdicts[0]["after"], verdicts[0]["partition"]
+    assert file_scored([source[0]], verdicts)[0]["scoring"]["confidence"]["judged"] == 1
+    document = file_scored([source[0]], [])[0] | {"success": True, "judge": "ci"}
+    assert file_scored([source[0]], [document])[0]["scoring"]["confidence"]["succeeded"] == 1
+
+
+def test_the_command_takes_verdicts_and_says_what_is_wrong(tmp_path: Path) -> None:
+    source = traces(random.Random(2), 1)[0]
+    file, verdicts = tmp_path / "traces.jsonl", tmp_path / "verdicts.jsonl"
+    file.write_bytes(source)
+    verdicts.write_text(json.dumps(line(source, random.Random(2), 0)) + "\n\n")
+    found = run("score", str(file), "--verdicts", str(verdicts), "--set", "confidence=record")
+    assert (found.exit_code, json.loads(found.stdout)["scoring"]["confidence"]["judged"]) == (0, 1)
+    assert run("score", str(file), "--verdicts", str(verdicts)).exit_code == 2
+    assert run("score", str(file), "--verdicts", str(file), "--set", "confidence=record").exit_code == 2
+    verdicts.write_text(
+        '{"success": true}\n[]\n{"after": -1}\n{"success": 2, "judge": "ci", "trace_id": "a"}\nnot json\n'
+    )
+    found = run("score", str(file), "--verdicts", str(verdicts), "--set", "confidence=record")
+    assert (found.exit_code, found.stdout) == (1, "")
+    for number in range(1, 6):
+        assert f"verdicts.jsonl:{number}: " in found.stderr
+
+
+# -- what track records say at each place
+
+
+def test_standings_are_those_of_the_record_at_each_place(seed: int) -> None:
+    rng = random.Random(seed)
+    sources = traces(rng, 30)
+    verdicts = [line(rng.choice(sources), rng, rng.randrange(30)) for _ in range(40)]
+    verdicts = [it | {"partition": rng.randrange(2)} for it in verdicts]
+    ordered = placed(verdicts, as_scored=True)
+    standings = Standings(ordered)
+    for partition in range(2):
+        for offset in range(30):
+            record = TrackRecord()
+            for number, each in enumerate(it for it in ordered if it.partition == partition and it.after <= offset):
+                record.add(each.verdict, issued_ms(each.verdict, None), number)
+            for agent in ("ada", "bob", "eve"):
+                for domain in ("finance", "code"):
+                    assert standings.at(partition, offset, agent, domain) == record.standing(agent, domain)
+
+
+def judged_topic_record(verdict: Any, offset: int, *, counts: bool = True) -> bytes:
+    record = SourceRecord("traces", verdict.partition, offset, None, None, b"")
+    return judged_record(record, Ruling(verdict, counts, 0.5)).value or b""
+
+
+def test_a_record_of_the_judged_topic_has_its_own_place_and_issue_time() -> None:
+    fields = {"trace_id": "a", "agent_id": "ada", "task_domain": "code", "partition": 3, "success": 0.5, "judge": "ci"}
+    verdict = make_verdict(fields, topic="traces", topic_id="a" * 22, issued_at=START + timedelta(seconds=1))
+    value = judged_topic_record(verdict, 7)
+    found = judged_verdict(value)
+    assert found is not None
+    assert (found.partition, found.after, found.verdict.success, found.verdict.issued_at) == (
+        3, 7, 0.5, verdict.issued_at,
+    )  # fmt: skip
+    assert judged_verdict(judged_topic_record(verdict, 7, counts=False)) is None
+    assert placed([json.loads(value)], as_scored=True) == [found]
+    assert placed([json.loads(value)])[0][:2] == (0, 0)
+    with pytest.raises(ValueError, match="trace_id"):
+        judged_verdict(b"{}")
+
+
+def test_a_scored_document_judges_behind_itself() -> None:
+    document = file_scored(traces(random.Random(3), 2), [])[1] | {"success": True, "judge": "ci"}
+    assert placed([document], as_scored=True)[0].after == 2
+    assert placed([document | {"after": 9}], as_scored=True)[0].after == 9
+
+
+# -- a score is computed again with `used`
+
+
+def documents_by_record(rng: random.Random) -> list[bytes]:
+    sources = traces(rng, 30)
+    verdicts = [line(rng.choice(sources[:after]), rng, after) for after in range(1, 30)]
+    return [json.dumps(it).encode() for it in file_scored(sources, verdicts)]
+
+
+def test_explain_reproduces_a_score_by_the_record(seed: int) -> None:
+    settings = load()
+    for document in documents_by_record(random.Random(seed)):
+        found, said = explain_trace(document, settings), json.loads(document)
+        assert found.agrees
+        assert found.score == said["scoring"]["score"]
+        assert found.components["outcome_confidence"].value == said["scoring"]["components"]["outcome_confidence"]
+        assert found.confidence is not None
+        assert found.counts.confidence == found.confidence.used == said["scoring"]["confidence"]["used"]
+        claims = said["metadata"]["success"] and not said["outcome"].get("evaluated")
+        assert ("prior" in (found.used_from or "")) == claims
+    text = CliRunner().invoke(cli, ["explain", "-", "--text"], input=document).output
+    assert "verdicts on the agent in this domain" in text
+
+
+def test_whatif_keeps_the_used_confidence_and_takes_another_where_the_settings_name_one(tmp_path: Path) -> None:
+    documents = documents_by_record(random.Random(5))
+    file = tmp_path / "scored.jsonl"
+    file.write_bytes(b"\n".join(documents))
+
+    def scores(*options: str) -> dict[str, tuple[float, float]]:
+        found = run("whatif", str(file), "--json", "--set", "threshold=0", *options)
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.stdout)["inconsistent"]["count"] == 0
+        rows = run("whatif", str(file), "--export", "csv", "--set", "threshold=0", *options).stdout.splitlines()
+        head = rows[0].split(",")
+        cells = [dict(zip(head, row.split(","), strict=True)) for row in rows[1:]]
+        return {it["id"]: (float(it["score_before"]), float(it["score"])) for it in cells}
+
+    for options in ((), ("--set", "confidence=record")):
+        assert all(before == after for before, after in scores(*options).values())
+    plain = {it["id"]: it for it in map(json.loads, documents)}
+    for identity, (_, after) in scores("--set", "confidence=stated").items():
+        document = {name: value for name, value in plain[identity].items() if name != "scoring"}
+        assert after == PartitionScorer().score(parse_trace(json.dumps(document).encode()), None, 0).score
+
+
+def test_whatif_foresees_the_switch_exactly(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    sources = traces(rng, 60)
+    verdicts = [line(rng.choice(sources[:after]), rng, after) for after in range(1, 60)]
+    by_record = file_scored(sources, verdicts, threshold=0.6)
+    stated = [dict(it, scoring={k: v for k, v in it["scoring"].items() if k != "confidence"}) for it in by_record]
+    output = io.BytesIO()
+    score_lines(io.BytesIO(b"\n".join(sources)), output, None, load(threshold=0.6), None)
+    stated = [json.loads(it) for it in output.getvalue().splitlines()]
+    file, judged = tmp_path / "scored.jsonl", tmp_path / "verdicts.jsonl"
+    file.write_bytes(output.getvalue())
+    judged.write_text("\n".join(map(json.dumps, verdicts)))
+    switch = ("--verdicts", str(judged), "--set", "confidence=record", "--set", "threshold=0.6")
+    found = run("whatif", str(file), *switch, "--json")
+    said = json.loads(found.stdout)
+    accepted, expected = (
+        sum(it["scoring"]["decision"] == "accepted" for it in documents) for documents in (stated, by_record)
+    )
+    assert (said["total"]["before"]["accepted"], said["total"]["after"]["accepted"]) == (accepted, expected)
+    scores = sorted(it["scoring"]["score"] for it in by_record)
+    if accepted:
+        assert sum(score >= said["same_share"] for score in scores) >= accepted
+        assert sum(score > said["same_share"] + 0.01 for score in scores) <= accepted
+    with_verdicts = Standings(placed(verdicts, as_scored=True))
+    switched = switch_to_record(output.getvalue().splitlines(), with_verdicts, load(threshold=0.6))
+    assert switched is not None
+    assert switched[:3] == (60, accepted, expected)
+    assert (switched.same_share and switched.same_share.threshold) == said["same_share"]
+
+
+def test_options_that_do_not_go_together_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "scored.jsonl"
+    file.write_bytes(documents_by_record(random.Random(1))[0])
+    for arguments in (
+        (str(file), "--verdicts", str(file), "--set", "confidence=record"),
+        (str(file), "--verdicts", __file__),
+        ("--from-kafka", "--verdicts", __file__, "--set", "confidence=record"),
+    ):
+        assert run("whatif", *arguments).exit_code == 2
+
+
+def test_a_document_whose_stated_confidence_is_not_its_own_is_left_out(tmp_path: Path) -> None:
+    document = documents_by_record(random.Random(1))[0]
+    file = tmp_path / "scored.jsonl"
+    file.write_bytes(changed(document, "scoring.confidence.stated", 0.123))
+    found = run("whatif", str(file), "--json")
+    assert "confidence.stated is 0.123" in found.stderr

@@ -1,0 +1,204 @@
+"""Verdicts with their place among the traces of a partition, and what the track records say at each place."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Annotated, Any, BinaryIO, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from worker.commands.shared.console import CommandError
+from worker.commands.shared.json_lines import read_lines
+from worker.commands.shared.scored_document import ScoredDocument
+from worker.commands.shared.thresholds import ShareThreshold, share_threshold
+from worker.config import Settings
+from worker.core.novelty import CACHED_ID_LENGTH
+from worker.core.scoring import score_trace
+from worker.core.track_record import NOTHING, Standing, Tally, TrackRecord, standing
+from worker.core.verdicts import Verdict, issued_ms, make_verdict
+
+SHOWN = 5
+"""Wrong lines that are named; the others are counted."""
+
+_START = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class PlacedVerdict(NamedTuple):
+    """A verdict that counts for the traces of its partition from the offset `after` on."""
+
+    partition: int
+    after: int
+    verdict: Verdict
+
+
+def read_verdicts(file: BinaryIO, name: str, largest_trace: int, *, as_scored: bool) -> list[PlacedVerdict]:
+    """Read verdicts, JSON Lines, and put them into the order in which they count. Raises CommandError, OSError.
+
+    A line is what `kp-worker verdict` takes, or a record of KP_JUDGED_TOPIC. Its place is its field `after`: the offset
+    of the first trace for which it counts. Without one it counts for all traces; with `as_scored`, for those behind the
+    scored document, or behind its record on the source topic. Without `as_scored` there is one partition, as in a file
+    of traces. `issued_at`, if it is there, is when it was issued; otherwise it was issued in the order of places.
+    """
+    placed, wrong = [], []
+    for line in read_lines(file, largest_trace):
+        try:
+            if line.problem is not None:
+                raise ValueError(line.problem)
+            if line.data.strip():
+                placed.append(_placed(msgspec.json.decode(line.data), as_scored=as_scored))
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            wrong.append(f"{name}:{line.number}: {error}")
+    if wrong:
+        more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+        raise CommandError("\n".join([*wrong[:SHOWN], *more]))
+    return in_order(placed)
+
+
+def in_order(placed: Iterable[PlacedVerdict]) -> list[PlacedVerdict]:
+    """Return verdicts by partition and place, each with the time when it was issued."""
+    ordered, latest = [], _START
+    for each in sorted(placed, key=lambda it: it[:2]):
+        issued = latest + timedelta(milliseconds=1) if each.verdict.issued_at == _START else each.verdict.issued_at
+        latest = max(latest, issued)
+        ordered.append(each._replace(verdict=msgspec.structs.replace(each.verdict, issued_at=issued)))
+    return ordered
+
+
+def judged_verdict(value: bytes) -> PlacedVerdict | None:
+    """Return the verdict in a record of KP_JUDGED_TOPIC; None if it does not count. Raises ValueError."""
+    judged = msgspec.json.decode(value, type=_Judged)
+    return _placed(msgspec.json.decode(value), as_scored=True) if judged.counts else None
+
+
+class _Place(Struct):
+    partition: Annotated[int, Meta(ge=0)]
+    offset: Annotated[int, Meta(ge=0)]
+
+
+class _Judged(Struct):
+    """A record of KP_JUDGED_TOPIC (schemas/judged.schema.json)."""
+
+    trace_id: str
+    agent_id: str
+    task_domain: str
+    verdict: dict[str, Any]
+    source: _Place
+    counts: bool
+
+
+class _Scoring(Struct):
+    source: _Place
+
+
+class _Line(Struct):
+    """What a line says of its place, besides the verdict."""
+
+    after: Annotated[int, Meta(ge=0)] | None = None
+    issued_at: Annotated[datetime, Meta(tz=True)] | None = None
+    scoring: _Scoring | None = None
+
+
+def _placed(document: Any, *, as_scored: bool) -> PlacedVerdict:
+    if isinstance(document, dict) and "verdict" in document and "metadata" not in document:
+        judged = msgspec.convert(document, _Judged)
+        document = {**judged.verdict, "partition": judged.source.partition, "after": judged.source.offset} | {
+            name: document[name] for name in ("trace_id", "agent_id", "task_domain")
+        }
+        if not as_scored:
+            del document["after"]
+    line = msgspec.convert(document, _Line)
+    after = 0 if line.after is None else line.after
+    if line.after is None and as_scored and line.scoring is not None:
+        after = line.scoring.source.offset + 1
+    if line.scoring is None:
+        document = {"partition": 0, **document}
+    verdict = make_verdict(document, topic="-", topic_id="-" * 22, issued_at=line.issued_at or _START)
+    return PlacedVerdict(verdict.partition if as_scored else 0, after, verdict)
+
+
+class Standings:
+    """The track records of each partition at each place, from its verdicts (`in_order`). Each partition has its own."""
+
+    def __init__(self, placed: Iterable[PlacedVerdict] = ()) -> None:
+        self.verdicts = 0
+        self._places: dict[int, list[int]] = {}
+        self._all: dict[int, list[tuple[int, int]]] = {}
+        self._changes: dict[tuple[int, str, str], tuple[list[int], list[Tally]]] = defaultdict(lambda: ([], []))
+        for partition, verdicts in itertools.groupby(placed, key=lambda it: it.partition):
+            self._add(partition, list(verdicts))
+
+    def _add(self, partition: int, placed: list[PlacedVerdict]) -> None:
+        record = TrackRecord()
+        self._places[partition] = [it.after for it in placed]
+        self._all[partition] = []
+        for number, (_, after, verdict) in enumerate(placed):
+            self.verdicts += 1
+            record.add(verdict, issued_ms(verdict, None), number)
+            self._all[partition].append((len(record), record.firsts))
+            name = verdict.agent_id, verdict.task_domain
+            places, tallies = self._changes[partition, *name]
+            places.append(after)
+            tallies.append(record.tally(name))
+
+    def at(self, partition: int, offset: int, agent_id: str, task_domain: str) -> Standing:
+        """Return what is known of an agent in a domain when the trace at an offset is scored."""
+        known = bisect_right(self._places.get(partition, []), offset)
+        records, firsts = self._all[partition][known - 1] if known else (0, 0)
+        name = partition, agent_id[:CACHED_ID_LENGTH], task_domain[:CACHED_ID_LENGTH]
+        places, tallies = self._changes.get(name, ([], []))
+        mine = bisect_right(places, offset)
+        return standing(tallies[mine - 1] if mine else NOTHING, records, firsts)
+
+    def used(self, document: ScoredDocument) -> float | None:
+        """Return the confidence that a scored document gets with KP_CONFIDENCE=record; None: the stated one.
+
+        A document that was scored so says it itself.
+        """
+        if document.scoring.confidence is not None:
+            return document.scoring.confidence.used
+        if not document.metadata.success or document.outcome.evaluated is True:
+            return None
+        source = document.scoring.source
+        found = self.at(source.partition, source.offset, document.metadata.agent_id, document.metadata.task_domain)
+        return found.used
+
+
+class Switch(NamedTuple):
+    """What KP_CONFIDENCE=record would accept of scored traces, and a threshold for all profiles that keeps the share.
+
+    `same_share` None: nothing is accepted now.
+    """
+
+    traces: int
+    accepted: int
+    accepted_by_record: int
+    same_share: ShareThreshold | None
+
+
+def same_share(scores: Any, accepted: int) -> ShareThreshold | None:
+    """Return the threshold that accepts as many of these scores; None if none is accepted."""
+    return share_threshold(np.asarray(scores), Fraction(accepted, len(scores))) if accepted else None
+
+
+def switch_to_record(documents: Iterable[bytes], standings: Standings, settings: Settings) -> Switch | None:
+    """Return what the switch would change in scored documents; None if there is none. Others are passed over."""
+    decoder = msgspec.json.Decoder(ScoredDocument)
+    profiles, scores, accepted, by_record = settings.scoring_profiles(), [], 0, 0
+    for raw in documents:
+        try:
+            document = decoder.decode(raw)
+            after = score_trace(document, document.scoring.components.novelty, profiles, standings.used(document))
+        except (ValueError, RecursionError):
+            continue  # not the worker's
+        own = profiles[after.profile].threshold
+        scores.append(after.score)
+        accepted += document.scoring.decision == "accepted"
+        by_record += after.score >= (settings.threshold if own is None else own)
+    return Switch(len(scores), accepted, by_record, same_share(scores, accepted)) if scores else None

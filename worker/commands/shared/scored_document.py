@@ -1,0 +1,80 @@
+"""A scored document of the accepted or rejected topic, as the commands that compute its score again read it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from worker.core.records import EmbedderIdentity
+from worker.core.scoring import Components, Weights
+from worker.core.trace import ReasoningTrace
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+class NearestTrace(Struct, frozen=True):
+    """The nearest earlier trace and its cosine similarity."""
+
+    id: str
+    similarity: float
+
+
+class TraceSource(Struct, frozen=True):
+    """Where the trace was read."""
+
+    topic: str
+    partition: Annotated[int, Meta(ge=0, lt=2**31)]
+    offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class DocumentScreening(Struct, frozen=True):
+    """The `scoring.screen` object."""
+
+    rules: list[str]
+
+
+class DocumentConfidence(Struct, frozen=True):
+    """The `scoring.confidence` object: there with KP_CONFIDENCE=record."""
+
+    stated: _Fraction
+    used: _Fraction
+    judged: Annotated[int, Meta(ge=0)]
+    succeeded: Annotated[float, Meta(ge=0)]
+
+
+class DocumentScoring(Struct, frozen=True):
+    """The `scoring` object."""
+
+    score: _Fraction
+    decision: str
+    threshold: _Fraction
+    profile: str
+    weights: Weights
+    components: Components
+    overrides: list[str]
+    nearest: NearestTrace | None
+    stream_time: Annotated[datetime, Meta(tz=True)]
+    embedder: EmbedderIdentity | None
+    source: TraceSource
+    worker_version: str
+    screen: DocumentScreening | None = None
+    confidence: DocumentConfidence | None = None
+
+    @property
+    def stream_time_ms(self) -> int:
+        """Stream time, ms since 1970."""
+        return (self.stream_time - _EPOCH) // timedelta(milliseconds=1)
+
+
+class ScoredDocument(ReasoningTrace, frozen=True, kw_only=True):
+    """An output document: the trace and its `scoring` object."""
+
+    scoring: DocumentScoring
+
+    @property
+    def used(self) -> float | None:
+        """The outcome confidence that the score was made with; None: the stated one."""
+        return None if self.scoring.confidence is None else self.scoring.confidence.used
