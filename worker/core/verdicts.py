@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,9 +20,6 @@ from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import JUDGED, OutputRecord, SourceRecord
 from worker.core.trace import EARLIEST_MS, LATEST_MS
 from worker.version import __version__
-
-if TYPE_CHECKING:
-    from worker.core.track_record import Change
 
 VERDICT_VERSION: Final = 1
 
@@ -65,13 +62,12 @@ class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
 class Ruling(NamedTuple):
     """What a verdict did: it counts, or one that was issued later counts already.
 
-    `used`: the agent's confidence in the domain after it. `changes`: what changes on the changelog.
+    `used`: the agent's confidence in the domain after it.
     """
 
     verdict: Verdict
     counts: bool
     used: float
-    changes: Sequence[Change] = ()
 
 
 class _Metadata(Struct):

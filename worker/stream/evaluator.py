@@ -174,11 +174,11 @@ class Evaluator:
     def _judge(self, pending: Pending, verdict: Verdict) -> None:
         """Let a verdict count for the traces behind it."""
         state, record = self._state, pending.record
-        ruling = state.judge(verdict, record)
+        ruling, changes = state.judge(verdict, record)
         self._evaluated(pending, time.perf_counter())
         self._tracing.judged(pending.span)
         pending.output = judged_record(record, ruling)
-        pending.ruling = ruling
+        pending.ruling, pending.changes = ruling, changes
 
     def _refuse(self, pending: Pending, error: InvalidTrace) -> None:
         if error.reason is Reason.EVALUATION_FAILED:

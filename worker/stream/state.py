@@ -28,12 +28,12 @@ class Pending:
     """A record between its fetch and its commit.
 
     `embedding` None: nothing is embedded. What follows it is set by the record's decision: its output, its score or
-    error, and its row for the changelog. `forgotten`: what a request removed; `ruling`: what a verdict did. The result
-    is then None, or why a dead letter replaces the output.
+    error, and its row for the changelog. `forgotten`: what a request removed; `ruling`: what a verdict did, with its
+    `changes` of the changelog. The result is then None, or why a dead letter replaces the output.
     """
 
     __slots__ = (
-        "embedding", "entry", "forgotten", "output", "parsed", "record", "result", "ruling", "span", "started",
+        "changes", "embedding", "entry", "forgotten", "output", "parsed", "record", "result", "ruling", "span", "started",
         "submitted", "text_hash",
     )  # fmt: skip
 
@@ -49,6 +49,7 @@ class Pending:
         self.entry: tuple[bytes, bytes] | None = None
         self.forgotten: Forgotten | None = None
         self.ruling: Ruling | None = None
+        self.changes: Sequence[Change] = ()
 
     def ready(self) -> bool:
         """Whether the record can be decided."""
@@ -136,12 +137,12 @@ class PartitionState:
         forgotten.rows.extend(self.scorer.record.forget(request))
         return forgotten
 
-    def judge(self, verdict: Verdict, record: SourceRecord) -> Ruling:
-        """Add a verdict to its agent's track record."""
+    def judge(self, verdict: Verdict, record: SourceRecord) -> tuple[Ruling, Sequence[Change]]:
+        """Add a verdict to its agent's track record; return what it did, and what changes on the changelog."""
         track = self.scorer.record
         changes = track.add(verdict, issued_ms(verdict, record.timestamp_ms), record.offset)
         used = track.standing(verdict.agent_id, verdict.task_domain).used
-        return Ruling(verdict, changes is not None, used, changes or ())
+        return Ruling(verdict, changes is not None, used), changes or ()
 
     def batch(self, decided: Sequence[Pending]) -> Batch:
         """Return the batch to publish for these records, the partition's next in offset order."""
@@ -156,7 +157,7 @@ class PartitionState:
             elif each.forgotten is not None:
                 entries += each.forgotten.rows
             elif each.ruling is not None:
-                entries += each.ruling.changes
+                entries += each.changes
 
         next_offset = decided[-1].record.offset + 1
         return Batch(
