@@ -8,7 +8,7 @@ for an offset, so it can be redriven. A copy of it changes nothing, because it h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, NamedTuple
 

@@ -33,8 +33,8 @@ class Pending:
     """
 
     __slots__ = (
-        "changes", "embedding", "entry", "forgotten", "output", "parsed", "record", "result", "ruling", "span", "started",
-        "submitted", "text_hash",
+        "changes", "embedding", "entry", "forgotten", "output", "parsed", "record", "result", "ruling", "span",
+        "started", "submitted", "text_hash",
     )  # fmt: skip
 
     def __init__(self, record: SourceRecord) -> None:
