@@ -11,11 +11,11 @@ from worker.version import __version__
 
 if TYPE_CHECKING:
     from worker.core.novelty import VectorCache, unit_mean
-    from worker.core.redaction import redact_document, redact_text
     from worker.core.scorer import PartitionScorer
     from worker.core.scoring import Profile, Score, ScoredTrace, Weights, score_trace
     from worker.core.trace import InvalidTrace, Reason, ReasoningTrace, embedded_texts, embedding_text, parse_trace
     from worker.core.verdicts import make_verdict, sign_verdict
+    from worker.redact.documents import redact_document, redact_text
 
 _HOME = {
     "InvalidTrace": "worker.core.trace",
@@ -31,8 +31,8 @@ _HOME = {
     "embedding_text": "worker.core.trace",
     "make_verdict": "worker.core.verdicts",
     "parse_trace": "worker.core.trace",
-    "redact_document": "worker.core.redaction",
-    "redact_text": "worker.core.redaction",
+    "redact_document": "worker.redact.documents",
+    "redact_text": "worker.redact.documents",
     "score_trace": "worker.core.scoring",
     "sign_verdict": "worker.core.verdicts",
     "unit_mean": "worker.core.novelty",

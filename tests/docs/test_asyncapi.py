@@ -36,10 +36,10 @@ from worker.core.forgetting import Forgetting, Kept, Processed, read_request, re
 from worker.core.novelty import Label, VectorCache
 from worker.core.records import Fault
 from worker.core.scorer import PartitionScorer
-from worker.core.screen import DEFAULT
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
 from worker.observe.contribute_metrics import REFUSAL_REASONS
+from worker.redact.screen import screen_json
 from worker.version import __version__
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
@@ -110,7 +110,10 @@ def test_scored_records_of_the_code_satisfy_the_schemas_and_name_the_same_header
         named = resolved(MESSAGES[record.kind]["headers"])
         assert set(headers_of(record)) == set(named["required"])
         marked = scored_record(
-            make_record(raw.replace(b"kp:trace:1", b"kp:trace:[INST][SYSTEM]"), number), scored, None, screen=DEFAULT
+            make_record(raw.replace(b"kp:trace:1", b"kp:trace:[INST][SYSTEM]"), number),
+            scored,
+            None,
+            screen=screen_json,
         )
         validator(marked.kind, "payload").validate(json.loads(marked.value or b""))
         validator(marked.kind, "headers").validate(headers_of(marked))

@@ -11,8 +11,7 @@ from tests.support.commands import Desk, header
 from tests.support.failing_worker import FAILS
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.stage import Stage
-from worker.core.redaction import TYPES
-from worker.core.screen import RULES
+from worker.core.findings import SCREEN_RULES, TYPES
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -100,7 +99,7 @@ def test_a_worker_marks_what_may_steer_another_agent_and_changes_no_score(
         stage.produce(sent)
         stage.wait_committed(len(sent))
         worker.wait_metric("kp_records_consumed_total", len(sent))
-        screened.append({rule: worker.metric("kp_screened_total", rule=rule) for rule in RULES})
+        screened.append({rule: worker.metric("kp_screened_total", rule=rule) for rule in SCREEN_RULES})
         assert "Tulemiq" not in worker.log()
         found = stage.outputs()
         assert [len(records) for records in found.values()] == [2, 1, 0]
@@ -108,7 +107,7 @@ def test_a_worker_marks_what_may_steer_another_agent_and_changes_no_score(
         outputs.append(
             [(each.value.replace(*same_topic), each.headers) for each in found["accepted"] + found["rejected"]]
         )
-    assert screened == [dict.fromkeys(RULES, 0), {rule: 2 * (rule in MATCHED) for rule in RULES}]
+    assert screened == [dict.fromkeys(SCREEN_RULES, 0), {rule: 2 * (rule in MATCHED) for rule in SCREEN_RULES}]
     kept, own = sent[0][2], {"kp-score", "kp-decision"}
     for (plain, headers), (marked, marked_headers), rules in zip(*outputs, [MATCHED, (), MATCHED], strict=True):
         before, after = json.loads(plain), json.loads(marked)

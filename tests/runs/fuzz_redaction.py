@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 from tests.support.made_secrets import HARMLESS, Made, made
 from tests.support.redaction_oracle import random_text, slow_redact_text
-from worker.core.redaction import LEVELS, redact_json, redact_text
+from worker.core.findings import LEVELS
+from worker.redact.documents import redact_json, redact_text
 
 PARTS = [
     "a", "0", "1", "9", "-", ".", " ", "/", ":", "=", "@", "+", "(", "'", '"', "_", "\\", "[", "é", "\xa0", "🙂",

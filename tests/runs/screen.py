@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from worker.core.screen import OFF, RULES, screen_json
+from worker.core.findings import SCREEN_OFF, SCREEN_RULES
+from worker.redact.screen import screen_json
 
 FLAG = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"
 
@@ -46,7 +47,7 @@ def slowest(size: int = 1 << 20, starts: Sequence[str] = STARTS) -> list[tuple[f
         for name, document in documents.items():
             raw = msgspec.json.encode(document)
             begun = time.process_time()
-            screen_json(raw, frozenset(RULES))
+            screen_json(raw, frozenset(SCREEN_RULES))
             times.append((time.process_time() - begun, name))
     return sorted(times, reverse=True)
 
@@ -57,13 +58,13 @@ def main() -> None:
     for name in sys.argv[1:]:
         for line in Path(name).read_bytes().splitlines():
             begun = time.process_time()
-            matched.update(screen_json(line, frozenset(RULES)).rules)
+            matched.update(screen_json(line, frozenset(SCREEN_RULES)).rules)
             seconds += time.process_time() - begun
             traces, size = traces + 1, size + len(line)
     if traces:
         print(f"{traces} traces, {size / seconds / 1e6:.1f} MB/s, {seconds / traces * 1000:.2f} ms each")
     for rule, count in matched.most_common():
-        print(f"  {rule}: {count} ({count / traces:.2%}){', off by default' * (rule in OFF)}")
+        print(f"  {rule}: {count} ({count / traces:.2%}){', off by default' * (rule in SCREEN_OFF)}")
     times = slowest()
     print("slowest for 1 MiB of JSON:", *(f"  {taken:.3f} s {part!a}" for taken, part in times[:5]), sep="\n")
     if times[0][0] > MAX_SECONDS:

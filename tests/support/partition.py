@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.support.builders import (
 from worker import PartitionScorer
 from worker.core.changelog import Entry, Housekeeping
 from worker.core.control import NO_CONTROL, ControlConfig
+from worker.core.findings import Clean, Screen
 from worker.core.forgetting import Forgetting
 from worker.core.passes import NO_PASS, Pass
 from worker.core.records import OutputRecord, SourceRecord
@@ -168,8 +169,8 @@ class TaskHarness:
         stream_time_ms: int | None = None,
         dead_letter_limit: DeadLetterLimit | None = None,
         limits: Limits = DEFAULT_LIMITS,
-        screen: Set[str] | None = None,
-        redact: str = "off",
+        screen: Screen | None = None,
+        clean: Clean | None = None,
         ttl_ms: int = 60_000,
         commit_interval: float = 1000.0,
         tracing: Tracing | NoTracing = NO_TRACING,
@@ -193,7 +194,7 @@ class TaskHarness:
             "buffer": self.buffer,
             "pool": self.pool if embed else None,
             "metrics": self.metrics,
-            "evaluation": EvaluationConfig(limits, redact=redact, screen=screen),
+            "evaluation": EvaluationConfig(limits, clean=clean, clean_rejected=True, screen=screen),
             "commit_interval_seconds": commit_interval,
             "dead_letter_limit": dead_letter_limit,
             "tracing": tracing,

@@ -27,19 +27,20 @@ MODULES = {
 ROOMS = {
     # room: the rooms and modules it may import besides its own; everything may import `version`
     "core": set[str](),
+    "redact": {"core"},
     "runs": {"core"},
-    "config": {"core"},
+    "config": {"core", "redact"},
     "embed": {"config", "core"},
     "kafka": {"config", "core"},
     "observe": {"config", "core"},
     "stream": {"config", "core", "embed", "kafka", "observe"},
-    "contribute": {"config", "core", "kafka", "observe"},
+    "contribute": {"config", "core", "kafka", "observe", "redact"},
     "assemble": {"config", "core", "kafka", "observe", "runs"},
-    "commands": {"assemble", "config", "contribute", "core", "embed", "kafka", "observe", "runs", "stream"},
+    "commands": {"assemble", "config", "contribute", "core", "embed", "kafka", "observe", "redact", "runs", "stream"},
     "lab": {"commands", "config", "core", "embed", "kafka", "observe"},
     "cli": {"commands", "core", "lab", "observe"},  # lab by the names of its table alone
     "__main__": {"cli"},
-    "__init__": {"core"},
+    "__init__": {"core", "redact"},
     "version": set[str](),
 }
 
@@ -51,7 +52,7 @@ HOMES = (
         "mode": {"stream.faust_consumer"},
         "cramjam": {"kafka.reading.compression"},
         "simsimd": {"core.scan"},
-        "re2": {"core.redaction_patterns", "core.redaction_strict"},
+        "re2": {"redact.own", "redact.strict"},
         "aiohttp": {
             "observe.http_server",
             "contribute.registry_client",
@@ -116,7 +117,7 @@ CLOCK_READERS = {"now", "utcnow", "today", "time", "time_ns", "monotonic", "perf
 
 CORE = sorted(module for module in MODULES if module.startswith("core."))
 
-PURE = [*CORE, *sorted(module for module in MODULES if module.startswith("runs."))]
+PURE = [*CORE, *sorted(module for module in MODULES if module.startswith(("redact.", "runs.")))]
 """Modules that take values and return values: `runs/` may parse OTLP besides."""
 
 
@@ -327,6 +328,24 @@ def test_no_test_imports_another_one() -> None:
         shared = [name for name in imports(ast.parse(path.read_text("utf-8"))) if ".test_" in name]
         assert not shared, f"{path.relative_to(ROOT)} imports {shared}: move what it needs to tests/support"
     assert {path.relative_to(tests).parts[0] for path in tests.rglob("test_*.py")} == set(TIERS)
+
+
+def test_a_worker_that_neither_redacts_nor_screens_loads_no_rules_of_either() -> None:
+    """Nor do the settings, the metrics and the start checks, which know their names."""
+    code = (
+        "import worker.stream.process\nfrom worker.config import load\n"
+        "from worker.config.redaction_rules import cleaning, output_rules, screening\n"
+        "settings = load(redact=%r, screen=%r)\n"
+        "for check in worker.stream.process.START_CHECKS.values(): check(settings)\n"
+        "cleaning(settings, output_rules(settings)), screening(settings)"
+    )
+
+    def rules(redact: str, screen: str) -> set[str]:
+        return {name for name in modules_after(code % (redact, screen)) if name.startswith("worker.redact")}
+
+    assert rules("off", "off") == set()
+    assert rules("off", "mark") == {"worker.redact", "worker.redact.screen"}
+    assert "worker.redact.documents" in rules("accepted", "off")
 
 
 def test_the_worker_starts_without_what_assemble_needs() -> None:

@@ -23,7 +23,7 @@ from worker.commands.shared.console import (
 from worker.commands.shared.options import json_option, read_settings, settings_options
 
 if TYPE_CHECKING:
-    from worker.core.redaction import Rules
+    from worker.redact.documents import Rules
 
 AROUND = 32
 """Characters shown before and behind a marker."""
@@ -72,8 +72,9 @@ def _show(source: BinaryIO, name: str, rules: Rules, largest: int, most: int, *,
     import msgspec
 
     from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
-    from worker.core.redaction import LEVELS, redact_document
+    from worker.core.findings import LEVELS
     from worker.core.terminal import clean
+    from worker.redact.documents import redact_document
 
     counts: Counter[str] = Counter()
     found: dict[str, list[_Example]] = {}
@@ -134,7 +135,7 @@ def _changes(document: Any, cleaned: Any, line: int) -> Iterator[tuple[str, _Exa
 
 def _markers(before: str, after: str, line: int, path: str) -> Iterator[tuple[str, _Example]]:
     """Yield the markers of a text. What each replaced lies between the parts around it, which both texts have."""
-    from worker.core.redaction_places import MARKER
+    from worker.redact.markers import MARKER
 
     markers = list(islice(MARKER.finditer(after), 1000))
     place = 0

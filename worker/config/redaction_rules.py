@@ -1,15 +1,19 @@
-"""The rules of redaction: KP_REDACT_RULES, and the patterns of KP_REDACT_PATTERNS_FILE."""
+"""The rules of redaction and of the screen as the settings choose them. worker/redact/ loads where they do."""
 
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from worker.config.errors import ConfigError
 from worker.config.settings import Settings
-from worker.core.redaction import STRICT_TYPES, Rules
-from worker.core.redaction_patterns import OwnPattern, own_pattern
+from worker.core.findings import STRICT_TYPES, Clean, Screen
+
+if TYPE_CHECKING:
+    from worker.redact.documents import Rules
+    from worker.redact.own import OwnPattern
 
 MOST_PATTERNS: Final = 100
 MOST_BYTES: Final = 1 << 20
@@ -19,8 +23,35 @@ _FORM: Final = """give tables such as [[pattern]] with name = "customer_number" 
 
 def redaction_rules(settings: Settings, unset: str = "reference") -> Rules:
     """Return the rules; `unset`: their name where KP_REDACT_RULES is not set. Raises ConfigError for a wrong file."""
+    from worker.redact.documents import Rules
+
     file = settings.redact_patterns_file
     return Rules(settings.redact_rules or unset, () if file is None else _read(file))
+
+
+def output_rules(settings: Settings) -> Rules | None:
+    """Return the rules for the worker's outputs; None where none is redacted, and there is no file to check."""
+    off = settings.redact == "off" and settings.redact_patterns_file is None
+    return None if off else redaction_rules(settings)
+
+
+def cleaning(settings: Settings, rules: Rules | None) -> Clean | None:
+    """Return what redacts an output by `output_rules`; None with KP_REDACT=off."""
+    if rules is None or settings.redact == "off":
+        return None
+    from worker.redact.documents import redact_json
+
+    return partial(redact_json, rules=rules)
+
+
+def screening(settings: Settings) -> Screen | None:
+    """Return what finds the marks of an output; None with KP_SCREEN=off."""
+    rules = settings.marking_rules
+    if rules is None:
+        return None
+    from worker.redact.screen import screen_json
+
+    return partial(screen_json, rules=rules)
 
 
 def _read(file: Path) -> tuple[OwnPattern, ...]:
@@ -51,6 +82,8 @@ def _read(file: Path) -> tuple[OwnPattern, ...]:
 
 
 def _pattern(where: str, number: int, table: Any) -> OwnPattern:
+    from worker.redact.own import own_pattern
+
     place = f"{where}: pattern {number}"
     known = {"name", "pattern", "replacement"}
     if not isinstance(table, dict) or not {"name", "pattern"} <= table.keys() <= known:

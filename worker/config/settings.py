@@ -16,9 +16,9 @@ from worker.config.errors import PEM
 from worker.config.profiles import ProfileSetting, merged_profiles
 from worker.config.sources import PREFIX
 from worker.core.capacity import MOST_ELEMENTS
+from worker.core.findings import SCREEN_HIDDEN, rules_from
 from worker.core.records import BATCH_OVERHEAD, RECORD_OVERHEAD
 from worker.core.scoring import Profile
-from worker.core.screen import HIDDEN, rules_from
 from worker.core.trace import Limits
 
 BROKERS_FORM: Final = "give host:port, and several with a comma between them, such as kafka-1:9092,kafka-2:9092"
@@ -775,7 +775,7 @@ class Settings(BaseSettings):
     def refusing_rules(self) -> Set[str]:
         """Rules of the screen for which `contribute` refuses a trace."""
         on = rules_from(self.screen_rules)
-        return {"off": frozenset[str](), "hidden": on & HIDDEN, "refuse": on}[self.contribute_screen]
+        return {"off": frozenset[str](), "hidden": on & SCREEN_HIDDEN, "refuse": on}[self.contribute_screen]
 
     @property
     def cache_ttl_ms(self) -> int | None:

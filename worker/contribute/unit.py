@@ -15,10 +15,11 @@ import msgspec
 from msgspec import Struct
 
 from worker.core.documents import truncated_header
+from worker.core.findings import LEVELS
 from worker.core.records import NO_FAULT_OF_A_RECORD, OutputRecord, SourceRecord, raised
-from worker.core.redaction import LEVELS, Rules, redact_document, redact_text
-from worker.core.screen import place_of, screen_json
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
+from worker.redact.documents import Rules, redact_document, redact_text
+from worker.redact.screen import place_of, screen_json
 from worker.version import __version__
 
 log = logging.getLogger(__name__)

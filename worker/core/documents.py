@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from base64 import b64encode
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
 import numpy as np
 
+from worker.core.findings import Clean, Screen, Screening
 from worker.core.novelty import Neighbour, Vector
 from worker.core.records import (
     ACCEPTED,
@@ -29,9 +30,7 @@ from worker.core.records import (
     exact_size,
     raised,
 )
-from worker.core.redaction import REFERENCE, Rules, redact_json
 from worker.core.scoring import Components, Confidence, ScoredTrace, Weights
-from worker.core.screen import Screening, screen_json
 from worker.core.trace import InvalidTrace, Reason, splice
 from worker.version import __version__
 
@@ -102,22 +101,20 @@ def scored_record(
     embedder: EmbedderIdentity | None,
     *,
     embedding: bool = False,
-    redact: str = "off",
-    rules: Rules = REFERENCE,
-    screen: Set[str] | None = None,
+    clean: Clean | None = None,
+    screen: Screen | None = None,
 ) -> OutputRecord:
     """Build the accepted or rejected record: the document with its score, the same key, the source's headers and ours.
 
-    `embedding`: include the vector (KP_OUTPUT_EMBEDDING), as it is in the cache. `redact` (KP_REDACT): off, accepted or
-    all, the decisions whose documents are redacted, by the `rules`. `screen`: the rules of the screen that mark it
-    (KP_SCREEN), as it is published; None: it is not screened.
+    `embedding`: include the vector (KP_OUTPUT_EMBEDDING), as it is in the cache. `clean` redacts
+    the document (KP_REDACT), `screen` finds what marks it (KP_SCREEN), as it is published; None: neither is done.
     """
     decision = ACCEPTED if scored.accepted else REJECTED
     value, redactions = record.value or b"", None
-    if redact in ("all", decision):
-        value, redactions = redact_json(value, rules)
+    if clean is not None:
+        value, redactions = clean(value)
     # as it is published: without an earlier `scoring`, and with one of any names of members that are there twice
-    found = None if screen is None else screen_json(splice(value, scored.score, b"{}"), screen)
+    found = None if screen is None else screen(splice(value, scored.score, b"{}"))
     scoring = _Scoring(
         score=scored.score,
         decision=decision,

@@ -6,7 +6,7 @@ and never for a dead letter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,11 +15,11 @@ from typing import Literal, NamedTuple
 import numpy.typing as npt
 
 from worker.core.documents import one_record, scored_record
+from worker.core.findings import Clean, Screen
 from worker.core.forgetting import Processed
 from worker.core.group_view import GroupView
 from worker.core.novelty import CACHED_ID_LENGTH, Label, Neighbour, Vector, VectorCache, unit
 from worker.core.records import RECORD_OVERHEAD, EmbedderIdentity, OutputRecord, SourceRecord, encoded_size
-from worker.core.redaction import REFERENCE, Rules
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
     NEUTRAL_NOVELTY,
@@ -247,17 +247,17 @@ def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source
 
 @dataclass(frozen=True, slots=True)
 class EvaluationConfig:
-    """The settings: limits, which time counts (KP_EVENT_TIME), what a document contains, and which are redacted.
-
-    `screen`: the rules that mark documents (KP_SCREEN_RULES); None: they are not screened.
-    """
+    """The settings: limits, which time counts (KP_EVENT_TIME), and what a document contains."""
 
     limits: Limits
     event_time: str = "created_at"
     output_embedding: bool = False
-    redact: str = "off"
-    redact_rules: Rules = REFERENCE
-    screen: Set[str] | None = None
+    clean: Clean | None = None
+    """Redacts accepted documents; None: none is redacted (KP_REDACT=off)."""
+    clean_rejected: bool = False
+    """Whether rejected documents are redacted, too (KP_REDACT=all)."""
+    screen: Screen | None = None
+    """Finds what marks a document; None: none is marked (KP_SCREEN=off)."""
 
 
 def _check_size(record: SourceRecord, limits: Limits) -> None:
@@ -307,8 +307,7 @@ class Evaluation:
             scored,
             self._identity,
             embedding=config.output_embedding,
-            redact=config.redact,
-            rules=config.redact_rules,
+            clean=config.clean if scored.accepted or config.clean_rejected else None,
             screen=config.screen,
         )
 

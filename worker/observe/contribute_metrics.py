@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
-from worker.core.redaction import STRICT_TYPES
+from worker.core.findings import STRICT_TYPES
 from worker.observe.metrics import Histogram
 
 SKIP_REASONS: Final = ("visibility", "privacy", "lost")

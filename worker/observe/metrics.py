@@ -21,10 +21,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
+from worker.core.findings import SCREEN_RULES, STRICT_TYPES
 from worker.core.records import ACCEPTED, REJECTED
-from worker.core.redaction import STRICT_TYPES
 from worker.core.scoring import DEFAULT_PROFILE, PROFILES
-from worker.core.screen import RULES
 from worker.core.trace import Reason
 from worker.core.verdicts import Ruling
 
@@ -351,7 +350,7 @@ class Metrics:
             self.dead_letters.labels(str(reason))
         for kind in STRICT_TYPES:
             self.redactions.labels(kind)
-        for rule in RULES:
+        for rule in SCREEN_RULES:
             self.screened.labels(rule)
         for result in ("answered", "failed"):
             self.service_requests.labels(result)

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 
 from worker.config import ConfigError, Settings
 from worker.config.control_keys import forget_keys, judge_keys
-from worker.config.redaction_rules import redaction_rules
+from worker.config.redaction_rules import output_rules
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError, ServiceUnavailableError
 from worker.embed.load import load_for_worker, slow_runtime
@@ -42,7 +42,7 @@ SERVICE_SECONDS: Final = 5.0
 START_CHECKS: Final[Mapping[str, Callable[[Settings], object]]] = {
     "forget": lambda settings: forget_keys(settings) if settings.forget else None,
     "judging": judge_keys,
-    "redaction": redaction_rules,
+    "redaction": output_rules,
 }
 """What is read at the start beside the settings themselves; the names are the doctor's. Each raises ConfigError."""
 

@@ -13,9 +13,8 @@ from aiokafka import TopicPartition
 
 from worker.config import Settings
 from worker.config.control_keys import forget_keys, judge_keys
-from worker.config.redaction_rules import redaction_rules
+from worker.config.redaction_rules import cleaning, output_rules, screening
 from worker.core.control import ControlConfig
-from worker.core.redaction import Rules
 from worker.core.scorer import EvaluationConfig
 from worker.embed.embedder import Embedder, ServedEmbedder
 from worker.embed.pool import EmbeddingPool
@@ -76,14 +75,21 @@ class Worker:
         self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
         self._group = group_scope(settings, client, layout, embedder, metrics)
         share = settings.dead_letter_breaker_share
-        rules = redaction_rules(settings)
-        for kind in rules.types:
+        rules = output_rules(settings)
+        for kind in () if rules is None else rules.types:
             metrics.redactions.labels(kind)
         context = Context(
             buffer=self._buffer,
             pool=self._pool,
             metrics=metrics,
-            evaluation=_evaluation_config(settings, rules),
+            evaluation=EvaluationConfig(
+                settings.limits,
+                settings.event_time,
+                settings.output_embedding,
+                clean=cleaning(settings, rules),
+                clean_rejected=settings.redact == "all",
+                screen=screening(settings),
+            ),
             latency_budget_seconds=settings.latency_budget_seconds,
             commit_interval_seconds=settings.commit_interval_seconds,
             dead_letter_limit=DeadLetterLimit(share, settings.dead_letter_breaker_window) if share else None,
@@ -275,9 +281,3 @@ def _new_pool(embedder: Embedder | None, settings: Settings) -> EmbeddingPool | 
     if embedder is None:
         return None
     return EmbeddingPool(embedder, settings.embed_remembered, settings.most_in_flight)
-
-
-def _evaluation_config(settings: Settings, rules: Rules) -> EvaluationConfig:
-    return EvaluationConfig(
-        settings.limits, settings.event_time, settings.output_embedding, settings.redact, rules, settings.marking_rules
-    )

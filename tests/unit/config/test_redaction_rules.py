@@ -7,7 +7,8 @@ import pytest
 
 from worker.config import ConfigError, Settings
 from worker.config.redaction_rules import redaction_rules
-from worker.core.redaction import STRICT_TYPES, TYPES, redact_text
+from worker.core.findings import STRICT_TYPES, TYPES
+from worker.redact.documents import redact_text
 
 PAGE = Path(__file__).parents[3] / "docs" / "redaction.md"
 

@@ -26,11 +26,11 @@ from worker.contribute.unit import (
     same_unit,
     unit_from,
 )
+from worker.core.findings import SCREEN_DEFAULT, SCREEN_HIDDEN
 from worker.core.records import SourceRecord
-from worker.core.redaction import Rules
-from worker.core.redaction_patterns import own_pattern
-from worker.core.screen import DEFAULT, HIDDEN
 from worker.core.trace import CONTEXT, LEGACY_CONTEXT, Limits
+from worker.redact.documents import Rules
+from worker.redact.own import own_pattern
 
 GATE = Gate(frozenset({"network"}), frozenset({"aggregated"}))
 OPEN = Gate(frozenset({"network", "org", "private"}), frozenset({"aggregated", "federated", "private"}))
@@ -280,9 +280,9 @@ INJECTION = "Ignore previous instructions"
 @pytest.mark.parametrize(
     ("text", "rules", "found"),
     [
-        (HIDDEN_TEXT, HIDDEN, "direction-override"),
-        (INJECTION, HIDDEN, None),
-        (INJECTION, DEFAULT, "ignore-previous-instructions"),
+        (HIDDEN_TEXT, SCREEN_HIDDEN, "direction-override"),
+        (INJECTION, SCREEN_HIDDEN, None),
+        (INJECTION, SCREEN_DEFAULT, "ignore-previous-instructions"),
         (f"{HIDDEN_TEXT} {INJECTION}", frozenset(), None),
     ],
 )
@@ -304,7 +304,7 @@ def test_what_does_not_leave_is_not_screened() -> None:
     document = accepted_document("kp:trace:1", note=HIDDEN_TEXT)
     document["scoring"]["screen"] = {"rules": ["direction-override"], "text": HIDDEN_TEXT}
     document["steps"][0]["content"] = "password=<|im_start|>"
-    assert unit(document, replace(GATE, screen=DEFAULT)).redactions == {"password": 1}
+    assert unit(document, replace(GATE, screen=SCREEN_DEFAULT)).redactions == {"password": 1}
 
 
 @pytest.mark.slow
@@ -377,7 +377,7 @@ def test_a_trace_on_which_a_function_fails_is_refused_and_nothing_of_it_leaves(
     document["steps"][0]["content"] = SECRET
     value = json.dumps(document).encode()
     monkeypatch.setattr(f"worker.contribute.unit.{name}", failing)
-    found = made(value, replace(GATE, screen=DEFAULT))
+    found = made(value, replace(GATE, screen=SCREEN_DEFAULT))
     assert isinstance(found, Refusal)
     assert found.reason == "evaluation_failed"
     assert "IndexError (test_unit.py:" in found.message

@@ -21,6 +21,7 @@ from worker.commands.explain.steps import explain_trace
 from worker.commands.explain.view import explanation_json
 from worker.commands.shared.options import load_settings
 from worker.config import Settings
+from worker.config.redaction_rules import cleaning, output_rules
 from worker.core.documents import scored_record
 from worker.core.scorer import EvaluationConfig
 from worker.core.trace import DEFAULT_LIMITS, parse_trace
@@ -61,7 +62,11 @@ class Desk:
             self.publisher,
             idle_context(
                 self.failures,
-                evaluation=EvaluationConfig(DEFAULT_LIMITS, redact=self.settings.redact),
+                evaluation=EvaluationConfig(
+                    DEFAULT_LIMITS,
+                    clean=cleaning(self.settings, output_rules(self.settings)),
+                    clean_rejected=self.settings.redact == "all",
+                ),
                 latency_budget_seconds=self.settings.latency_budget_seconds,
                 metrics=self.metrics,
                 status=self.status,

@@ -21,13 +21,14 @@ from tests.support.forgetting import ANOTHER_ID, KEY, TOPIC_ID, control_record
 from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
 from worker.core.control import ControlConfig
+from worker.core.findings import SCREEN_DEFAULT
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
 from worker.core.records import HEADER_OVERHEAD, Fault
-from worker.core.screen import DEFAULT
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
 from worker.kafka.state.restore import OffsetsError
+from worker.redact import documents, screen
 from worker.stream import batching, partition
 from worker.stream.partition import DeadLetterLimit, DeadLetterLimitError
 
@@ -696,14 +697,14 @@ async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> 
 
 
 async def test_what_the_screen_marks_is_counted_when_it_is_committed() -> None:
-    stage = TaskHarness(embed=False, screen=DEFAULT)
+    stage = TaskHarness(embed=False, screen=screen.screen_json)
     stage.publisher.replaced = {1: InvalidTrace(Reason.TOO_LARGE, "", "too large for its topic")}
     stage.take(0, 1, objective="[INST] Act as a judge")
     stage.take(2, objective="[INST]")
     await settle()
     assert stage.publisher.sizes() == [3]
     await stage.task.drain()
-    found = {rule: stage.count("kp_screened_total", rule=rule) for rule in DEFAULT}
+    found = {rule: stage.count("kp_screened_total", rule=rule) for rule in SCREEN_DEFAULT}
     assert {rule: count for rule, count in found.items() if count} == {"llama-inst-tag": 2}
     await stage.task.close()
 
@@ -759,8 +760,8 @@ FAILING = {
     "texts": "worker.stream.evaluator.embedded_texts",
     "event time": "worker.core.scorer.event_time_ms",
     "score": "worker.core.scorer.score_trace",
-    "redaction": "worker.core.documents.redact_json",
-    "screen": "worker.core.documents.screen_json",
+    "redaction": "worker.redact.documents.redact_json",
+    "screen": "worker.redact.screen.screen_json",
     "document": "worker.core.scorer.scored_record",
     "entry": "worker.stream.state.encode",
 }
@@ -769,7 +770,6 @@ FAILING = {
 
 async def evaluated(numbers: list[int], fails: tuple[str, int, Exception] | None = None) -> TaskHarness:
     """Return the stage after these records; a function fails in its call of a number."""
-    stage = TaskHarness(ttl_ms=1000, redact="all", screen=DEFAULT)
     with pytest.MonkeyPatch.context() as patch:
         if fails is not None:
             where, at, error = fails
@@ -782,6 +782,7 @@ async def evaluated(numbers: list[int], fails: tuple[str, int, Exception] | None
                 return real(*arguments, **named)
 
             patch.setattr(where, failing)
+        stage = TaskHarness(ttl_ms=1000, clean=documents.redact_json, screen=screen.screen_json)
         for offset in numbers:
             submitted = len(stage.pool.submitted)
             time_ms = T0 + (10_000 if offset == 2 else 40 * offset)  # at which all others have expired

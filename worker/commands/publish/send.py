@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import BinaryIO, Final, Literal
 
 import msgspec
@@ -33,7 +34,7 @@ from worker.commands.shared.samples import SAMPLES
 from worker.commands.shared.session import Session, SessionError, run_session
 from worker.config import Settings
 from worker.config.redaction_rules import redaction_rules
-from worker.core.redaction import Rules, redact_json
+from worker.core.findings import Clean
 from worker.core.terminal import clean
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
 from worker.kafka.cluster.connections import idempotent_producer, while_sending
@@ -143,14 +144,20 @@ async def publish_lines(
         check = _LineCheck(producer, session.settings.limits if validate else None, target.max_bytes)
         sender = _Sender(producer, topic, rate, counts)
         lines = _lines(source, session.settings.max_message_bytes)
-        rules = redaction_rules(session.settings) if redact else None
-        await while_sending(producer, _send_lines(lines, key, rules, check, sender, counts, on_line, on_refused))
+        clean = _cleaning(session.settings) if redact else None
+        await while_sending(producer, _send_lines(lines, key, clean, check, sender, counts, on_line, on_refused))
+
+
+def _cleaning(settings: Settings) -> Clean:
+    from worker.redact.documents import redact_json
+
+    return partial(redact_json, rules=redaction_rules(settings))
 
 
 async def _send_lines(
     lines: AsyncIterator[Line],
     key: KeyField,
-    rules: Rules | None,
+    clean: Clean | None,
     check: _LineCheck,
     sender: _Sender,
     counts: PublishCounts,
@@ -168,8 +175,8 @@ async def _send_lines(
         try:
             if problem is not None:
                 raise InvalidTrace(Reason.TOO_LARGE, "", problem)
-            if rules is not None:
-                line, found = redact_json(line, rules)  # noqa: PLW2901 the original must not be sent
+            if clean is not None:
+                line, found = clean(line)  # noqa: PLW2901 the original must not be sent
             record_key = key_of(line, key)
             check.check(record_key, line)
         except InvalidTrace as error:

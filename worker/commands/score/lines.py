@@ -20,7 +20,7 @@ from worker.commands.shared.console import CommandError, discard_buffered, file_
 from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
 from worker.commands.shared.placed_verdicts import PlacedVerdict, read_verdicts
 from worker.config import Settings
-from worker.config.redaction_rules import redaction_rules
+from worker.config.redaction_rules import cleaning, output_rules, screening
 from worker.core.documents import embedding_failed
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation, EvaluationConfig
@@ -134,9 +134,9 @@ def score_lines(
         settings.limits,
         settings.event_time,
         settings.output_embedding,
-        settings.redact,
-        redaction_rules(settings),
-        settings.marking_rules,
+        clean=cleaning(settings, output_rules(settings)),
+        clean_rejected=settings.redact == "all",
+        screen=screening(settings),
     )
     scorer = new_scorer(settings, identity)
     evaluation = Evaluation(scorer, identity, config)

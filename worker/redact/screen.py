@@ -22,78 +22,16 @@ from typing import Any, Final
 
 import msgspec
 
-WEIGHTS: Final = {
-    **dict.fromkeys(
-        (
-            "ignore-previous-instructions", "forget-instructions", "disregard-instructions", "override-prompt",
-            "new-updated-instructions",
-        ), 0.3,
-    ),
-    **dict.fromkeys(("you-are-now", "pretend-to-be", "act-as", "from-now-on-you", "imagine-you-are"), 0.25),
-    **dict.fromkeys(
-        (
-            "llama-inst-tag", "llama-inst-close-tag", "chatml-im-start", "chatml-im-end", "llama-sys-open",
-            "llama-sys-close", "system-tag-bracket", "markdown-role-header",
-        ), 0.2,
-    ),
-    **dict.fromkeys(
-        (
-            "long-base64-block", "bidi-override-chars", "zero-width-steganography", "excessive-whitespace-encoding",
-        ), 0.15,
-    ),
-    **dict.fromkeys(("send-data-pattern", "output-to-endpoint", "suspicious-url-in-code-block"), 0.2),
-}  # fmt: skip
-"""The SDK's rules, in its order, with their weights."""
-
-RULES: Final = (*WEIGHTS, "direction-override", "tag-characters", "invisible-in-word")
-"""All rules: the SDK's, and those of hidden text that it does not have, or has in its sanitizer."""
-
-HIDDEN: Final = frozenset({"direction-override", "tag-characters", "zero-width-steganography"})
-"""Rules of hidden text that no language and no emoji needs: KP_CONTRIBUTE_SCREEN=hidden."""
-
-OFF: Final = frozenset({"excessive-whitespace-encoding"})
-"""Rules that are off by default, as they match in more than 1 % of traces of real runs (docs/redaction.md)."""
-
-DEFAULT: Final = frozenset(RULES) - OFF
-
-
-def rules_from(text: str) -> frozenset[str]:
-    """Return the rules that a list with commas names (KP_SCREEN_RULES): default, all, NAME, -NAME.
-
-    Raises ValueError for an unknown name, and where no rule is left.
-    """
-    chosen: set[str] = set()
-    for part in [part.strip() for part in text.split(",")]:
-        name = part.removeprefix("-")
-        named = {"default": DEFAULT, "all": frozenset(RULES)}.get(name, frozenset({name}))
-        if not named <= frozenset(RULES):
-            raise ValueError(f"{part!r} is not a rule; use default, all, or some of {', '.join(RULES)}, with commas")
-        chosen = chosen - named if part.startswith("-") else chosen | named
-    if not chosen:
-        raise ValueError("no rule is left; begin with default or all, or switch the screen off")
-    return frozenset(chosen)
-
+from worker.core.findings import SCREEN_DEFAULT, SCREEN_RULES, SCREEN_WEIGHTS, Screening
 
 SUSPICIOUS: Final = 0.3
 REJECTED: Final = 0.6
 """The SDK's thresholds of its verdicts."""
 
-_MOST: Final = sum(WEIGHTS.values())
+_MOST: Final = sum(SCREEN_WEIGHTS.values())
 
 
-class Screening(msgspec.Struct, frozen=True):
-    """What the screen found: the rules that matched, and the score and the verdict that the SDK gives for them.
-
-    `sdk_score` is the sum of the weights of the rules over that of all, 0..1, to three decimals. `sdk_verdict` is safe,
-    suspicious (from 0.3 on) or rejected (from 0.6 on). Rules that the SDK's classifier does not have weigh nothing.
-    """
-
-    rules: tuple[str, ...]
-    sdk_score: float
-    sdk_verdict: str
-
-
-def screen_texts(texts: Iterable[str], rules: Set[str] = DEFAULT) -> Screening:
+def screen_texts(texts: Iterable[str], rules: Set[str] = SCREEN_DEFAULT) -> Screening:
     """Return which of the rules match in any of the texts. The beginning of a text is the beginning of a line."""
     texts = list(texts)
     found: set[str] = set()
@@ -107,13 +45,13 @@ def screen_texts(texts: Iterable[str], rules: Set[str] = DEFAULT) -> Screening:
         found.update(_phrases(read))
     if any(_foreign_url(text) for text in texts if "```" in text):
         found.add("suspicious-url-in-code-block")
-    matched = tuple(name for name in RULES if name in found and name in rules)
-    score = min(sum(WEIGHTS.get(name, 0.0) for name in matched) / _MOST, 1.0)
+    matched = tuple(name for name in SCREEN_RULES if name in found and name in rules)
+    score = min(sum(SCREEN_WEIGHTS.get(name, 0.0) for name in matched) / _MOST, 1.0)
     verdict = "rejected" if score >= REJECTED else "suspicious" if score >= SUSPICIOUS else "safe"
     return Screening(matched, math.floor(score * 1000 + 0.5) / 1000, verdict)
 
 
-def screen_json(raw: bytes, rules: Set[str] = DEFAULT) -> Screening:
+def screen_json(raw: bytes, rules: Set[str] = SCREEN_DEFAULT) -> Screening:
     """Return which of the rules match in any string of a JSON document: values, names of members, and duplicates.
 
     `raw` must be valid JSON.

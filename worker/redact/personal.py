@@ -10,7 +10,7 @@ import string
 from collections.abc import Iterator
 from typing import Final
 
-from worker.core.redaction_places import Found, Rule, rule
+from worker.redact.markers import Found, Rule, rule
 
 _MANY_DIGITS: Final = "[0-9](?:[ ./()-]{0,3}[0-9]){6}"
 """Cards, IBANs and phone numbers have so many digits in a row."""

@@ -11,9 +11,10 @@ import pytest
 import worker
 from tests.runs.fuzz_redaction import check_texts
 from tests.support.builders import read_jsonl, trace_document
-from worker.core import redaction
-from worker.core.redaction import LEVELS, redact_document, redact_text
+from worker.core.findings import LEVELS
 from worker.core.trace import parse_trace
+from worker.redact import documents as redaction
+from worker.redact.documents import redact_document, redact_text
 
 CASES = read_jsonl("redaction_cases.jsonl")
 

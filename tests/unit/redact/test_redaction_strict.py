@@ -9,11 +9,12 @@ import pytest
 from tests.support.builders import read_jsonl
 from tests.support.made_secrets import HARMLESS, made
 from tests.support.redaction_oracle import random_text
-from worker.core.redaction import LEVELS, STRICT_TYPES, Rules, redact_document, redact_text
-from worker.core.redaction_fold import fold
-from worker.core.redaction_patterns import MOST_ON_A_LINE, own_pattern
-from worker.core.redaction_places import most_secrets
-from worker.core.redaction_strict import _RULES, _hints
+from worker.core.findings import LEVELS, STRICT_TYPES
+from worker.redact.documents import Rules, redact_document, redact_text
+from worker.redact.fold import fold
+from worker.redact.markers import most_secrets
+from worker.redact.own import MOST_ON_A_LINE, own_pattern
+from worker.redact.strict import _RULES, _hints
 
 
 def strict(text: str, level: str = "aggregated") -> str:

@@ -11,9 +11,10 @@ import pytest
 
 from tests.runs.screen import FLAG, MAX_SECONDS, slowest
 from tests.support.builders import read_jsonl
-from worker.core.screen import DEFAULT, HIDDEN, OFF, RULES, WEIGHTS, place_of, rules_from, screen_json, screen_texts
+from worker.core.findings import SCREEN_DEFAULT, SCREEN_HIDDEN, SCREEN_OFF, SCREEN_RULES, SCREEN_WEIGHTS, rules_from
+from worker.redact.screen import place_of, screen_json, screen_texts
 
-ALL = frozenset(RULES)
+ALL = frozenset(SCREEN_RULES)
 CASES = read_jsonl("screen_cases.jsonl")
 TEXTS = read_jsonl("screen_texts.jsonl")
 
@@ -22,13 +23,13 @@ def test_the_cases_of_the_reference() -> None:
     found = Counter[str]()
     for case in CASES:
         screening = screen_texts([case["text"]], ALL)
-        known = [rule for rule in screening.rules if rule in WEIGHTS]
+        known = [rule for rule in screening.rules if rule in SCREEN_WEIGHTS]
         assert (known, screening.sdk_score, screening.sdk_verdict) == (
             case["patterns"], case["score"], case["verdict"],
         ), case  # fmt: skip
         found.update(known)
-        assert screen_texts([case["text"]]).rules == tuple(rule for rule in screening.rules if rule in DEFAULT)
-    assert found.keys() == WEIGHTS.keys()
+        assert screen_texts([case["text"]]).rules == tuple(rule for rule in screening.rules if rule in SCREEN_DEFAULT)
+    assert found.keys() == SCREEN_WEIGHTS.keys()
     assert {case["verdict"] for case in CASES} == {"safe", "suspicious", "rejected"}
 
 
@@ -137,14 +138,14 @@ def test_the_place_is_a_member_of_the_schema() -> None:
         "task": {"objective": "y"},
         "steps": [{"content": "z"}, {"input": {"\u202e": 1}}],
     }
-    assert place_of(document, HIDDEN) == "steps.1.input"
+    assert place_of(document, SCREEN_HIDDEN) == "steps.1.input"
     document["task"] = {"[INST]": "\u202e"}
-    assert (place_of(document, HIDDEN), place_of(document, ALL)) == ("task", "task")
+    assert (place_of(document, SCREEN_HIDDEN), place_of(document, ALL)) == ("task", "task")
 
 
 def test_the_list_of_rules() -> None:
-    assert {"excessive-whitespace-encoding"} == OFF
-    assert rules_from("default") == DEFAULT == ALL - OFF
+    assert {"excessive-whitespace-encoding"} == SCREEN_OFF
+    assert rules_from("default") == SCREEN_DEFAULT == ALL - SCREEN_OFF
     assert rules_from("all, -act-as ,-tag-characters") == ALL - {"act-as", "tag-characters"}
     assert rules_from("act-as,you-are-now,-act-as") == {"you-are-now"}
     for wrong, words in (("act as", "'act as' is not a rule"), ("", "is not a rule"), ("-act-as", "no rule is left"),

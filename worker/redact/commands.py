@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from worker.core.redaction_keys import end_of
-from worker.core.redaction_names import harmless, is_random, is_value, looks_secret
-from worker.core.redaction_places import Found, Rule, rule
+from worker.redact.keys import end_of
+from worker.redact.markers import Found, Rule, rule
+from worker.redact.names import harmless, is_random, is_value, looks_secret
 
 _ARGUMENT: Final = r"""(?:"([^"\n]{2,300})"|'([^'\n]{2,300})'|((?![-$<{\[*])[^\s"'`;|&<>\\]{2,300}))"""
 

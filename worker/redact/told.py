@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from worker.core.redaction_keys import decoded
-from worker.core.redaction_names import (
+from worker.redact.keys import decoded
+from worker.redact.markers import Found, Rule, most_names, rule
+from worker.redact.names import (
     IF_RANDOM,
     PASSWORD,
     VALUE_MEMBERS,
@@ -24,7 +25,6 @@ from worker.core.redaction_names import (
     looks_secret,
     strength_of,
 )
-from worker.core.redaction_places import Found, Rule, most_names, rule
 
 _ENGLISH: Final = (
     "password", "passphrase", "passcode", "pass phrase", "secret key", "api key", "access code", "secret is",

@@ -7,7 +7,8 @@ import string
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from worker.core.redaction_names import (
+from worker.redact.markers import Found, Rule, most_names, most_secrets
+from worker.redact.names import (
     DATE_OR_NUMBER,
     IF_RANDOM,
     NO,
@@ -24,7 +25,6 @@ from worker.core.redaction_names import (
     looks_secret,
     strength_of,
 )
-from worker.core.redaction_places import Found, Rule, most_names, most_secrets
 
 _NAME_CHARACTERS: Final = string.digits + string.ascii_letters + "_.-"
 _STEM: Final = (

@@ -14,8 +14,9 @@ from tests.support.schemas import VALIDATORS
 from worker import PartitionScorer, config, parse_trace
 from worker.commands.score.lines import score_lines
 from worker.core.documents import scored_record
-from worker.core.redaction import LEVELS, TYPES, redact_json, redact_text
+from worker.core.findings import LEVELS, TYPES
 from worker.core.trace import InvalidTrace, Reason, splice
+from worker.redact.documents import redact_json, redact_text
 
 SECRETS = "Ask ada@example.com, password=hunter2"
 
@@ -69,7 +70,7 @@ def test_a_document_is_written_anew_with_its_values() -> None:
         rb' "e": 123456789012345678901234567890, "f": -0.0, "g": "\u00e9"}}'
     )
     scored = PartitionScorer(dimensions=2).score(parse_trace(raw), None, 0)
-    output = scored_record(make_record(raw), scored, None, redact="all")
+    output = scored_record(make_record(raw), scored, None, clean=redact_json)
     value = output.value or b""
     expected = (
         '"own":{"a":"","b":"[REDACTED:email]","c":1.0e2,"d":1e400,"e":123456789012345678901234567890,"f":-0.0,"g":"é"}'

@@ -18,24 +18,16 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from worker.core import redaction_strict as strict
-from worker.core.redaction_fold import fold
-from worker.core.redaction_names import is_named_secret, is_secret_after, is_secret_member
-from worker.core.redaction_patterns import OwnPattern, replace_own
-from worker.core.redaction_places import Found, bounded, put_markers
+from worker.core.findings import LEVELS, STRICT_TYPES, TYPES
 from worker.core.trace import InvalidTrace, Metadata, Outcome, Reason, ReasoningTrace, Step, Task, Tool
-
-LEVELS: Final = ("aggregated", "federated", "private")
-"""The values of metadata.privacy_level. Secrets go at every level; `private` keeps what only identifies somebody."""
-
-TYPES: Final = ("connection_string", "bearer_token", "api_key", "password", "email", "phone", "ip", "filepath")
-"""Types of markers, in the order of their patterns."""
-
-STRICT_TYPES: Final = (*TYPES, *strict.TYPES)
-"""Types of markers of the strict rules."""
+from worker.redact import strict
+from worker.redact.fold import fold
+from worker.redact.markers import Found, bounded, put_markers
+from worker.redact.names import is_named_secret, is_secret_after, is_secret_member
+from worker.redact.own import OwnPattern, replace_own
 
 RULES: Final = ("reference", "strict")
-"""The sets of rules: the SDK's, and those with what else transcripts contain (redaction_strict.py)."""
+"""The sets of rules: the SDK's, and those with what else transcripts contain (strict.py)."""
 
 
 class Rules(NamedTuple):
@@ -117,9 +109,6 @@ _IDENTIFIERS: Final = (
 
 _PASSWORD_NAME: Final = re.compile(r"(?i:passw(?:or)?d|secret|token|api[\W_]?key)[\W_]*+\Z")
 """Names of members that hold a password: those of the pattern above, also at the end of a longer name."""
-
-
-REFERENCE: Final = Rules()
 
 
 def redact_text(text: str, level: str, rules: str | Rules = "reference") -> tuple[str, dict[str, int]]:

@@ -8,7 +8,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any, Final
 
-from worker.core.redaction_fold import fold
+from worker.redact.fold import fold
 
 
 def _words(words: str) -> frozenset[str]:

@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from worker.core.redaction_places import Found, Rule, rule
+from worker.redact.markers import Found, Rule, rule
 
 _BEGINS: Final = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f][0-9A-Fa-f]))"
 """Where a word begins, also behind an escape of a URL."""

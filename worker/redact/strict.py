@@ -3,13 +3,13 @@
 A text takes these passes (`redaction.py` calls them):
 
 1. The reference's patterns put their markers.
-2. The text is read without disguises and escapes (redaction_fold.py); the reference's patterns look once more.
+2. The text is read without disguises and escapes (fold.py); the reference's patterns look once more.
 3. One automaton looks for the hints of all rules; those whose hints are there look at the text, in the order of _RULES:
-   keys by their form (redaction_keys.py), headers and URLs (redaction_requests.py), values that are assigned to a name
-   (redaction_assigned.py, with names and values in redaction_names.py), commands and calls (redaction_commands.py),
-   what a text tells of in words and forms (redaction_told.py), numbers of persons (redaction_personal.py), and what the
+   keys by their form (keys.py), headers and URLs (requests.py), values that are assigned to a name
+   (assigned.py, with names and values in names.py), commands and calls (commands.py),
+   what a text tells of in words and forms (told.py), numbers of persons (personal.py), and what the
    reference left behind its markers.
-4. Places that overlap become one marker in the original text (redaction_places.py).
+4. Places that overlap become one marker in the original text (markers.py).
 5. All of this again, until the text stays: markers show what stands behind or between them.
 """
 
@@ -21,17 +21,14 @@ from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from typing import Any, Final
 
-from worker.core.redaction_assigned import ASSIGNED
-from worker.core.redaction_commands import COMMANDS
-from worker.core.redaction_keys import KEYS
-from worker.core.redaction_names import is_value, looks_secret
-from worker.core.redaction_personal import IDENTIFIERS, PERSONAL
-from worker.core.redaction_places import Found, Rule, bounded, most_secrets
-from worker.core.redaction_requests import REQUESTS
-from worker.core.redaction_told import TOLD
-
-TYPES: Final = ("private_key", "basic_auth", "jwt", "cookie", "signed_url", "webhook", "card", "iban", "ssn")
-"""Types of markers that only the strict rules set; the others are the reference's."""
+from worker.redact.assigned import ASSIGNED
+from worker.redact.commands import COMMANDS
+from worker.redact.keys import KEYS
+from worker.redact.markers import Found, Rule, bounded, most_secrets
+from worker.redact.names import is_value, looks_secret
+from worker.redact.personal import IDENTIFIERS, PERSONAL
+from worker.redact.requests import REQUESTS
+from worker.redact.told import TOLD
 
 _RESIDUE: Final = re.compile(
     r"\[REDACTED:password\](?:"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from worker.core.redaction_keys import decoded, has_digit
-from worker.core.redaction_names import PLACEHOLDER, harmless, is_random, looks_secret
-from worker.core.redaction_places import Found, Rule, rule
+from worker.redact.keys import decoded, has_digit
+from worker.redact.markers import Found, Rule, rule
+from worker.redact.names import PLACEHOLDER, harmless, is_random, looks_secret
 
 _QUOTES: Final = r"""(?:\\{0,7}["'`])?"""
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from worker.core.redaction_places import Found, put_markers
+from worker.redact.markers import Found, put_markers
 
 MOST_ON_A_LINE: Final = 200
 

@@ -1,0 +1,1 @@
+"""Redaction and the screen, as pure as core/. The names of what they find are in core/findings.py."""
