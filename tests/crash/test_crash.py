@@ -84,6 +84,27 @@ def test_forgotten_is_forgotten_through_kills(kafka: EmbeddedKafka, tmp_path: Pa
     assert report.receipts > 10
 
 
+def test_verdicts_count_for_the_traces_behind_them_through_kills(
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool
+) -> None:
+    """The oracle reads the source topic, and counts the verdicts in front of each trace; agents are forgotten, too."""
+    env = settings(kafka.bootstrap_servers, TEST_EMBED_MS="8")
+    env |= chaos.forgetting(env) | chaos.judging(env, tmp_path)
+    create_topics(kafka.bootstrap_servers, chaos.topics(env))
+    identity = topic_id(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"])
+    records = chaos.with_requests(seed, traces(seed, 4), env["KP_SOURCE_TOPIC"], identity, KEY)
+    records = chaos.with_verdicts(seed, records, env["KP_SOURCE_TOPIC"], identity, share=0.3)
+    with Fleet(env, tmp_path) as fleet:
+        fleet.add()
+        load = Load(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], records, 1600 if long else 900, 80)
+        load.start()
+        Chaos(kafka, fleet, seed).run(shuffled(seed, sigkill=3 if long else 2, join=1))
+        report = finish(kafka, fleet, load)
+    assert not report.problems()
+    assert report.judged > 100
+    assert report.receipts > 10
+
+
 def test_at_least_once_loses_nothing_and_repeats_byte_for_byte(
     kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.support import chaos, oracle
 from tests.support.chaos import Fleet, settings, traces, wait_settled, wait_until
 from tests.support.crash_worker import STEPS, hash_vector
-from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, topic_id
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
@@ -50,14 +50,19 @@ def drawn(steps: Sequence[str], count: int, seed: int, long: bool) -> list[str]:
 
 
 def relay(
-    kafka: EmbeddedKafka, logs: Path, seed: int, steps: Sequence[str], how: str, delivery: str, view: str
-) -> oracle.Report:
+    kafka: EmbeddedKafka, logs: Path, seed: int, steps: Sequence[str], how: str, delivery: str, view: str,
+    *, verdicts: bool = False,
+) -> oracle.Report:  # fmt: skip
     """Let each worker crash at its step and the next one go on; judge after each, and return the last report."""
     rng = random.Random(seed)
     once = delivery == "exactly_once"
     env = step_settings(kafka, delivery, view)
+    env |= chaos.judging(env, logs) if verdicts else {}
     create_topics(kafka.bootstrap_servers, chaos.topics(env, PARTITIONS))
     records = traces(seed, PARTITIONS)
+    if verdicts:
+        identity = topic_id(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"])
+        records = chaos.with_verdicts(seed, records, env["KP_SOURCE_TOPIC"], identity)
     ends: dict[int, int] = {}
     for step in [*steps, ""]:
         for partition, offset in produce(kafka.bootstrap_servers, env["KP_SOURCE_TOPIC"], islice(records, LEG)):
@@ -82,13 +87,18 @@ def relay(
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("how", "view"), [("kill", "objective"), ("raise", "whole")])
+@pytest.mark.parametrize(
+    ("how", "view", "verdicts"),
+    [("kill", "objective", False), ("raise", "whole", False), ("kill", "whole", True)],
+    ids=["kill-objective", "raise-whole", "kill-with-verdicts"],
+)
 def test_exactly_once_survives_a_crash_at_each_step(
-    kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool, how: str, view: str
+    kafka: EmbeddedKafka, tmp_path: Path, seed: int, long: bool, how: str, view: str, verdicts: bool
 ) -> None:
     """Kills at all steps; exceptions at four of them."""
     steps = list(STEPS) if how == "kill" else drawn([step for step in STEPS if step != "embed"], 4, seed, long)
-    report = relay(kafka, tmp_path, seed, steps, how, "exactly_once", view)
+    report = relay(kafka, tmp_path, seed, steps, how, "exactly_once", view, verdicts=verdicts)
+    assert bool(report.judged) == verdicts
     assert report.source == LEG * (len(steps) + 1)
 
 

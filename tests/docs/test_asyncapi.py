@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ from worker.core.novelty import Label, VectorCache
 from worker.core.records import Fault
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
+from worker.core.track_record import RECORD_PREFIX, Stored, TrackRecord, encode_row
+from worker.core.verdicts import Ruling, judged_record, make_verdict, sign_verdict
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
 from worker.observe.contribute_metrics import REFUSAL_REASONS
 from worker.redact.screen import screen_json
@@ -78,7 +81,7 @@ def headers_of(record: Any) -> dict[str, str]:
 
 
 def test_its_topics_are_the_default_settings_and_its_version_the_worker_s() -> None:
-    settings = load(forget=True, forget_key="x" * 32)
+    settings = load(forget=True, forget_key="x" * 32, verdict_key_file="judges.key")
     topics = [*settings.topics.values(), settings.contributed, settings.refused, marks_topic(settings)]
     assert [channel["address"] for channel in DOCUMENT["channels"].values()] == topics
     assert DOCUMENT["info"]["version"] == __version__
@@ -183,6 +186,27 @@ def test_the_cache_entry_is_the_code_s() -> None:
     row = msgspec.msgpack.decode(raw)
     as_json = [base64.b64encode(value).decode() if isinstance(value, bytes) else value for value in row]
     validator("cacheEntry", "payload").validate(as_json)
+
+
+def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
+    line = {"trace_id": "t", "agent_id": "ada", "task_domain": "code", "partition": 0, "success": 1, "judge": "ci"}
+    verdict = make_verdict(line, topic="traces", topic_id=TOPIC_ID, issued_at=datetime.now(UTC))
+    signed = sign_verdict(verdict, KEY)
+    validator("verdict", "payload").validate(json.loads(signed.value))
+    headers = {name: value.decode() for name, value in signed.headers}
+    validator("verdict", "headers").validate(headers)
+    assert set(headers) == set(resolved(MESSAGES["verdict"]["headers"])["required"])
+    written = judged_record(make_record(signed.value, 7), Ruling(verdict, counts=True, used=0.5))
+    validator("judged", "payload").validate(json.loads(written.value or b""))
+    change = TrackRecord(TOPIC_ID).add(verdict, 0, 7)
+    assert change is not None
+    key, value = encode_row(change[0])
+    assert key.startswith(RECORD_PREFIX)
+    fields = msgspec.msgpack.decode(value or b"")
+    items = resolved(MESSAGES["trackRecord"]["payload"])["items"]
+    assert [it["title"] for it in items] == list(Stored.__struct_fields__)
+    readable = [base64.b64encode(it).decode() if isinstance(it, bytes) else it for it in fields]
+    validator("trackRecord", "payload").validate(readable)
 
 
 def test_control_record_receipt_and_processed_request_are_the_code_s() -> None:

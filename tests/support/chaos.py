@@ -29,6 +29,7 @@ from aiokafka.errors import KafkaError
 
 from tests.support.forgetting import ANOTHER_ID, KEY, control_record
 from tests.support.kafka_fixtures import Record, Tree, WorkerProcess, committed, unique
+from worker import make_verdict, sign_verdict
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 LINES: Final = (Path(__file__).parents[1] / "data" / "traces.jsonl").read_bytes().splitlines()
@@ -58,6 +59,17 @@ def settings(bootstrap: str, name: str | None = None, **extra: str) -> dict[str,
 def forgetting(env: Mapping[str, str]) -> dict[str, str]:
     """Return the settings with which the workers honour the control records of `with_requests`."""
     return {"KP_FORGET": "true", "KP_FORGET_KEY": KEY.decode(), "KP_FORGOTTEN_TOPIC": f"{env['KP_GROUP_ID']}.forgotten"}
+
+
+JUDGES: Final = {"ci": b"c" * 40, "reviewer": b"r" * 40}
+
+
+def judging(env: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """Return the settings with which the verdicts of `with_verdicts` count, and make the scores."""
+    keys = directory / "judges.key"
+    keys.write_bytes(b"".join(b"%s %s\n" % (name.encode(), key) for name, key in JUDGES.items()))
+    names = {"KP_VERDICT_KEY_FILE": str(keys), "KP_JUDGED_TOPIC": f"{env['KP_GROUP_ID']}.judged"}
+    return {**names, "KP_CONFIDENCE": "record"}
 
 
 def topics(env: Mapping[str, str], partitions: int = 4) -> dict[str, tuple[int, dict[str, str]]]:
@@ -139,6 +151,49 @@ def with_requests(
             control = control_record(key=signed_by, partition=partition, **wanted)
             for _ in range(2 if rng.random() < 0.1 else 1):
                 yield Record(b"r", control.value, control.headers, partition, record.timestamp_ms)
+
+
+def with_verdicts(
+    seed: int, records: Iterator[Record], topic: str, topic_id: str, share: float = 0.2
+) -> Iterator[Record]:
+    """Yield the records, and verdicts among them on a share of the traces: on one of the partition's last 20.
+
+    So some are corrections. A tenth is forged, a tenth for another topic; a fifth is sent again later, and some are
+    issued later than their record says.
+    """
+    rng = random.Random(seed)
+    recent: dict[int | None, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=20))
+    sent: dict[int | None, deque[Record]] = defaultdict(lambda: deque(maxlen=10))
+    for record in records:
+        yield record
+        try:
+            document = json.loads(record.value or b"")
+            recent[record.partition].append({"id": document["id"], "metadata": document["metadata"]})
+        except (ValueError, KeyError, TypeError):
+            continue
+        if rng.random() > share or record.timestamp_ms is None or dict(record.headers).get("kp-control"):
+            continue
+        if rng.random() < 0.2 and sent[record.partition]:
+            yield rng.choice(sent[record.partition])._replace(timestamp_ms=record.timestamp_ms)
+            continue
+        metadata = rng.choice(recent[record.partition])
+        judge = rng.choice(list(JUDGES))
+        line = {
+            "trace_id": metadata["id"], "agent_id": metadata["metadata"]["agent_id"],
+            "task_domain": metadata["metadata"]["task_domain"], "partition": record.partition or 0,
+            "success": rng.choice([True, False, 0.25]), "judge": judge,
+        }  # fmt: skip
+        issued = datetime.fromtimestamp((record.timestamp_ms + rng.uniform(-20_000, 2_000)) / 1000, UTC)
+        signed_for = ANOTHER_ID if rng.random() < 0.1 else topic_id
+        key = b"x" * 40 if rng.random() < 0.1 else JUDGES[judge]
+        try:
+            verdict = make_verdict(line, topic=topic, topic_id=signed_for, issued_at=issued)
+        except ValueError:
+            continue  # the trace is broken
+        signed = sign_verdict(verdict, key)
+        made = Record(signed.key, signed.value, signed.headers, record.partition, record.timestamp_ms)
+        sent[record.partition].append(made)
+        yield made
 
 
 def _rfc3339(ms: float) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +44,7 @@ class Report:
     rejected: int = 0
     dead_letters: int = 0
     receipts: int = 0
+    judged: int = 0
     missing: int = 0
     duplicates: int = 0
     differing_copies: int = 0
@@ -72,6 +76,49 @@ class Report:
 
 
 @dataclass
+class Standing:
+    """What verdicts say of an agent in a domain."""
+
+    judged: int
+    succeeded: float
+    used: float
+
+
+class Judged:
+    """The verdicts of one partition, each as it was read: by agent and domain, then by trace and judge."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], dict[tuple[str, str], tuple[int, bytes, float]]] = {}
+
+    def take(self, body: Mapping[str, Any], timestamp: int) -> bool:
+        """Count a verdict, unless the judge has issued a later one on the trace, or this one before."""
+        issued = (datetime.fromisoformat(body["issued_at"]) - EPOCH) // timedelta(milliseconds=1)
+        ties = hashlib.blake2b(f"trace:{body['trace_id']}".encode(), digest_size=16).digest()
+        ties += hashlib.blake2b(body["judge"].encode(), digest_size=8).digest()
+        of = self._of.setdefault((body["agent_id"], body["task_domain"]), {})
+        known, new = of.get((body["trace_id"], body["judge"])), (min(issued, timestamp), ties, float(body["success"]))
+        if known is not None and (known[0] > new[0] or known == new):
+            return False
+        of[body["trace_id"], body["judge"]] = new
+        return True
+
+    def forget(self, agent_id: str) -> None:
+        """Forget an agent's verdicts."""
+        self._of = {name: of for name, of in self._of.items() if name[0] != agent_id}
+
+    def standing(self, agent_id: str, domain: str) -> Standing:
+        """Return what is known by the formula of docs/verdicts.md; at most 200 verdicts stand for an agent here."""
+        firsts = [min(of.values())[2] for of in self._of.values()]
+        prior = (sum(firsts) + 4 * 0.5) / (len(firsts) + 4)
+        latest = [success for _, _, success in sorted(self._of.get((agent_id, domain), {}).values(), reverse=True)]
+        if len(latest) > 200:
+            raise ValueError("more verdicts on an agent than a record keeps: make the test smaller")
+        weights = [0.5 ** (age / 50) for age in range(len(latest))]
+        weighted = sum(w * x for w, x in zip(weights, latest, strict=True))
+        return Standing(len(latest), sum(latest), (weighted + 4 * prior) / (sum(weights) + 4))
+
+
+@dataclass
 class Verdict:
     """What an undisturbed run says of one source record; score and novelty are None for a dead letter."""
 
@@ -81,6 +128,8 @@ class Verdict:
     novelty: float | None = None
     reason: str | None = None  # of the dead letter, where it must be this one
     removed: frozenset[str] = frozenset()  # ids of the cache's entries that a control record removes
+    standing: Standing | None = None  # of a trace, or after a verdict
+    counts: bool = True  # of a verdict
 
 
 @dataclass
@@ -93,15 +142,16 @@ class Remembered:
     agent_id: str
 
 
-def score(document: Mapping[str, Any], novelty: float) -> float:
-    """Return the score by the specification's formula."""
+def score(document: Mapping[str, Any], novelty: float, used: float | None = None) -> float:
+    """Return the score by the specification's formula; `used`: the confidence of KP_CONFIDENCE=record."""
     steps, metadata = document["steps"], document["metadata"]
     types = [step["type"] for step in steps]
     tools = [step["tool"]["name"] for step in steps if "tool" in step]
     recoveries = types.count("error_recovery")
     complexity = min(1.0, len(set(types)) / 4 * 0.5 + (0.3 if recoveries else 0.0) + len(steps) / 20 * 0.2)
     diversity = min(1.0, len(set(tools)) / max(1, len(steps)) * 3)
-    outcome = float(document["outcome"]["confidence"]) * (1.0 if metadata["success"] else 0.3)
+    confidence = used if used is not None and metadata["success"] else float(document["outcome"]["confidence"])
+    outcome = confidence * (1.0 if metadata["success"] else 0.3)
     weights = WEIGHTS.get(metadata["task_domain"], WEIGHTS["default"])
     total: float = sum(w * x for w, x in zip(weights, (complexity, novelty, diversity, outcome), strict=True))
     if types == ["thought"]:
@@ -124,27 +174,36 @@ def judge(
     objective_apart: bool = False,
     forget_key: bytes | None = None,
     topic_id: str | None = None,
+    judges: Mapping[str, bytes] | None = None,
 ) -> dict[Place, Verdict]:
     """Score the records of all partitions, each partition in offset order.
 
     `reason`: of a dead letter that a record becomes before it is parsed; `refused`: whether the output topics refuse a
     trace once it is scored (its vector stays in the cache). `objective_apart`: KP_EMBED_TEXT=objective. `forget_key`:
-    control records are honoured if they are signed for `topic_id`. A forgotten entry leaves a gap: None in place of
+    control records are honoured if they are signed for `topic_id`; `judges`: the keys of verdicts, whose records make
+    the scores then. A forgotten entry leaves a gap: None in place of
     its vector.
     """
     verdicts: dict[Place, Verdict] = {}
     entries: dict[int, list[Remembered]] = defaultdict(list)
     requests: set[tuple[int, str]] = set()
+    judged: dict[int, Judged] = defaultdict(Judged)
     stream_time: dict[int, int] = {}
     for record in sorted(records, key=lambda r: (r.partition, r.offset)):
         place = record.partition, record.offset
         if (why := reason(record)) is not None:
             verdicts[place] = Verdict(record, "dead-letter", reason=why)
             continue
-        if forget_key is not None and "kp-control" in dict(record.headers):
+        control = dict(record.headers).get("kp-control")
+        if control == b"verdict":
+            verdicts[place] = rule(record, judged[record.partition], judges or {}, topic_id)
+            continue
+        if forget_key is not None and control is not None:
             now = stream_time.get(record.partition, -(1 << 62))
             live = [it for it in entries[record.partition][-capacity:] if ttl_ms is None or now - it.time < ttl_ms]
             verdicts[place] = obey(record, live, forget_key, topic_id, requests)
+            if verdicts[place].kind == "forgotten" and "agent_id" in (body := json.loads(record.value)):
+                judged[record.partition].forget(body["agent_id"])
             continue
         try:
             parse_trace(record.value)
@@ -169,9 +228,25 @@ def judge(
         if refused(record):
             verdicts[place] = Verdict(record, "dead-letter", reason="refused_by_topic")
             continue
-        value = score(document, novelty)
-        verdicts[place] = Verdict(record, "accepted" if value >= 0.75 else "rejected", value, novelty)
+        standing = None
+        if judges is not None:
+            standing = judged[record.partition].standing(agent_id, document["metadata"]["task_domain"])
+        value = score(document, novelty, None if standing is None else standing.used)
+        kind = "accepted" if value >= 0.75 else "rejected"
+        verdicts[place] = Verdict(record, kind, value, novelty, standing=standing)
     return verdicts
+
+
+def rule(record: Any, judged: Judged, judges: Mapping[str, bytes], topic_id: str | None) -> Verdict:
+    """Let a verdict count, unless it is forged, or for another topic."""
+    body = json.loads(record.value)
+    key = judges.get(body["judge"], b"")
+    said = dict(record.headers)["kp-control-signature"]
+    forged = said != hmac.new(key, record.value, "sha256").hexdigest().encode()
+    if forged or (body["topic_id"], body["partition"]) != (topic_id, record.partition):
+        return Verdict(record, "dead-letter", reason="bad_control")
+    counts = judged.take(body, record.timestamp)
+    return Verdict(record, "judged", standing=judged.standing(body["agent_id"], body["task_domain"]), counts=counts)
 
 
 def obey(
@@ -212,6 +287,9 @@ def check(
     ttl = env.get("KP_CACHE_TTL_SECONDS", "3600")
     topic = env["KP_SOURCE_TOPIC"]
     source = hostile.source(bootstrap, topic) if hostile_records else consume_all(bootstrap, topic)
+    path = env.get("KP_VERDICT_KEY_FILE")
+    lines = Path(path).read_text().splitlines() if path else ()
+    keys = {name: key.encode() for name, key in (line.split() for line in lines)}
     verdicts = judge(
         source,
         embed,
@@ -221,10 +299,13 @@ def check(
         objective_apart=env.get("KP_EMBED_TEXT") == "objective",
         forget_key=env["KP_FORGET_KEY"].encode() if env.get("KP_FORGET") == "true" else None,
         topic_id=topic_id(bootstrap, topic),
+        judges=keys if env.get("KP_CONFIDENCE") == "record" else None,
     )
     names = {"accepted": "KP_ACCEPTED_TOPIC", "rejected": "KP_REJECTED_TOPIC", "dead-letter": "KP_DEAD_LETTER_TOPIC"}
     if env.get("KP_FORGET") == "true":
         names["forgotten"] = "KP_FORGOTTEN_TOPIC"
+    if keys:
+        names["judged"] = "KP_JUDGED_TOPIC"
     outputs = {kind: consume_all(bootstrap, env[name]) for kind, name in names.items()}
     report = compare(verdicts, outputs)
     everything = sum(len(consume_all(bootstrap, env[name], "read_uncommitted")) for name in names.values())
@@ -234,9 +315,9 @@ def check(
 
 def compare(verdicts: Mapping[Place, Verdict], outputs: Mapping[str, Sequence[Any]]) -> Report:
     """Compare every output record with the verdict on its source record."""
-    kinds = ("accepted", "rejected", "dead-letter", "forgotten")
-    accepted, rejected, dead_letters, receipts = (len(outputs.get(kind, ())) for kind in kinds)
-    report = Report(len(verdicts), accepted, rejected, dead_letters, receipts)
+    kinds = ("accepted", "rejected", "dead-letter", "forgotten", "judged")
+    accepted, rejected, dead_letters, receipts, judged = (len(outputs.get(kind, ())) for kind in kinds)
+    report = Report(len(verdicts), accepted, rejected, dead_letters, receipts, judged)
     copies: dict[Place, tuple[str, Any]] = {}
     homes: dict[tuple[str, int], int] = {}  # the output partition of each source partition, for each topic
     latest: dict[tuple[str, int], int] = {}
@@ -276,6 +357,12 @@ def _compare_one(report: Report, at: str, kind: str, record: Any, verdict: Verdi
         if {it["id"] for it in removed if it["cached"]} != verdict.removed or kind != verdict.kind:
             report.note("damaged", f"{at}: expected a receipt for {sorted(verdict.removed)}")
         return
+    if "judged" in (kind, verdict.kind):
+        said: Any = json.loads(record.value) if kind == verdict.kind else {"counts": None, "used": {"now": math.inf}}
+        wanted = verdict.standing
+        if wanted is None or said["counts"] != verdict.counts or abs(said["used"]["now"] - wanted.used) > TOLERANCE:
+            report.note("damaged", f"{at}: expected {verdict.counts}, {wanted}, got {said}")
+        return
     document = json.loads(record.value) if kind != "dead-letter" else {}
     scoring = document.pop("scoring", {})
     if verdict.score is None or verdict.novelty is None or not scoring:
@@ -289,6 +376,10 @@ def _compare_one(report: Report, at: str, kind: str, record: Any, verdict: Verdi
         if worst > TOLERANCE:
             report.note("damaged", f"{at}: score {scoring['score']}, expected {verdict.score}, differs by {worst}")
         report.worst = max(report.worst, worst)
+        if verdict.standing is not None:
+            found, wanted = scoring["confidence"], verdict.standing
+            if found["judged"] != wanted.judged or abs(found["succeeded"] - wanted.succeeded) > TOLERANCE:
+                report.note("damaged", f"{at}: confidence {found}, expected {wanted}")
         if kind != verdict.kind and abs(verdict.score - scoring["threshold"]) > TOLERANCE:
             report.note("wrong_topic", f"{at}: expected {verdict.kind}")
         original = json.loads(source.value)
@@ -325,7 +416,7 @@ def origin(kind: str, record: Any) -> Place:
         headers = dict(record.headers)
         return int(headers["kp-source-partition"]), int(headers["kp-source-offset"])
     document = json.loads(record.value)
-    source = document["source"] if kind == "forgotten" else document["scoring"]["source"]
+    source = document["source"] if kind in ("forgotten", "judged") else document["scoring"]["source"]
     return source["partition"], source["offset"]
 
 
