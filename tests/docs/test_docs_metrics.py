@@ -61,7 +61,7 @@ UNITS = {
     "kp_verdicts_total": "verdicts",
     "kp_verdict_successes_total": "successes",
     "kp_verdict_squared_error_total": "squared error",
-    "kp_verdict_squared_errors_total": "verdicts",
+    "kp_verdicts_compared_total": "verdicts",
     "kp_verdicts_superseded_total": "verdicts",
     "kp_track_records": "records",
     "kp_assemble_repeated_parts_total": "parts",

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -18,7 +19,10 @@ from tests.support.kafka_fixtures import create_topics, create_topics_async, pro
 from tests.support.kafka_versions import since
 from tests.support.proxy import Cut, Proxy
 from tests.support.stage import Stage, Workers, untouched
+from worker import make_verdict
 from worker.config import ConfigError, load
+from worker.core.records import BATCH_OVERHEAD, encoded_size
+from worker.core.track_record import TrackRecord, encode_row
 from worker.kafka.cluster import connections, topics
 from worker.kafka.cluster.client import client_arguments
 from worker.kafka.cluster.connections import connected_admin
@@ -29,6 +33,7 @@ from worker.kafka.cluster.topic_plan import (
     CHANGELOG_CONFIG,
     CODECS,
     DIFFERENCE,
+    LARGEST_RECORD_BYTES,
     NO_LIMIT,
     Observed,
     TopicPlan,
@@ -328,18 +333,43 @@ def test_a_broker_before_3_6_is_asked_for_nothing_that_it_does_not_know() -> Non
     assert [topic for topic in plan(chosen, Observed({}, [], {}, {})) if AFTER in topic.configs]
 
 
-def test_a_topic_without_an_id_is_told_where_requests_to_forget_need_one() -> None:
-    chosen = load(forget=True, forget_key="x" * 32)
+def test_a_topic_without_an_id_is_told_where_control_records_need_one() -> None:
+    forgetting, judging = load(forget=True, forget_key="x" * 32), load(verdict_key_file="judges.key")
     for settings, topic_id, warned in (
-        (chosen, None, True),
-        (chosen, "PYVotLT1SNm5KiIC15QXiA", False),
-        (load(), None, False),
+        (forgetting, None, "no request to forget is honoured"),
+        (forgetting, "PYVotLT1SNm5KiIC15QXiA", None),
+        (judging, None, "no verdict counts"),
+        (judging, "PYVotLT1SNm5KiIC15QXiA", None),
+        (load(), None, None),
     ):
         found = Observed({settings.source_topic: described(settings.source_topic, topic_id)}, [], {}, {})
-        told = [
-            problem for problem in problems(settings, found) if "no request to forget is honoured" in problem.message
-        ]
-        assert [problem.level for problem in told] == ["warn"] * warned
+        told = [problem for problem in problems(settings, found) if "report no id" in problem.message]
+        assert [problem.level for problem in told] == ["warn"] * (warned is not None)
+        assert all(str(warned) in problem.message for problem in told)
+
+
+def test_the_changelog_takes_the_largest_track_record() -> None:
+    record = TrackRecord("x" * 22)
+    widest = "\U0001f600" * 256
+    line = {"agent_id": widest, "task_domain": widest, "partition": 0, "success": 1, "judge": "ci"}
+    changes = None
+    for number in range(201):
+        judged = line | {"trace_id": str(number)}
+        verdict = make_verdict(judged, topic="t", topic_id="x" * 22, issued_at=datetime.now(UTC))
+        changes = record.add(verdict, number, (1 << 62) + number)
+    assert changes is not None
+    key, value = encode_row(changes[0])
+    needed = encoded_size(key, value, ()) + BATCH_OVERHEAD
+    for settings, limit, failed in (
+        (load(verdict_key_file="judges.key"), needed - 1, True),
+        (load(verdict_key_file="judges.key"), LARGEST_RECORD_BYTES, False),
+        (load(), needed - 1, False),
+    ):
+        name = settings.changelog
+        found = Observed({name: described(name)}, [], {name: {"max.message.bytes": str(limit)}}, {})
+        told = [problem for problem in problems(settings, found) if "track record" in problem.message]
+        assert [problem.level for problem in told] == ["fail"] * failed
+    assert needed <= LARGEST_RECORD_BYTES
 
 
 def test_no_broker_is_exit_code_2(kafka: EmbeddedKafka) -> None:

@@ -264,12 +264,15 @@ class Metrics:
         )
         self.verdict_errors = Counter(
             "kp_verdict_squared_error_total",
-            "Sum of (confidence used - success) squared over verdicts that name it; by their number: the Brier score.",
+            "Sum of (confidence used - success) squared over compared verdicts; by their number: the Brier score.",
             ["profile"],
             registry=registry,
         )
-        self.verdict_errors_of = Counter(
-            "kp_verdict_squared_errors_total", "Number of verdicts in that sum.", ["profile"], registry=registry
+        self.verdicts_compared = Counter(
+            "kp_verdicts_compared_total",
+            "Committed verdicts that name the confidence that was used.",
+            ["profile"],
+            registry=registry,
         )
         self.verdicts_late = Counter(
             "kp_verdicts_superseded_total",
@@ -345,7 +348,7 @@ class Metrics:
             self.verdict_successes.labels(profile, decision)
         for profile in self._profiles:
             self.verdict_errors.labels(profile)
-            self.verdict_errors_of.labels(profile)
+            self.verdicts_compared.labels(profile)
         for reason in Reason:
             self.dead_letters.labels(str(reason))
         for kind in STRICT_TYPES:
@@ -373,7 +376,7 @@ class Metrics:
         self.verdict_successes.labels(*labels).inc(verdict.success)
         if verdict.used is not None:
             self.verdict_errors.labels(profile).inc((verdict.used - verdict.success) ** 2)
-            self.verdict_errors_of.labels(profile).inc()
+            self.verdicts_compared.labels(profile).inc()
 
     def forget_partition(self, partition: int) -> None:
         """Drop the gauges of a partition that is no longer assigned."""

@@ -193,6 +193,9 @@ ENTRY_BYTES: Final = 2048
 LARGEST_ENTRY_BYTES: Final = 4096
 """The same with the longest trace id that is kept."""
 
+LARGEST_RECORD_BYTES: Final = 12_288
+"""A track record with 200 verdicts and the longest names, of 4 bytes a character, is below this."""
+
 LARGEST_REQUEST_BYTES: Final = 131_072
 """The changelog's record of a request to forget, with the most ids and the ends of 10,000 partitions, is below this."""
 
@@ -224,8 +227,8 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
         *_denied_topics(settings, found),
         *_missing_topics(settings, found),
         *_changelog_problems(settings, found),
-        *_small_changelog_for_requests(settings, found),
-        *_no_id_for_requests(settings, found),
+        *_small_changelog_for_control(settings, found),
+        *_no_id_for_control(settings, found),
         *_compression_problems(found),
         *_unreadable_settings(found),
         *_small_outputs(settings, found, extra_bytes),
@@ -449,30 +452,43 @@ def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
     return result
 
 
-def _small_changelog_for_requests(settings: Settings, found: Observed) -> list[Problem]:
-    limit = found.max_bytes(settings.changelog)
-    if not settings.forget or limit >= LARGEST_REQUEST_BYTES:
-        return []
+def _small_changelog_for_control(settings: Settings, found: Observed) -> list[Problem]:
+    """Return a failure if the changelog refuses what a request to forget, or a verdict, leaves there."""
+    limit, name = found.max_bytes(settings.changelog), settings.changelog
+    rows = []
+    if settings.forget:
+        rows.append((LARGEST_REQUEST_BYTES, "the record of a request to forget", "KP_FORGET=false"))
+    if settings.verdict_key_file is not None:
+        rows.append((LARGEST_RECORD_BYTES, "an agent's track record", "no KP_VERDICT_KEY_FILE"))
     return [
         Problem(
             "fail",
-            f"topic {settings.changelog} has max.message.bytes={limit}, less than the record of a request to forget",
-            f"set max.message.bytes={DEFAULT_MAX_BYTES} on {settings.changelog}, or KP_FORGET=false",
+            f"topic {name} has max.message.bytes={limit}, less than {what}",
+            f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}, or {instead}",
         )
+        for needed, what, instead in rows
+        if limit < needed
     ]
 
 
-def _no_id_for_requests(settings: Settings, found: Observed) -> list[Problem]:
+def _no_id_for_control(settings: Settings, found: Observed) -> list[Problem]:
+    """Return a warning for each kind of control record if the source topic has no id, for which it is signed."""
     source = found.topics.get(settings.source_topic)
-    if not settings.forget or source is None or source.topic_id is not None:
+    if source is None or source.topic_id is not None:
         return []
+    kinds = []
+    if settings.forget:
+        kinds.append(("no request to forget is honoured", "KP_FORGET=false"))
+    if settings.verdict_key_file is not None:
+        kinds.append(("no verdict counts", "no KP_VERDICT_KEY_FILE"))
     return [
         Problem(
             "warn",
-            f"the brokers report no id of topic {settings.source_topic} (Kafka has ids since 2.8): no request to "
-            "forget is honoured, because one of an earlier topic of this name could be sent again",
-            "upgrade the brokers, or set KP_FORGET=false",
+            f"the brokers report no id of topic {settings.source_topic} (Kafka has ids since 2.8): {effect}, because "
+            "one of an earlier topic of this name could be sent again",
+            f"upgrade the brokers, or set {instead}",
         )
+        for effect, instead in kinds
     ]
 
 
