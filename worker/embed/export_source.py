@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from worker.embed.embedder import (
-    FETCH_FIRST,
     OFFICIAL_NAME,
     OFFICIAL_SHA256,
     Embedding,
     ModelError,
     check_weights,
+    fetch_first,
     find_model,
     weights_sha256,
 )
@@ -116,7 +116,7 @@ def open_export_source(openvino: ModuleType, model: str | None) -> ExportSource:
     if directory.is_dir() and check_weights(model, weights_sha256(directory)) == OFFICIAL_NAME:
         return _minilm(openvino, directory)
     if model is None and find_spec("sentence_transformers") is None:
-        raise ModelError(f"{FETCH_FIRST}, which also exports it")
+        raise ModelError(f"{fetch_first(model)}, which also exports it")
     return _through_torch(openvino, model)
 
 

@@ -12,16 +12,15 @@ from worker.core.group_view import GroupView
 from worker.core.records import EmbedderIdentity
 from worker.core.scorer import PartitionScorer
 from worker.embed.embedder import (
-    FETCH_FIRST,
-    FETCH_MULTILINGUAL,
     MULTILINGUAL,
     OFFICIAL_NAME,
     OFFICIAL_SHA256,
     Embedder,
     ModelError,
+    fetch_first,
 )
 from worker.embed.model_dir import default_directory, find_exported
-from worker.embed.openvino_embedder import INSTALL_HINT, OpenVinoEmbedder
+from worker.embed.openvino_embedder import OpenVinoEmbedder
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
 
 log = logging.getLogger(__name__)
@@ -107,15 +106,15 @@ def load_embedder(
     if kind in ("auto", "openvino"):
         directory = find_exported(model) if kind == "openvino" or find_spec("openvino") else None
         if directory is None and model == MULTILINGUAL:
-            raise ModelError(FETCH_MULTILINGUAL if find_spec("openvino") else f"OpenVINO is missing: {INSTALL_HINT}")
+            raise ModelError(fetch_first(model))
         if directory is None and kind == "openvino":
             directory = Path(model) if model else default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)
         if directory is not None:
             return OpenVinoEmbedder(
                 directory, max_tokens, threads, precision, windows, embed_text, side_by_side, budget_seconds
             )
-        if model is None and find_spec("openvino") and not find_spec("sentence_transformers"):
-            raise ModelError(f"{FETCH_FIRST}, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)")
+        if model is None and not find_spec("sentence_transformers"):
+            raise ModelError(f"{fetch_first(model)}, or set KP_EMBEDDER=none to run without embeddings (novelty 0.5)")
     if model == MULTILINGUAL:
         raise ModelError(f"KP_MODEL={MULTILINGUAL} runs with OpenVINO alone: set KP_EMBEDDER=auto")
     if warning := slow_runtime(kind, model):

@@ -19,11 +19,11 @@ from worker.config import Settings
 from worker.core.group_view import memory_bytes
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import (
-    FETCH_FIRST,
     MULTILINGUAL,
     Embedder,
     ModelError,
     ServiceUnavailableError,
+    fetch_first,
     find_model,
 )
 from worker.embed.load import load_configured, slow_runtime
@@ -76,7 +76,7 @@ def _check(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
         return
     if not exported and settings.embedder != "openvino" and not Path(hub_name).is_dir():
         if settings.model is None and find_spec("sentence_transformers") is None:
-            yield fail("model", FETCH_FIRST)
+            yield fail("model", fetch_first(settings.model))
             return
         yield warn(
             "model",
