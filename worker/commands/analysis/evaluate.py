@@ -1,4 +1,4 @@
-"""`kp-worker evaluate`: how well novelty tells repeated tasks from new ones, on labelled traces."""
+"""`kp-worker evaluate`: how well novelty tells repeated tasks from new ones, or scores tell successes from failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ BAD_SHOWN: Final = 5
 
 @click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True)
-@click.option("--label", required=True, help="Field that names a trace's task; dots for nested fields.")
+@click.option("--label", help="Field that names a trace's task; dots for nested fields.")
+@click.option("--outcome", metavar="FIELD", help="Instead, measure scores by this field: whether the run succeeded, "
+              "true, false or 0 to 1. --label then says which runs to resample together [x_task].")  # fmt: skip
+@click.option("--claimed", metavar="FIELD", help="With --outcome: the field that says what the agent claims: true, "
+              "false (admits failure) or null (neither, counts as true) [all true].")  # fmt: skip
+@click.option("--verdicts", metavar="SHARE", help="With --outcome: also with KP_CONFIDENCE=record and verdicts on this "
+              "share of the runs (0.1 or 10%), drawn at random.")  # fmt: skip
+@click.option("--late", type=click.IntRange(1), help="With --verdicts: after how many runs a verdict comes [50].")
 @click.option("--grid", multiple=True, metavar="NAME=V,V",
               help="Values of a setting to compare: embed_text=whole,objective. May be repeated.")  # fmt: skip
 @click.option("--partition-by", metavar="FIELD", help="Also show the AUC with the traces spread over partitions by "
@@ -42,27 +49,47 @@ BAD_SHOWN: Final = 5
 @json_option
 @settings_options
 def evaluate(
-    files: tuple[str, ...], label: str, grid: tuple[str, ...], partition_by: str | None, partitions: int | None,
-    seed: int, page: Path | None, as_json: bool,
+    files: tuple[str, ...], label: str | None, outcome: str | None, claimed: str | None, verdicts: str | None,
+    late: int | None, grid: tuple[str, ...], partition_by: str | None, partitions: int | None, seed: int,
+    page: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure how well novelty tells a repeated task from a new one, on labelled traces.
+    """Measure how well novelty tells a repeated task from a new one, or scores tell success from failure.
 
     FILES are traces, JSON Lines, each file in the order of a stream. Traces with the same label are the same task. Each
     file counts as one partition without TTL or capacity; --partition-by shows the effect of a key. Each text is
     embedded once.
+
+    With --outcome, a run is scored as its agent claims it ended, with the confidence 0.95, never as it is recorded.
     """
+    if label is None and outcome is None:
+        raise click.UsageError("pass --label with the field that names the task, or --outcome with how the run ended")
+    if outcome is None and (claimed is not None or verdicts is not None):
+        raise click.UsageError("--claimed and --verdicts go with --outcome")
+    if outcome is not None and (grid or partition_by is not None):
+        raise click.UsageError("--grid and --partition-by go without --outcome")
+    if late is not None and verdicts is None:
+        raise click.UsageError("--late goes with --verdicts")
     if partitions is not None and partition_by is None:
         raise click.UsageError("--partitions goes with --partition-by")
     for file, count in Counter(map(os.path.normpath, files)).items():
         if count > 1:
             raise ArgumentError("FILES", f"{file} is named {count} times: name each file once")
-    choices = list(_choices(grid))
+    choices = [] if outcome is not None else list(_choices(grid))
     if page is not None:  # before the minutes of embedding
         require_extra("report")
+    if outcome is not None:
+        from worker.commands.analysis.outcomes import run_outcomes
+
+        run_outcomes(
+            files, outcome, claimed, label, verdicts, 50 if late is None else late, seed, page, as_json=as_json
+        )
+        return
     import msgspec
     from rich.console import Console
     from rich.progress import Progress
 
+    if label is None:
+        raise RuntimeError("this is a bug: there is a label")
     from worker.commands.analysis.labelled import LabelError
     from worker.embed.embedder import ModelError
 

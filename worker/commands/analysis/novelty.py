@@ -112,7 +112,7 @@ def behind_the_highest(rows: Sequence[tuple[Row, Floats | None]]) -> list[Row]:
         return [row for row, _ in rows]
     best = max(known, key=lambda draws: float(draws[0]))
     return [
-        row if draws is None or draws is best else structs.replace(row, auc_warm_behind=_interval([best - draws]))
+        row if draws is None or draws is best else structs.replace(row, auc_warm_behind=interval([best - draws]))
         for row, draws in rows
     ]
 
@@ -179,15 +179,15 @@ def measured(vectors: Floats, labels: Ints, seed: int) -> Measured:
     in_order = compared(vectors, labels, np.arange(0), np.arange(len(labels)))
     warm = [run for _ in range(HALVINGS) for run in _halves(vectors, labels, rng)]
     repeats = ~in_order.first
-    warm_auc = _mean([_auc(run, weights) for run in warm])
+    warm_auc = mean_of([_auc(run, weights) for run in warm])
     found = Figures(
         len(labels),
         count,
         int(repeats.sum()),
-        _interval([warm_auc]),
-        _interval([_auc(_behind_the_first(in_order), weights)]),
-        _interval([_auc(_pairs(vectors, labels, rng), weights)]),
-        _interval([_share(in_order.same[repeats], in_order.labels[repeats], weights)]),
+        interval([warm_auc]),
+        interval([_auc(_behind_the_first(in_order), weights)]),
+        interval([_auc(_pairs(vectors, labels, rng), weights)]),
+        interval([_share(in_order.same[repeats], in_order.labels[repeats], weights)]),
         _quantiles(in_order, in_order.first, weights),
         _quantiles(in_order, repeats, weights),
         _histogram(in_order.novelty[in_order.first]),
@@ -266,7 +266,7 @@ def spread_figures(vectors: Floats, labels: Ints, key: str, keys: Ints, partitio
         alone.append(_auc(_behind_the_first(one), weights))
         novelty = _novelty(vectors, labels, order, homes[keys[order]])
         spread.append(_auc(_behind_the_first(replace(one, novelty=novelty)), weights))
-    return Spread(key, different, partitions or different, _interval(alone), _interval(spread))
+    return Spread(key, different, partitions or different, interval(alone), interval(spread))
 
 
 def _novelty(vectors: Floats, labels: Ints, order: Ints, homes: Ints) -> Floats:
@@ -312,7 +312,7 @@ def _quantiles(run: Run, chosen: npt.NDArray[np.bool_], weights: Floats) -> list
     for quantile in QUANTILES:
         # The least value that at least this share of the traces does not exceed.
         places = np.minimum((sums < quantile * sums[:, -1:] - 1e-9).sum(1), len(values) - 1)
-        quantile_interval = _interval([values[places]])
+        quantile_interval = interval([values[places]])
         if quantile_interval is not None:
             found.append(quantile_interval)
     return found
@@ -322,15 +322,15 @@ def _histogram(novelty: Floats) -> list[int]:
     return [int(count) for count in np.histogram(np.clip(novelty, 0, 1), BINS, (0, 1))[0]]
 
 
-def _mean(of_draws: Sequence[Floats | None]) -> Floats | None:
+def mean_of(of_draws: Sequence[Floats | None]) -> Floats | None:
     """Return the mean over the runs that have draws."""
     runs = [draws for draws in of_draws if draws is not None]
     return np.asarray(np.mean(runs, axis=0)) if runs else None
 
 
-def _interval(of_draws: Sequence[Floats | None]) -> Interval | None:
+def interval(of_draws: Sequence[Floats | None]) -> Interval | None:
     """Return the mean over runs, with the interval of its draws."""
-    mean = _mean(of_draws)
+    mean = mean_of(of_draws)
     if mean is None:
         return None
     low, high = np.nanquantile(mean[1:], (0.025, 0.975))

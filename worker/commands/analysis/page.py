@@ -26,6 +26,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from worker.commands.analysis.novelty import BINS, CHANCE, Interval, Row, named, verdict
+from worker.commands.analysis.outcome_numbers import Bin, Outcomes
 from worker.commands.analysis.report_numbers import COMPONENTS, CURVE, PASTED_SHARE, SHARES, Group, Moment, Summary
 from worker.commands.analysis.whatif_numbers import DomainProposal, Proposal, Scores, WhatIf
 from worker.commands.analysis.whatif_view import share_notes
@@ -103,6 +104,16 @@ def render_evaluation(rows: Sequence[Row], label: str) -> str:
         for file, group in groups
     ]  # fmt: skip
     return _page("evaluate", files=found, label=shown_text(label))
+
+
+def render_outcomes(it: Outcomes, told: Sequence[str]) -> str:
+    """Return the page of `evaluate --outcome`; `told`: what the figures show, in sentences."""
+    bases = [it.stated] if it.record is None else [it.stated, it.record]
+    plots = {
+        "auc": intervals([_ends(scope.auc_score) for basis in bases for scope in basis.scopes], (0.3, 0.7)),
+        "calibration": [_calibration(basis.bins) for basis in bases],
+    }
+    return _page("outcomes", it=it, bases=bases, told=told, plots=plots)
 
 
 def write_page(text: str, path: Path) -> None:
@@ -363,6 +374,23 @@ def _proposed(row: DomainProposal) -> tuple[float, float, float] | None:
 
 def _ends(it: Interval | None) -> tuple[float, float, float] | None:
     return None if it is None else (it.value, it.low, it.high)
+
+
+def _calibration(bins: Sequence[Bin]) -> Markup:
+    """Draw the share of successes over the confidence; the diagonal is a confidence that can be taken at its word."""
+    with mpl.rc_context(STYLE):
+        figure, axes = new_axes((3.2, 3.0))
+        axes.plot([0, 1], [0, 1], color=COLOURS["mark"], linewidth=1, linestyle="--")
+        for each in bins:
+            it = each.succeeded
+            axes.plot([each.confidence, each.confidence], [it.low, it.high], color=COLOURS["s0"], linewidth=2)
+            axes.plot([each.confidence], [it.value], "o", color=COLOURS["s0"], markersize=4 + 8 * each.share)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        axes.grid()
+        axes.set_xlabel("confidence")
+        axes.set_ylabel("succeeded")
+        return as_svg(figure)
 
 
 def firsts_and_repeats(firsts: Sequence[int], repeats: Sequence[int]) -> Markup:

@@ -106,11 +106,17 @@ def pretty_printed_hint(file: str, first_line: bytes) -> str:
     return f"{name} holds JSON over several lines; one trace a line is expected: {remedy}"
 
 
-def label_of(document: Mapping[str, Any], path: str) -> str | None:
-    """Return the text or number at a field, dotted where it is nested; None where there is none."""
+def value_at(document: Mapping[str, Any], path: str) -> Any:
+    """Return the value of a field, dotted where it is nested; None where there is none."""
     value: Any = document
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def label_of(document: Mapping[str, Any], path: str) -> str | None:
+    """Return the text or number at a field, dotted where it is nested; None where there is none."""
+    value = value_at(document, path)
     return None if value is None or isinstance(value, Mapping | list) else str(value)
 
 
