@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.snippets import ROOT, Snippet, snippets
+from tests.support.snippets import Snippet, snippets
+from tests.support.surroundings import ROOT, environment
 
 BLOCKS = snippets("tests/docs/test_agent_logs.py")
 RUN, TRACE, CALLS = (block.text for block in BLOCKS if block.language == "json")
@@ -72,8 +73,7 @@ def test_the_commands_print_what_the_page_says(block: Snippet, folder: Path) -> 
     program = folder / "kp-worker"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m worker "$@"\n')
     program.chmod(0o755)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
-    env |= {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    env = environment(PATH=f"{folder}:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
     said = ""
     for command in block.commands():
         done = subprocess.run(

@@ -7,7 +7,6 @@ import copy
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +18,7 @@ from jsonschema import Draft202012Validator
 from tests.support.builders import make_record, make_trace, trace_bytes
 from tests.support.forgetting import KEY, TOPIC_ID, control_record
 from tests.support.schemas import REGISTRY
+from tests.support.surroundings import SCHEMAS
 from worker.commands.shared.redrive_marks import marks_topic
 from worker.config import load
 from worker.contribute.unit import Refusal, Unit, receipt, refused_record
@@ -45,7 +45,6 @@ from worker.observe.contribute_metrics import REFUSAL_REASONS
 from worker.redact.screen import screen_json
 from worker.version import __version__
 
-SCHEMAS = Path(__file__).parents[2] / "schemas"
 DOCUMENT: Final[dict[str, Any]] = yaml.safe_load((SCHEMAS / "asyncapi.yaml").read_text("utf-8"))
 MESSAGES = DOCUMENT["components"]["messages"]
 

@@ -2,12 +2,12 @@
 
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonschema import Draft202012Validator
 
+from tests.support.surroundings import ROOT
 from worker.assemble.traces import rules_from
 from worker.config import Settings, config_schema, describe, load
 from worker.kafka.cluster.topic_plan import (
@@ -22,7 +22,6 @@ from worker.lab.broker.kafka_jars import KAFKA_VERSION
 from worker.lab.registry.command import registry
 from worker.version import __version__
 
-ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 WORKERS = ("worker", "samples", "registry", "contribute", "assemble")

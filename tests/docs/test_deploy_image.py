@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.surroundings import ROOT
 from worker.observe.http_server import HttpServer
 
-ROOT = Path(__file__).parents[2]
 HEALTHCHECK = ROOT / "deploy" / "healthcheck.py"
 
 

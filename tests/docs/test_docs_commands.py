@@ -21,12 +21,12 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.builders import trace_bytes
+from tests.support.surroundings import DOCS
 from worker.cli import cli
 from worker.commands.redrive.dead_letters import OF_CLOSED_RUNS
 from worker.config import Settings
 from worker.core.trace import Reason
 
-DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "commands.md").read_text("utf-8")
 
 

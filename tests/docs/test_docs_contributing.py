@@ -2,9 +2,8 @@
 
 import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.surroundings import ROOT
 
 
 def layering() -> dict[str, set[str]]:

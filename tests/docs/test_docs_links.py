@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.surroundings import ROOT
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "schemas").glob("*.md"))]
 LINK = re.compile(r"""\]\(([^)\s]+)(?:\s+"[^"]*")?\)|(?:href|src|srcset)="([^"]+)\"""")
 

@@ -1,16 +1,16 @@
 """The tables of docs/metrics.md are the code's."""
 
 import re
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from tests.support.monitoring import SUFFIXES, exported_names
+from tests.support.surroundings import DOCS
 from worker.observe.assemble_metrics import AssembleMetrics
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.observe.metrics import Histogram, Metrics
 
-DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
+DOCUMENT = DOCS / "metrics.md"
 
 UNITS = {
     "kp_evaluations_over_budget_total": "evaluations",

@@ -5,7 +5,8 @@ from typing import Any
 
 import yaml
 
-from tests.support.monitoring import DASHBOARD, ROOT, dashboard
+from tests.support.monitoring import DASHBOARD, dashboard
+from tests.support.surroundings import ROOT
 
 PROVISIONING = ROOT / "deploy/grafana/provisioning"
 SERVICE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["grafana"]

@@ -11,9 +11,8 @@ import pytest
 
 from tests.runs.benchmarks.page import update
 from tests.runs.benchmarks.plot import pictures
+from tests.support.surroundings import DOCS, ROOT
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 BENCHMARKS = (DOCS / "benchmarks.md").read_text("utf-8")
 
 

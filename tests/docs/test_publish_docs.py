@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
+from tests.support.surroundings import DOCS
 from worker.core.trace import Reason
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text("utf-8")
+DOCUMENT = (DOCS / "publishing.md").read_text("utf-8")
 
 
 def test_every_reason_for_a_dead_letter_is_explained() -> None:

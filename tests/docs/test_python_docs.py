@@ -7,14 +7,13 @@ import inspect
 import io
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 
 import worker
 from tests.support.imports import MODEL_RUNTIMES, loaded_after
+from tests.support.surroundings import ROOT
 
-ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "python.md").read_text("utf-8")
 
 PUBLIC = {

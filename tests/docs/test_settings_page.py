@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.support.surroundings import DOCS
 from worker.cli import cli
 from worker.config import describe, load
 from worker.core.scoring import PROFILES, Weights
 
-DOCUMENT = Path(__file__).parents[2] / "docs/settings.md"
+DOCUMENT = DOCS / "settings.md"
 COMMANDS = DOCUMENT.with_name("commands.md").read_text("utf-8")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -12,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import trace_bytes
-from tests.support.snippets import ROOT, Snippet, snippets
+from tests.support.processes import WORKER
+from tests.support.snippets import Snippet, snippets
+from tests.support.surroundings import ROOT, environment
 from worker.config import Settings, load
 
 BLOCKS = snippets()
 MINE = snippets("tests/docs/test_snippets.py")
 EXAMPLE = (ROOT / "schemas/examples/reasoning-trace.json").read_bytes()
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
+ENVIRONMENT = environment()
 
 
 @pytest.mark.parametrize("block", [it for it in BLOCKS if it.language != "text"], ids=str)
@@ -73,8 +74,7 @@ def test_the_commands_of_a_block_run(block: Snippet, tmp_path: Path) -> None:
             assert said.strip() == shown
 
 
-WORKER = (sys.executable, "-m", "worker")
-NO_MODEL = {**ENVIRONMENT, "KP_EMBEDDER": "none", "PYTHONPATH": str(ROOT)}
+NO_MODEL = environment(KP_EMBEDDER="none", PYTHONPATH=str(ROOT))
 
 
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.distribution import Distribution, build_distribution
-from tests.support.imports import ROOT
+from tests.support.surroundings import ROOT
 
 pytestmark = pytest.mark.slow
 

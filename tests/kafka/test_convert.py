@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.commands import ROOT, Desk
+from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.message_logs import expected_parts, message_log
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -28,20 +27,17 @@ def test_200_message_logs_are_scored_without_a_dead_letter(
     runs = [message_log(seed + number) for number in range(200)]
     file = tmp_path / "runs.jsonl"
     file.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    command = [sys.executable, "-m", "worker"]
-    with subprocess.Popen(
-        [*command, "convert", "--from", "chat", *OPTIONS, str(file)],
-        cwd=ROOT, env=desk.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as convert:  # fmt: skip
-        published = subprocess.run(
-            [*command, "publish", "-"], cwd=ROOT, env=desk.env, stdin=convert.stdout, capture_output=True, text=True,
-            timeout=90, check=False,
-        )  # fmt: skip
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with (
+        desk.start("convert", "--from", "chat", *OPTIONS, str(file), **pipes) as convert,
+        desk.start("publish", "-", stdin=convert.stdout, stderr=subprocess.PIPE) as publish,
+    ):
+        said = publish.communicate(timeout=90)[1].decode()
         assert convert.stderr is not None
-        said = convert.stderr.read().decode()
-    assert (convert.returncode, published.returncode) == (0, 0), said + published.stderr
+        said += convert.stderr.read().decode()
+    assert (convert.returncode, publish.returncode) == (0, 0), said
     assert "200 runs read, 200 written, 0 refused" in said
-    assert f"200 traces published to topic {desk.name}" in published.stderr
+    assert f"200 traces published to topic {desk.name}" in said
     deadline = time.monotonic() + 90
     while len(scored := [*desk.read("accepted"), *desk.read("rejected")]) < 200:
         assert time.monotonic() < deadline

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,9 +13,11 @@ import pytest
 from tests.support.chaos import wait_until
 from tests.support.crash_worker import HashEmbedder
 from tests.support.damaged import bad_entries, bad_markers, bad_requests, entry_fields, request_fields
-from tests.support.kafka_fixtures import ROOT, WorkerProcess, consume_all, create_topics, produce
+from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
+from tests.support.processes import run_command
 from tests.support.raw_batches import RawRecord, batch_of, encode_batch, encode_record, produce_batch
 from tests.support.stage import LINES, Stage, documents
+from tests.support.surroundings import environment
 from worker.core.changelog import Entry, decode
 from worker.core.passes import MARKER_KEY, decode_marker
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -141,13 +140,10 @@ def test_commands_read_a_damaged_changelog(kafka: EmbeddedKafka, hashing: Start)
     rows = damage(stage)
 
     def run(*arguments: str) -> str:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
-        env = {**inherited, **stage.env, "KP_EMBEDDER": "auto"}  # doctor looks at no cache without an embedder
-        done = subprocess.run(
-            [sys.executable, "-m", "worker", *arguments], env=env, cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.stdout
+        settings = {**stage.env, "KP_EMBEDDER": "auto"}  # doctor looks at no cache without an embedder
+        done = run_command("worker", arguments, environment(**settings))
+        assert b"Traceback" not in done.stderr, done.stderr
+        return done.stdout.decode()
 
     stats = [json.loads(line) for line in run("cache", "stats", "--json").splitlines()]
     assert [(it["entries"], it["corrupt"]) for it in stats] == [

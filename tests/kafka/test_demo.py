@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -12,18 +11,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.processes import WORKER
+from tests.support.surroundings import ROOT, environment
 from worker.commands.shared.samples import SAMPLES
 
-ROOT = Path(__file__).resolve().parents[2]
 LINES = SAMPLES.read_bytes().splitlines()
 DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error::ResourceWarning", "-m", "worker", *arguments],
+        [sys.executable, "-W", "error::ResourceWarning", *WORKER[1:], *arguments],
         cwd=ROOT,
-        env={**os.environ, "KP_EMBEDDER": "none", "TMPDIR": str(tmp_path)},
+        env=environment(KP_EMBEDDER="none", TMPDIR=str(tmp_path)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

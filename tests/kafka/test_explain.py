@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.builders import T0, make_record, trace_bytes
-from tests.support.commands import Desk, run_command
+from tests.support.commands import Desk
 from tests.support.kafka_fixtures import produce
+from tests.support.processes import run_command
+from tests.support.surroundings import environment
 from tests.support.terminal import EVIL, controls, in_pipes, on_terminal
 from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
@@ -130,8 +132,7 @@ def test_a_printed_command_needs_no_more_than_its_text(desk: Desk) -> None:
     printed = [shlex.split(line) for line in text.splitlines() if line.strip().startswith("kp-worker explain ")]
     assert printed
     for _, *command in printed:
-        outside = {name: value for name, value in desk.env.items() if not name.startswith("KP_")}
-        assert run_command("worker", command, outside).returncode == 0
+        assert run_command("worker", command, environment()).returncode == 0
 
 
 @pytest.mark.usefixtures("documents")

@@ -6,15 +6,16 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.builders import trace_bytes
-from tests.support.commands import ROOT, Desk
+from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, produce
+from tests.support.processes import start_command
+from tests.support.surroundings import ROOT
 from worker.cli import COMMANDS
 from worker.commands.shared.console import PIPE_CLOSED
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -88,10 +89,8 @@ def start(env: Mapping[str, str], args: Sequence[str], folder: Path, *, both: bo
     read, write = os.pipe()
     os.close(read)
     try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "worker", *args], env={**env, "PYTHONPATH": str(ROOT)}, cwd=folder,
-            stdin=subprocess.DEVNULL, stdout=write, stderr=write if both else subprocess.PIPE,
-        )  # fmt: skip
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": write, "stderr": write if both else subprocess.PIPE}
+        return start_command(*args, env={**env, "PYTHONPATH": str(ROOT)}, cwd=folder, **pipes)
     finally:
         os.close(write)
 

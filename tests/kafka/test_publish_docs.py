@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.builders import read_jsonl
 from tests.support.kafka_fixtures import consume_all_async, create_topics_async, unique
+from tests.support.surroundings import DOCS
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text("utf-8")
+DOCUMENT = (DOCS / "publishing.md").read_text("utf-8")
 
 
 async def test_the_aiokafka_example_publishes_traces(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,11 +26,11 @@ from tests.support.secure_kafka import (
     secure_kafka,
     token,
 )
+from tests.support.surroundings import ROOT
 from worker.config import load
 from worker.kafka.cluster.client import client_arguments
 from worker.stream.faust_consumer import Hooks
 
-ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "tests" / "data" / "traces.jsonl").read_bytes().splitlines()
 OUTPUTS = ("accepted", "rejected", "dead-letter")
 Workers = Callable[..., WorkerProcess]

@@ -17,6 +17,7 @@ from tests.support.chaos import wait_until
 from tests.support.commands import Desk
 from tests.support.kafka_fixtures import WorkerProcess, produce
 from tests.support.snippets import PATH, Snippet, shell, snippets
+from tests.support.surroundings import environment
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MINE = snippets("tests/kafka/test_snippets.py")
@@ -74,7 +75,7 @@ def test_the_commands_that_commands_print_run_as_they_stand(desk: Desk, tmp_path
 def test_the_registry_s_command_for_contribute_runs_beside_a_worker(desk: Desk, tmp_path: Path) -> None:
     """The worker has its port and topics; nothing is set but the names of the topics."""
     names = {"KP_ACCEPTED_TOPIC", "KP_GROUP_ID"}
-    theirs = {name: value for name, value in desk.env.items() if not name.startswith("KP_") or name in names}
+    theirs = environment(**{name: desk.settings[name] for name in names})
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         desk.start("registry", stdout=subprocess.PIPE) as registry,

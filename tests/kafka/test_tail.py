@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
 import sys
 
 from tests.support.builders import T0, make_record, trace_bytes
-from tests.support.commands import ROOT, Desk
+from tests.support.commands import Desk
 from tests.support.kafka_fixtures import produce
-from tests.support.terminal import until_it_ends
+from tests.support.surroundings import ROOT
+from tests.support.terminal import command_on_terminal
 from worker.core.documents import dead_letter, scored_record
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import InvalidTrace, Reason, parse_trace
@@ -104,15 +103,7 @@ def test_a_reader_that_leaves_is_no_error(kafka: EmbeddedKafka) -> None:
 
 def on_terminal(desk: Desk, columns: int, *args: str) -> list[str]:
     """Run a command on a terminal of that width; return the lines it leaves there, without colours."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(ROOT)
-        os.execve(
-            sys.executable,
-            [sys.executable, "-m", "worker", *args],
-            desk.env | {"COLUMNS": str(columns), "TERM": "xterm"},
-        )
-    code, output = until_it_ends(child, terminal)
+    code, output = command_on_terminal(desk.env, columns, *args)
     assert code == 0
     assert b"\x1b[32maccepted" in output or "--dead-letters" in args
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())

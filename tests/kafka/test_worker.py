@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.commands import header
 from tests.support.kafka_fixtures import create_topics
-from tests.support.stage import DATA, LINES, Stage, Workers, origin
+from tests.support.stage import LINES, Stage, Workers, origin
+from tests.support.surroundings import DATA
 from worker.core.trace import InvalidTrace, Limits, parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.support.processes import run_command
 from tests.support.score_page import EARLIER, HALF, SIMILARITY, TEXT, scored
+from tests.support.surroundings import environment
 
 
 def test_the_model_finds_that_similarity() -> None:
     blocks = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
     lines = "".join(json.dumps(json.loads(block)) + "\n" for block in blocks)
-    command = [sys.executable, "-m", "worker", "score", "-"]
-    done = subprocess.run(command, input=lines.encode(), capture_output=True, check=True)
+    done = run_command("worker", ["score", "-"], environment(), lines.encode())
+    assert done.returncode == 0, done.stderr
     first, second = (json.loads(line)["scoring"] for line in done.stdout.splitlines())
     assert first["nearest"] is None
     assert second["nearest"]["id"] == EARLIER.id

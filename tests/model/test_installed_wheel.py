@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.distribution import UV, build_distribution
-from tests.support.imports import ROOT
+from tests.support.surroundings import ROOT
 from worker.lab.broker.embedded_kafka import KAFKA_VERSION
 from worker.lab.broker.kafka_jars import default_cache, install
 

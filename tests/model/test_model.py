@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.kafka_fixtures import WorkerProcess
-from tests.support.stage import DATA, LINES, Stage, origin
+from tests.support.processes import run_command
+from tests.support.stage import LINES, Stage, origin
+from tests.support.surroundings import DATA, environment
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(900)
@@ -33,13 +32,9 @@ def count(request: pytest.FixtureRequest) -> int:
 def score_file(folder: Path, count: int, **settings: str) -> list[dict[str, Any]]:
     source, output = folder / "traces.jsonl", folder / "scored.jsonl"
     source.write_bytes(b"\n".join(LINES[:count]))
-    command = [sys.executable, "-m", "worker", "score", str(source), "--output", str(output)]
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}  # as the worker's
-    done = subprocess.run(
-        command, env={**inherited, **settings}, capture_output=True, text=True, cwd=DATA.parent.parent, check=False
-    )
+    done = run_command("worker", ["score", str(source), "--output", str(output)], environment(**settings))
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(f"{count} traces:"), done.stderr
+    assert done.stderr.startswith(b"%d traces:" % count), done.stderr
     return [json.loads(line) for line in output.read_text("utf-8").splitlines()]
 
 

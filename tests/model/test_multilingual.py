@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.commands import Diagnosis
+from tests.support.processes import run_command
+from tests.support.surroundings import environment
 from worker.cli import cli
 from worker.core.novelty import VectorCache
 from worker.embed.embedder import MULTILINGUAL, MULTILINGUAL_NAME, ModelError
@@ -33,10 +33,8 @@ PARAPHRASES = (
 
 @pytest.fixture(scope="module")
 def embedder() -> OpenVinoEmbedder:
-    done = subprocess.run(
-        [sys.executable, "-m", "worker", "fetch-model", "--model", MULTILINGUAL, "--if-missing"],
-        capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
+    fetch = ["fetch-model", "--model", MULTILINGUAL, "--if-missing"]
+    done = run_command("worker", fetch, environment(), seconds=240)
     assert done.returncode == 0, done.stderr
     found = load_embedder("auto", MULTILINGUAL, 256, 0, "fp32")
     assert isinstance(found, OpenVinoEmbedder)

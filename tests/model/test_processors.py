@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.imports import ROOT
+from tests.support.surroundings import ROOT
 from worker.embed.openvino_embedder import cpu_flags
 
 EMBED = """

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.builders import DATA, read_jsonl
+from tests.support.builders import read_jsonl
+from tests.support.processes import run_command
 from tests.support.reports import words
+from tests.support.surroundings import DATA, environment
 from worker.commands.shared.shown import percent
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_shared_traces_from_file_to_page(tmp_path: Path, long: bool) -> None:
@@ -20,8 +18,8 @@ def test_the_shared_traces_from_file_to_page(tmp_path: Path, long: bool) -> None
     source = tmp_path / "traces.jsonl"
     source.write_bytes(b"".join((DATA / "traces.jsonl").read_bytes().splitlines(keepends=True)[:count]))
     for command in (["score", str(source), "-o", str(scored)], ["report", str(scored), "-o", str(output)]):
-        subprocess.run([sys.executable, "-W", "error::UserWarning:worker", "-m", "worker", *command], cwd=ROOT,
-                       check=True, capture_output=True, timeout=200)  # fmt: skip
+        done = run_command("worker", command, environment(), seconds=200)
+        assert done.returncode == 0, done.stderr
     documents = [json.loads(line) for line in scored.read_bytes().splitlines()]
     expected = [row["score"] for row in read_jsonl("traces_scores.jsonl")[:count]]
     text = words(output.read_text("utf-8"))

@@ -28,9 +28,10 @@ from aiokafka import AIOKafkaProducer
 from tests.support.accepted_topic import accepted_topic, scored, start_reader, two_readers
 from tests.support.builders import read_jsonl
 from tests.support.chaos import wait_until
-from tests.support.imports import ROOT
 from tests.support.kafka_fixtures import consume_all, create_topics, unique
+from tests.support.processes import run_command
 from tests.support.snippets import snippets
+from tests.support.surroundings import ROOT, environment
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -241,13 +242,12 @@ def test_the_typescript_that_logs_a_run(tmp_path: Path, module: str) -> None:
     (block,) = [each for each in snippets("tests/runs/check_snippets.py") if each.page == "docs/agent-logs.md"]
     compile_typescript(tmp_path, module, block.text, LOGGING_MAIN)
     run("node", "main.js", cwd=tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "worker", "convert", "--from", "chat", "--success", "@resolved", "--confidence", "0.8",
-         "--domain", "@domain", "--visibility", "private", "--privacy", "private", "--created-at", "@finished",
-         str(tmp_path / "runs.jsonl")],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert "not in the traces" not in done.stderr
+    options = "--success @resolved --confidence 0.8 --domain @domain --created-at @finished"
+    shared = "--visibility private --privacy private"
+    convert = ["convert", "--from", "chat", *f"{options} {shared}".split(), str(tmp_path / "runs.jsonl")]
+    done = run_command("worker", convert, environment())
+    assert done.returncode == 0, done.stderr
+    assert b"not in the traces" not in done.stderr
     steps = json.loads(done.stdout)["steps"]
     assert [step["type"] for step in steps] == ["tool_call", "tool_call", "error_recovery", "observation", "thought"]
     assert steps[3]["content"] == '{"city":"Ghent","from":8}'

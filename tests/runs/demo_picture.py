@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
@@ -15,11 +14,11 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from tests.support.surroundings import ROOT
 from worker.config import load
 from worker.lab.demo import show
 from worker.lab.demo.view import STORY, short
 
-ROOT: Final = Path(__file__).parents[2]
 PICTURE: Final = ROOT / "docs/demo.svg"
 README: Final = ROOT / "README.md"
 ROWS: Final = 10

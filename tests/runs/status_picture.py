@@ -20,9 +20,9 @@ from tests.runs.browser_status import chromium
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, create_topics
 from tests.support.stage import LINES, Stage
+from tests.support.surroundings import ROOT
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-ROOT = Path(__file__).parents[2]
 DEMO = (ROOT / "worker/data/demo_traces.jsonl").read_bytes().splitlines()
 PARTITIONS, SEED = 64, 1
 Scheme = Literal["light", "dark"]

@@ -4,17 +4,15 @@ import json
 import random
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.support.surroundings import DATA
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity, SourceRecord, memory_size
 from worker.core.trace import CONTEXT, ReasoningTrace, parse_trace
 from worker.embed.embedder import Embedding
-
-DATA = Path(__file__).parents[1] / "data"
 
 T0 = 1_776_153_600_000
 """2026-04-14T08:00:00Z, the time of everything that a test gives no time."""

@@ -29,10 +29,11 @@ from aiokafka.errors import KafkaError
 
 from tests.support.forgetting import ANOTHER_ID, KEY, control_record
 from tests.support.kafka_fixtures import Record, Tree, WorkerProcess, committed, unique
+from tests.support.surroundings import DATA
 from worker import make_verdict, sign_verdict
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-LINES: Final = (Path(__file__).parents[1] / "data" / "traces.jsonl").read_bytes().splitlines()
+LINES: Final = (DATA / "traces.jsonl").read_bytes().splitlines()
 SESSION_SECONDS: Final = 6
 CAPACITY: Final = 50
 TTL_SECONDS: Final = 60

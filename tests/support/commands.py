@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryFile
+from collections.abc import Mapping
 from typing import Any
 
-from tests.support import warm
 from tests.support.builders import T0
 from tests.support.kafka_fixtures import consume_all, create_topics, produce, unique
+from tests.support.processes import run_command, start_command
+from tests.support.surroundings import environment
 from worker.core.documents import dead_letter
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-
-ROOT = Path(__file__).parents[2]
-
-
-def run_command(
-    module: str, args: Sequence[str], env: Mapping[str, str], stdin: bytes = b"", seconds: float = 120
-) -> subprocess.CompletedProcess[bytes]:
-    """Run `python -m module` to its end, in a fork where tests/support/warm.py is enabled."""
-    if not warm.enabled:
-        return subprocess.run(
-            [sys.executable, "-m", module, *args], env=env, cwd=ROOT, input=stdin, capture_output=True,
-            timeout=seconds, check=False,
-        )  # fmt: skip
-    with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
-        given.write(stdin)
-        given.seek(0)
-        process = warm.WarmProcess(module, args, env, ROOT, stdin=given, stdout=out, stderr=err)
-        try:
-            code = process.wait(seconds)
-        finally:
-            process.kill()
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(args, code, out.read(), err.read())
 
 
 class Desk:
@@ -69,7 +42,7 @@ class Desk:
     @property
     def env(self) -> dict[str, str]:
         """The settings in an environment without the developer's."""
-        return {name: value for name, value in os.environ.items() if not name.startswith("KP_")} | self.settings
+        return environment(**self.settings)
 
     def run(
         self, *args: str, stdin: bytes = b"", module: str = "worker", **env: str
@@ -81,7 +54,7 @@ class Desk:
 
     def start(self, *args: str, **pipes: Any) -> subprocess.Popen[bytes]:
         """Start a command; the test stops it."""
-        return subprocess.Popen([sys.executable, "-m", "worker", *args], env=self.env, cwd=ROOT, **pipes)
+        return start_command(*args, env=self.env, **pipes)
 
     def read(self, kind: str | None = None) -> list[Any]:
         """Return what is on a topic; None: the source topic."""
@@ -112,10 +85,8 @@ class Diagnosis:
     """What the doctor said, and its exit code."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
-        self.process = run_command(
-            "worker", ["doctor"], {**inherited, "KP_EMBEDDER": "none", "KP_HTTP_PORT": "0", **env}
-        )
+        settings = {"KP_EMBEDDER": "none", "KP_HTTP_PORT": "0", **env}
+        self.process = run_command("worker", ["doctor"], environment(**settings))
         assert self.process.stderr == b""
         self.findings: list[dict[str, Any]] = [json.loads(line) for line in self.process.stdout.splitlines()]
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.imports import ROOT
+from tests.support.surroundings import ROOT
 
 UV = [sys.executable, "-m", "uv"]
 

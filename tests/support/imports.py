@@ -2,9 +2,9 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.surroundings import ROOT
+
 MODEL_RUNTIMES = {
     "huggingface_hub", "onnx", "onnxruntime", "openvino",
     "sentence_transformers", "tokenizers", "torch", "transformers",

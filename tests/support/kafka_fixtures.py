@@ -29,6 +29,7 @@ from aiokafka.errors import KafkaError, for_code
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import warm
+from tests.support.surroundings import ROOT, environment
 from worker.kafka.cluster import describe
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.ports import free_ports
@@ -53,7 +54,6 @@ __all__ = [
     "workers",
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0  # one broker answer on a busy machine; it only decides when a broken test gives up
 METADATA_ATTEMPTS = 10
 ENDING_S = 2.0  # a transaction whose end is decided takes some ms to end in each partition
@@ -340,10 +340,8 @@ class WorkerProcess(LoggedProcess):
             os.close(handle)
             log_path = Path(name)
         self.http_port = int(env.get("KP_HTTP_PORT") or free_ports(1)[0])
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("KP_")}
-        super().__init__(
-            module, args, {**inherited, **env, "KP_HTTP_PORT": str(self.http_port)}, log_path, tree, cold=cold
-        )
+        settings = {**env, "KP_HTTP_PORT": str(self.http_port)}
+        super().__init__(module, args, environment(**settings), log_path, tree, cold=cold)
 
     def __enter__(self) -> Self:
         return self

@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 
 from tests.support.distribution import UV
+from tests.support.surroundings import DATA
 from worker.lab.broker.embedded_kafka import EmbeddedKafka, with_class_cache
 from worker.lab.broker.kafka_jars import KAFKA_VERSION, BrokerError, Jre, Runtime, default_cache, install
 
-LOCKS = Path(__file__).parents[1] / "data" / "kafka"
+LOCKS = DATA / "kafka"
 JAVA = LOCKS / "java.txt"
 
 _used = [KAFKA_VERSION]

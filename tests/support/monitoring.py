@@ -4,17 +4,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from prometheus_client import CollectorRegistry
 
+from tests.support.surroundings import ROOT
 from worker.observe.assemble_metrics import AssembleMetrics
 from worker.observe.contribute_metrics import ContributeMetrics
 from worker.observe.metrics import Metrics, process_registry
 
-ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yaml"
 RULES_TEST = ROOT / "deploy/prometheus/rules.test.yaml"
 DASHBOARD = ROOT / "deploy/grafana/dashboards/kp-worker.json"

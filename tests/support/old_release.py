@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 from tests.support.distribution import UV
-from tests.support.kafka_fixtures import ROOT, Tree
+from tests.support.kafka_fixtures import Tree
+from tests.support.surroundings import ROOT
 from worker.lab.broker.kafka_jars import default_cache
 
 FIRST_RELEASE = "7a7a6d92f356f06e3b2091b0e183ece10d4b917e"

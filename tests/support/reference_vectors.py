@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tests.support.imports import ROOT
+from tests.support.surroundings import ROOT
 from worker.embed.embedder import OFFICIAL_SHA256
 from worker.embed.export_source import CHECK_TOKENS, REFERENCE_VECTORS, TEXTS, texts_sha256
 from worker.embed.multilingual import BLOCK, CENTRED, RECORDED, read_weights, tokenizer_json

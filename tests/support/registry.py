@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
+from tests.support.processes import start_command
 from worker.lab.registry.app import RegistryOptions, registry_app
 from worker.lab.registry.store import RegistryStore, Tier
 
-ROOT = Path(__file__).parents[2]
 AGENT = "kp:agent:test"
 
 
@@ -106,9 +105,7 @@ class RegistryProcess:
     def start(self) -> None:
         """Start it, and wait until it listens."""
         again = ["--port", self.url.rpartition(":")[2], "--key", self.key] if self.url else []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "worker", "registry", *self._options, *again], cwd=ROOT, stdout=subprocess.PIPE
-        )
+        self.process = start_command("registry", *self._options, *again, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         printed = dict(
             line.decode().split(maxsplit=1) for line in iter(self.process.stdout.readline, b"stop        Ctrl-C\n")

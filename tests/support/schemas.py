@@ -1,13 +1,13 @@
 """The JSON Schemas of schemas/, and their validators."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-SCHEMAS = Path(__file__).parents[2] / "schemas"
+from tests.support.surroundings import SCHEMAS
+
 NAMES = ("reasoning-trace", "scored-trace", "dead-letter-headers", "forget", "forget-receipt", "verdict", "judged")
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 
+from tests.support.surroundings import DOCS
 from worker.core.scorer import PartitionScorer
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import created_at_ms, parse_trace
 
-TEXT = (Path(__file__).parents[2] / "docs/how-a-score-comes-about.md").read_text("utf-8")
+TEXT = (DOCS / "how-a-score-comes-about.md").read_text("utf-8")
 EARLIER, TRACE = (parse_trace(block) for block in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL))
 HALF = 5e-5
 """The document gives four places: half of the last one, and a little for sums of rounded numbers."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -18,11 +17,11 @@ from tests.support.kafka_fixtures import (
     produce,
     unique,
 )
+from tests.support.surroundings import DATA
 from worker.cli import cli
 from worker.config import Settings, load
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-DATA = Path(__file__).parents[1] / "data"
 LINES = (DATA / "traces.jsonl").read_bytes().splitlines()
 OUTPUTS = ("accepted", "rejected", "dead-letter")
 

@@ -8,7 +8,6 @@ import pty
 import re
 import select
 import signal
-import sys
 import time
 import unicodedata
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.support.builders import T0, make_record, trace_bytes
-from tests.support.commands import ROOT, run_command
 from tests.support.kafka_fixtures import PATIENCE_S
+from tests.support.processes import WORKER, run_command
+from tests.support.surroundings import ROOT
 from worker.core.changelog import encode
 from worker.core.documents import dead_letter, scored_record
 from worker.core.scorer import PartitionScorer
@@ -87,12 +87,17 @@ RICH = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|2K|1A)|\r(?=\n|\x1b|$)")
 
 def on_terminal(env: dict[str, str], *args: str) -> Ran:
     """Run a command on a terminal; return what it wrote, without rich's own sequences."""
+    code, output = command_on_terminal(env, 200, *args)
+    return Ran(code, RICH.sub("", output.decode()))
+
+
+def command_on_terminal(env: dict[str, str], columns: int, *args: str) -> tuple[int, bytes]:
+    """Run a command on a terminal of that width; return its exit code and all that it wrote."""
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(ROOT)
-        os.execve(sys.executable, [sys.executable, "-m", "worker", *args], env | {"COLUMNS": "200", "TERM": "xterm"})
-    code, output = until_it_ends(child, terminal)
-    return Ran(code, RICH.sub("", output.decode()))
+        os.execve(WORKER[0], [*WORKER, *args], env | {"COLUMNS": str(columns), "TERM": "xterm"})
+    return until_it_ends(child, terminal)
 
 
 def until_it_ends(child: int, terminal: int) -> tuple[int, bytes]:

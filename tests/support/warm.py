@@ -28,7 +28,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.surroundings import ROOT, environment
+
 MESSAGE_BYTES = 1 << 17
 
 enabled = False
@@ -113,10 +114,9 @@ def _server() -> socket.socket:
     with _lock:
         if _connection is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            env = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())],
-                cwd=ROOT, env={**env, "OPENBLAS_NUM_THREADS": "1"}, pass_fds=[theirs.fileno()],
+                cwd=ROOT, env=environment(OPENBLAS_NUM_THREADS="1"), pass_fds=[theirs.fileno()],
             )  # fmt: skip
             theirs.close()
             _connection = ours

@@ -28,8 +28,9 @@ from rich.console import Console
 import worker.commands
 import worker.lab
 from tests.support.builders import trace_bytes
-from tests.support.imports import ROOT
+from tests.support.processes import start_command
 from tests.support.reports import dump, scored_document
+from tests.support.surroundings import ROOT, environment
 from worker.cli import COMMANDS, INTERRUPTED, cli
 from worker.commands.shared.console import Command, CommandGroup, write_line
 from worker.commands.shared.table import PlainTable
@@ -217,11 +218,8 @@ def test_without_the_extras_every_command_runs_or_names_the_one_it_needs(tmp_pat
 
 def start(*args: str, **pipes: Any) -> subprocess.Popen[bytes]:
     """Start a command in a process of its own, on no broker."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("KP_")} | {"KP_EMBEDDER": "none"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "worker", *args], env=env, cwd=ROOT, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-        **pipes,
-    )  # fmt: skip
+    given = {"stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **pipes}
+    return start_command(*args, env=environment(KP_EMBEDDER="none"), **given)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -10,7 +10,8 @@ import aiokafka
 import pytest
 
 from tests.conftest import TIERS
-from tests.support.imports import MODEL_RUNTIMES, ROOT, loaded_after, modules_after
+from tests.support.imports import MODEL_RUNTIMES, loaded_after, modules_after
+from tests.support.surroundings import ROOT
 from worker.cli import COMMANDS
 
 pytestmark = pytest.mark.slow  # `make check` runs it

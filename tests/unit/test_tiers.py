@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import tier
-from tests.support.imports import ROOT
+from tests.support.surroundings import ROOT
 
 TEST = """
 import random

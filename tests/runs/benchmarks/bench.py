@@ -22,7 +22,6 @@ from tests.runs.benchmarks.workload import Source, Topics, produce
 from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-ROOT: Final = Path(__file__).resolve().parents[3]
 PRODUCT: Final = "worker"
 STAND_IN: Final = "tests.runs.benchmarks.bench_worker"
 

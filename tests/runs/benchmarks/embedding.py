@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from tests.runs.benchmarks import latency
-from tests.runs.benchmarks.bench import PRODUCT, ROOT, Bench
+from tests.runs.benchmarks.bench import PRODUCT, Bench
 from tests.runs.benchmarks.clients import MODEL_SETTINGS
 from tests.runs.benchmarks.watch import BenchmarkError
 from tests.runs.benchmarks.workload import PARTITIONS, check_count, documents, fill, fresh_topics, long_documents
+from tests.support.surroundings import ROOT
 
 RATE: Final = 50.0
 """Texts a second that are reckoned with to choose how many."""

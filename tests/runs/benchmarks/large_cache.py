@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.runs.benchmarks import restoring
-from tests.runs.benchmarks.bench import ROOT, Bench
+from tests.runs.benchmarks.bench import Bench
 from tests.runs.benchmarks.scan import DIMENSIONS, FAMILIES, SIZES
 from tests.runs.benchmarks.watch import BenchmarkError
+from tests.support.surroundings import ROOT
 
 ENTRIES: Final = 100_000
 QUERIES: Final = 40

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from tests.support.surroundings import ROOT
 from worker.lab.broker.embedded_kafka import KAFKA_VERSION
 
 PACKAGES: Final = (
@@ -57,10 +58,9 @@ def _field(path: str, name: str) -> str:
 
 
 def _commit() -> str:
-    root = Path(__file__).resolve().parents[3]
     try:
         found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=True, timeout=10
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return "unknown"

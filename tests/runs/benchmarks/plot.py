@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Final
 
-DOCS: Final = Path(__file__).parents[3] / "docs"
+from tests.support.surroundings import DOCS
+
 PAGE: Final = DOCS / "benchmarks.md"
 
 WIDTH, MARGIN, GAP = 384, 18, 8  # the gap is below each picture

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tests.runs.benchmarks import machine
-from tests.runs.benchmarks.bench import ROOT, Bench
+from tests.runs.benchmarks.bench import Bench
 from tests.runs.benchmarks.watch import BenchmarkError
+from tests.support.surroundings import ROOT
 
 SIZES: Final = (1000, 10_000, 100_000)
 DIMENSIONS: Final = 384

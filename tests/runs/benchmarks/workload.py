@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Final
 
 from aiokafka import AIOKafkaProducer
@@ -23,10 +22,10 @@ from aiokafka import AIOKafkaProducer
 from tests.runs.benchmarks.job import Embedder, Job
 from tests.runs.benchmarks.watch import BenchmarkError, Outputs
 from tests.support.kafka_fixtures import create_topics_async
+from tests.support.surroundings import DATA
 from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, SourceRecord
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
 
-DATA: Final = Path(__file__).parents[2] / "data" / "traces.jsonl"
 BROKEN_EVERY: Final = 100
 """One record in so many is no valid trace."""
 
@@ -36,7 +35,7 @@ PARTITIONS: Final = 4
 @cache
 def traces() -> list[bytes]:
     """Return the thousand sample traces (1.5 kB on average), in order."""
-    return [line for line in DATA.read_bytes().split(b"\n") if line]
+    return [line for line in (DATA / "traces.jsonl").read_bytes().split(b"\n") if line]
 
 
 def documents(count: int, broken_every: int = BROKEN_EVERY) -> list[bytes]:

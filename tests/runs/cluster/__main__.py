@@ -25,9 +25,9 @@ from tests.runs.cluster.programs import ProgramError, programs
 from tests.runs.cluster.roles import compare_with_requests
 from tests.runs.cluster.server import ADMIN, INSTALLER, ApiServer, ServerError
 from tests.runs.engine.checks import Checks
+from tests.support.surroundings import ROOT
 from worker.lab.broker.kafka_jars import BrokerError
 
-ROOT: Final = Path(__file__).parents[3]
 CHART: Final = ROOT / "deploy" / "helm" / "kp-worker"
 ROLE: Final = ROOT / "deploy" / "helm" / "installer-role.yaml"
 LATER: Final = "99.0.0"

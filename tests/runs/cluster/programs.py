@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.support.surroundings import ROOT
 from worker.lab.broker.kafka_jars import default_cache
 
 MODULE: Final = Path(__file__).parent / "kubernetes"
-CHART_TOOLS: Final = Path(__file__).parents[3] / "deploy" / "checks" / "chart_tools.sh"
+CHART_TOOLS: Final = ROOT / "deploy" / "checks" / "chart_tools.sh"
 VERSION_PACKAGE: Final = "k8s.io/component-base/version"
 TOOLS: Final = {
     # program -> its package; etcd's is named server

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from tests.runs.engine.docker import DockerEngine
 from tests.runs.engine.errors import EngineError
-from tests.runs.engine.product import ROOT
 from tests.support.chaos import wait_until
+from tests.support.surroundings import ROOT
 
 NAME: Final = "kp-worker-test"
 PATIENCE_S: Final = 300.0

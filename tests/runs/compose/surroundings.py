@@ -10,7 +10,7 @@ import yaml
 
 from tests.runs.compose.project import Project
 from tests.runs.engine.checks import Checks
-from tests.runs.engine.product import ROOT
+from tests.support.surroundings import ROOT
 
 PORTS: Final = (9090, 9094, 3000)
 STATUS: Final = """

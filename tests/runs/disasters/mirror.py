@@ -23,12 +23,13 @@ from tests.runs.disasters.scene import Scene, Verdict, scene
 from tests.support import chaos
 from tests.support.chaos import Fleet, wait_settled, wait_until
 from tests.support.kafka_fixtures import committed, consume_all
+from tests.support.surroundings import DOCS
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_jars import KAFKA_VERSION, default_cache, extra, install
 from worker.lab.broker.kafka_node import LOG4J2
 
 MIRROR: Final = f"org.apache.kafka:connect-mirror:{KAFKA_VERSION}+org.apache.kafka:connect-runtime:{KAFKA_VERSION}"
-PAGE: Final = Path(__file__).parents[3] / "docs" / "operations.md"
+PAGE: Final = DOCS / "operations.md"
 ONE_BROKER: Final = """\
 replication.factor = 1
 checkpoints.topic.replication.factor = 1

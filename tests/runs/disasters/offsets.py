@@ -15,9 +15,10 @@ from tests.runs.disasters.scene import Scene, Verdict, scene
 from tests.support import oracle
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import committed
+from tests.support.surroundings import DOCS
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "operations.md"
+PAGE: Final = DOCS / "operations.md"
 
 
 def from_outputs(s: Scene, directory: Path) -> dict[int, int]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from tests.runs.engine.base import PYTHON_NAME
 from tests.runs.engine.docker import DockerEngine
+from tests.support.surroundings import ROOT
 from worker.version import __version__
 
-ROOT: Final = Path(__file__).resolve().parents[3]
 IMAGE: Final = f"kp-worker:{__version__}"
 
 

@@ -19,7 +19,8 @@ from tests.runs.engine.base import PYTHON_CONFIG, PYTHON_NAME, python_base
 from tests.runs.engine.docker import DockerEngine, answers, docker_engine
 from tests.runs.engine.errors import EngineError, attempt, call
 from tests.runs.engine.own import missing
-from tests.runs.engine.product import ROOT, build_image
+from tests.runs.engine.product import build_image
+from tests.support.surroundings import ROOT
 
 STAND_IN: Final = "localhost/kp-worker-base:python-3.12"
 

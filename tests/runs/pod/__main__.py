@@ -33,9 +33,10 @@ from tests.runs.pod.spec import Object, container_name, run_options
 from tests.support.chaos import Load, quiet_clients, traces, wait_until
 from tests.support.kafka_fixtures import committed, consume_all, create_topics
 from tests.support.oracle import origin
+from tests.support.surroundings import ROOT
 from worker.lab.broker.kafka_jars import BrokerError
 
-CHART: Final = Path(__file__).parents[3] / "deploy" / "helm" / "kp-worker"
+CHART: Final = ROOT / "deploy" / "helm" / "kp-worker"
 VALUES: Final = Path(__file__).with_name("values.yaml")
 GROUP: Final = "pod-check"
 PARTITIONS: Final = 4

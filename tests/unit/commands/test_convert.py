@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.support.message_logs import ERROR, expected_parts, message_log
+from tests.support.processes import start_command
+from tests.support.surroundings import environment
 from worker.cli import cli
 from worker.commands.score.lines import score_lines
 from worker.commands.shared.console import PIPE_CLOSED
 from worker.config import Settings
 from worker.core.trace import parse_trace
-
-ROOT = Path(__file__).parents[3]
 
 VALUES = {
     "--success": "true", "--confidence": "0.8", "--domain": "travel", "--visibility": "private",
@@ -416,12 +414,11 @@ def test_equal_runs_have_one_id_whatever_their_spelling() -> None:
 @pytest.mark.slow
 def test_each_trace_is_written_when_its_run_is_read() -> None:
     """As the middle of a pipe: standard input stays open while the first trace comes out."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    env = environment()
+    env.pop("PYTHONUNBUFFERED", None)
     options = [word for pair in VALUES.items() for word in pair]
-    with subprocess.Popen(
-        [sys.executable, "-m", "worker", "convert", "--from", "chat", *options, "-"],
-        cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with start_command("convert", "--from", "chat", *options, "-", env=env, **pipes) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(lines(MINIMAL))
@@ -435,10 +432,8 @@ def test_a_reader_that_goes_away_ends_the_command_without_a_traceback(tmp_path: 
     file = tmp_path / "runs.jsonl"
     file.write_bytes(lines(MINIMAL) * 5000)
     options = [word for pair in VALUES.items() for word in pair]
-    with subprocess.Popen(
-        [sys.executable, "-m", "worker", "convert", "--from", "chat", *options, str(file)],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with start_command("convert", "--from", "chat", *options, str(file), **pipes) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()

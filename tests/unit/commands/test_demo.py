@@ -16,6 +16,7 @@ import pytest
 from aiokafka.partitioner import DefaultPartitioner
 from rich.console import Console, RenderableType
 
+from tests.support.surroundings import ROOT
 from worker import InvalidTrace, PartitionScorer, parse_trace
 from worker.commands.shared.samples import SAMPLES, samples
 from worker.core.documents import scored_record
@@ -26,7 +27,6 @@ from worker.lab.demo.flow import DemoOutcome
 from worker.lab.demo.process import PARTITIONS, _environment
 from worker.observe.metrics import quantile
 
-ROOT = Path(__file__).resolve().parents[3]
 LINES = SAMPLES.read_bytes().splitlines()
 DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 FIRST, RETOLD, LATE = demo_view.STORY

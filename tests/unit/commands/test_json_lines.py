@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.builders import trace_bytes
+from tests.support.processes import WORKER
 from tests.support.whatif import scored
 from worker.cli import cli
 from worker.commands.shared.json_lines import (
@@ -191,7 +192,7 @@ def test_a_device_is_refused(command: str, device: str) -> None:
 def test_a_device_as_standard_input_is_refused(command: str) -> None:
     with open("/dev/zero", "rb") as zero:
         done = subprocess.run(
-            [sys.executable, "-m", "worker", *(word.format("-") for word in READERS[command])],
+            [*WORKER, *(word.format("-") for word in READERS[command])],
             stdin=zero, capture_output=True, text=True, env={**os.environ, **NO_MODEL}, timeout=60, check=False,
         )  # fmt: skip
     assert done.returncode == 2
@@ -207,9 +208,7 @@ def test_a_fifo_a_pipe_and_the_null_device_are_read(tmp_path: Path) -> None:
     writer.join()
     assert result.exit_code == 0, result.output
     assert f"{fifo}: 1 run read, 1 written" in result.stderr
-    done = subprocess.run(
-        [sys.executable, "-m", "worker", *CONVERT, "/dev/stdin"], input=RUN, capture_output=True, timeout=60, check=True
-    )
+    done = subprocess.run([*WORKER, *CONVERT, "/dev/stdin"], input=RUN, capture_output=True, timeout=60, check=True)
     assert b"1 run read, 1 written" in done.stderr
     assert "0 traces" in CliRunner().invoke(cli, ["score", "/dev/null"], env=NO_MODEL).stderr
 

@@ -14,13 +14,13 @@ import pytest
 
 from tests.support.builders import T0
 from tests.support.reports import dump, parsed, random_documents, render, run, scored_document, summary_of, words
+from tests.support.surroundings import ROOT
 from worker.commands.analysis.documents import DOMAINS_SHOWN
 from worker.commands.analysis.report_numbers import Traces, summarize
 from worker.version import install_extra
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
 HOSTILE = "<script>alert('x')</script>\"]]>&amp;{{ 7*7 }}$\\frac$ \u202egnp\u0000\u0007"
 
 

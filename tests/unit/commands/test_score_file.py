@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from tests.support.builders import NEVER_ACCEPTED, T0, TextEmbedder, make_record, trace_bytes
 from tests.support.embedding_service import MODEL, EmbeddingService, vector
+from tests.support.surroundings import ROOT
 from worker import PartitionScorer, embedding_text, parse_trace
 from worker.cli import cli
 from worker.commands.score.lines import Summary, score_lines
@@ -22,8 +23,6 @@ from worker.config import Settings
 from worker.core.documents import scored_record
 from worker.core.scorer import event_time_ms
 from worker.embed.embedder import ModelError
-
-ROOT = Path(__file__).parents[3]
 
 GOOD = trace_bytes("kp:trace:good")
 WEAK = trace_bytes("kp:trace:weak", steps=NEVER_ACCEPTED)

@@ -11,12 +11,13 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
+from tests.support.surroundings import SCHEMAS
 from worker.cli import cli
 from worker.config import ConfigError, Settings, config_schema, describe, load, read
 from worker.config.sources import SourceError, parse_assignments
 from worker.core.scoring import PROFILES, Weights
 
-SCHEMA = Path(__file__).parents[3] / "schemas" / "config.schema.json"
+SCHEMA = SCHEMAS / "config.schema.json"
 
 EVEN = {"complexity": 0.25, "novelty": 0.25, "tool_diversity": 0.25, "outcome_confidence": 0.25}
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.surroundings import DOCS
 from worker.config import ConfigError, Settings
 from worker.config.redaction_rules import redaction_rules
 from worker.core.findings import STRICT_TYPES, TYPES
 from worker.redact.documents import redact_text
 
-PAGE = Path(__file__).parents[3] / "docs" / "redaction.md"
+PAGE = DOCS / "redaction.md"
 
 
 def test_unset_each_process_has_its_default_and_set_both_have_it() -> None:

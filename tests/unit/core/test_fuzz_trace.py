@@ -2,16 +2,16 @@
 
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from tests.runs.fuzz import documents, read_seeds, run
+from tests.support.surroundings import SCHEMAS
 from worker.core.trace import InvalidTrace, Reason, parse_trace
 
-SCHEMA = Path(__file__).parents[3] / "schemas" / "reasoning-trace.schema.json"
+SCHEMA = SCHEMAS / "reasoning-trace.schema.json"
 
 # What no JSON Schema can judge.
 OUTSIDE_THE_SCHEMA = {Reason.TOO_DEEP, Reason.TOO_LARGE, Reason.TOO_MANY_STEPS}

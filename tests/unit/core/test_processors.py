@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.support.imports import ROOT
+from tests.support.surroundings import ROOT
 from worker.embed.openvino_embedder import cpu_flags
 
 KERNELS = {"Prescott": ("Katmai", "pni"), "Sandybridge": ("Sandybridge", "avx"), "Haswell": ("Haswell", "avx512f")}

@@ -3,7 +3,6 @@
 import datetime
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from tests.support.builders import (
     trace_bytes,
     trace_document,
 )
+from tests.support.surroundings import SCHEMAS
 from worker import InvalidTrace, PartitionScorer, Profile, Reason, ScoredTrace, Weights, __version__, parse_trace
 from worker.core.documents import dead_letter, embedding_failed, rfc3339, scored_record
 from worker.core.novelty import CACHED_ID_LENGTH, Neighbour
@@ -31,7 +31,6 @@ from worker.core.scorer import cached_id, event_time_ms
 from worker.core.scoring import PROFILES
 from worker.core.trace import EARLIEST_MS, LATEST_MS, MAX_MESSAGE, embedding_text
 
-SCHEMAS = Path(__file__).parents[3] / "schemas"
 ALL = [json.loads(path.read_text("utf-8")) for path in SCHEMAS.glob("*.schema.json")]
 REGISTRY: Registry[Any] = Registry().with_resources((s["$id"], Resource.from_contents(s)) for s in ALL)
 SCORED = Draft202012Validator({"$ref": "urn:kp-worker:schema:scored-trace:1"}, registry=REGISTRY)

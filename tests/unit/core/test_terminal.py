@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from tests.support.builders import T0
-from tests.support.commands import ROOT
+from tests.support.surroundings import ROOT, environment
 from tests.support.terminal import (
     COMMAND_S,
     EVIL,
@@ -215,8 +214,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     [*((command, False) for command in COMMANDS), *((command, True) for command in sorted(TABLES))],
 )
 def test_no_command_lets_a_control_through(command: str, terminal: bool, files: dict[str, str]) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
-    env |= {"KP_EMBEDDER": "none", **UNKNOWN_SETTING, **(BAD_SETTINGS if "setting" in command else {})}
+    settings = {"KP_EMBEDDER": "none", **UNKNOWN_SETTING, **(BAD_SETTINGS if "setting" in command else {})}
+    env = environment(**settings)
     args = [argument.format(**files) if argument.startswith("{") else argument for argument in COMMANDS[command]]
     ran = (on_terminal if terminal else in_pipes)(env, *args)
     assert "Traceback" not in ran.text

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.surroundings import DATA
 from worker.core.trace import (
     CONTEXT,
     LEGACY_CONTEXT,
@@ -24,8 +25,6 @@ from worker.core.trace import (
     parse_trace,
     splice,
 )
-
-DATA = Path(__file__).parents[2] / "data"
 
 
 def read_jsonl(name: str) -> list[Any]:

@@ -12,8 +12,8 @@ from aiokafka import conn
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer import fetcher
 
-from tests.support.imports import ROOT
 from tests.support.secure_kafka import KEY_PASSWORD, PASSWORD, Files
+from tests.support.surroundings import ROOT
 from worker.config import ConfigError, Settings, load
 from worker.kafka.cluster.client import client_arguments, patch_aiokafka
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,9 @@ import aiohttp
 import pytest
 
 from tests.support.builders import read_jsonl, trace_document
+from tests.support.processes import WORKER
 from tests.support.registry import AGENT, Clock, LocalRegistry, RegistryProcess, local_registry
+from tests.support.surroundings import environment
 from worker.core.trace import CONTEXT, LEGACY_CONTEXT
 from worker.lab.registry.app import RegistryOptions
 from worker.lab.registry.faults import FaultKind, Faults
@@ -360,8 +361,9 @@ def test_what_it_cannot_use_is_explained(tmp_path: Path) -> None:
 
 
 def command(*options: str) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-m", "worker", "registry", *options]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [*WORKER, "registry", *options], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.slow
