@@ -1,8 +1,7 @@
-"""The pictures of README.md and docs/: they show what the pages say, in light and dark colours."""
+"""The pictures of docs/ have light and dark colours; a run of the benchmarks writes its figures into their page."""
 
 from __future__ import annotations
 
-import html
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.benchmarks.page import update
-from tests.runs.benchmarks.plot import pictures
-from tests.support.surroundings import DOCS, ROOT
+from tests.support.surroundings import DOCS
 
 BENCHMARKS = (DOCS / "benchmarks.md").read_text("utf-8")
 
@@ -25,13 +23,6 @@ def test_a_picture_has_a_title_and_dark_colours(path: Path) -> None:
     used, defined = set(re.findall(r"var\((--[\w-]+)\)", text)), re.findall(r"(--[\w-]+):", text)
     assert used == set(defined)
     assert all(defined.count(name) == 2 for name in used), "each colour is there in light and in dark"
-
-
-def test_the_benchmarks_show_the_figures_of_the_page() -> None:
-    """After a change of the page: python -m tests.runs.benchmarks.plot."""
-    found = {path.name: path.read_text("utf-8") for path in DOCS.glob("benchmarks*.svg")}
-    assert found == pictures(BENCHMARKS)
-    assert re.findall(r"\]\((benchmarks[\w-]*\.svg)\)", BENCHMARKS) == list(pictures(BENCHMARKS))
 
 
 def test_a_run_replaces_its_parts_of_the_page_and_nothing_else() -> None:
@@ -51,16 +42,4 @@ def test_a_run_replaces_its_parts_of_the_page_and_nothing_else() -> None:
     assert all(
         line.startswith(("| c |", "| worker, ", "| quix", "| aiokafka", "| | messages s | CPU us")) for line in gone
     )
-    with pytest.raises(KeyError, match=r"part c: row 'worker, int8, exactly once' has no 'messages s'"):
-        pictures(page)
     assert update(BENCHMARKS, {"results": {"z": rows}, "goals": []}) == BENCHMARKS
-
-
-def test_the_demo_s_text_is_in_its_picture() -> None:
-    """After a change of what the demo prints: python -m tests.runs.demo_picture."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    block = readme.split("](docs/demo.svg)\n\n```text\n")[1].split("```")[0].splitlines()
-    shown = re.findall(r"<text[^>]*>(.*?)</text>", (DOCS / "demo.svg").read_text("utf-8"))
-    lines = [html.unescape(re.sub(r"<[^>]+>", "", line)) for line in shown]
-    assert set(block) <= set(lines)
-    assert len([line for line in lines if re.match(r"[0-9a-f]{8} \d\d:\d\d ", line)]) == 10

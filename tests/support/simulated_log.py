@@ -4,6 +4,7 @@ For the tests of crashes and of forgetting: what Kafka holds for one partition, 
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from worker.core.passes import MARKER_KEY, Found, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.embed.embedder import Embedding
 from worker.kafka.writing.publisher import Batch, offset_metadata
+from worker.stream.partition import Partition
 
 DIMENSIONS = 6
 IDENTITY = TextEmbedder(DIMENSIONS).identity
@@ -200,3 +202,31 @@ class RandomPool:
             future.set_result(self._embedder.embed(text))
         except RuntimeError as error:
             future.set_exception(error)
+
+
+async def live_on(
+    task: Partition,
+    failures: Sequence[BaseException],
+    pool: RandomPool,
+    rng: random.Random,
+    todo: list[SourceRecord],
+    failing: float,
+    most: float = math.inf,
+) -> None:
+    """Live one life: take records and embed texts in random order, until all is done, or something fails.
+
+    A quarter of `failing` is the chance, at each step, that the partition is given up. `most`: records at once.
+    """
+    task.start()
+    while (todo or len(task)) and not failures:
+        if rng.random() < failing / 4:
+            break  # the partition is given up
+        if todo and task.has_room() and rng.random() < 0.7:
+            task.take(todo.pop(0))
+        elif rng.random() < 0.7:
+            pool.work()
+        else:
+            await asyncio.sleep(0)
+        assert len(task) <= most
+    assert all(isinstance(failure, CrashError) for failure in failures)
+    await task.close()

@@ -2,7 +2,7 @@
 
 Each part of the measurement is one module (`embedding`, `clients`, `scan`, `restore`, `processes`, `footprint`).
 Lives here beside them: the job that every peer does (`job`, `peers/`), what is read and checked (`workload`), how a
-process is watched (`watch`), how numbers become tables, goals and plots (`results`, `plot`).
+process is watched (`watch`), how numbers become tables and goals (`results`, `plot`).
 
 To run all of it, install the peers (`pip install -e '.[bench]'`) and export the model for the faster precisions
 (`kp-worker export-model --precision bf16 --precision int8`). `ARGS="--only a --seconds 5 --rounds 3"` runs a part.
@@ -22,7 +22,7 @@ The parts:
 
 - a) the embedder alone and the worker through Kafka, at 20, 50, 80 % and full load
 - b), c) the same job by other clients, without and with the model
-- d) one scan of the cache against numpy, faiss and hnswlib; i) the scan of a large cache
+- d) one scan of the cache against a plain loop over numpy
 - e) restore; f) several worker processes; g) memory and start
 - h) how long a partition stands still, at 200 records/s without a model
 - j) many partitions on one worker; k) what sizes a fleet

@@ -25,7 +25,6 @@ from tests.runs.benchmarks import (
     embedding,
     footprint,
     handover,
-    large_cache,
     machine,
     partitions,
     processes,
@@ -45,12 +44,11 @@ PARTS: Final = {
     "f": ("several worker processes without a model", processes.run),
     "g": ("memory and start", footprint.run),
     "h": ("hand-over of partitions", handover.run),
-    "i": ("a cache of 100,000 entries", large_cache.run),
     "j": ("many partitions on one worker", partitions.run),
     "k": ("what sizes a fleet", capacity.run),
 }
 
-ORDER: Final = "bfjheacgdik"
+ORDER: Final = "bfjheacgdk"
 """The parts that let the broker work hardest come first: its compiler is done when the others look at single traces."""
 
 
@@ -62,8 +60,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="rough length of one run of one row")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the rows take turns within each")
     parser.add_argument("--output", type=Path, help="directory for results.json (default: a new one)")
-    parser.add_argument("--traces", type=Path, nargs="*", default=[], help="JSONL files of traces whose vectors part i "
-        "scans (default: generated vectors)")  # fmt: skip
     given = parser.parse_args()
     letters = [letter.strip() for letter in given.only.split(",")]
     if unknown := set(letters) - set(PARTS):
@@ -78,7 +74,7 @@ def main() -> int:
     results.machine |= {"seconds": given.seconds, "rounds": given.rounds}
     for name, value in results.machine.items():
         console.print(f"[bold]{name}[/]: {value}", highlight=False)
-    bench = Bench(results, console, logs, given.seconds, given.rounds, given.traces)
+    bench = Bench(results, console, logs, given.seconds, given.rounds)
     failed = False
     began = time.monotonic()
     try:

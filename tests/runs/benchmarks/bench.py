@@ -53,7 +53,6 @@ class Bench:
     directory: Path
     seconds: float
     rounds: int
-    traces: list[Path] = field(default_factory=list)
     _broker: EmbeddedKafka | None = None
     _count: int = field(default=0)
     _worker_cores: set[int] = field(default_factory=set)
@@ -145,10 +144,8 @@ class Bench:
         topics: Topics,
         source: Source,
         processes: Sequence[PeerProcess | WorkerProcess],
-        *,
-        commits: bool = True,
     ) -> Timeline:
-        """Wait until a run has done all of a source; `commits` False: it commits no offsets, count its outputs."""
+        """Wait until a run has done all of a source."""
         return asyncio.run(
             follow(
                 self.bootstrap,
@@ -159,7 +156,6 @@ class Bench:
                 processes,
                 self.broker.pid(0),
                 PATIENCE_SECONDS,
-                None if commits else list(topics.outputs.values()),
             )
         )
 

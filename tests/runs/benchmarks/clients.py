@@ -44,7 +44,6 @@ class Contender:
     vectors: str = "table"
     needs: tuple[str, ...] = ()
     slow: bool = False
-    commits: bool = True
     options: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
     module: str = STAND_IN
@@ -92,8 +91,6 @@ CONTENDERS: Final = (
     Contender("aiokafka loop, no vectors", AT_LEAST, "aiokafka_loop", "none"),
     Contender("confluent-kafka loop", AT_LEAST, "confluent_loop", needs=CONFLUENT),
     _worker("worker, vectors by its pool", AT_LEAST, "pool"),
-    Contender("arroyo", AT_LEAST, "arroyo_job", needs=("sentry-arroyo",)),
-    Contender("bytewax", AT_LEAST, "bytewax_job", needs=("bytewax",), commits=False),
     Contender("Faust as usually written", AT_LEAST, "faust_agent", slow=True),
 )
 
@@ -114,7 +111,7 @@ def throughput(bench: Bench, part: str, contender: Contender, source: Source, wa
     """Let a contender work off a filled topic; keep its messages a second."""
     topics = asyncio.run(fresh_topics(bench.bootstrap, source.partitions))
     with contender.run(bench, topics, source.name) as process:
-        timeline = bench.follow(topics, source, [process], commits=contender.commits)
+        timeline = bench.follow(topics, source, [process])
     found = bench.outputs(topics, source.partitions)
     check(str(contender), found, wanted)
     _keep(bench, part, contender, found, timeline, len(source.values))

@@ -14,7 +14,7 @@ from worker.lab.broker.embedded_kafka import KAFKA_VERSION
 
 PACKAGES: Final = (
     "faust-streaming", "aiokafka", "numpy", "msgspec", "openvino", "sentence-transformers", "torch",
-    "confluent-kafka", "quixstreams", "sentry-arroyo", "bytewax", "faiss-cpu", "hnswlib",
+    "confluent-kafka", "quixstreams",
 )  # fmt: skip
 
 

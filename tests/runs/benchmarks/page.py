@@ -1,4 +1,4 @@
-"""A run into docs/benchmarks.md and docs/benchmarks-*.svg: `python -m tests.runs.benchmarks.page RESULTS.json`.
+"""A run into docs/benchmarks.md: `python -m tests.runs.benchmarks.page RESULTS.json`.
 
 The goals of the parts that were measured are replaced, and the tables of those that the page shows; the other parts and
 all sentences stay. `--run` prints what the run was measured on instead.
@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.runs.benchmarks.plot import PAGE, pictures, write
 from tests.runs.benchmarks.results import spread
+from tests.support.surroundings import DOCS
+
+PAGE = DOCS / "benchmarks.md"
 
 
 def run_table(found: dict[str, Any]) -> str:
@@ -67,7 +69,4 @@ if __name__ == "__main__":
     if "--run" in sys.argv:
         sys.stdout.write(run_table(results))
     else:
-        text = update(PAGE.read_text("utf-8"), results)
-        drawn = pictures(text)
-        PAGE.write_text(text, "utf-8")
-        write(drawn)
+        PAGE.write_text(update(PAGE.read_text("utf-8"), results), "utf-8")

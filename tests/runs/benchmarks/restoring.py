@@ -1,6 +1,4 @@
-"""e) Restore of 4 x 1000 and 64 x 1000 cache entries: the call itself, and a cold start until /readyz.
-
-And the restore of one large partition for large_cache.py."""
+"""e) Restore of 4 x 1000 and 64 x 1000 cache entries: the call itself, and a cold start until /readyz."""
 
 from __future__ import annotations
 
@@ -20,7 +18,6 @@ from tests.runs.benchmarks.watch import BenchmarkError, wait_until
 from tests.runs.benchmarks.workload import Topics, fill, fresh_topics
 from tests.support.kafka_fixtures import WorkerProcess
 from worker.core.changelog import encode, slot_key
-from worker.core.scorer import PartitionScorer
 from worker.kafka.state.restore import Position, restore
 
 ENTRIES: Final = 1000
@@ -97,48 +94,3 @@ def restored_worker(
         if restored != partitions * ENTRIES:
             raise BenchmarkError(f"restored {restored} of {partitions * ENTRIES} entries:\n{process.log()[-2000:]}")
         yield process, seconds
-
-
-class Large:
-    """One partition with many entries of real size, in transactions, and its restore from the topic to the cache."""
-
-    def __init__(self, bench: Bench, entries: int) -> None:
-        self.entries = entries
-        self.bytes = 0
-        self._bootstrap = bench.bootstrap
-        self._topics = asyncio.run(fresh_topics(bench.bootstrap, 1))
-        asyncio.run(self._fill())
-
-    async def _fill(self) -> None:
-        vector = table_vector("a vector")
-        async with AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap, transactional_id=f"{self._topics.group}-fill", max_batch_size=1 << 20
-        ) as producer:
-            for first in range(0, self.entries, 200):
-                async with producer.transaction():
-                    for sequence in range(first, min(first + 200, self.entries)):
-                        value = encode(
-                            sequence=sequence, source_offset=sequence, stream_time_ms=1_776_153_600_000 + sequence,
-                            trace_id=f"kp:trace:{sequence:036d}", model=TABLE.key(), vector=vector, pass_number=0,
-                            text_hash=bytes(16), agent_id="kp:agent:gpt-4o",
-                        )  # fmt: skip
-                        self.bytes = len(value)
-                        await producer.send(self._topics.changelog, value, slot_key(sequence, self.entries), 0)
-
-    def seconds(self) -> float:
-        """Restore once; return the seconds from the call until the cache can be scanned."""
-        return asyncio.run(self._restore())
-
-    async def _restore(self) -> float:
-        position = Position(self.entries, None, committed_offset=self.entries)
-        client = {"bootstrap_servers": self._bootstrap}
-        scorer = PartitionScorer(self.entries, None, DIMENSIONS)
-        began = time.perf_counter()
-        found = await restore(
-            client, self._topics.changelog, {0: position}, TABLE.key(), DIMENSIONS, self.entries, 60.0
-        )
-        scorer.restore(found[0].cache())
-        seconds = time.perf_counter() - began
-        if len(scorer.cache) != self.entries:
-            raise BenchmarkError("the restore did not find every entry")
-        return seconds

@@ -1,4 +1,4 @@
-"""d) One scan of the novelty cache at 1k, 10k and 100k entries against a plain numpy loop, faiss and hnswlib."""
+"""d) One scan of the novelty cache at 1k, 10k and 100k entries against a plain loop over numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.runs.benchmarks import machine
 from tests.runs.benchmarks.bench import Bench
 from tests.runs.benchmarks.watch import BenchmarkError
 from tests.support.surroundings import ROOT
@@ -18,15 +17,11 @@ from tests.support.surroundings import ROOT
 SIZES: Final = (1000, 10_000, 100_000)
 DIMENSIONS: Final = 384
 FAMILIES: Final = 200
-"""Vectors lie about so many centres, as texts on the same subject do; wholly random ones are hnswlib's hardest case."""
+"""Vectors lie about so many centres, as texts on the same subject do."""
 
 
 def run(bench: Bench) -> None:
-    """Part d. In a process of its own, with one thread for numpy and faiss, as in the worker."""
-    for name in ("faiss-cpu", "hnswlib"):
-        if not machine.installed(name):
-            bench.results.note("d", f"{name}: skipped, not installed (pip install '.[bench]')")
-    bench.results.note("d", "hnswlib is approximate; the recall@1 columns belong to it")
+    """Part d. In a process of its own, with one thread for numpy, as in the worker."""
     for _ in bench.each_round():
         command = [sys.executable, "-m", "tests.runs.benchmarks.scan", str(bench.seconds)]
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -58,9 +53,7 @@ def measure(seconds: float) -> dict[str, dict[str, float]]:
             row = result.setdefault(name, {})
             row[f"ms_at_{size}"] = ms
             right = sum(abs(f - t) < 1e-4 for f, t in zip(found, truth, strict=False)) / len(found)
-            if name == "hnswlib":
-                row[f"recall_at_{size}"] = right
-            elif right < 1:
+            if right < 1:
                 raise BenchmarkError(f"{name} at {size}: only {right:.0%} of its answers are right")
     return result
 
@@ -95,24 +88,7 @@ def _ways(vectors: Any) -> dict[str, Callable[[Any], float]]:
     def loop(query: Any) -> float:
         return max(float(np.dot(vector, query)) for vector in listed)
 
-    ways: dict[str, Callable[[Any], float]] = {"VectorCache": cache.max_cosine_similarity, "numpy loop": loop}
-    if machine.installed("faiss-cpu"):
-        import faiss
-
-        faiss.omp_set_num_threads(1)
-        flat = faiss.IndexFlatIP(DIMENSIONS)
-        flat.add(vectors)
-        ways["faiss flat"] = lambda query: float(flat.search(query[None], 1)[0][0, 0])
-    if machine.installed("hnswlib"):
-        import hnswlib
-
-        graph = hnswlib.Index("cosine", DIMENSIONS)
-        graph.init_index(size, ef_construction=100, M=16)
-        graph.add_items(vectors)
-        graph.set_ef(50)
-        graph.set_num_threads(1)
-        ways["hnswlib"] = lambda query: 1.0 - float(graph.knn_query(query, 1)[1][0, 0])
-    return ways
+    return {"VectorCache": cache.max_cosine_similarity, "numpy loop": loop}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import time
 import zlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -105,16 +105,13 @@ async def follow(
     processes: Sequence[Watched],
     broker: int,
     patience: float,
-    outputs: Iterable[str] | None = None,
 ) -> Timeline:
-    """Return when `total` records are done: committed by the group, or (`outputs` given) in these topics.
+    """Return when the group has committed `total` records.
 
     Raises BenchmarkError when a process ends before, or nothing moves for `patience` seconds.
     """
     timeline = Timeline()
-    client = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await client.start()
     await admin.start()
     moved, best = time.time(), 0
     tps = [TopicPartition(source, p) for p in range(partitions)]
@@ -123,13 +120,8 @@ async def follow(
             began = time.time()
             cpu, broker_cpu = sum(cpu_seconds(p.pid) for p in processes), cpu_seconds(broker)
             try:
-                if outputs is None:
-                    found = await admin.list_consumer_group_offsets(group, partitions=tps)
-                    done = sum(max(0, o.offset) for o in found.values())
-                else:
-                    await client._client.set_topics(list(outputs))
-                    ends = await client.end_offsets([TopicPartition(t, p) for t in outputs for p in range(partitions)])
-                    done = sum(ends.values())
+                found = await admin.list_consumer_group_offsets(group, partitions=tps)
+                done = sum(max(0, o.offset) for o in found.values())
             except KafkaError:
                 done = best  # the group's coordinator is just coming up
             timeline.append(Moment(time.time(), done, cpu, broker_cpu))
@@ -144,7 +136,6 @@ async def follow(
                 raise BenchmarkError(f"stuck at {best} of {total}:\n{processes[0].log()[-3000:]}")
             await asyncio.sleep(max(POLL_SECONDS, min(1.0, _seconds_left(timeline, total) / 3) - (time.time() - began)))
     finally:
-        await client.stop()
         await admin.close()
     return timeline
 

@@ -6,7 +6,6 @@ list (tests/support/forgetting.py) and against an undisturbed run, byte for byte
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import Sequence
@@ -20,11 +19,11 @@ from tests.support.partition import idle_context
 from tests.support.simulated_log import (
     DIMENSIONS,
     IDENTITY,
-    CrashError,
     Plan,
     RandomPool,
     SimulatedPublisher,
     Topics,
+    live_on,
     random_records,
 )
 from worker.core import changelog, forgetting
@@ -64,18 +63,7 @@ async def live(rng: random.Random, plan: Plan, topics: Topics, records: Sequence
         todo = todo[: next((n for n, record in enumerate(todo) if control_kind(record.headers)), len(todo))]
     pool = RandomPool(rng)
     task, failures = new_task(rng, plan, topics, topics.restored(plan.capacity), pool, failing, forget)
-    task.start()
-    while (todo or len(task)) and not failures:
-        if rng.random() < failing / 4:
-            break
-        if todo and task.has_room() and rng.random() < 0.7:
-            task.take(todo.pop(0))
-        elif rng.random() < 0.7:
-            pool.work()
-        else:
-            await asyncio.sleep(0)
-    assert all(isinstance(failure, CrashError) for failure in failures)
-    await task.close()
+    await live_on(task, failures, pool, rng, todo, failing)
 
 
 def check_gone(topics: Topics, requests: dict[int, dict[str, object]], published: set[int]) -> None:

@@ -4,7 +4,6 @@ Two workers are tried: one that is nothing but the core, so that every interleav
 with the real filter of the restore. The judge is an undisturbed run over the same records.
 """
 
-import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,12 @@ from tests.support.partition import idle_context
 from tests.support.simulated_log import (
     DIMENSIONS,
     IDENTITY,
-    CrashError,
     Plan,
     RandomPool,
     SimulatedPublisher,
     Topics,
     as_bytes,
+    live_on,
     random_records,
 )
 from worker import InvalidTrace, embedding_text, parse_trace
@@ -393,20 +392,8 @@ async def live_in_a_task(
     failures: list[BaseException] = []
     state = PartitionState(topics.scorer(plan, found), topics.offset, found.replay, found.current, found.housekeeping)
     worker = Partition(0, state, publisher, idle_context(failures, pool=pool))
-    worker.start()
     todo = [record for record in records if record.offset >= topics.offset]
-    while (todo or len(worker)) and not failures:
-        if rng.random() < failing / 4:
-            break  # the partition is given up
-        if todo and worker.has_room() and rng.random() < 0.7:
-            worker.take(todo.pop(0))
-        elif rng.random() < 0.7:
-            pool.work()
-        else:
-            await asyncio.sleep(0)
-        assert len(worker) <= plan.slack
-    assert all(isinstance(failure, CrashError) for failure in failures)
-    await worker.close()
+    await live_on(worker, failures, pool, rng, todo, failing, plan.slack)
     return publisher.batches
 
 

@@ -6,7 +6,6 @@ byte for byte, and against an oracle that counts the verdicts in front of each t
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import Sequence
@@ -20,11 +19,11 @@ from tests.support.forgetting import KEY, TOPIC_ID, control_record
 from tests.support.partition import idle_context
 from tests.support.simulated_log import (
     DIMENSIONS,
-    CrashError,
     Plan,
     RandomPool,
     SimulatedPublisher,
     Topics,
+    live_on,
     random_records,
 )
 from worker import InvalidTrace, make_verdict, parse_trace, sign_verdict
@@ -101,18 +100,7 @@ async def live(rng: random.Random, plan: Plan, topics: Topics, records: Sequence
     todo = [record for record in records if record.offset >= topics.offset]
     pool = RandomPool(rng)
     task, failures = new_task(rng, plan, topics, pool, failing)
-    task.start()
-    while (todo or len(task)) and not failures:
-        if rng.random() < failing / 4:
-            break
-        if todo and task.has_room() and rng.random() < 0.7:
-            task.take(todo.pop(0))
-        elif rng.random() < 0.7:
-            pool.work()
-        else:
-            await asyncio.sleep(0)
-    assert all(isinstance(failure, CrashError) for failure in failures)
-    await task.close()
+    await live_on(task, failures, pool, rng, todo, failing)
 
 
 def counts_at_each_trace(records: Sequence[SourceRecord]) -> dict[int, tuple[int, float]]:
