@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.processes import WORKER
 from tests.support.surroundings import ROOT
 from worker.embed.openvino_embedder import cpu_flags
 
@@ -55,7 +56,7 @@ def test_documents_have_the_embedder_s_bits_everywhere_and_processors_agree_to_1
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_a_processor_on_which_the_model_does_not_work_is_named(threads: str) -> None:
     """Without AVX, OpenVINO 2026 returns arbitrary numbers with one thread, and an error with two."""
-    score = ["-m", "worker", "score", str(ROOT / "tests/data/traces.jsonl"), "--embedder", "openvino"]
+    score = [*WORKER[1:], "score", str(ROOT / "tests/data/traces.jsonl"), "--embedder", "openvino"]
     done = run_limited("SSE41", *score, KP_EMBED_THREADS=threads)
     assert done.returncode != 0, done.stdout[:1000]
     assert "does not work on this processor" in done.stderr

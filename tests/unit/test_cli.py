@@ -201,8 +201,7 @@ def test_without_the_extras_every_command_runs_or_names_the_one_it_needs(tmp_pat
         [sys.executable, "-c", BARE, json.dumps(sorted(hidden)),
          json.dumps([[name, *args.format(**files).split()] for name, args, _, _ in cases])],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-        env={name: value for name, value in os.environ.items() if not name.startswith("KP_")}
-        | {"KP_BOOTSTRAP_SERVERS": "127.0.0.1:1", "KP_HTTP_PORT": "0", "XDG_CACHE_HOME": str(tmp_path)},
+        env=environment(KP_BOOTSTRAP_SERVERS="127.0.0.1:1", KP_HTTP_PORT="0", XDG_CACHE_HOME=str(tmp_path)),
     )  # fmt: skip
     results = [json.loads(line) for line in done.stdout.splitlines()]
     wrong = [
