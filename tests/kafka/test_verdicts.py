@@ -1,9 +1,12 @@
 """`kp-worker verdict`, and workers whose scores follow from verdicts, on real Kafka."""
 
+import asyncio
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -13,7 +16,10 @@ from tests.support.forgetting import KEY
 from tests.support.kafka_fixtures import consume_all, create_topics, produce
 from tests.support.schemas import VALIDATORS
 from tests.support.stage import Stage, Workers, documents
+from worker import PartitionScorer, parse_trace
 from worker.cli import cli
+from worker.commands.shared.scored_topics import read_judged
+from worker.config import load
 from worker.core.changelog import encode, slot_key
 from worker.core.track_record import RECORD_PREFIX
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -53,6 +59,70 @@ def rows(stage: Stage, prefix: bytes = RECORD_PREFIX) -> int:
     records = consume_all(stage.bootstrap, f"{stage.name}-novelty-changelog")
     last = {(record.partition, record.key): record.value for record in records}
     return sum(key.startswith(prefix) and value is not None for (_, key), value in last.items())
+
+
+def test_a_topic_a_file_and_a_call_give_the_same_document(
+    kafka: EmbeddedKafka, workers: Workers, tmp_path: Path
+) -> None:
+    stage = stage_of(kafka, tmp_path / "keys")
+    worker = workers(stage.env).wait_ready()
+    sources = [trace(n, "bob" if n % 3 else "ada", success=n != 5) for n in range(8)]
+    domain = json.loads(sources[0])["metadata"]["task_domain"]
+    bob = LINE | {"agent_id": "bob", "task_domain": domain}
+    lines = [bob | {"trace_id": f"kp:trace:{n}", "success": n == 2} for n in range(3)]
+    lines += [lines[2] | {"success": 0.5, "judge": "ann"}, lines[1] | {"success": 1}]
+    stage.produce([(None, source, (), 0) for source in sources[:4]])
+    stage.wait_committed(4)
+    assert verdict(stage, lines).exit_code == 0
+    stage.wait_committed(9)
+    stage.produce([(None, source, (), 0) for source in sources[4:]])
+    stage.wait_committed(13)
+    topic = sorted(documents(stage), key=lambda it: it["scoring"]["source"]["offset"])  # type: ignore[index]
+
+    traces, verdicts = tmp_path / "traces.jsonl", tmp_path / "verdicts.jsonl"
+    traces.write_bytes(b"\n".join(sources))
+    said = judged(stage)
+    verdicts.write_text("\n".join(json.dumps(line | {"after": 4}) for line in said))
+    scored = CliRunner().invoke(cli, ["score", str(traces), "--verdicts", str(verdicts)], env=stage.env)
+    file = [json.loads(line) for line in scored.stdout.splitlines()]
+    scorer = PartitionScorer(confidence="record")
+    for number, (source, of_topic, of_file) in enumerate(zip(sources, topic, file, strict=True)):
+        for it in said if number == 4 else []:
+            issued = datetime.fromisoformat(it["verdict"].pop("issued_at"))
+            names = [it[name] for name in ("trace_id", "agent_id", "task_domain")]
+            scorer.judge(*names, **it["verdict"], issued_at=issued)
+        called = scorer.score(parse_trace(source), None, 0)
+        assert called.score == of_file["scoring"]["score"]
+        assert json.loads(msgspec.json.encode(called.confidence)) == of_file["scoring"]["confidence"]
+        del of_topic["scoring"]["source"], of_file["scoring"]["source"]  # type: ignore[attr-defined]
+        assert of_topic == of_file
+    assert [it["scoring"]["confidence"]["judged"] for it in file] == [0, 0, 0, 0, 4, 4, 0, 4]
+
+    # What the judged topic says of each place is what the worker had there; and the records that it left are listed.
+    standings = asyncio.run(read_judged(load(**{name[3:].lower(): text for name, text in stage.env.items()
+                                                if name.startswith("KP_")})))  # fmt: skip
+    for offset, document in zip((0, 1, 2, 3, 9, 10, 11, 12), file, strict=True):
+        agent, found = document["metadata"]["agent_id"], document["scoring"]["confidence"]
+        standing = standings.at(0, offset, agent, document["metadata"]["task_domain"])
+        assert (standing.judged, standing.succeeded) == (found["judged"], found["succeeded"])
+        assert standing.used == found["used"] or not document["metadata"]["success"]
+    listed = CliRunner().invoke(cli, ["cache", "list", "--json"], env=stage.env)
+    (row,) = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert row | {"used": 0} == {
+        "partition": 0,
+        "agent_id": "bob",
+        "task_domain": domain,
+        "judged": 4,
+        "succeeded": 2.5,
+        "used": 0,
+    }
+    assert row["used"] == pytest.approx(standings.at(0, 99, "bob", domain).used, abs=1e-6)
+    assert "1 track record\n" in CliRunner().invoke(cli, ["cache", "list", "--text"], env=stage.env).stdout
+    assert CliRunner().invoke(cli, ["cache", "list", "--json", "--agent", "eve"], env=stage.env).stdout == ""
+    switch = CliRunner().invoke(cli, ["whatif", "--from-kafka", "--json", "--set", "confidence=record"], env=stage.env)
+    assert "5 verdicts read" in switch.stderr
+    assert json.loads(switch.stdout)["total"]["traces"] == 8
+    worker.kill()
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])

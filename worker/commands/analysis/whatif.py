@@ -142,7 +142,7 @@ def _confidence(
     else:
         standings = Standings()
     say(
-        f"{standings.verdicts:,} verdicts read"
+        f"{standings.verdicts:,} verdict{'s' * (standings.verdicts != 1)} read"
         + ("" if standings.verdicts else "; without them, a trace that claims success gets 0.5")
         + ("; each partition counts its own" if candidate.novelty_scope == "group" else "")
     )

@@ -6,8 +6,9 @@ worker that takes over the partitions, but without a producer, so it fences nobo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,8 +22,10 @@ from worker.config import ConfigError, Settings
 from worker.core.capacity import advice, capacity_for, entry_bytes, is_short, per_second
 from worker.core.changelog import Entry, Log, Restored
 from worker.core.documents import rfc3339
+from worker.core.forgetting import RemovedBy
 from worker.core.novelty import Label
 from worker.core.scorer import PartitionScorer
+from worker.core.track_record import TrackRecord
 from worker.kafka.cluster.describe import describe_topics
 from worker.kafka.state.restore import OffsetsError, Position, read_logs, read_positions
 
@@ -84,7 +87,7 @@ async def _read(session: Session, partition: int | None) -> list[PartitionLog]:
     if changelog is None:
         raise ConfigError(
             f"group {settings.group_id} has no changelog topic {settings.changelog}, where a worker keeps its cache; "
-            "correct the group (-g) or KP_CHANGELOG_TOPIC. Without an embedder there is none"
+            "correct the group (-g) or KP_CHANGELOG_TOPIC. Without an embedder and without verdicts there is none"
         )
     count = min(source.partitions, changelog.partitions)
     if partition is not None and partition >= count:
@@ -161,6 +164,38 @@ def newest_rows(caches: list[CachedPartition], agent: str | None, trace: str | N
 
 def _is_trace(trace_id: str, wanted: str) -> bool:
     return trace_id.startswith(wanted) or trace_id.removeprefix("kp:trace:").startswith(wanted)
+
+
+class RecordRow(Struct, frozen=True):
+    """An agent's track record in a domain: the verdicts kept, and the confidence that KP_CONFIDENCE=record takes."""
+
+    partition: int
+    agent_id: str
+    task_domain: str
+    judged: int
+    succeeded: float
+    used: float
+
+
+def record_rows(settings: Settings, reads: Sequence[PartitionLog], agent: str | None) -> list[RecordRow]:
+    """Return the track records as a worker restores them, of each partition the one of the latest verdict first."""
+    records: dict[int, TrackRecord] = {}
+    for read in reads:
+        restored, position = Restored(), read.position
+        read.log.restore_records(restored, position.found())
+        others = partial(_others, records, read.partition) if settings.novelty_scope == "group" else tuple
+        records[read.partition] = TrackRecord(position.topic_id or "", others)
+        records[read.partition].restore(restored.records, position.offset, RemovedBy(restored.requests))
+    return [
+        RecordRow(partition, agent_id, domain, it.judged, it.succeeded, round(it.used, 6))
+        for partition, record in records.items()
+        for agent_id, domain, it in reversed(list(record.listed()))
+        if agent is None or agent_id == agent
+    ]
+
+
+def _others(records: Mapping[int, TrackRecord], partition: int) -> Iterable[TrackRecord]:
+    return (record for number, record in records.items() if number != partition)
 
 
 class Stats(Struct, frozen=True):

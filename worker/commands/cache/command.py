@@ -37,17 +37,22 @@ _partition_option = click.option("--partition", type=click.IntRange(0), metavar=
 @json_option
 @settings_options
 def list_entries(partition: int | None, limit: int, agent: str | None, trace: str | None, as_json: bool) -> None:
-    """List the live entries, newest first."""
+    """List the live entries, newest first, and then the agents' track records, if there are any."""
     settings = read_settings()
-    from worker.commands.cache.caches import newest_rows
-    from worker.commands.cache.view import print_entries
+    from worker.commands.cache.caches import newest_rows, record_rows, restore_latest
+    from worker.commands.cache.view import print_entries, print_records
 
-    rows = newest_rows(_latest(settings, partition), agent, trace)
-    shown = rows[:limit] if limit else rows
+    reads = _read(settings, partition)
+    rows = newest_rows([restore_latest(settings, read) for read in reads], agent, trace)
+    records = [] if trace is not None else record_rows(settings, reads, agent)
+    shown, shown_records = rows[: limit or None], records[: limit or None]
     if as_json:
-        _write_json(shown)
-    else:
+        _write_json([*shown, *shown_records])
+        return
+    if rows or not records:
         print_entries(shown, len(rows))
+    if records:
+        print_records(shown_records, len(records))
 
 
 @cache.command()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from worker.commands.cache.caches import Row, Stats
+from worker.commands.cache.caches import RecordRow, Row, Stats
 from worker.commands.cache.nearest import NearestReport
 from worker.commands.shared.console import text_console
 from worker.commands.shared.shown import duration, shown_text
@@ -28,6 +28,21 @@ def print_entries(rows: Sequence[Row], total: int) -> None:
         console.print(table)
     more = "" if len(rows) == total else f", {len(rows)} shown (--limit 0: all)"
     console.print(f"{_count(total, 'live entry', 'live entries')}{more}", soft_wrap=True)
+
+
+def print_records(rows: Sequence[RecordRow], total: int) -> None:
+    """Print track records, and how many there are."""
+    table = _table(("part", 4), ("judged", 6), ("succeeded", 9), ("used", 6))
+    _id_columns(table, 30, "domain")
+    for row in rows:
+        table.add_row(
+            str(row.partition), str(row.judged), f"{row.succeeded:g}", f"{row.used:.4f}",
+            *_ids(row.agent_id, row.task_domain),
+        )  # fmt: skip
+    console = text_console()
+    console.print(table)
+    more = "" if len(rows) == total else f", {len(rows)} shown (--limit 0: all)"
+    console.print(f"{_count(total, 'track record', 'track records')}{more}", soft_wrap=True)
 
 
 def print_nearest(report: NearestReport) -> None:
@@ -106,12 +121,12 @@ def _table(*columns: tuple[str, int]) -> PlainTable:
     return table
 
 
-def _id_columns(table: PlainTable, taken: int) -> None:
-    """Add the agent and the trace, in what the other columns leave of a terminal's width."""
+def _id_columns(table: PlainTable, taken: int, other: str = "trace") -> None:
+    """Add the agent and the trace (or `other`), in what the other columns leave of a terminal's width."""
     console = text_console()
     left = max(20, console.width - taken - 1)
     table.add_column("agent", no_wrap=True, overflow="ellipsis", max_width=left // 3)
-    table.add_column("trace", no_wrap=True, overflow="ellipsis", max_width=left - left // 3)
+    table.add_column(other, no_wrap=True, overflow="ellipsis", max_width=left - left // 3)
 
 
 def _ids(agent: str, trace: str) -> tuple[Text, Text]:

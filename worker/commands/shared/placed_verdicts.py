@@ -108,11 +108,9 @@ class _Line(Struct):
 def _placed(document: Any, *, as_scored: bool) -> PlacedVerdict:
     if isinstance(document, dict) and "verdict" in document and "metadata" not in document:
         judged = msgspec.convert(document, _Judged)
-        document = {**judged.verdict, "partition": judged.source.partition, "after": judged.source.offset} | {
-            name: document[name] for name in ("trace_id", "agent_id", "task_domain")
-        }
-        if not as_scored:
-            del document["after"]
+        own = {name: document[name] for name in ("trace_id", "agent_id", "task_domain", "after") if name in document}
+        place = {"partition": judged.source.partition} | ({"after": judged.source.offset} if as_scored else {})
+        document = judged.verdict | place | own
     line = msgspec.convert(document, _Line)
     after = 0 if line.after is None else line.after
     if line.after is None and as_scored and line.scoring is not None:
