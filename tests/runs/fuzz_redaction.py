@@ -1,9 +1,12 @@
 """Random texts through the redaction, and its speed: python -m tests.runs.fuzz_redaction --texts 200000 --seed 7.
 
+With --hunt=HOURS it only looks for texts of a grammar at which the strict rules fail, or that twice changes.
+
 Every text must come out by `reference` as by the slow reading of the rules (tests/support/redaction_oracle.py). By
 `strict` twice is once, JSON stays JSON with the same members, a harmless text stays, and a made-up secret goes.
-What breaks a rule is printed with the seed. Afterwards the slowest of the texts that try for more than linear
-time are named; it fails if their time of CPU grows faster than the text, or is beyond the limit by a half.
+What breaks a rule is printed with the seed, what the grammar finds is written to a file. Afterwards the slowest of
+the texts that try for more than linear time are named; it fails if their time of CPU grows faster than the text, or
+is beyond the limit by a half.
 """
 
 import argparse
@@ -52,6 +55,7 @@ MARGIN = 1.5
 """A machine that is busy slows its processes down, also in time of CPU."""
 CALIBRATION_SECONDS = 0.036
 """What `calibration` takes on the core that the limit is for."""
+HUNT_SECONDS = 60
 MAX_GROWTH = 16
 """Of the time for eight times the text: 8 if it is linear, 64 if it is quadratic."""
 
@@ -165,7 +169,7 @@ def grammar_text(rng: random.Random, depth: int = 3) -> str:
 
 
 def hunt(seed: int, seconds: float, out: str) -> int:
-    """Look for texts at which the strict rules raise an error, or that a second pass changes; write them to `out`."""
+    """Look for texts at which the strict rules raise an error, or that a second pass changes; append them to `out`."""
     found = number = 0
     end = time.monotonic() + seconds
     with open(out, "a", encoding="utf-8", errors="backslashreplace") as file:
@@ -231,14 +235,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hunt", type=float, default=0.0, metavar="HOURS", help="only search, for so many hours")
+    parser.add_argument("--out", default="fuzz-redaction.jsonl", help="what the search finds [%(default)s]")
     arguments = parser.parse_args()
+    if arguments.hunt:
+        sys.exit(hunt(arguments.seed, 3600 * arguments.hunt, arguments.out) > 0)
     found = check_texts(arguments.seed, arguments.texts)
     print(f"{arguments.texts} texts, seed {arguments.seed}: all equal; {dict(found.most_common())}")
     made_up = arguments.texts // 10
     found = check_strict(arguments.seed, made_up)
     print(f"{made_up} texts by strict, seed {arguments.seed}: all rules hold; {dict(found.most_common())}")
+    failed = hunt(arguments.seed, HUNT_SECONDS, arguments.out) > 0
     slower = max(1.0, calibration() / CALIBRATION_SECONDS)
-    failed = False
     for rules, parts in (("reference", PARTS), ("strict", STRICT_PARTS)):
         for seconds, growth, text in slowest(rules, parts):
             failed |= seconds > MAX_SECONDS * MARGIN * slower or growth > MAX_GROWTH

@@ -55,6 +55,8 @@ def screening(settings: Settings) -> Screen | None:
 
 
 def _read(file: Path) -> tuple[OwnPattern, ...]:
+    from worker.redact.own import MOST_INSTRUCTIONS
+
     where = f"KP_REDACT_PATTERNS_FILE={file}"
     try:
         if not file.is_file():  # a device or a pipe might never end
@@ -74,6 +76,15 @@ def _read(file: Path) -> tuple[OwnPattern, ...]:
     if content.keys() != {"pattern"} or not isinstance(tables, list) or not 0 < len(tables) <= MOST_PATTERNS:
         raise ConfigError(f"{where} must hold 1 to {MOST_PATTERNS} patterns and nothing else; {_FORM}")
     patterns = tuple(_pattern(where, number, table) for number, table in enumerate(tables, 1))
+    instructions = 0
+    for number, pattern in enumerate(patterns, 1):
+        instructions += pattern.instructions
+        if instructions > MOST_INSTRUCTIONS:
+            raise ConfigError(
+                f"{where}: pattern {number} ({pattern.name!r}) has {pattern.instructions} instructions of RE2, which "
+                f"makes {instructions}, more than {MOST_INSTRUCTIONS}: a text of 1 MiB could take more than 25 s. Use "
+                r"shorter repeats than x{0,500}, and ASCII such as [a-z] in place of \pL"
+            )
     names = [pattern.name for pattern in patterns]
     for name in names:
         if names.count(name) > 1 or name in STRICT_TYPES:

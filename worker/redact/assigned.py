@@ -13,6 +13,7 @@ from worker.redact.names import (
     IF_RANDOM,
     NO,
     PASSWORD,
+    PROSE,
     STOP_WORDS,
     TOKEN,
     VALUE_MEMBERS,
@@ -289,12 +290,17 @@ def _bare_end(text: str, to: _Assignment, start: int, end: int) -> int | None:
             return start + len(line[0].rstrip())  # a passphrase
         if len(words) > 1 and words[1].isalpha() and words[1].islower():
             return None
+    if to.how == "assign" and _PROSE_LINE.match(text, start):
+        return None
     end = start + len(text[start:end].rstrip(".:"))
     if end == start:  # nothing but signs: `password=:{name}`
         return None
     if to.how == "assign" and _is_name(text[start:end]):
         return None
     return end
+
+
+_PROSE_LINE: Final = re.compile(PROSE)
 
 
 def _is_name(content: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 from worker.redact.keys import end_of
 from worker.redact.markers import Found, Rule, rule
-from worker.redact.names import harmless, is_random, is_value, looks_secret
+from worker.redact.names import PROSE, harmless, is_random, is_value, looks_secret
 
 _ARGUMENT: Final = r"""(?:"([^"\n]{2,300})"|'([^'\n]{2,300})'|((?![-$<{\[*])[^\s"'`;|&<>\\]{2,300}))"""
 
@@ -211,7 +211,7 @@ _ARGUMENTS: Final = (
         "mot de passe|contrase|senha|wachtwoord|hasło|heslo|senord|ifre|ароль|密码|密碼|パスワード|비밀번호",
         r"(?=[MmCcSsWwHhLlŞşПп密パ비])(?:[Mm]ot de passe|[Cc]ontrase[ñn]a|[Ss]enha|[Ww]achtwoord|[Hh]asło|[Hh]eslo"
         r"|[Ll]ösenord|[Şş]ifre|[Пп]ароль|密码|密碼|パスワード|비밀번호)"
-        r"[\"']?[ ]{0,2}[:=][ ]{0,4}[\"'`]?(?P<secret>[^\s\"'`,;]{4,200})",
+        rf"[\"']?[ ]{{0,2}}[:=][ ]{{0,4}}(?!{PROSE})[\"'`]?(?P<secret>[^\s\"'`,;]{{4,200}})",
         is_value,
     ),
     rule(

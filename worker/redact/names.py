@@ -115,6 +115,8 @@ STOP_WORDS: Final = _words(
     "that was were has have will can cannot may from in on by as if please contain contains length "
     "characters when than"
 )
+PROSE: Final = r"[A-ZÀ-Þ][a-zß-ɏ]{1,19}[ ][a-zß-ɏ]{2,20}(?:[ ][A-Za-zÀ-ɏ]{2,20}){0,8}[.!:]?[ ]?(?=[\r\n\"'\\\]}>]|\Z)"
+"""A line of words, of which the second is small, in place of a value: "Passwort: Bitte eingeben"."""
 DATE_OR_NUMBER: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9:.]{4,15}(?:Z|[+-][0-9:]{4,6})?)?|[+-]?[0-9]+(?:[.,:][0-9]+)*[%a-z]?"
     r"|v?[0-9]+(?:\.[0-9a-z]+){1,4}(?:[-+][0-9A-Za-z.]+)?|0x[0-9a-fA-F]{1,8}"

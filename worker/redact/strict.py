@@ -45,10 +45,12 @@ _RESIDUE: Final = re.compile(
     r"|(?<==\[REDACTED:password\])(?P<pair>[^\s;\"\[]{1,100}+)(?=;[ ]?[A-Za-z][A-Za-z ]{1,40}=))"
 )
 """What the reference leaves of passwords, behind its marker."""
+_CALL: Final = re.compile(r"[A-Za-z_.]+\(")
+"""Behind a type: `password: str = Field(min_length=8)`."""
 _RESIDUE_CHECKS: Final[dict[str, Callable[[str], bool]]] = {
     "tagged": looks_secret,
     "block": looks_secret,
-    "or": is_value,
+    "or": lambda value: is_value(value) and not _CALL.match(value),
 }
 _BOLD: Final = re.compile(r"\*\*[\w. -]{1,40}:\Z")
 

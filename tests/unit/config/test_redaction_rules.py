@@ -45,6 +45,11 @@ def test_the_patterns_on_the_page(tmp_path: Path) -> None:
         ("[[pattern]]\nname='a'\npattern='(x'", r"pattern 1 \('a'\): missing \)"),
         ("[[pattern]]\nname='a'\npattern='b'\n" * 2, "the name 'a' is taken"),
         ("[[pattern]]\nname='email'\npattern='b'", "the name 'email' is taken"),
+        (
+            "".join(f"[[pattern]]\nname='a{i}'\npattern='x{{1,900}}'\n" for i in range(9)),
+            r"pattern 3 \('a2'\) has 18.. instructions of RE2, which makes 5..., more than 4000: .*shorter repeats",
+        ),
+        ("[[pattern]]\nname='a'\npattern='\\pL{40}'", r"pattern 1 \('a'\) has .*ASCII such as \[a-z\]"),
         ("[[pattern", "is not TOML"),
         ("\udcff", "is not TOML"),
     ],
