@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,14 +25,18 @@ from worker.core.scorer import EvaluationConfig
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
 from worker.embed.embedder import Embedding
+from worker.kafka.reading.budget import Share
 from worker.kafka.writing.publisher import Batch
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
+from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.group_scope import GroupScope
 from worker.stream.partition import Context, DeadLetterLimit, Partition
 from worker.stream.state import PartitionState
 
 DIMENSIONS = 8
+OTHER = 1
+"""The number of another partition of the same worker."""
 
 
 class ManualPool:
@@ -101,37 +105,6 @@ def source_offset(output: Any) -> int:
     return int(json.loads(output.value)["scoring"]["source"]["offset"])
 
 
-class ManualBuffer:
-    """The fetch buffer, with waiting records and turns as the test says."""
-
-    def __init__(self) -> None:
-        self.number_waiting = 0
-        self.turn = True
-        self.others_wait = False
-        self.given_back = 0
-        self.held = False
-        self.releases = 0
-
-    def __bool__(self) -> bool:
-        return self.number_waiting > 0 or self.others_wait
-
-    def waiting(self, partition: int) -> int:
-        return self.number_waiting
-
-    def has_turn(self, partition: int) -> bool:
-        return self.turn
-
-    def hold(self, partition: int) -> None:
-        self.held = True
-
-    def release(self, partition: int) -> None:
-        self.held = False
-        self.releases += 1
-
-    def give_back(self, size: int) -> None:
-        self.given_back += size
-
-
 class CommittedRecords:
     """The status page's place: notes what is committed."""
 
@@ -147,14 +120,13 @@ class CommittedRecords:
 
 def idle_context(failures: list[BaseException], **more: Any) -> Context:
     """Return the context of a worker in which no record waits; failures go to the list."""
-    buffer: Any = ManualBuffer()
-    buffer.turn = False
     fields = {
+        "buffer": FetchBuffer(Share(1 << 20)),
         "metrics": Metrics(CollectorRegistry()),
         "evaluation": EvaluationConfig(DEFAULT_LIMITS),
         "fail": lambda _, error: failures.append(error),
     }
-    return Context(**{"buffer": buffer, **fields, **more})
+    return Context(**{**fields, **more})
 
 
 class TaskHarness:
@@ -185,7 +157,11 @@ class TaskHarness:
         self.metrics = Metrics(CollectorRegistry())
         self.scorer = PartitionScorer(5, ttl_ms, DIMENSIONS)
         self.scorer.restore([], stream_time_ms)
-        self.buffer = ManualBuffer()
+        self.now = 0.0
+        self.share = Share(1 << 20)
+        self.buffer = FetchBuffer(self.share, clock=lambda: self.now)
+        self.buffer.assign([0, OTHER])
+        self.buffer.hold(OTHER)
         self.status = CommittedRecords()
         self.failures: list[BaseException] = []
         self.confirmed: list[str | None] = []
@@ -215,9 +191,33 @@ class TaskHarness:
         if self.not_confirmed is not None:
             raise self.not_confirmed
 
+    def fetch(self, offsets: Iterable[int]) -> None:
+        """Let records of the partition wait."""
+        self.buffer.add(0, [record(offset) for offset in offsets])
+
     def take(self, *offsets: int, **fields: Any) -> None:
+        """Let the task take the records that wait, or, if none does, ones that are just fetched."""
         for offset in offsets:
-            self.task.take(record(offset, **fields))
+            self.pass_on(record(offset, **fields))
+
+    def pass_on(self, fetched: SourceRecord) -> None:
+        if not self.buffer.waiting(0):
+            self.buffer.add(0, [fetched])
+        taken = self.buffer.next()
+        assert taken is not None
+        assert taken.offset == fetched.offset
+        self.task.take(taken)
+
+    def fetch_other(self) -> None:
+        """Let a record of another partition wait."""
+        self.buffer.add(OTHER, [record(0)])
+
+    def take_other(self) -> None:
+        """Take it; the turn of this task's partition ends."""
+        self.buffer.release(OTHER)
+        self.now += 10
+        assert self.buffer.next() is not None
+        self.buffer.hold(OTHER)
 
     def count(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0

@@ -93,7 +93,7 @@ async def test_without_a_backlog_the_task_publishes_each_trace_at_once() -> None
 async def behind_a_backlog() -> TaskHarness:
     """Return a task whose turn it is: of three records taken the first is embedded, and many wait."""
     stage = TaskHarness()
-    stage.buffer.number_waiting = 10**6
+    stage.fetch(range(100))
     stage.take(0, 1, 2)
     stage.pool.finish(0)
     await settle()
@@ -104,13 +104,12 @@ async def test_behind_a_backlog_a_batch_lingers_until_the_last_one_is_taken() ->
     stage = TaskHarness(embed=False)
     stage.take(0)
     await settle()
-    stage.buffer.number_waiting = 10**6
-    for offset in range(1, 6):
+    stage.fetch(range(1, 6))
+    for offset in range(1, 5):
         stage.take(offset)
         await settle()
     assert stage.publisher.sizes() == [1]
-    stage.buffer.number_waiting = 0
-    stage.task.flush()
+    stage.take(5)
     await settle()
     assert stage.publisher.sizes() == [1, 5]
     await stage.task.close()
@@ -118,7 +117,7 @@ async def test_behind_a_backlog_a_batch_lingers_until_the_last_one_is_taken() ->
 
 async def test_a_linger_ends_with_its_time() -> None:
     stage = TaskHarness(embed=False, commit_interval=0.05)
-    stage.buffer.number_waiting = 10**6
+    stage.fetch(range(100))
     for committed in ([], [2]):
         stage.take(*range(2 * len(committed), 2 * len(committed) + 2))
         await settle()
@@ -130,7 +129,8 @@ async def test_a_linger_ends_with_its_time() -> None:
 
 async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedder() -> None:
     stage = await behind_a_backlog()
-    stage.buffer.turn = False
+    stage.fetch_other()
+    stage.take_other()
     stage.task.flush()
     await settle()
     await asyncio.sleep(0.1)
@@ -145,23 +145,27 @@ async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedde
 
 
 async def test_the_last_batch_of_a_backlog_waits_for_the_embedder_while_others_wait() -> None:
-    stage = await behind_a_backlog()
-    stage.buffer.number_waiting, stage.buffer.turn, stage.buffer.others_wait = 0, False, True
+    stage = TaskHarness()
+    stage.fetch(range(4))
+    stage.take(0, 1, 2)
+    stage.pool.finish(0)
+    await settle()
+    stage.take(3)
+    stage.fetch_other()
     await asyncio.sleep(0.15)  # longer than the linger behind the backlog of others
     stage.task.flush()
     await settle()
     assert stage.publisher.sizes() == []
-    stage.pool.finish(1)
-    stage.pool.finish(2)
+    for number in (1, 2, 3):
+        stage.pool.finish(number)
     await settle()
-    assert stage.publisher.sizes() == [3]
+    assert stage.publisher.sizes() == [4]
     await stage.task.close()
 
 
 async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder() -> None:
     stage = TaskHarness()
     stage.take(0, 1)
-    stage.buffer.turn = False
     stage.pool.finish(0)
     await settle()
     assert stage.publisher.sizes() == [1]
@@ -170,9 +174,9 @@ async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder(
 
 async def test_an_output_waits_for_its_partition_s_backlog_and_not_for_what_comes_later() -> None:
     stage = TaskHarness(embed=False)
-    stage.buffer.number_waiting = 2
+    stage.fetch(range(3))
     stage.take(0)
-    stage.buffer.number_waiting = 5
+    stage.fetch(range(3, 7))
     stage.take(1)
     await asyncio.sleep(0.3)  # longer than the linger behind the backlog of others
     assert stage.publisher.sizes() == []
@@ -187,7 +191,7 @@ async def test_behind_the_backlog_of_others_an_output_is_held_back_for_a_short_t
 ) -> None:
     monkeypatch.setattr(batching, "BUSY_LINGER_SECONDS", 0.05)
     stage = TaskHarness(embed=False)
-    stage.buffer.others_wait = True
+    stage.fetch_other()
     stage.take(0)
     await settle()
     stage.take(1)
@@ -200,11 +204,11 @@ async def test_behind_the_backlog_of_others_an_output_is_held_back_for_a_short_t
 
 async def test_an_output_is_committed_when_the_backlog_of_others_ends() -> None:
     stage = TaskHarness(embed=False)
-    stage.buffer.others_wait = True
+    stage.fetch_other()
     stage.take(0)
     await settle()
     assert stage.publisher.sizes() == []
-    stage.buffer.others_wait = False
+    stage.take_other()
     stage.task.flush()
     await settle()
     assert stage.publisher.sizes() == [1]
@@ -219,7 +223,7 @@ async def test_a_linger_ends_with_a_full_batch_or_partition(
     stage = TaskHarness(embed=False)
     stage.take(0)
     await settle()
-    stage.buffer.number_waiting = 10**6
+    stage.fetch(range(1, 100))
     stage.take(1, 2, 3)
     await settle()
     assert stage.publisher.sizes() == [1]
@@ -345,10 +349,11 @@ async def test_no_more_than_the_slack_is_taken_past_the_committed_offset(monkeyp
     await settle()  # in the publisher's hands, or scored, but not committed: still counted
     assert len(stage.task) == 4
     assert not stage.task.has_room()
-    assert stage.buffer.releases == 0
+    stage.fetch([4])
+    assert stage.buffer.next() is None
     stage.publisher.gate.set()
     await settle()
-    assert stage.buffer.releases > 0
+    assert stage.buffer.next() is not None
     assert len(stage.task) == 2
     assert stage.task.has_room()
     await stage.task.close()
@@ -386,7 +391,7 @@ async def test_a_scored_trace_that_its_topic_does_not_take_counts_as_a_dead_lett
     stage = TaskHarness()
     stage.publisher.gate.clear()
     stage.publisher.replaced = {1: InvalidTrace(Reason.REFUSED_BY_TOPIC, "", "refused for a test")}
-    stage.buffer.number_waiting = 10**6
+    stage.fetch(range(100))
     stage.take(0, 1, 2)
     for number in (2, 1, 0):  # all at once, so that they are one batch
         stage.pool.finish(number)
@@ -668,22 +673,21 @@ async def test_a_fault_becomes_a_dead_letter_in_its_place_and_its_bytes_are_give
     stage = TaskHarness(embed=False)
     fault = Fault(Reason.BATCH_TOO_LARGE, "the batch is too large", 3)
     stage.take(0, 1)
-    stage.task.take(make_record(None, 7)._replace(fault=fault))
+    stage.pass_on(make_record(None, 7)._replace(fault=fault))
     stage.take(8)
     await stage.task.drain()
     outputs = [output for batch in stage.publisher.committed for output in batch.outputs]
     assert [dict(output.headers).get("kp-error-reason") for output in outputs] == [None, None, b"batch_too_large", None]
     assert stage.publisher.committed[-1].next_offset == 9
-    size = sum(record(offset).size for offset in (0, 1, 8)) + make_record(None).size
-    assert stage.buffer.given_back == size
-    stage.task.take(record(8))  # fetched twice
-    assert stage.buffer.given_back == (size := size + record(8).size)
+    assert stage.share.held == 0
+    stage.take(8)  # fetched twice
+    assert stage.share.held == 0
     stage.publisher.gate.clear()
     stage.take(9)
     await settle()
-    assert stage.buffer.given_back == size
+    assert stage.share.held == record(9).size
     await stage.task.close()
-    assert stage.buffer.given_back == size + record(9).size
+    assert stage.share.held == 0
 
 
 async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> None:
