@@ -1,4 +1,4 @@
-"""Break worker/core, worker/stream and worker/kafka in small ways, and see whether the unit tests notice.
+"""Break the pure parts, the stream and the Kafka side of worker/ in small ways: do the unit tests notice?
 
 `python -m tests.runs.mutate --count 100 --seed 7`: each mutation is one change of one expression (a comparison, an
 arithmetic operator, a number, a Boolean, a negated condition, a left-out statement) within a function. The tests that
@@ -42,7 +42,7 @@ from typing import IO, Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("core", "stream", "kafka")
+PACKAGES = ("core", "redact", "stream", "kafka")
 SIMILAR = 0.8
 """Functions of one name are the same one in two trees if so much of their source agrees (difflib's ratio)."""
 
