@@ -19,6 +19,8 @@ from tests.support.builders import make_record, make_trace, trace_bytes
 from tests.support.forgetting import KEY, TOPIC_ID, control_record
 from tests.support.schemas import REGISTRY
 from tests.support.surroundings import SCHEMAS
+from worker.assemble import rows
+from worker.assemble.topics import SPANS_CONFIG
 from worker.commands.shared.redrive_marks import marks_topic
 from worker.config import load
 from worker.contribute.unit import Refusal, Unit, receipt, refused_record
@@ -82,11 +84,15 @@ def headers_of(record: Any) -> dict[str, str]:
 def test_its_topics_are_the_default_settings_and_its_version_the_worker_s() -> None:
     settings = load(forget=True, forget_key="x" * 32, verdict_key_file="judges.key")
     topics = [*settings.topics.values(), settings.contributed, settings.refused, marks_topic(settings)]
+    topics += [*settings.span_topics, settings.assemble_spans, settings.assemble_state]
     assert [channel["address"] for channel in DOCUMENT["channels"].values()] == topics
     assert DOCUMENT["info"]["version"] == __version__
-    named = DOCUMENT["channels"]["changelog"]["bindings"]["kafka"]["topicConfiguration"]
-    flat = {name: ",".join(value) if isinstance(value, list) else str(value) for name, value in named.items()}
-    assert flat.items() <= CHANGELOG_CONFIG.items()
+    for channel, config in (
+        ("changelog", CHANGELOG_CONFIG), ("spansByTrace", SPANS_CONFIG), ("openRuns", CHANGELOG_CONFIG)
+    ):  # fmt: skip
+        named = DOCUMENT["channels"][channel]["bindings"]["kafka"]["topicConfiguration"]
+        flat = {name: ",".join(value) if isinstance(value, list) else str(value) for name, value in named.items()}
+        assert flat.items() <= config.items(), channel
 
 
 def test_every_reference_is_there() -> None:
@@ -229,6 +235,34 @@ def test_control_record_receipt_and_processed_request_are_the_code_s() -> None:
     receipt = json.loads(receipt_record(record, request, "group", done.removed).value or b"")
     validator("receipt", "payload").validate(receipt)
     assert receipt["removed"]["entries"] == [{"id": "kp:trace:1", "offset": 3, "sequence": 0, "cached": True}]
+
+
+MARK = rows.Mark("otlp_spans", 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("part", rows.Part(5, "otlp_spans", 0, 7, 8, rows.packed(bytes(8)))),
+        ("mark", MARK),
+        ("openPart", rows.Held(5, 8, rows.packed(bytes(8)))),
+        ("closedRun", rows.Remembered(5)),
+        ("times", rows.Times(5, [MARK])),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "row",
+)
+def test_the_rows_of_assemble_are_the_code_s(name: str, row: msgspec.Struct) -> None:
+    schema: Mapping[str, Any] = resolved(MESSAGES[name]["payload"])
+    assert tuple(item["title"] for item in schema["items"]) == ("tag", *row.__struct_fields__)
+    written = msgspec.msgpack.decode(rows.encode(row))
+    as_json = [base64.b64encode(it).decode() if isinstance(it, bytes) else it for it in written]
+    validator(name, "payload").validate(as_json)
+    (example,) = MESSAGES[name]["examples"]
+    read = [base64.b64decode(it) if item["title"] == "content" else it
+            for it, item in zip(example["payload"], schema["items"], strict=True)]  # fmt: skip
+    assert isinstance(msgspec.msgpack.decode(rows.encode(read), type=type(row)), type(row))
+    if "content" in row.__struct_fields__:
+        assert len(rows.unpacked(read[-1])) == read[-2]
 
 
 def test_the_record_of_the_passes_is_the_code_s() -> None:

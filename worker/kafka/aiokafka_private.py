@@ -334,6 +334,7 @@ def rejoin_group(consumer: AIOKafkaConsumer) -> None:
 
 
 _new_fetcher: Final = fetcher.Fetcher.__init__
+_fetch: Final = fetcher.Fetcher._proc_fetch_request
 
 
 def _fetcher_that_forgets(self: Any, client: Any, subscriptions: Any, **options: Any) -> None:
@@ -342,14 +343,26 @@ def _fetcher_that_forgets(self: Any, client: Any, subscriptions: Any, **options:
     subscriptions.register_fetch_waiters(self._fetch_waiters)
 
 
+async def _fetch_that_may_be_cancelled(self: Any, *request: Any) -> Any:
+    try:
+        return await _fetch(self, *request)
+    except asyncio.CancelledError:
+        return False
+
+
 def forget_cancelled_fetches() -> None:
     """Let every consumer of this process forget a fetch that was cancelled; may be called again.
 
     `Fetcher.fetched_records` waits for a future, which it removes from `_fetch_waiters` once it is done. Of a fetch
     that is cancelled it never is: each rebalance would leave one future a partition, for as long as the consumer lives.
     Nothing else refers to such a future. Replaces `Fetcher.__init__`; the public API has no way to end a fetch.
+
+    `Fetcher.close` cancels and awaits its requests. One that waits for an answer then returns False; one that pauses
+    after an error, as all do while the broker is away, would end `stop` with CancelledError and leave the connections
+    open. Replaces `Fetcher._proc_fetch_request`.
     """
     fetcher.Fetcher.__init__ = _fetcher_that_forgets
+    fetcher.Fetcher._proc_fetch_request = _fetch_that_may_be_cancelled
 
 
 def read_fetches_with(batches: type[Any], records: type[PartitionRecords], result: type[FetchResult]) -> None:

@@ -4,11 +4,12 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.builders import make_trace, read_jsonl
 from worker import Profile, Weights, embedding_text, parse_trace, score_trace
-from worker.core.scoring import PROFILES
+from worker.core.scoring import COMPLEXITY, OUTCOME_CONFIDENCE, PROFILES, TOOL_DIVERSITY, Counts
 
 SPECIFIED_WEIGHTS = {
     "default": (0.25, 0.35, 0.15, 0.25),
@@ -196,3 +197,15 @@ def test_weights_may_carry_rounding() -> None:
 def test_a_novelty_that_is_no_distance_is_refused(novelty: float) -> None:
     with pytest.raises(ValueError, match=r"novelty must lie in 0\.\.2"):
         score_trace(make_trace(), novelty=novelty)
+
+
+def test_a_formula_is_shown_with_the_figures_of_the_trace() -> None:
+    """explain and the status page show them; they are what `of` computes with."""
+    counts = Counts(3, 2, 9, 4, 0.8712346, True)
+    shown = [rule.numbers(counts) for rule in (COMPLEXITY, TOOL_DIVERSITY, OUTCOME_CONFIDENCE)]
+    assert shown == ["min(1, 3 / 4 * 0.5 + 0.3 + 9 / 20 * 0.2)", "min(1, 4 / 9 * 3)", "0.871235 * 1"]
+    for rule, text in zip((COMPLEXITY, TOOL_DIVERSITY, OUTCOME_CONFIDENCE), shown, strict=True):
+        assert eval(text) == pytest.approx(rule.value(counts), abs=1e-6)
+    failed = msgspec.structs.replace(counts, error_recoveries=0, success=False)
+    assert COMPLEXITY.numbers(failed) == "min(1, 3 / 4 * 0.5 + 0 + 9 / 20 * 0.2)"
+    assert OUTCOME_CONFIDENCE.numbers(failed) == "0.871235 * 0.3"

@@ -7,6 +7,7 @@ The names are in worker/kafka/aiokafka_private.py; tests/unit/test_layering.py h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import socket
@@ -220,6 +221,32 @@ async def test_a_cancelled_fetch_leaves_nothing_behind(patched: bool, monkeypatc
     finally:
         await theirs.close()
         await consumer.stop()
+
+
+@pytest.mark.parametrize("patched", [False, True])
+async def test_a_consumer_stops_while_a_fetch_pauses_after_an_error(
+    patched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpatched `close` raises CancelledError: once aiokafka mends that, the patch can go."""
+    private.forget_cancelled_fetches()
+    if not patched:
+        monkeypatch.setattr(fetcher.Fetcher, "_proc_fetch_request", private._fetch)
+    consumer = AIOKafkaConsumer(enable_auto_commit=False)
+    theirs: Any = fetcher.Fetcher(consumer._client, consumer._subscription, retry_backoff_ms=60_000)
+
+    async def away(*_: Any) -> None:
+        raise KafkaConnectionError("the broker is away")
+
+    monkeypatch.setattr(consumer._client, "send", away)
+    monkeypatch.setattr(theirs, "_invalidate_preferred_read_replica_for_node", lambda *_: None)
+    fetching = asyncio.create_task(theirs._proc_fetch_request({}, 0, None))
+    await asyncio.sleep(0.01)
+    assert not fetching.done(), "it pauses"
+    theirs._pending_tasks.add(fetching)
+    with contextlib.nullcontext() if patched else pytest.raises(asyncio.CancelledError):
+        await theirs.close()
+    assert fetching.cancelled() is not patched
+    await consumer.stop()
 
 
 def test_partition_records() -> None:
