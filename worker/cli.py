@@ -28,7 +28,7 @@ COMMANDS: Final = {
     "score": ("worker.commands.score.command:score",
         "Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition."),
     "evaluate": ("worker.commands.analysis.evaluate:evaluate",
-        "Measure how well novelty tells a repeated task from a new one, on labelled traces."),
+        "Measure how well novelty tells a repeated task from a new one, or scores tell success from failure."),
     "export-model": ("worker.commands.model:export_model",
         "Export a model for the OpenVINO runtime, checked against sentence-transformers."),
     "fetch-model": ("worker.commands.model:fetch_model",
