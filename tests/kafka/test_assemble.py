@@ -6,10 +6,12 @@ import random
 import time
 from collections.abc import Callable
 
+from aiokafka.admin import NewPartitions
+
 from tests.support import spans
 from tests.support.assemble import Workshop, expected_documents, made_records
 from tests.support.commands import header
-from tests.support.kafka_fixtures import WorkerProcess, committed, create_topics
+from tests.support.kafka_fixtures import WorkerProcess, admin, committed, create_topics, produce
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Workers = Callable[..., WorkerProcess]
@@ -69,6 +71,29 @@ def test_two_topics_are_assembled_together(kafka: EmbeddedKafka, workers: Worker
     workshop.put([spans.as_json(run[:2])])
     workshop.put([spans.as_protobuf(run[2:])], topic=other)
     assert workshop.wait(1) == spans.documents(run)
+
+
+def test_partitions_that_are_added_while_runs_are_open_cut_no_run(
+    kafka: EmbeddedKafka, workers: Workers, seed: int
+) -> None:
+    """Producers use new partitions long before clients look for them (METADATA_MS): no run may close meanwhile."""
+    rng = random.Random(seed)
+    workshop = Workshop(kafka.bootstrap_servers, partitions=2, grace=3, gap=90)
+    runs, open_run = made_records(rng, 24), spans.as_json(spans.run_spans(100)[:1])
+    fleet = [workers(workshop.env, ("assemble",)).wait_ready() for _ in range(2)]
+    admin(kafka.bootstrap_servers, lambda it: it.create_partitions({workshop.spans: NewPartitions(5)}))
+    rest = [(None, value, (), rng.randrange(2, 5)) for run in runs for value in run[:-1]]
+    workshop.put([run[-1] for run in runs])  # with the root, on the old partitions
+    produce(kafka.bootstrap_servers, workshop.spans, rest)
+    for _ in range(8):  # the time of the old partitions goes on
+        time.sleep(1)
+        workshop.put([open_run] * 2)
+    expected = expected_documents(value for run in runs for value in run)
+    assert sorted(workshop.wait(len(expected))) == sorted(expected)
+    assert workshop.letters() == []
+    for each in fleet:
+        each.terminate()
+    assert [each.wait() for each in fleet] == [0, 0]
 
 
 def test_it_says_what_it_lacks_and_ends(kafka: EmbeddedKafka, workers: Workers) -> None:

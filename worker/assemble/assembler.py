@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from aiokafka.abc import ConsumerRebalanceListener
 
 from worker.assemble.open_runs import HeldBytes, OpenRuns
 from worker.assemble.partition import AssemblePartition
+from worker.assemble.rows import STREAM, Place
 from worker.assemble.spread import Spread
 from worker.assemble.steps import Assembling, Shown, Spreading
 from worker.assemble.topics import AssembleTopics, prepare_assemble_topics
@@ -28,6 +30,7 @@ from worker.assemble.traces import TraceWriter, has_root
 from worker.config import Settings
 from worker.core.passes import Pass
 from worker.core.records import ASSEMBLED, SPANS
+from worker.kafka.aiokafka_private import count_partitions
 from worker.kafka.cluster.connections import connected
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import TopicLostError, TopicWatch
@@ -148,7 +151,10 @@ class Assembler(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
     async def _open(self, assigned: Sequence[TopicPartition]) -> None:
         """Take over partitions. `_close` waits for it: a producer that starts late would fence the next owner."""
         settings = self._settings
-        self._topics = await prepare_assemble_topics(settings, self._client)  # there may be new partitions
+        topics = await prepare_assemble_topics(settings, self._client)  # there may be new partitions
+        now = await count_partitions(self._consumer, topics.sources) or {}
+        sources = {name: max(count, now.get(name, 0)) for name, count in topics.sources.items()}
+        self._topics = replace(topics, sources=sources)
         publishers = {tp: self._publisher(tp) for tp in assigned}
         self._publishers = list(publishers.values())
         await asyncio.gather(*(publisher.start() for publisher in self._publishers))  # 1
@@ -170,18 +176,36 @@ class Assembler(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
                 next_offset=position.offset,
                 interval_seconds=settings.commit_interval_seconds,
                 told=self._told,
-                mark_seconds=self._mark_seconds(),
+                mark_seconds=self._mark_seconds,
+                complete=self._complete if self._leads(tp) else None,
             )
             self._partitions[tp] = work
             self._tasks.append(asyncio.create_task(self._work(work)))  # 4
         self._opened = True
         log.info("assigned %s", ", ".join(f"{tp.topic}/{tp.partition}" for tp in assigned) or "no partition")
 
+    @property
     def _mark_seconds(self) -> float:
-        """Return how often an idle partition says so: less often where each mark is a record for many partitions."""
-        grace, spans = self._settings.assemble_grace_seconds, self._topics.outputs.get(SPANS)
-        often = min(5.0, max(0.5, grace / 10))
-        return often if spans is None else max(often, min(often * spans.partitions / 8, grace / 2))
+        return min(5.0, max(0.5, self._settings.assemble_grace_seconds / 10))
+
+    def _leads(self, tp: TopicPartition) -> bool:
+        """Whether the partition reads the marks of all partitions with spans, and tells the others the time."""
+        return not self._settings.spans_keyed and tp == TopicPartition(self._topics.reads, 0)
+
+    async def _complete(self) -> bool:
+        """Return whether there are no further partitions with spans than those that count.
+
+        Asked after marks were read: what had been written before these is on partitions that the answer knows.
+        """
+        while not self._leaving:
+            found = await count_partitions(self._consumer, self._topics.sources)
+            if found is not None:
+                new = {name: found[name] for name, count in self._topics.sources.items() if found[name] > count}
+                for name, count in new.items():
+                    log.info("%s has %d partitions now: no run closes until they are assigned and read", name, count)
+                return not new
+            await asyncio.sleep(1)
+        return False
 
     def _publisher(self, tp: TopicPartition) -> ExactlyOncePublisher:
         settings = self._settings
@@ -210,7 +234,15 @@ class Assembler(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
             topics.kept_ms,
             (tp.topic, tp.partition),
         )
-        return Assembling(runs, writer, settings.memory_budget_bytes, topics.state.max_bytes, spread)
+        return Assembling(
+            runs,
+            writer,
+            settings.memory_budget_bytes,
+            topics.state.max_bytes,
+            spread,
+            others=range(1, topics.outputs[SPANS].partitions) if self._leads(tp) else (),
+            tell_ms=self._mark_seconds * 1000,
+        )
 
     async def _positions(self, assigned: Sequence[TopicPartition]) -> dict[TopicPartition, Position]:
         settings = self._settings
@@ -241,9 +273,12 @@ class Assembler(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
         result = {}
         for number in partitions:
             read = logs.pop(number)
-            sources = [(topic, each) for topic, count in topics.sources.items() for each in range(count)]
+            tp = TopicPartition(topics.reads, number)
+            sources: list[Place] = [(tp.topic, number)] if settings.spans_keyed else [STREAM]
+            if self._leads(tp):
+                sources = [(topic, each) for topic, count in topics.sources.items() for each in range(count)]
             runs = OpenRuns(
-                sources=[(topics.reads, number)] if settings.spans_keyed else sources,
+                sources=sources,
                 has_root=has_root,
                 grace_ms=round(settings.assemble_grace_seconds * 1000),
                 gap_ms=round(settings.assemble_gap_seconds * 1000),
@@ -293,8 +328,8 @@ class Assembler(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is
             end = self._consumer.last_stable_offset(tp)
             if end is not None:
                 behind = max(0, end - partition.next_offset)
-                # Each partition with spans may have left the end of a transaction behind the last record.
-                markers = sum(self._topics.sources.values()) if tp.topic == self._topics.reads else 1
+                # Each partition that writes there may have left the end of a transaction behind the last record.
+                markers = sum(self._topics.sources.values()) + 1 if tp.topic == self._topics.reads else 1
                 lag = 0 if partition.idle or behind <= markers else behind
                 self._metrics.lag.labels(tp.topic, str(tp.partition)).set(lag)
             if isinstance(partition.step, Assembling):

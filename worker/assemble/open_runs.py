@@ -1,9 +1,9 @@
 """The open runs of one partition, and when they close. Values in, values out: the same records give the same decisions.
 
 Stream time is that of the slowest partition with spans, as its marks tell: so a partition that is read late, or by
-nobody, makes no span late. The clock is in the marks of idle partitions alone, and they are records, too: a restart
-reads the same ones. Nothing waits for the clock: a partition that is idle twice had been read to what the others had
-reached at its first mark, and where all are idle the time goes on by what was waited.
+nobody, makes no span late. No clock counts: a partition that is idle twice had been read to what the others had reached
+at its first mark, and where all are idle the time goes on by what was waited. Marks are records: a restart reads the
+same ones.
 
 A run closes at the stream time of its last new part plus the grace period, if its root has ended, and otherwise plus
 the gap; at once where it has too much. Its id is remembered for some time, so that what comes later makes no second
@@ -223,26 +223,29 @@ class OpenRuns:
         return TIMES_KEY, encode(Times(self.time_ms, [self._marks[place] for place in sorted(self._marks)]))
 
     def _as_read(self, mark: Mark) -> Mark:
-        """Return a mark whose `read_ms` is not before what the others had reached when it was idle the last time.
+        """Return a mark whose `read_ms` is what the others had reached when it was idle the last time.
 
-        It was read again since then, so what was written meanwhile is known, by whatever clock.
+        It was read again since then, so what was written meanwhile is known. 0: nothing is known yet.
         """
         if mark.read_ms is None:
             return mark
-        before = self._marks.get(mark.place)
-        known = 0 if before is None or before.read_ms is None else before.seen_ms or 0
+        before, known = self._marks.get(mark.place), mark.time_ms or 0
+        if before is not None and before.read_ms is not None:
+            if before.waited_ms == mark.waited_ms:
+                return before  # the same mark again (see `mark`)
+            known = max(known, before.read_ms, before.seen_ms or 0)
         reached = max((each.time_ms for each in self._marks.values() if each.time_ms is not None), default=None)
-        return msgspec.structs.replace(mark, read_ms=max(mark.read_ms, known), seen_ms=reached)
+        return msgspec.structs.replace(mark, read_ms=known, seen_ms=reached)
 
     def _slowest_ms(self) -> int | None:
         """Return the stream time by the marks; None: some partition has none yet, or no record has a time."""
         marks = list(self._marks.values())
-        if len(marks) < len(self._sources):
+        if len(marks) < len(self._sources) or any(each.read_ms == 0 for each in marks):
             return None
         bounds = [each.time_ms if each.read_ms is None else each.read_ms for each in marks]
         known = [bound for bound in bounds if bound is not None]
         if all(each.read_ms is not None for each in marks):
-            # All are idle. Their clocks and those of the records may differ: time goes on by what was waited.
+            # All are idle: time goes on by what was waited.
             last = [each.time_ms for each in marks if each.time_ms is not None]
             if not last:
                 return None

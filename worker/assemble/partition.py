@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,7 +35,8 @@ class AssemblePartition:
 
     `turn`: one batch of the process is computed at a time, in a thread, so that heartbeats go out meanwhile.
     `mark_seconds`: how often an idle partition says so. `interval_seconds`: the least time from commit to commit,
-    unless records wait. `told`: what the log has said about spans that lack something.
+    unless records wait. `told`: what the log has said about spans that lack something. `complete`: waits for an answer
+    whether all partitions with spans are known whose marks decide on the stream time; false: there are new ones.
     """
 
     tp: TopicPartition
@@ -48,11 +50,12 @@ class AssemblePartition:
     interval_seconds: float
     mark_seconds: float
     told: set[str]
+    complete: Callable[[], Awaitable[bool]] | None = None
     idle: bool = False
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._opened_ms = time.time() * 1000
+        self._opened_ms = self.consumer.last_poll_timestamp(self.tp)
         self._committed_at = self._marked_at = -NOTE_SECONDS
         self._record_at = time.monotonic()
 
@@ -64,13 +67,17 @@ class AssemblePartition:
             if self.stopping.is_set():
                 return
             now = time.monotonic()
+            if records and self.complete is not None and not await self.complete():
+                # Until a rebalance gives them to somebody: their spans may be of runs that would be closed here.
+                await self.stopping.wait()
+                return
             if records:
                 self.idle, self._record_at = False, now
                 await self._process(records, None)
                 if len(records) < MAX_RECORDS:
                     await self._pause(self._committed_at + self.interval_seconds - time.monotonic())
             # An answer to a fetch at this position: all that was there at the time has been taken.
-            elif polled_ms is not None and polled_ms > self._opened_ms:
+            elif polled_ms not in (None, self._opened_ms):
                 self.idle = True
                 if now - self._marked_at >= self.mark_seconds:
                     self._marked_at = now

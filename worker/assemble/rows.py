@@ -31,6 +31,10 @@ Topic = Annotated[str, Meta(max_length=249)]
 Place = tuple[str, int]
 """A partition of a topic with spans."""
 
+STREAM: Final[Place] = ("", 0)
+"""The place of the marks by which the first partition of the topic of spans tells the others the stream time. Earlier
+versions skip them."""
+
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag="part1", gc=False):
     """What one record holds of one trace: OTLP in protobuf, compressed by `packed`.
@@ -50,9 +54,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part1", gc=False):
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag="mark1", gc=False):
     """How far a partition of a topic with spans is read.
 
-    `time_ms`: the greatest time of its records so far, None: no record had a time. `read_ms`: all that was there at
-    this time (of the clock) is read, None: further records may be waiting. `waited_ms`: how long no record has come.
-    `seen_ms`: only in the state, the greatest time of any partition when this mark came.
+    `time_ms`: the greatest time of its records so far, None: no record had a time. `read_ms`: None while further
+    records may be waiting; otherwise all is read, and in the state this is up to which time of the records.
+    `waited_ms`: how long no record has come. `seen_ms`: only in the state, the greatest time of any partition when this
+    mark came.
     """
 
     topic: Topic

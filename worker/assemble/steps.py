@@ -6,12 +6,13 @@ by trace id, a topic of spans itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from worker.assemble.open_runs import Effects, OpenRuns
-from worker.assemble.rows import TRACE_ID, Mark, Part, RowError, decode, encode
+from worker.assemble.rows import STREAM, TRACE_ID, Mark, Part, RowError, decode, encode
 from worker.assemble.spread import Spread, partition_of
 from worker.assemble.traces import Tally, TraceWriter, refusal
 from worker.core.documents import dead_letter
@@ -74,7 +75,10 @@ class Shown(NamedTuple):
 
 
 class Spreading:
-    """Writes each record's spans to the partition of their trace, and marks how far it has read to all partitions."""
+    """Writes each record's spans to the partition of their trace, and to the first one a mark how far it has read.
+
+    The first partition's `Assembling` tells the others: so a mark of each of n partitions costs n records, not n * n.
+    """
 
     def __init__(self, spread: Spread, partitions: int) -> None:
         self._spread = spread
@@ -94,8 +98,7 @@ class Spreading:
                 outcome.add(OutputRecord(SPANS, key, encode(part), [], None, partition=number), record)
         mark = self._spread.mark(reading.read_ms, reading.waited_ms)
         source = SourceRecord(mark.topic, mark.partition, 0, None, None, None)
-        for number in range(self._partitions):
-            outcome.add(OutputRecord(SPANS, None, encode(mark), [], None, partition=number), source)
+        outcome.add(OutputRecord(SPANS, None, encode(mark), [], None, partition=0), source)
         outcome.time_ms = self._spread.time_ms
         outcome.urgent = True
         return outcome
@@ -105,13 +108,24 @@ class Assembling:
     """Collects the spans of each run, and writes its traces when it closes.
 
     `spread`: the partition's, where it reads a topic of spans itself. `most_held`: bytes that all open runs of the
-    process may hold. `largest_row`: what the topic of the state takes, bytes.
+    process may hold. `largest_row`: what the topic of the state takes, bytes. `others`: the partitions to tell the
+    stream time, whenever it has gone on by `tell_ms`.
     """
 
     def __init__(
-        self, runs: OpenRuns, writer: TraceWriter, most_held: int, largest_row: int, spread: Spread | None = None
+        self,
+        runs: OpenRuns,
+        writer: TraceWriter,
+        most_held: int,
+        largest_row: int,
+        spread: Spread | None = None,
+        others: Sequence[int] = (),
+        tell_ms: float = 0,
     ) -> None:
         self.runs = runs
+        self._others = others
+        self._tell_ms = tell_ms
+        self._told_ms = -math.inf
         self.shown = Shown()
         self._newest_ms: int | None = None
         self._writer = writer
@@ -139,6 +153,7 @@ class Assembling:
         for run in effects.closed:
             for output, source in self._writer.written(run, offset, self._newest_ms, outcome.tally):
                 outcome.add(output, source)
+        self._tell(outcome)
         outcome.tally.add("repeated", "", effects.repeated)
         outcome.urgent = bool(effects.rows or outcome.outputs or outcome.tally.counts)
         outcome.rows = effects.rows
@@ -153,6 +168,16 @@ class Assembling:
             self.runs.time_ms or 0,
         )
         return outcome
+
+    def _tell(self, outcome: Outcome) -> None:
+        """Tell the other partitions the stream time, behind all that it counts as read."""
+        time_ms = self.runs.time_ms
+        if time_ms is None or time_ms < self._told_ms + self._tell_ms:
+            return
+        self._told_ms = time_ms
+        source = SourceRecord(*self._writer.source, 0, None, None, None)
+        for number in self._others:
+            outcome.add(OutputRecord(SPANS, None, encode(Mark(*STREAM, time_ms)), [], None, partition=number), source)
 
     def may_not_fit(self, records: Sequence[SourceRecord]) -> bool:
         """Whether a record may hold too much for the topic of the state: no part is larger than its record."""

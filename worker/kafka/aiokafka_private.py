@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
@@ -328,6 +328,17 @@ async def group_assignment(consumer: AIOKafkaConsumer, group: str) -> tuple[str,
 def rejoin_group(consumer: AIOKafkaConsumer) -> None:
     """Join the group again (`GroupCoordinator.request_rejoin`); the public API can only leave a group."""
     consumer._coordinator.request_rejoin()
+
+
+async def count_partitions(consumer: AIOKafkaConsumer, topics: Iterable[str]) -> dict[str, int] | None:
+    """Ask a broker how many partitions topics of the subscription have now; None: it did not answer.
+
+    Uses `AIOKafkaClient.force_metadata_update`: the public API tells what was known at the last update. If there are
+    new ones, the consumer joins its group again.
+    """
+    if not await consumer._client.force_metadata_update():
+        return None
+    return {topic: len(consumer.partitions_for_topic(topic) or ()) for topic in topics}
 
 
 # -- what a consumer fetches

@@ -32,6 +32,11 @@ class RunRefused(ValueError):
         self.reason = reason
 
 
+def fault(error: Exception) -> RunRefused:
+    """Return the refusal of a run that could not be converted by a fault of this program: the others can be."""
+    return RunRefused("mapping_failed", f"{type(error).__name__} while it was converted; report it with this run")
+
+
 @dataclass(slots=True)
 class Counts:
     """What became of the parts of a run: its steps by type, and how often what was left out, changed or cut."""

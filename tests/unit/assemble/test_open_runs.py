@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -133,11 +137,27 @@ def test_the_time_is_that_of_the_slowest_partition() -> None:
     assert stand.do(active(GRACE, B)).causes() == [("aa", "root_ended")]
 
 
-def test_an_idle_partition_holds_the_others_back_only_to_when_it_was_read() -> None:
-    stand = Stand(sources=(A, B)).do(idle(None, 50_000, 1000, B), active(70_000))
+YEAR = 365 * 86_400_000
+
+
+@pytest.mark.parametrize("clock", [-YEAR, -1, 0, YEAR])
+def test_an_idle_partition_holds_the_others_back_to_what_they_had_reached_at_its_mark_before(clock: int) -> None:
+    """Whatever its owner's clock says: if that dies, the time must not pass what nobody reads."""
+    now = YEAR + clock + 1
+    stand = Stand(sources=(A, B)).do(active(50_000), idle(None, now, 1000, B), active(70_000))
+    assert stand.runs.time_ms is None  # nothing is known of B
+    stand.do(idle(None, now + 5000, 6000, B), active(80_000))
     assert stand.runs.time_ms == 50_000
-    stand.do(idle(None, 90_000, 1000, B))
+    stand.restart().do(idle(None, now + 10_000, 11_000, B), active(10 * GAP))
     assert stand.runs.time_ms == 70_000
+
+
+def test_a_mark_that_is_read_twice_because_a_batch_was_full_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_runs, "MAX_CLOSED", 1)
+    stand = Stand(sources=(A, B)).do(("aa", part(1, b"root")), ("bb", part(2, b"root")), active(GAP))
+    stand.do(idle(1, 1, 1000, B), idle(1, 1, 2000, B), active(2 * GAP))
+    assert len(stand.causes()) == 2
+    assert stand.runs.time_ms == GAP
 
 
 def test_where_all_are_idle_the_time_goes_on_by_what_was_waited() -> None:
@@ -262,6 +282,38 @@ def test_damaged_state_is_skipped_and_told() -> None:
     assert len(problems) == 4
     assert len(again) == 1
     assert isinstance(decode_state(b"closed:aa", encode(Remembered(1))), tuple)
+
+
+def test_what_runs_hold_is_told_while_a_thread_opens_and_closes_fifty_thousand(seed: int) -> None:
+    """The metrics and the other partitions look at the sums at any time; a batch is computed in a thread."""
+    held, stop = HeldBytes(), threading.Event()
+    many, other = runs(held=held), runs(held=held)
+    seen: list[tuple[int, int, int, int]] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            other.shed(1 << 40, Effects())
+            seen.append((many.held_bytes, many.oldest_ms, len(many), held.total))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            looking = pool.submit(look)
+            effects = Effects()
+            began = time.process_time()
+            for number in range(50_000):
+                many.take(f"{number:04x}", part(number, b"root"), effects)
+            assert held.total == many.held_bytes > 50_000 * open_runs.RUN_OVERHEAD
+            while not many.mark(active(10 * GAP), Effects()):
+                pass
+            assert time.process_time() - began < 60
+        finally:
+            stop.set()
+            sys.setswitchinterval(before)
+        looking.result()  # raises what it raised
+    assert len(seen) > 100
+    assert (len(many), many.held_bytes, held.total) == (0, 0, 0)
 
 
 def test_a_thousand_open_runs_cost_the_same_for_each_part(seed: int) -> None:

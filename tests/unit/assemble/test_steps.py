@@ -17,8 +17,20 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from tests.support import spans
 from worker.assemble import spread as spread_module
 from worker.assemble import traces
-from worker.assemble.open_runs import HeldBytes, OpenRuns
-from worker.assemble.rows import Held, Mark, Part, RowError, decode, decode_state, encode, open_key, packed, unpacked
+from worker.assemble.open_runs import Effects, HeldBytes, OpenRuns
+from worker.assemble.rows import (
+    STREAM,
+    Held,
+    Mark,
+    Part,
+    RowError,
+    decode,
+    decode_state,
+    encode,
+    open_key,
+    packed,
+    unpacked,
+)
 from worker.assemble.spread import AHEAD_MS, Spread, partition_of
 from worker.assemble.steps import Assembling, Outcome, Reading, Spreading
 from worker.assemble.traces import TraceWriter, has_root, key_partition
@@ -35,11 +47,16 @@ def record(value: bytes | None, offset: int = 0, time_ms: int | None = NOW, **mo
     return SourceRecord("otlp_spans", 0, offset, time_ms, None, value, **more)
 
 
-def assembling(spread: Spread | None = None, state: Iterable[tuple[bytes, bytes]] = (), **writer: Any) -> Assembling:
+def assembling(
+    spread: Spread | None = None, state: Iterable[tuple[bytes, bytes]] = (), others: Sequence[int] = (),
+    tell_ms: float = 0, **writer: Any,
+) -> Assembling:  # fmt: skip
     runs = OpenRuns([("otlp_spans", 0)], has_root, 60_000, 900_000, 86_400_000, HeldBytes())
     assert runs.restore(state) == []
     options: dict[str, Any] = {"rules": spans.RULES, "by_agent": True, "partitions": 4, "kept_ms": 7 * 86_400_000.0}
-    return Assembling(runs, TraceWriter(source=(BETWEEN, 0), **options | writer), 1 << 30, 1 << 20, spread)
+    return Assembling(
+        runs, TraceWriter(source=(BETWEEN, 0), **options | writer), 1 << 30, 1 << 20, spread, others, tell_ms
+    )
 
 
 def between(outcome: Outcome) -> list[SourceRecord]:
@@ -84,8 +101,25 @@ def test_a_record_is_spread_by_trace_id_and_its_time_is_marked_everywhere() -> N
         assert isinstance(row, Part)
         assert (row.topic, row.partition, row.offset, row.time_ms) == ("otlp_spans", 0, 7, NOW)
         assert len(unpacked(row.content)) == row.size
-    marks = [(each.partition, decode(each.value)) for each in outcome.outputs[2:]]
-    assert marks == [(number, Mark("otlp_spans", 0, NOW)) for number in range(4)]
+    assert [(each.partition, decode(each.value)) for each in outcome.outputs[2:]] == [(0, Mark("otlp_spans", 0, NOW))]
+
+
+def test_the_first_partition_tells_the_others_the_time_behind_what_it_counts_as_read() -> None:
+    first = Spreading(Spread("otlp_spans", 0, None), 4)
+    step = assembling(others=[1, 2, 3], tell_ms=5000)
+    other = OpenRuns([STREAM], has_root, 60_000, 900_000, 86_400_000, HeldBytes())
+    told = []
+    for later in (0, 4999, 5000, 60_000):
+        rows = [record(spans.as_protobuf(spans.run_spans(1)), later, NOW + later)]
+        outcome = step.process(Reading(between(first.process(Reading(rows, NOW + later))), NOW))
+        marks = [(each.partition, decode(each.value)) for each in outcome.outputs if each.kind == SPANS]
+        assert marks in ([], [(number, Mark(*STREAM, NOW + later)) for number in (1, 2, 3)])
+        told += [later] if marks else []
+        for _, mark in marks[:1]:
+            assert isinstance(mark, Mark)
+            assert other.mark(mark, Effects())
+            assert other.time_ms == NOW + later
+    assert told == [0, 5000, 60_000]
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from tests.support import spans
 from worker.cli import cli
+from worker.commands.assemble import preview
 from worker.commands.assemble.preview import Preview
+from worker.commands.convert import otlp as convert_otlp
+from worker.runs.otlp import mapping
+from worker.runs.otlp import spans as otlp_spans
 
 
 def lines(*records: tuple[bytes | None, bytes]) -> list[str]:
-    preview = Preview(spans.RULES)
+    look = Preview(spans.RULES)
     for key, value in records:
-        preview.add(key, value)
-    return list(preview.lines())
+        look.add(key, value)
+    return list(look.lines())
 
 
 def test_a_run_is_shown_with_its_steps_and_result() -> None:
@@ -44,6 +51,37 @@ def test_what_is_missing_is_said_with_a_way_to_have_it() -> None:
     assert said[1] == "  no trace: its content was not captured"
     assert "no trace for 1 runs: its content was not captured" in said
     assert any(line.startswith("2 records: 1 otlp_json, 1 unreadable (not_json") for line in said)
+
+
+def test_a_fault_in_one_run_or_record_names_it_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of the mapping and of the reader, made by hand."""
+    made, read = mapping.assembled, otlp_spans.decoded
+
+    def broken(spans_of: Sequence[otlp_spans.Span], *more: Any) -> Any:
+        if spans_of[0].trace_id == spans.trace_id(2):
+            raise KeyError("boom")
+        return made(spans_of, *more)
+
+    def broken_reader(value: bytes, *more: Any) -> Any:
+        if spans.trace_id(3).encode() in value:
+            raise ZeroDivisionError
+        return read(value, *more)
+
+    for module in (preview, convert_otlp):
+        monkeypatch.setattr(module, "assembled", broken)
+        monkeypatch.setattr(module, "decoded", broken_reader)
+    values = [spans.as_json(spans.run_spans(number)) for number in (1, 2, 3, 4)]
+    said = lines(*((None, value) for value in values))
+    assert f"{spans.trace_id(2)}: 4 spans: KeyError while it was converted; report it with this run" in said
+    assert "no trace for 1 runs: a fault of kp-worker; report it with the spans" in said
+    assert "2 reasoning traces would come out" in said
+    assert "4 records: 3 otlp_json, 1 unreadable (ZeroDivisionError while it was converted" in "".join(said)
+    options = ["--confidence", "1", "--domain", "a", "--visibility", "org", "--privacy", "private"]
+    done = CliRunner().invoke(cli, ["convert", *options, "-"], input=b"\n".join(values))
+    assert done.exit_code == 1
+    assert len(done.stdout.splitlines()) == 2
+    assert f"trace {spans.trace_id(2)}: mapping_failed: KeyError while it was converted" in done.stderr
+    assert "3: mapping_failed: ZeroDivisionError while it was converted" in done.stderr
 
 
 def test_keys_that_are_trace_ids_are_noticed() -> None:

@@ -18,6 +18,7 @@ from worker.config import ConfigError, Settings
 from worker.core.terminal import clean
 from worker.core.trace import parse_trace
 from worker.kafka.state.restore import fault_of
+from worker.runs.fields import fault
 from worker.runs.otlp.mapping import Assembled, assembled
 from worker.runs.otlp.rules import Rules
 from worker.runs.otlp.spans import Decoded, InvalidSpans, LogEvent, Span, decoded
@@ -33,6 +34,7 @@ LACKS: Final = {
     "no_steps": "nothing but an objective",
     "no_value": "an attribute that a setting names is nowhere",
     "too_large": "more than KP_MAX_MESSAGE_BYTES, KP_MAX_STEPS or KP_MAX_DEPTH",
+    "mapping_failed": "a fault of kp-worker; report it with the spans",
 }
 """Why a run gives no trace, in words."""
 
@@ -57,6 +59,9 @@ class Preview:
         except InvalidSpans as error:
             self.add_unreadable(f"{error.reason}: {shown_text(error.message)}")
             return
+        except Exception as error:
+            self.add_unreadable(str(fault(error)))
+            return
         self._records[encoding] += 1
         if found.refused is not None:
             bad = found.refused
@@ -80,7 +85,12 @@ class Preview:
         shown = unfinished = 0
         for trace_id in newest:
             spans = self._spans[trace_id]
-            runs = assembled(spans, self._logs[trace_id], self._rules)
+            try:
+                runs = assembled(spans, self._logs[trace_id], self._rules)
+            except Exception as error:
+                lacking["mapping_failed"] += 1
+                yield f"{trace_id}: {len(spans)} spans: {fault(error)}"
+                continue
             ended = root_ended(spans)
             unfinished += not ended
             for run in runs:

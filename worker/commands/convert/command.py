@@ -29,7 +29,7 @@ from worker.commands.shared.console import (
 )
 from worker.commands.shared.json_lines import is_pretty_printed, line_limit, read_lines, too_long
 from worker.commands.shared.options import read_settings, settings_options
-from worker.runs.fields import RunRefused
+from worker.runs.fields import Counts, RunRefused, fault
 from worker.runs.steps import parse_json
 
 FORMS: Final = ("auto", "chat", "anthropic", "responses", "langchain", "atif", "otlp")
@@ -190,7 +190,7 @@ def _convert_file(source: BinaryIO, output: BinaryIO, options: Options, report: 
             if options.group_by is not None:
                 _add_call(groups, run, line, options)
                 continue
-            for trace, counts in traces_of(run, options):
+            for trace, counts in _traces(run, options):
                 if written:
                     report.add_run()  # of a subagent
                 written += 1
@@ -212,9 +212,21 @@ def _convert_file(source: BinaryIO, output: BinaryIO, options: Options, report: 
             trace, counts = group.trace(options)
         except RunRefused as error:
             _refuse(report, bad, group.line, error)
+        except Exception as error:
+            _refuse(report, bad, group.line, fault(error))
         else:
             report.add_written(counts)
             _write(output, trace)
+
+
+def _traces(run: Any, options: Options) -> Iterator[tuple[bytes, Counts]]:
+    """Yield as traces_of. Raises RunRefused, whatever that raises."""
+    try:
+        yield from traces_of(run, options)
+    except RunRefused:
+        raise
+    except Exception as error:
+        raise fault(error) from error
 
 
 def _parsed(raw: bytes) -> Any:
@@ -228,7 +240,12 @@ def _add_call(groups: dict[str, Group], run: Any, line: int | None, options: Opt
     """Add a call to its conversation. Raises RunRefused."""
     name = group_name(run, options.group_by or ())
     group = groups.get(name) or new_group(options)
-    group.add(run, line, options)
+    try:
+        group.add(run, line, options)
+    except RunRefused:
+        raise
+    except Exception as error:
+        raise fault(error) from error
     groups[name] = group
 
 

@@ -10,7 +10,7 @@ from typing import BinaryIO, Final, cast
 from worker.commands.convert.options import Options
 from worker.commands.convert.report import FileReport
 from worker.commands.shared.json_lines import line_limit, read_lines, too_long
-from worker.runs.fields import Counts, RunRefused
+from worker.runs.fields import Counts, RunRefused, fault
 from worker.runs.otlp.mapping import Assembled, assembled
 from worker.runs.otlp.rules import Rule, Rules
 from worker.runs.otlp.spans import InvalidSpans, LogEvent, Span, decoded
@@ -36,7 +36,8 @@ def convert_spans(source: BinaryIO, options: Options, report: FileReport) -> Ite
             if problem is not None:
                 raise RunRefused("too_large", problem)
             read = decoded(value)
-        except (InvalidSpans, RunRefused) as error:
+        except Exception as raised:
+            error = raised if isinstance(raised, InvalidSpans | RunRefused) else fault(raised)
             report.add_run()
             report.add_refused(line, error.reason, str(error))
             yield None, f"{line}", f"{error.reason}: {error}"
@@ -51,7 +52,15 @@ def convert_spans(source: BinaryIO, options: Options, report: FileReport) -> Ite
     rules = _rules(options)
     counts = Counts()
     for trace_id, found in spans.items():
-        for run in assembled(found, logs.get(trace_id, []), rules):
+        try:
+            runs = assembled(found, logs.get(trace_id, []), rules)
+        except Exception as error:
+            refusal = fault(error)
+            report.add_run()
+            report.add_refused(None, refusal.reason, f"trace {trace_id}: {refusal}")
+            yield None, f"trace {trace_id}", f"{refusal.reason}: {refusal}"
+            continue
+        for run in runs:
             yield from _result(run, trace_id, report, counts)
     report.counts.dropped.update(counts.dropped)
 
