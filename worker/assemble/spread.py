@@ -37,6 +37,7 @@ class Spread:
     def __init__(self, topic: str, partition: int, time_ms: int | None) -> None:
         self.time_ms = time_ms
         self._set_ms: int | None = None
+        self._warned = False
         self._topic = topic
         self._partition = partition
 
@@ -75,6 +76,15 @@ class Spread:
             self._set_ms = now_ms
         if self.time_ms is not None:
             now_ms = max(now_ms, self.time_ms + now_ms - self._set_ms)
+        if timestamp_ms is not None and timestamp_ms > now_ms + AHEAD_MS and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s/%d: a record is dated more than an hour after this machine's clock, and its time does not count; "
+                "correct the clock here, or its producer's. Until a record's time counts, no run closes "
+                "(docs/opentelemetry.md)",
+                self._topic,
+                self._partition,
+            )
         if timestamp_ms is None or not EARLIEST_MS <= timestamp_ms <= now_ms + AHEAD_MS:
             return now_ms if self.time_ms is None else self.time_ms
         time_ms = timestamp_ms if self.time_ms is None else min(timestamp_ms, now_ms)

@@ -24,6 +24,7 @@ DISASTERS: Final[dict[str, Callable[[Path, int], Verdict]]] = {
     "mirror": mirror.run,
     "offsets": offsets.run,
     "clock": clock.run,
+    "assemble-clock": clock.assemble,
 }
 
 

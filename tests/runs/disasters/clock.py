@@ -6,15 +6,19 @@ The package is downloaded by apt and unpacked into the user's cache; nothing is 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
 from tests.runs.disasters.scene import MissingError, Scene, Verdict, scene
 from tests.support import chaos
+from tests.support.assemble import Workshop, expected_documents, made_records
+from tests.support.commands import header
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_jars import default_cache
 
@@ -22,6 +26,10 @@ LIBRARY: Final = "libfaketimeMT.so.1"
 EACH_S: Final = 20.0
 JUMPS: Final = ("+3000", "-3000", "+18000", "-18000", "+0")
 """Seconds from the true time: below and beyond the hour by which Kafka 4 lets a record's timestamp be ahead."""
+
+
+ASSEMBLE_JUMPS: Final = (("+365d", "+365d"), ("-1h", "-1h"), ("+0s", "+365d"), ("+0s", "-1d"), ("+365d", "-1h"))
+"""The clock of assemble at its start, and with open runs."""
 
 
 def library() -> Path:
@@ -42,6 +50,17 @@ def library() -> Path:
             raise MissingError(f"apt-get download libfaketime: {fetched.stderr.strip()} (apt-get update first?)")
         subprocess.run(["dpkg", "-x", str(packages[0]), str(cache)], check=True)
     return library()
+
+
+def _faked(clock: Path) -> dict[str, str]:
+    """Return the environment of a process whose clock is what a file says."""
+    return {
+        "LD_PRELOAD": str(library()),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as a step of the system's clock does not move it, either
+        "PATH": os.environ["PATH"],
+    }
 
 
 def jump(s: Scene, clock: Path, seconds: str) -> None:
@@ -69,13 +88,7 @@ def run(work: Path, seed: int) -> Verdict:
     work.mkdir(parents=True, exist_ok=True)
     clock = work / "clock"
     clock.write_text("+0s\n")
-    faked = {
-        "LD_PRELOAD": str(library()),
-        "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_CACHE_DURATION": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as a step of the system's clock does not move it, either
-        "PATH": os.environ["PATH"],
-    }
+    faked = _faked(clock)
     with EmbeddedKafka() as kafka:
         name = "the workers' clocks jump by hours"
         with scene(kafka.bootstrap_servers, work / "logs", name, seed=seed, rate=5, env=faked) as s:
@@ -90,3 +103,36 @@ def run(work: Path, seed: int) -> Verdict:
             jump(s, clock, "+18000")
             clock.write_text("+0s\n")
             return s.finish()
+
+
+def assemble(work: Path, seed: int) -> Verdict:
+    """Run `assemble-clock`: assemble's own clock is wrong from its start, and jumps while runs are open."""
+    work.mkdir(parents=True, exist_ok=True)
+    verdict = Verdict("assemble's clock is wrong")
+    clock = work / "clock"
+    with EmbeddedKafka() as kafka:
+        for first, then in ASSEMBLE_JUMPS:
+            clock.write_text(f"{first}\n")
+            runs = made_records(random.Random(seed), 60)
+            workshop = Workshop(kafka.bootstrap_servers, grace=4, gap=15)
+            workshop.env |= _faked(clock)
+            expected = expected_documents(value for run in runs for value in run)
+            fleet = [workshop.start(work / f"assemble{first}{then}-{number}.log").wait_ready() for number in range(2)]
+            try:
+                workshop.put([run[0] for run in runs])
+                clock.write_text(f"{then}\n")
+                time.sleep(2)
+                workshop.put([value for run in runs for value in run[1:]])
+                began = time.monotonic()
+                while len(found := workshop.documents()) < len(expected) and time.monotonic() - began < 90:
+                    time.sleep(0.5)
+                took = time.monotonic() - began
+                reasons = Counter(header(each, "kp-error-reason") for each in workshop.letters())
+            finally:
+                for each in fleet:
+                    each.close()
+            said = f"clock {first}, then {then}"
+            verdict.expect(sorted(found) == sorted(expected), f"{said}: {len(found)} of {len(expected)} traces")
+            verdict.expect(not reasons, f"{said}: dead letters {dict(reasons)}")
+            verdict.expect(took < 60, f"{said}: {took:.0f} s to the last trace")
+    return verdict

@@ -139,6 +139,15 @@ def test_what_a_records_time_does(time_ms: int | None, of_record: int, of_partit
     assert (part.time_ms, spread.time_ms) == (of_record, of_partition)
 
 
+def test_a_clock_that_is_too_slow_for_the_records_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    spread = Spread("otlp_spans", 3, None)
+    for offset in range(3):
+        spread.take(record(spans.as_protobuf(spans.run_spans(1)), offset, NOW), NOW - AHEAD_MS - 1)
+    assert spread.time_ms is None
+    (told,) = caplog.messages
+    assert told.startswith("otlp_spans/3: a record is dated more than an hour after this machine's clock")
+
+
 def test_without_any_time_a_part_counts_as_of_now_and_the_partition_has_none() -> None:
     spread = Spread("otlp_spans", 0, None)
     (part,) = spread.take(record(spans.as_protobuf(spans.run_spans(1)), time_ms=0), NOW).values()
