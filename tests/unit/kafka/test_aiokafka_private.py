@@ -182,6 +182,13 @@ def test_consumer_methods() -> None:
     assert parameters(AIOKafkaConsumer.last_stable_offset) == ["self", "partition"]
 
 
+def test_a_client_can_be_made_to_ask_for_partitions_and_says_whether_it_was_answered() -> None:
+    assert parameters(AIOKafkaClient.force_metadata_update) == ["self"]
+    assert "_md_update_fut.set_result(ret)" in inspect.getsource(AIOKafkaClient._md_synchronizer)
+    assert "self._client =" in inspect.getsource(AIOKafkaConsumer.__init__)
+    assert "request_rejoin" in inspect.getsource(GroupCoordinator._on_metadata_change)
+
+
 # -- what a consumer fetches
 
 
