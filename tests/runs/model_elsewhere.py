@@ -1,16 +1,12 @@
-"""The figures of docs/models.md: `python -m tests.runs.model_elsewhere carry`, or one of the others.
+"""The capacity in docs/models.md: `python -m tests.runs.model_elsewhere`.
 
-carry: traces a second of one worker over 64 partitions, with a stand-in that answers 32 texts in 5 ms; each comes out
-once. service URL MODEL: texts a second of a real service with 1, 4 and 16 requests at once, and how far its vectors are
-from the recorded ones. precisions: how far vectors of all-MiniLM-L6-v2 in half precision are from those in fp32, and
-from those of a text alone (needs torch).
+Traces a second of one worker over 64 partitions, with a stand-in that answers 32 texts in 5 ms; each comes out once.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -18,26 +14,16 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from tests.support.chaos import quiet_clients
 from tests.support.embedding_service import MODEL
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
 from tests.support.stage import LINES, OUTPUTS, Stage
-from worker.config import load
-from worker.core.changelog import probe_distance
-from worker.core.novelty import unit
-from worker.core.trace import embedded_texts, parse_trace
-from worker.embed.embedder import packaged_weights
-from worker.embed.export_source import TEXTS, recorded_vectors
-from worker.embed.http_embedder import HttpEmbedder
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.ports import free_ports
 
 PARTITIONS = 64
 TRACES = 30_000
 MILLISECONDS = "5"
-ASKED = 150
 
 
 def carry() -> None:
@@ -102,57 +88,5 @@ def _mean(worker: WorkerProcess, name: str) -> float:
     return worker.metric(f"{name}_sum") / worker.metric(f"{name}_count")
 
 
-def service(url: str, model: str) -> None:
-    texts = [embedded_texts(parse_trace(line), "whole")[0] for line in LINES]
-    recorded = {text: it.vector for text, it in zip(TEXTS, recorded_vectors(), strict=True) if text.strip()}
-    for requests in (1, 4, 16):
-        embedder = HttpEmbedder(
-            load(embedder="http", embedder_url=url, model=model, embed_in_flight=requests, stuck_seconds=300)
-        )
-        if requests == 1 and embedder.identity.dimensions == 384:
-            farthest = max(probe_distance(vector, embedder.embed(text).vector) for text, vector in recorded.items())
-            print(f"farthest from the recorded vectors of all-MiniLM-L6-v2: {farthest:.2g}")
-        started = time.monotonic()
-        futures = [embedder.submit(f"{number} {texts[number]}") for number in range(ASKED)]
-        for future in futures:
-            future.result()
-        seconds, counts = time.monotonic() - started, embedder.counts()
-        print(f"{requests} requests at once: {ASKED / seconds:.1f} texts/s, {counts['failures']:.0f} failures")
-        embedder.close()
-
-
-def precisions() -> None:
-    import torch
-    from sentence_transformers import SentenceTransformer
-
-    model: Any = SentenceTransformer(str(packaged_weights()), device="cpu")
-    texts = [embedded_texts(parse_trace(line), "whole")[0] for line in LINES[:64]]
-    texts += [text for text in TEXTS if text.strip()]
-
-    def embed(batch_size: int = 32) -> Any:
-        found = model.encode(texts, batch_size=batch_size, convert_to_numpy=False)
-        return np.array([unit(it.float().detach().numpy(), 384) for it in found], np.float64)
-
-    exact = embed()
-    for kind in (torch.float16, torch.bfloat16):
-        model = model.to(kind)
-        other = embed()
-        distances = np.linalg.norm(exact - other, axis=1)
-        similarities = np.abs(exact @ exact.T - other @ other.T)
-        batches = np.linalg.norm(other - embed(1), axis=1)
-        print(
-            f"{kind}: distance {statistics.median(distances):.2g} (at most {distances.max():.2g}); a text alone and "
-            f"with 31 others: at most {batches.max():.2g}; similarity: at most {similarities.max():.2g} off, the "
-            f"default profile's score {0.35 * similarities.max():.2g}",
-            flush=True,
-        )
-
-
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["service", url, model]:
-            service(url, model)
-        case ["precisions"]:
-            precisions()
-        case _:
-            carry()
+    carry()
