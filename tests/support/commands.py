@@ -1,4 +1,4 @@
-"""Commands of the worker as processes, on topics of their own."""
+"""Commands of the worker on the topics of a test."""
 
 from __future__ import annotations
 
