@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from tests.support.kafka_fixtures import WorkerProcess
+from tests.support.snippets import shell
 from tests.support.stage import LINES, Stage
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.observe.status import KEPT_TRACES, PAGE
@@ -14,7 +16,9 @@ Workers = Callable[..., WorkerProcess]
 HTML = PAGE.read_text("utf-8")
 
 
-def test_a_worker_shows_what_it_committed_where_it_is_asked_to(kafka: EmbeddedKafka, workers: Workers) -> None:
+def test_a_worker_shows_what_it_committed_where_it_is_asked_to(
+    kafka: EmbeddedKafka, workers: Workers, tmp_path: Path
+) -> None:
     shy = workers(Stage(kafka).env)
     stage = Stage(kafka, KP_STATUS_PAGE="true")
     worker = workers(stage.env).wait_ready()
@@ -32,5 +36,9 @@ def test_a_worker_shows_what_it_committed_where_it_is_asked_to(kafka: EmbeddedKa
     assert sum(row["committed"] for row in shown["partitions"]) == 101
     assert [row["lag"] for row in shown["partitions"]] == [0, 0, 0, 0]
     assert len({(row["partition"], row["offset"]) for row in shown["traces"]}) == KEPT_TRACES
+    bare = {name: value for name, value in stage.env.items() if not name.startswith("KP_")}
+    explained = shell(f"{shown['explain']} {shown['traces'][0]['id']} --json", bare, tmp_path)
+    assert explained.returncode == 0, explained.stderr
+    assert msgspec.json.decode(explained.stdout)["id"] == shown["traces"][0]["id"]
     shy.wait_ready()
     assert shy.get("/")[0] == shy.get("/status.json")[0] == 404

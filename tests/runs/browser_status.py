@@ -23,7 +23,7 @@ from tests.support.stage import LINES, Stage
 from worker.commands.explain.steps import explain_trace
 from worker.commands.shared.shown import shown_score
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-from worker.observe.status import KEPT_TRACES
+from worker.observe.status import KEPT_TRACES, explain_command
 
 pytestmark = pytest.mark.kafka
 
@@ -309,7 +309,7 @@ async def test_the_explanation_is_that_of_the_command(visit: Visit, stage: Stage
         assert len(explained.overrides) == 2
         assert f"{explained.score:.4f} < 0.75: rejected" in shown
         assert "Explain me" in shown
-        assert "kp-worker explain kp:trace:explained" in shown
+        assert f"{explain_command(stage.settings())} kp:trace:explained" in shown
         await row.locator("b").click()
         await expect(page.locator(".details")).to_have_count(0)
 
@@ -337,7 +337,9 @@ async def test_the_nearest_trace_is_one_click_away_or_a_command(browser: Browser
         await page.locator("#pause").focus()
         await expect(page.locator("#trace-rows .row", has_text="kp:trace:x48")).to_have_count(1)
         await page.locator("#trace-rows .row", has_text="kp:trace:second").locator("button").click()
-        await expect(page.locator(".details")).to_contain_text("kp-worker explain 'kp:trace:first it'\\''s'")
+        await expect(page.locator(".details")).to_contain_text(
+            f"{explain_command(stage.settings())} 'kp:trace:first it'\\''s'"
+        )
         await page.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -37,18 +38,22 @@ def config() -> None:
 
 @config.command()
 @click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
 @settings_options
-def check(file: Path | None) -> None:
+def check(file: Path | None, strict: bool) -> None:
     """Check a config file together with the environment, without Kafka and without the model.
 
-    FILE is a TOML file [--config or KP_CONFIG]. Names all errors, each with its key and the allowed values. Exit code
-    2: something is wrong.
+    FILE is a TOML file [--config or KP_CONFIG]. Names all errors, each with its key and the allowed values. A KP_
+    variable that is no setting is a warning: Kubernetes sets such variables for a service named kp.
+
+    Exit codes: 0 no errors; 1 warnings, with --strict; 2 something is wrong.
     """
     loaded = checked_settings(file)
     given = loaded.given()
     for source in loaded.sources:
         if source.kind == "file":
-            write_line(clean(f"{source.label}: ok, {len(source.values)} settings"))
+            number = len(source.values)
+            write_line(clean(f"{source.label}: ok, {number} setting{'s' * (number != 1)}"))
             hidden = [f"{name} by {given[name]}" for name in source.values if given[name] != source.label]
             if hidden:
                 write_line(clean(f"set there, and overridden: {', '.join(hidden)}"))
@@ -58,6 +63,8 @@ def check(file: Path | None) -> None:
     if not given:
         write_line("nothing is set: all settings have their defaults")
     say_warnings(loaded)
+    if strict and loaded.warnings:
+        sys.exit(1)
 
 
 @config.command()

@@ -359,6 +359,16 @@ def test_check_says_what_it_read_and_what_another_source_overrides(file: Path) -
     assert run("check") == (0, "nothing is set: all settings have their defaults\n", "")
 
 
+def test_check_warns_of_a_misspelt_variable_and_with_strict_exits_with_1() -> None:
+    for option, wanted in ((), 0), (("--strict",), 1):
+        code, _, err = run("check", *option, KP_TRESHOLD="0.7")
+        assert code == wanted
+        assert "KP_TRESHOLD" in err
+        assert "KP_THRESHOLD" in err
+    assert run("check", "--strict", KP_THRESHOLD="0.7")[0] == 0
+    assert run("check", "--strict", KP_THRESHOLD="7", KP_TRESHOLD="1")[0] == 2
+
+
 def test_check_exits_with_2_and_every_error(file: Path) -> None:
     file.write_text("threshold = 5\nx = 1")
     code, out, err = run("check", "--config", str(file), "--set", "max_steps=0")
