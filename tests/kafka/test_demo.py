@@ -76,6 +76,24 @@ def test_demo_with_spans_and_a_registry_shows_what_reached_it(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_demo_with_verdicts_shows_an_agent_that_loses_its_confidence(tmp_path: Path) -> None:
+    process = start(tmp_path, "demo", "--verdicts")
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, text
+    rows = re.findall(r"(boaster|steady) +(0\.\d\d) +(\d+) of (\d+) +(0\.\d\d) +(0\.\d\d) +(accepted|rejected)", text)
+    assert len(rows) == 10
+    boaster, steady = ([row for row in rows if row[0] == name] for name in ("boaster", "steady"))
+    assert [row[1] for row in boaster] == ["0.99"] * 5
+    assert [(row[2], row[3]) for row in boaster] == [("0", "0"), ("1", "6"), ("2", "12"), ("3", "18"), ("4", "24")]
+    used = [float(row[4]) for row in boaster]
+    assert used == sorted(used, reverse=True)
+    assert used[-1] < 0.3 < 0.7 < float(steady[-1][4])
+    assert boaster[-1][6] == "rejected"
+    assert steady[-1][6] == "accepted"
+    assert "Traceback" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_demo_keeps_running_until_asked(tmp_path: Path) -> None:
     with start(tmp_path, "demo", "--keep-running") as process:
         text = read_to(process, "stop     Ctrl-C")

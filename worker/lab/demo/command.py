@@ -15,8 +15,9 @@ from worker.commands.shared.options import read_settings, settings_options
 @click.option("--http-port", type=int, help="Port of the worker's metrics [a free one].")
 @click.option("--registry", is_flag=True, help="Also post accepted traces, redacted, to a stand-in for the registry.")
 @click.option("--otlp", is_flag=True, help="Also assemble runs from made-up OpenTelemetry spans, and score them.")
+@click.option("--verdicts", is_flag=True, help="Also judge the runs of two agents, one of which claims too much.")
 @settings_options
-def demo(keep_running: bool, http_port: int | None, registry: bool, otlp: bool) -> None:
+def demo(keep_running: bool, http_port: int | None, registry: bool, otlp: bool, verdicts: bool) -> None:
     """Show the whole worker: embedded Kafka, sample traces, real scores, explained.
 
     Only the settings of scoring and of the model apply: the demo has its own broker, topics and port.
@@ -27,4 +28,5 @@ def demo(keep_running: bool, http_port: int | None, registry: bool, otlp: bool) 
     settings = read_settings()
     from worker.lab.demo.show import run_demo
 
-    sys.exit(run_demo(settings, http_port, keep_running=keep_running, registry=registry, otlp=otlp))
+    extras = {"registry": registry, "otlp": otlp, "verdicts": verdicts}
+    sys.exit(run_demo(settings, http_port, keep_running=keep_running, **extras))

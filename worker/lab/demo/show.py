@@ -30,15 +30,19 @@ from worker.lab.demo.flow import ACCEPTED, DEAD_LETTER, REJECTED, SOURCE, DemoOu
 from worker.lab.demo.otlp import running_assemble, show_spans
 from worker.lab.demo.process import DemoError, DemoWorker
 from worker.lab.demo.registry import Contributed, DemoRegistry, registry_text, running_registry, secret_sample
+from worker.lab.demo.verdicts import running_judged, show_verdicts
 from worker.lab.demo.view import COLOURS, STORY, dead_letters_table, explanation, scores_table, story
 
 FIGURES_SECONDS: Final = 0.5  # each look at /metrics takes time from the embedder
 
 
-def run_demo(settings: Settings, http_port: int | None, *, keep_running: bool, registry: bool, otlp: bool) -> int:
+def run_demo(
+    settings: Settings, http_port: int | None, *, keep_running: bool, registry: bool, otlp: bool, verdicts: bool
+) -> int:
     """Show the whole worker on an embedded broker; return the exit code (0, 1 failed, 130 interrupted).
 
     `registry`: also the way of the accepted traces to a registry, a stand-in. `otlp`: also runs that are made of spans.
+    `verdicts`: also two agents whose runs are judged.
     """
     console = wide_console()
     console.print("A real Kafka, a real worker and sample traces; takes about half a minute, longer the first time.\n")
@@ -52,7 +56,7 @@ def run_demo(settings: Settings, http_port: int | None, *, keep_running: bool, r
             with step(console, "worker") as say:
                 worker.wait_ready(say)
                 say(f"ready, metrics at http://127.0.0.1:{worker.port}/metrics")
-            extras = (Path(directory) if registry else None, Path(directory) if otlp else None)
+            extras = (Path(directory) if extra else None for extra in (registry, otlp, verdicts))
             _show(console, kafka, worker, *extras, keep_running=keep_running)
             with step(console, "stop") as say:
                 say("worker drains, commits and leaves its group")
@@ -75,12 +79,13 @@ def _show(
     worker: DemoWorker,
     registry_logs: Path | None,
     spans_logs: Path | None,
+    verdicts_logs: Path | None,
     *,
     keep_running: bool,
 ) -> None:
     """Send the samples through everything and show the results.
 
-    `registry_logs`, `spans_logs`: where to log, with a registry and with spans.
+    `registry_logs`, `spans_logs`, `verdicts_logs`: where to log, with a registry, with spans and with verdicts.
     """
     address, registry, assemble, records = kafka.bootstrap_servers, None, None, samples()
     with contextlib.ExitStack() as stack:
@@ -95,6 +100,10 @@ def _show(
         if spans_logs is not None:
             assemble = stack.enter_context(running_assemble(console, address, spans_logs))
             show_spans(console, address, assemble)
+        if verdicts_logs is not None:
+            judged, key = stack.enter_context(running_judged(console, address, verdicts_logs))
+            show_verdicts(console, address, judged, key)
+            judged.stop()
         if registry is not None:
             _print_contributed(console, registry.wait(outcome.count("accepted")), outcome)
         if keep_running:

@@ -100,6 +100,22 @@ def dead_letters_table(letters: Sequence[Mapping[str, str]]) -> PlainTable:
     return table
 
 
+def verdicts_table(rounds: list[dict[str, Document]]) -> PlainTable:
+    """Tabulate the last scored run of each agent in each round."""
+    table = _table("round", "agent", "says", "judged", "used", "score", "decision")
+    for number, last in enumerate(rounds, 1):
+        for agent, document in last.items():
+            scoring = document["scoring"]
+            said = scoring["confidence"]
+            table.add_row(
+                str(number) if agent == next(iter(last)) else "", agent, f"{said['stated']:.2f}",
+                f"{said['succeeded']:.0f} of {said['judged']}", Text(f"{said['used']:.2f}", "bold"),
+                f"{scoring['score']:.2f}", Text(scoring["decision"], COLOURS[scoring["decision"]]),
+                end_section=agent != next(iter(last)) and number < len(rounds),
+            )  # fmt: skip
+    return table
+
+
 def likeness(similarity: float) -> str:
     """Describe a cosine similarity."""
     words = ((0.9, "practically the same text"), (0.7, "the same topic in other words"), (0.4, "a related topic"))
