@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aiokafka.errors import KafkaConnectionError
+
 from tests.support import spans
 from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, produce_async, unique
 from worker.runs.otlp.mapping import assembled
@@ -196,7 +198,12 @@ def _write(workshop: Workshop, seed: int, runs: Sequence[Sequence[bytes]], trial
             ready = [value for at, value in rest if at <= now]
             rest = rest[len(ready) :]
             rows = [(None, value, (), rng.randrange(workshop.partitions)) for value in ready]
-            await produce_async(workshop.bootstrap, workshop.spans, rows)
+            while True:
+                try:
+                    await produce_async(workshop.bootstrap, workshop.spans, rows)
+                    break
+                except KafkaConnectionError:  # the broker is being restarted
+                    await asyncio.sleep(0.25)
             await asyncio.sleep(0.25)
 
     asyncio.run(write())
