@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.support.builders import trace_bytes
 from tests.support.processes import WORKER
-from tests.support.snippets import Snippet, snippets
+from tests.support.snippets import PAGES, Snippet, snippets
 from tests.support.surroundings import ROOT, environment
+from worker.cli import cli
 from worker.config import Settings, load
 
 BLOCKS = snippets()
@@ -41,6 +43,19 @@ def test_every_setting_and_make_target_in_a_block_exists(block: Snippet) -> None
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     if block.language == "console":
         assert set(re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE)) <= targets
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "deploy/prometheus/rules.yaml"], ids=lambda path: path.name)
+def test_the_commands_and_options_that_a_text_names_exist(path: Path) -> None:
+    """Those in code within a sentence, and in an alert's annotation, too."""
+    for words in re.findall(r"\bkp-worker ((?:[a-z]+(?:-[a-z]+)?)(?: --?[a-z][a-z-]*)+)", path.read_text("utf-8")):
+        name, *options = words.split()
+        _, command, _ = cli.resolve_command(click.Context(cli), [name])
+        assert command is not None
+        inner = command.commands.values() if isinstance(command, click.Group) else ()
+        given = [parameter for each in (command, *inner) for parameter in each.params]
+        known = {"-h", "--help", *(it for each in given for it in (*each.opts, *each.secondary_opts))}
+        assert set(options) <= known, f"{path.name}: kp-worker {words}"
 
 
 @pytest.mark.parametrize("block", [it for it in MINE if "export KP_" in it.text], ids=str)
