@@ -236,7 +236,7 @@ def test_keys_come_from_the_variable_or_the_lines_of_a_file(tmp_path: Path) -> N
         ({"forget": True}, "KP_FORGET_KEY_FILE or KP_FORGET_KEY"),
         ({"forget": True, "forget_key": "x" * 32, "embedder": "none"}, "needs an embedder"),
         ({"forget_key": "x" * 32, "forget_key_file": "/x"}, "both set"),
-        ({"forget": True, "forget_key": "x" * 32, "forgotten_topic": "traces"}, "6 topics must differ"),
+        ({"forget": True, "forget_key": "x" * 32, "forgotten_topic": "traces"}, "six topics must differ"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(fields: dict[str, Any], words: str) -> None:
