@@ -1,4 +1,16 @@
-"""A clock for tests."""
+"""A clock for tests, and waiting by the real one."""
+
+import asyncio
+from collections.abc import Callable
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds, for at most 30 s."""
+    async with asyncio.timeout(30):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.02)
 
 
 class HandClock:

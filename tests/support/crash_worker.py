@@ -33,8 +33,8 @@ import numpy as np
 import worker.kafka.cluster.client
 import worker.kafka.writing.transaction
 import worker.stream.assignment
-import worker.stream.process
 from worker import config
+from worker.commands.shared.service import run_service
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import OBJECTIVE_TOKENS, Embedder, Embedding
@@ -44,6 +44,7 @@ from worker.kafka.writing.protocol import Offsets
 from worker.kafka.writing.shipments import RefusedBatch, Shipment
 from worker.stream.evaluator import Evaluator
 from worker.stream.faust_consumer import KpConsumer
+from worker.stream.process import WorkerProcess
 from worker.stream.state import Pending
 
 DIMENSIONS: Final = 384
@@ -286,7 +287,8 @@ def main() -> NoReturn:
     """Run as `kp-worker run` does; SIGUSR2 makes it say what it waits for."""
     install()
     signal.signal(signal.SIGUSR2, _say_what_waits)
-    worker.stream.process.main(config.load(), load)
+    settings = config.load()
+    run_service(settings, WorkerProcess(settings, load))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ HOMES = (
             "lab.registry.command",
         },
         "yarl": {"contribute.registry_client", "embed.embedding_service"},
-        "prometheus_client": {"observe", "lab.demo.process", "commands.doctor.registry"},
+        "prometheus_client": {"observe", "commands.shared.service", "lab.demo.process", "commands.doctor.registry"},
         "pydantic": {"config"},
         "pydantic_settings": {"config"},
         "click": {"cli", "commands", "lab"},
@@ -105,8 +105,7 @@ OF_OTHERS = {
     ("commands.doctor.command", "_exit"),  # os
     ("commands.shared.options", "_exit"),  # os
     ("stream.faust_consumer", "_stopped"),  # Faust's fetcher
-    ("observe.service", "_exit"),  # os
-    ("stream.process", "_exit"),  # os
+    ("commands.shared.service", "_exit"),  # os
 }
 
 NOT_IN_THE_CORE = {

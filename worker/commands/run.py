@@ -17,9 +17,10 @@ def run() -> None:
     """
     stop_at_once()
     settings = read_settings()
-    from worker.stream.process import main
+    from worker.commands.shared.service import run_service
+    from worker.stream.process import WorkerProcess
 
-    main(settings)
+    run_service(settings, WorkerProcess(settings))
 
 
 @click.command(cls=SettingsHelp)
@@ -33,6 +34,7 @@ def contribute() -> None:
     """
     stop_at_once()
     settings = read_settings()
-    from worker.contribute.process import main
+    from worker.commands.shared.service import run_service
+    from worker.contribute.process import ContributeProcess
 
-    main(settings)
+    run_service(settings, ContributeProcess(settings))

@@ -24,10 +24,10 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from worker.contribute.answers import (
     Absent,
@@ -46,57 +46,10 @@ from worker.contribute.answers import (
 from worker.contribute.pace import Pauses, RequestPace, pause_after_429
 from worker.contribute.registry_client import NoAnswerError, RegistryClient
 from worker.contribute.unit import Refusal, Unit, same_unit
+from worker.kafka.member import Stop
 from worker.observe.contribute_metrics import ContributeMetrics
 
 log = logging.getLogger(__name__)
-
-Answer = TypeVar("Answer")
-
-
-class StoppedError(Exception):
-    """The wait was ended, because the partition is to be given up or the process is to stop."""
-
-
-class Stop:
-    """Says when to stop, and ends all waits then."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        """Stop."""
-        self._event.set()
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-        return self._event.is_set()
-
-    def check(self) -> None:
-        """Raise StoppedError after `set`."""
-        if self._event.is_set():
-            raise StoppedError
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep. Raises StoppedError at once after `set`."""
-        self.check()
-        try:
-            await asyncio.wait_for(self._event.wait(), seconds)
-        except TimeoutError:
-            return
-        raise StoppedError
-
-    async def unless_set(self, request: Coroutine[Any, Any, Answer]) -> Answer:
-        """Return a request's answer. Raises StoppedError at once after `set`, and gives the request up."""
-        asking, stopping = asyncio.create_task(request), asyncio.create_task(self._event.wait())
-        try:
-            await asyncio.wait({asking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                raise StoppedError
-            return asking.result()
-        finally:
-            asking.cancel()
-            stopping.cancel()
-
 
 STEP_SECONDS: Final = 0.5
 """How long to sleep at once while waiting for a turn: the answers to other partitions change the pace."""
@@ -250,15 +203,15 @@ class LateWatch:
         if registry_time:
             self._watched.append(_Watched(trace_id, registry_time, time.monotonic() + self._delay))
 
-    async def run(self, stop: Stop) -> None:
-        """Look at what is due, until stopped. Raises StoppedError."""
+    async def run(self) -> None:
+        """Look at what is due, until cancelled."""
         while True:
-            await stop.sleep(1.0)
+            await asyncio.sleep(1.0)
             while self._watched and self._watched[0].due <= time.monotonic():
-                await self._check(self._watched.popleft(), stop)
+                await self._check(self._watched.popleft())
 
-    async def _check(self, watched: _Watched, stop: Stop) -> None:
-        async with self._gateway.turn(stop) as turn:
+    async def _check(self, watched: _Watched) -> None:
+        async with self._gateway.turn(Stop()) as turn:
             verdict = await turn.look_up(watched.trace_id)
         if isinstance(verdict, Present) and verdict.time not in ("", watched.time):
             self._metrics.late.inc()

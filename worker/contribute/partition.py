@@ -21,12 +21,9 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
-
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.structs import ConsumerRecord
 
 from worker.contribute.delivery import (
     STEP_SECONDS,
@@ -34,8 +31,6 @@ from worker.contribute.delivery import (
     Delivery,
     DeniedError,
     Gateway,
-    Stop,
-    StoppedError,
     Unanswered,
 )
 from worker.contribute.pace import Pauses
@@ -43,12 +38,12 @@ from worker.contribute.receipts import ReceiptPublisher, ReceiptQueue
 from worker.contribute.unit import Gate, Refusal, Skip, Unit, clean_words, receipt, refused_record, unit_from
 from worker.core.records import Fault, OutputRecord, SourceRecord
 from worker.core.trace import Limits
+from worker.kafka.member import Claim, StoppedError
 from worker.observe.contribute_metrics import ContributeMetrics
 
 log = logging.getLogger(__name__)
 
-POLL_MS = 500
-MAX_RECORDS = 50
+MAX_RECORDS: Final = 50
 """Records taken at once: few, as each takes a request."""
 
 ANSWERS: Final = 3
@@ -68,20 +63,21 @@ MAX_WAITING_BYTES: Final = 32 << 20
 
 @dataclass(slots=True)
 class _Pending:
-    """A record on its way to its commit.
+    """A record on its way to its commit."""
 
-    `began_at`, `asked_at`: when it was tried first, and last; seconds of time.monotonic. `held`: it has been held.
-    `due`: what to commit, None: not yet known. `skipped`: how many of the records right behind it are skipped, by
-    reason; `next_offset` is the one behind them.
-    """
-
-    record: ConsumerRecord
+    record: SourceRecord
     began_at: float = 0.0
+    """When it was tried first, seconds of time.monotonic."""
     asked_at: float = 0.0
+    """When it was tried last."""
     held: bool = False
+    """Whether it has been held."""
     due: tuple[OutputRecord | None, Callable[[], None]] | None = None
+    """What to commit, and whom to tell then; None: not known yet."""
     skipped: Counter[str] = field(default_factory=Counter)
+    """How many of the records right behind it are skipped, by reason."""
     next_offset: int = field(init=False)
+    """Behind the record and those."""
 
     def __post_init__(self) -> None:
         self.next_offset = self.record.offset + 1
@@ -95,23 +91,22 @@ class _Pending:
 
 @dataclass(eq=False)
 class ContributePartition:
-    """The work on one assigned partition. `next_offset`: the committed one. `idle`: nothing waits."""
+    """The work on one partition; its fields are what the partitions of a process share, but for `claim`."""
 
-    tp: TopicPartition
-    consumer: AIOKafkaConsumer
+    claim: Claim
     publisher: ReceiptPublisher
     delivery: Delivery
     gateway: Gateway
     metrics: ContributeMetrics
     gate: Gate
     limits: Limits
-    next_offset: int = 0
-    idle: bool = False
-    stop: Stop = field(default_factory=Stop)
 
     def __post_init__(self) -> None:
+        self.next_offset = self.claim.position.offset
+        self.idle = False
+        self._stop = self.claim.stop
         self._receipts = ReceiptQueue(self.publisher, lambda: limited_metadata(self.gateway.limited_at))
-        self._taken: deque[ConsumerRecord] = deque()
+        self._taken: deque[SourceRecord] = deque()
         self._waiting: deque[_Pending] = deque()
         self._pauses = Pauses()
         self._just_held = False
@@ -126,7 +121,7 @@ class ContributePartition:
         """Work until stopped. Raises StoppedError, when all that was done is committed."""
         try:
             while True:
-                self.stop.check()
+                self._stop.check()
                 if self._waiting:
                     await self._work_while_held()
                 elif record := await self._next():
@@ -138,13 +133,10 @@ class ContributePartition:
             await self._receipts.flush()
             raise
 
-    async def _next(self) -> ConsumerRecord | None:
+    async def _next(self) -> SourceRecord | None:
         """Return the next record; None where none comes for a while."""
         if not self._taken:
-            # During a rebalance getmany waits for its end, which waits for this work to end: so a stop gives it up.
-            polling = self.consumer.getmany(self.tp, timeout_ms=POLL_MS, max_records=MAX_RECORDS)
-            found = await self.stop.unless_set(polling)
-            self._taken.extend(found.get(self.tp, []))
+            self._taken.extend(await self.claim.poll(MAX_RECORDS))
         if not self._taken:
             return None
         self.idle = False
@@ -161,7 +153,7 @@ class ContributePartition:
                     return
         record = await self._next() if self._has_room() and now >= self._try_next_at else None
         if record is None and (left := self._ask_again_at - time.monotonic()) > 0:
-            await self.stop.sleep(min(left, STEP_SECONDS))
+            await self._stop.sleep(min(left, STEP_SECONDS))
             self._just_held = False
             return
         another = _Pending(record) if record else min(held[1:], key=lambda each: each.asked_at, default=first)
@@ -183,10 +175,9 @@ class ContributePartition:
     def _has_room(self) -> bool:
         return self.held < MAX_WAITING and sum(each.size for each in self._waiting) < MAX_WAITING_BYTES
 
-    def _work(self, record: ConsumerRecord) -> Unit | Skip | Refusal:
+    def _work(self, record: SourceRecord) -> Unit | Skip | Refusal:
         """Return what is to be done with a record."""
-        fault = _source(record).fault
-        return _unreadable(fault) if fault else unit_from(record.value, self.gate, self.limits)
+        return _unreadable(record.fault) if record.fault else unit_from(record.value, self.gate, self.limits)
 
     async def _handle(self, each: _Pending, work: Unit | Skip | Refusal, answers: int, *, proven: bool = False) -> None:
         """Skip, refuse, deliver or hold a record. `proven`: without a verdict it is refused, as others get one."""
@@ -200,9 +191,9 @@ class ContributePartition:
             remember_429 = partial(self._remember_429, uncommitted)
             each.asked_at = time.monotonic()
             each.began_at = each.began_at or each.asked_at
-            result = await self.delivery.deliver(work, self.stop, remember_429, answers)
+            result = await self.delivery.deliver(work, self._stop, remember_429, answers)
             if isinstance(result, Delivered):
-                output = receipt(_source(each.record), work, result.status, result.time)
+                output = receipt(each.record, work, result.status, result.time)
                 await self._done(each, output, partial(self._count, work, result))
             elif isinstance(result, Refusal):
                 await self._refuse(each, result)
@@ -222,28 +213,26 @@ class ContributePartition:
         each.held = True
         log.warning(
             "%s; the trace waits until the registry itself answers a POST", result.words,
-            extra={"topic": self.tp.topic, "partition": self.tp.partition, "offset": each.record.offset},
+            extra=_place(each.record),
         )  # fmt: skip
 
-    def _skip_behind(self, last: _Pending, record: ConsumerRecord, skip: Skip) -> None:
+    def _skip_behind(self, last: _Pending, record: SourceRecord, skip: Skip) -> None:
         """Let a record that is skipped wait with the last one: there may be any number of them behind a held trace."""
         last.skipped[skip.reason] += 1
         last.next_offset = record.offset + 1
 
     async def _refuse(self, each: _Pending, refusal: Refusal) -> None:
-        source = _source(each.record)
-        output = refused_record(source, refusal, self.gate.rules)
+        output = refused_record(each.record, refusal, self.gate.rules)
         await self._done(each, output, self.metrics.refused.labels(refusal.reason).inc)
         log.warning(
             "refused for good: %s%s", refusal.message, f" {refusal.issues}" if refusal.issues else "",
-            extra={"topic": source.topic, "partition": source.partition, "offset": source.offset,
-                   "reason": refusal.reason, "path": refusal.path},
+            extra=_place(each.record) | {"reason": refusal.reason, "path": refusal.path},
         )  # fmt: skip
 
     async def _done(self, each: _Pending, output: OutputRecord | None, count: Callable[[], None]) -> None:
         """Let what has become of a record be committed, once nothing before it is held."""
         each.due = (output, count)
-        each.record = replace(each.record, key=None, value=None, headers=())  # it may wait long
+        each.record = each.record._replace(key=None, value=None, headers=())  # it may wait long
         if not each.held:
             self._waiting.append(each)
         while self._waiting and (due := self._waiting[0].due):
@@ -267,12 +256,9 @@ class ContributePartition:
             self.metrics.redactions.labels(kind).inc(number)
 
 
-def _source(record: ConsumerRecord) -> SourceRecord:
-    timestamp = record.timestamp if record.timestamp is not None and record.timestamp >= 0 else None
-    fault = record.checksum if isinstance(record.checksum, Fault) else None
-    return SourceRecord(
-        record.topic, record.partition, record.offset, timestamp, record.key, record.value, record.headers, 0, fault
-    )
+def _place(record: SourceRecord) -> dict[str, object]:
+    """Return the fields of a log event about a record (logs.py)."""
+    return {"topic": record.topic, "partition": record.partition, "offset": record.offset}
 
 
 def _unreadable(fault: Fault) -> Refusal:

@@ -28,26 +28,21 @@ MAX_DUE: Final = 50
 
 
 class ReceiptPublisher:
-    """The transactional producer of one partition; `group` is the prefix of its id."""
+    """Commits with the transactional producer of one partition, which has started."""
 
     def __init__(
         self,
         client: Mapping[str, Any],
+        producer: Producer,
         group: str,
         source: TopicPartition,
         topics: Mapping[str, OutputTopic],
-        timeout_seconds: float,
-        owns: Callable[[], bool],
     ) -> None:
+        self._producer = producer
         self._group = group
         self._source = source
         self._topics = topics
         self._limit_of = partial(current_limit, client)
-        self._producer = Producer(client, f"{group}-{source.partition}", timeout_seconds, owns=owns)
-
-    async def start(self) -> None:
-        """Connect; this fences the partition's former owner and aborts its open transaction."""
-        await self._producer.start()
 
     async def commit(self, outputs: Sequence[OutputRecord], next_offset: int, metadata: str) -> None:
         """Write records and the offset. After any error it is unknown whether that was committed."""
@@ -60,10 +55,6 @@ class ReceiptPublisher:
             offsets=(self._group, {self._source: OffsetAndMetadata(next_offset, metadata)}),
             where=f"partition {self._source.partition}: ",
         )
-
-    async def stop(self) -> None:
-        """Disconnect."""
-        await self._producer.stop()
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ class Partition:
                 or len(self._decided) >= batching.MAX_COMMIT_RECORDS
                 or not self.has_room()
             ):
-                self.flush()
+                self.turn_ended()
         except Exception as error:
             self._fail(error)
 
@@ -245,7 +245,7 @@ class Partition:
         """Whether records that waited when the batch began are not decided yet; less often where offsets have gaps."""
         return bool(self._decided) and self._decided[-1].record.offset < self._ahead_to
 
-    def flush(self) -> None:
+    def turn_ended(self) -> None:
         """Note that the partition's turn has ended, or that no more records wait to be taken."""
         self._changed.set()
 
@@ -342,7 +342,7 @@ class Partition:
         Records that may not be decided now, or wait too long for their embeddings, are dropped, and will be read again.
         """
         self._draining = True
-        self.flush()
+        self.turn_ended()
         self.advance()
         try:
             async with asyncio.timeout(self._context.drain_seconds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -38,6 +39,9 @@ log = logging.getLogger(__name__)
 YIELD_SECONDS: Final = 0.002
 """How long the agent takes records before it yields to other tasks (heartbeats, HTTP, commits)."""
 
+LEAVE_SECONDS: Final = 5.0
+"""After a failure, how long the worker may take to leave its group and close its connections before it exits."""
+
 GAUGE_SECONDS: Final = 1.0
 """How often the gauges of lag, cache size and stream time are updated."""
 
@@ -68,6 +72,7 @@ class Worker:
         self._settings = settings
         self._metrics = metrics
         self._status = status
+        self._stopping = asyncio.Event()
         self._assigned = False
         self._pool = _new_pool(embedder, settings)
         self._service = embedder if isinstance(embedder, ServedEmbedder) else None
@@ -176,7 +181,7 @@ class Worker:
             record = self._buffer.next()
             turn = None if record is None else record.partition
             if turn != last and last in partitions:
-                partitions[last].flush()
+                partitions[last].turn_ended()
             last = turn
             if record is None:
                 if self._buffer:  # all partitions with waiting records are full: one must commit first
@@ -187,7 +192,7 @@ class Worker:
                 await asyncio.sleep(0)
                 yields = time.perf_counter() + YIELD_SECONDS
         for partition in partitions.values():
-            partition.flush()
+            partition.turn_ended()
 
     # -- rebalances
 
@@ -244,16 +249,36 @@ class Worker:
 
     # -- start and stop
 
-    async def start(self) -> None:
-        """Join the group; return when the first assignment is restored."""
+    async def run(self) -> None:
+        """Work until `stop` is called or something fails, then leave the group.
+
+        Without a failure, every record taken is committed before.
+        """
+        working = asyncio.create_task(self._work())
+        ends = [asyncio.create_task(event.wait()) for event in (self.failed, self._stopping)]
+        await asyncio.wait({working, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done() and (error := working.exception()) is not None:
+            self._fail(error)
+        for task in (working, *ends):
+            task.cancel()
+        if self.failure is None:
+            await self._leave()
+        else:
+            with contextlib.suppress(TimeoutError):  # the process exits anyway
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await self._leave()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stopping.set()
+
+    async def _work(self) -> None:
+        """Join the group, and update the gauges until cancelled, or until Faust crashes."""
         await self._topics.start(self._fail)
         if self._group is not None:
             await self._group.start(self._assignment.advance, self._fail)
         self.app.finalize()
         await self.app.start()
-
-    async def watch(self) -> None:
-        """Update the gauges, until cancelled or Faust crashes."""
         while not self.app.crashed:
             self._gauges.update(self._assignment.partitions, self._consumer)
             if self._group is not None:
@@ -264,8 +289,7 @@ class Worker:
             await asyncio.sleep(GAUGE_SECONDS)
         self._fail(self.app.crash_reason or RuntimeError("Faust stopped without a reason"))
 
-    async def stop(self) -> None:
-        """Leave the group. Without a failure, every record taken is committed first."""
+    async def _leave(self) -> None:
         await self._topics.stop()
         if self.failure is not None:
             await self._assignment.close()

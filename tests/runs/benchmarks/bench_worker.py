@@ -12,13 +12,14 @@ from typing import Any, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as worker.cli
 
-import worker.stream.process
 import worker.stream.worker
 from tests.runs.benchmarks.job import TABLE, table_vector
 from worker import config
+from worker.commands.shared.service import run_service
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, Embedding
 from worker.embed.pool import EmbeddingPool
+from worker.stream.process import WorkerProcess
 
 
 class TableEmbedder:
@@ -50,7 +51,8 @@ def main() -> NoReturn:
     if os.environ.get("BENCH_VECTORS") == "inline":
         stream: Any = worker.stream.worker
         stream.EmbeddingPool = InlinePool
-    worker.stream.process.main(config.load(), load)
+    settings = config.load()
+    run_service(settings, WorkerProcess(settings, load))
 
 
 if __name__ == "__main__":

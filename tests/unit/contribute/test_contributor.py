@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
+from tests.support.clock import until
 from worker.config import load
 from worker.contribute.contributor import Contributor
 from worker.contribute.registry_client import RegistryClient
@@ -16,12 +17,13 @@ async def test_after_a_rebalance_the_trouble_of_before_is_no_longer_told() -> No
     settings, metrics = load(), ContributeMetrics(CollectorRegistry())
     registry = RegistryClient("http://127.0.0.1:9", None, 1.0, metrics)
     contributor = Contributor(settings, {}, ContributeTopics(settings.accepted_topic, {}), registry, metrics)
-    await contributor.on_partitions_assigned([])
-    assert contributor.not_ready() is None
-    contributor._gateway.trouble = "the registry did not answer"
-    assert contributor.not_ready() == "the registry did not answer"
-    await contributor.on_partitions_revoked([])
-    assert contributor.not_ready() == "waiting for partitions to be assigned"
-    await contributor.on_partitions_assigned([])
-    assert contributor.not_ready() is None
-    await contributor._consumer.stop()
+    member = contributor.member()
+    await member.on_partitions_assigned([])
+    await until(lambda: member.not_ready() is None)
+    contributor.gateway.trouble = "the registry did not answer"
+    assert member.not_ready() == "the registry did not answer"
+    await member.on_partitions_revoked([])
+    assert member.not_ready() == "waiting for partitions to be assigned and restored"
+    await member.on_partitions_assigned([])
+    await until(lambda: member.not_ready() is None)
+    await member._consumer.stop()

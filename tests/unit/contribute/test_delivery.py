@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from tests.support.clock import until
 from tests.support.contribute import accepted_document
 from tests.support.gateway import served
 from tests.support.registry import LocalRegistry, local_registry
@@ -26,13 +27,12 @@ from worker.contribute.delivery import (
     DeniedError,
     Gateway,
     LateWatch,
-    Stop,
-    StoppedError,
     Unanswered,
 )
 from worker.contribute.registry_client import RegistryClient, registry_key
 from worker.contribute.unit import Gate, Refusal, Unit, unit_from
 from worker.core.trace import Limits
+from worker.kafka.member import Stop, StoppedError
 from worker.lab.broker.ports import free_ports
 from worker.lab.registry.app import RegistryOptions
 from worker.lab.registry.faults import FaultKind, Faults
@@ -48,14 +48,6 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "FIRST_PAUSE", 0.02)
     monkeypatch.setattr(pace, "LONGEST_PAUSE", 0.2)
     monkeypatch.setattr(pace, "UNKNOWN_LIMIT", 6000.0)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.02)
 
 
 def unit(number: int = 1, **fields: Any) -> Unit:
@@ -296,13 +288,11 @@ async def test_a_request_that_lands_after_the_look_up_is_counted_and_leaves_one_
         served(hold) as url,
         sender(url, registry.key, timeout_seconds=0.3) as mine,
     ):
-        watching = asyncio.create_task(mine.late.run(mine.stop))
+        watching = asyncio.create_task(mine.late.run())
         result = await mine.deliver(unit())
         assert isinstance(result, Delivered)
         await until(lambda: sample(mine.metrics, "kp_contribute_late_total"))
-        mine.stop.set()
-        with pytest.raises(StoppedError):
-            await watching
+        watching.cancel()
         await held[0]
         state = await registry.state()
     assert state["units"] == {"kp:trace:1": 2}

@@ -22,13 +22,15 @@ from tests.support.gateway import Asked, Gateway, Reply, Rule
 from tests.support.registry import LocalRegistry, local_registry
 from worker.config import load
 from worker.contribute import delivery, pace, partition
-from worker.contribute.delivery import Delivery, DeniedError, LateWatch, StoppedError
+from worker.contribute.delivery import Delivery, DeniedError, LateWatch
 from worker.contribute.delivery import Gateway as Turns
 from worker.contribute.partition import ContributePartition
 from worker.contribute.registry_client import RegistryClient, registry_key
 from worker.contribute.unit import REFUSED, Gate
 from worker.core.records import OutputRecord
 from worker.core.trace import Limits
+from worker.kafka.member import Claim, StoppedError
+from worker.kafka.state.restore import Position
 from worker.lab.registry.app import RegistryOptions
 from worker.lab.registry.store import Tier
 from worker.observe.contribute_metrics import ContributeMetrics
@@ -113,9 +115,9 @@ class Process:
         late = LateWatch(self.turns, self.metrics, 60)
         gate = Gate(frozenset({"network"}), frozenset({"aggregated"}))
         return ContributePartition(
-            tp=TP, consumer=cast("Any", Reader(log, log.committed)), publisher=cast("Any", Writer(log)),
-            delivery=Delivery(self.turns, self.metrics, late, "group"), gateway=self.turns, metrics=self.metrics,
-            gate=gate, limits=limits or Limits(), next_offset=log.committed,
+            Claim(TP, cast("Any", Reader(log, log.committed)), cast("Any", None), Position(log.committed, None)),
+            publisher=cast("Any", Writer(log)), delivery=Delivery(self.turns, self.metrics, late, "group"),
+            gateway=self.turns, metrics=self.metrics, gate=gate, limits=limits or Limits(),
         )  # fmt: skip
 
     def refused(self, reason: str) -> float:
@@ -145,7 +147,7 @@ class Scene:
             yield parts[0]
         finally:
             for part in parts:
-                part.stop.set()
+                part.claim.stop.set()
             for task in tasks:
                 with suppress(StoppedError):
                     await task

@@ -131,7 +131,7 @@ async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedde
     stage = await behind_a_backlog()
     stage.fetch_other()
     stage.take_other()
-    stage.task.flush()
+    stage.task.turn_ended()
     await settle()
     await asyncio.sleep(0.1)
     assert stage.publisher.sizes() == []  # two records of the turn are still in the embedder
@@ -153,7 +153,7 @@ async def test_the_last_batch_of_a_backlog_waits_for_the_embedder_while_others_w
     stage.take(3)
     stage.fetch_other()
     await asyncio.sleep(0.15)  # longer than the linger behind the backlog of others
-    stage.task.flush()
+    stage.task.turn_ended()
     await settle()
     assert stage.publisher.sizes() == []
     for number in (1, 2, 3):
@@ -209,7 +209,7 @@ async def test_an_output_is_committed_when_the_backlog_of_others_ends() -> None:
     await settle()
     assert stage.publisher.sizes() == []
     stage.take_other()
-    stage.task.flush()
+    stage.task.turn_ended()
     await settle()
     assert stage.publisher.sizes() == [1]
     await stage.task.close()

@@ -36,6 +36,7 @@ def assemble(sample: str | None, records: int) -> None:
         from worker.commands.assemble.preview import run_preview
 
         sys.exit(run_preview(settings, sample, records))
-    from worker.assemble.process import main
+    from worker.assemble.process import AssembleProcess
+    from worker.commands.shared.service import run_service
 
-    main(settings)
+    run_service(settings, AssembleProcess(settings))

@@ -118,7 +118,7 @@ def read_as(reading: Reading) -> None:
 
 @contextlib.contextmanager
 def tolerant(max_batch_bytes: int | None = None) -> Iterator[None]:
-    """Let the consumers that are started in this context get faults, in `ConsumerRecord.checksum`.
+    """Let the consumers that are started in this context get faults (`fault_in`).
 
     `max_batch_bytes` None: the bound of all consumers.
     """
@@ -127,6 +127,24 @@ def tolerant(max_batch_bytes: int | None = None) -> Iterator[None]:
         yield
     finally:
         _reading.reset(token)
+
+
+def fault_in(record: ConsumerRecord) -> Fault | None:
+    """Return why a record, or a batch, cannot be read as it is.
+
+    aiokafka's record has no field for that, so our readers put it into `checksum`. Otherwise that is None, or a number
+    where the record was written before Kafka 0.11.
+    """
+    return record.checksum if isinstance(record.checksum, Fault) else None
+
+
+def source_record(record: ConsumerRecord) -> SourceRecord:
+    """Return a consumer's record as ours, without its size."""
+    timestamp = record.timestamp if record.timestamp is not None and record.timestamp >= 0 else None
+    return SourceRecord(
+        record.topic, record.partition, record.offset, timestamp, record.key, record.value, record.headers, 0,
+        fault_in(record),
+    )  # fmt: skip
 
 
 class FetchedBatch:

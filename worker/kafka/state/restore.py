@@ -22,6 +22,7 @@ from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import send_request
 from worker.kafka.cluster.connections import admin_client, committed_reader, running
 from worker.kafka.cluster.describe import topic_id
+from worker.kafka.reading.fetches import fault_in
 from worker.kafka.writing.protocol import FetchOffsets, UnstableOffsetError, fetched_offsets
 
 log = logging.getLogger(__name__)
@@ -272,9 +273,8 @@ async def read_logs(
 
 def fault_of(record: ConsumerRecord) -> Fault | None:
     """Return why a record of the changelog, or a batch, has no key and value; its headers do not matter."""
-    fault = record.checksum
-    lost = isinstance(fault, Fault) and fault.reason in (Reason.UNREADABLE, Reason.BATCH_TOO_LARGE)
-    return fault if lost else None
+    fault = fault_in(record)
+    return fault if fault is not None and fault.reason in (Reason.UNREADABLE, Reason.BATCH_TOO_LARGE) else None
 
 
 def report_skipped(changelog: str, restored: Mapping[int, Restored], model: str) -> None:

@@ -241,6 +241,27 @@ class Publisher(Protocol):
         ...
 
 
+async def fence(producer: Producer, place: str) -> None:
+    """Start a producer, which fences its former owner; that one's transaction ends first, and this may take a while.
+
+    `place` begins the warning: "partition 5".
+    """
+    explanation = asyncio.get_running_loop().call_later(START_PATIENCE_SECONDS, _explain_wait, producer, place)
+    try:
+        await producer.start()
+    finally:
+        explanation.cancel()
+
+
+def _explain_wait(producer: Producer, place: str) -> None:
+    log.warning(
+        "%s: waiting for the transactional id %s for %.0f s: its last transaction does not end, or its "
+        "coordinator does not answer. kafka-transactions.sh describe --transactional-id %s shows both; if its "
+        "state stays PrepareCommit or PrepareAbort, restart the coordinator's broker",
+        place, producer.transactional_id, START_PATIENCE_SECONDS, producer.transactional_id,
+    )  # fmt: skip
+
+
 @dataclass(eq=False, repr=False)
 class ExactlyOncePublisher:
     """One transactional producer for one source partition: a batch is a transaction (transaction.run_transaction)."""
@@ -253,25 +274,12 @@ class ExactlyOncePublisher:
     limit_of: LimitOf = unknown_limit
 
     async def start(self) -> None:
-        """Connect and fence the former owner; its open transaction ends first, and that may take a while."""
-        explanation = asyncio.get_running_loop().call_later(START_PATIENCE_SECONDS, self._explain_wait)
-        try:
-            await self.producer.start()
-        finally:
-            explanation.cancel()
+        """Connect and fence the former owner."""
+        await fence(self.producer, f"partition {self.source.partition}")
 
     def delivery(self) -> str:
         """Return the protocol."""
         return f"exactly_once, {TRANSACTIONS[self.producer.transactions]}"
-
-    def _explain_wait(self) -> None:
-        transactional_id = self.producer.transactional_id
-        log.warning(
-            "partition %d: waiting for the transactional id %s for %.0f s: its last transaction does not end, or its "
-            "coordinator does not answer. kafka-transactions.sh describe --transactional-id %s shows both; if its "
-            "state stays PrepareCommit or PrepareAbort, restart the coordinator's broker",
-            self.source.partition, transactional_id, START_PATIENCE_SECONDS, transactional_id,
-        )  # fmt: skip
 
     async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
         """Publish one transaction; after a refusal, another one instead."""

@@ -1,0 +1,161 @@
+"""Start and end of `run`, `contribute` and `assemble`: HTTP port, preparation, signals, and the exit code.
+
+ 1. listen: metrics and health answer from here on;
+ 2. prepare: check settings and topics, load the model;
+ 3. run the member of the group until SIGTERM, SIGINT or a failure;
+ 4. stop: what is in flight is finished, for at most KP_SHUTDOWN_TIMEOUT_SECONDS;
+ 5. exit.
+
+Exit codes: 0 after a signal, when everything taken is committed. 1 after a failure: a restart continues at the
+committed offsets. 2: the settings or the topics are wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Final, NoReturn, Protocol
+
+from prometheus_client import CollectorRegistry
+
+from worker.config import ConfigError, Settings
+from worker.kafka.cluster.errors import error_text
+from worker.observe import logs
+from worker.observe.http_server import HttpServer, Page
+from worker.version import __version__
+
+log = logging.getLogger(__name__)
+
+LEAVE_SECONDS: Final = 1.0
+"""How long leaving the group may take after KP_SHUTDOWN_TIMEOUT_SECONDS: then others get the partitions at once."""
+
+
+class Member(Protocol):
+    """A member of a consumer group."""
+
+    failure: BaseException | None
+    """The first error."""
+    failed: asyncio.Event
+    """Set with it."""
+
+    async def run(self) -> None:
+        """Work until `stop` is called or something fails, then end what is in flight, and leave the group."""
+        ...
+
+    def stop(self) -> None:
+        """End `run`."""
+        ...
+
+    def stuck(self) -> str | None:
+        """Return what hangs, or None: for liveness."""
+        ...
+
+    def not_ready(self) -> str | None:
+        """Return why nothing gets done, or None: for readiness."""
+        ...
+
+
+class Service(Protocol):
+    """What differs between the processes."""
+
+    name: str
+    """The command's, empty for the worker."""
+    registry: CollectorRegistry
+    """Its metrics."""
+    pages: Mapping[str, Page]
+    """Of its HTTP port, beside metrics and health."""
+    phase: str
+    """What it does before it is a member of its group, for readiness."""
+    finished: str
+    """What is true after a stop, for the log."""
+    unfinished: str
+    """What becomes of uncommitted records, for the log."""
+    wrong: tuple[type[BaseException], ...]
+    """Failures of its member that end it with exit code 2."""
+
+    async def prepare(self, until_end: AsyncExitStack) -> Member:
+        """Return the member, not running; `until_end` closes what it needs until its end. Raises ConfigError."""
+        ...
+
+
+def run_service(settings: Settings, service: Service) -> NoReturn:
+    """Run the service, and exit with its exit code."""
+    logs.configure(settings.log_level, settings.log_format)
+    asyncio.run(_run(settings, service))
+
+
+async def _run(settings: Settings, service: Service) -> NoReturn:
+    code = await _serve(settings, service)
+    logging.shutdown()
+    # Not sys.exit, and within the loop: the end must not wait for a thread, in which a model hangs for example.
+    os._exit(code)
+
+
+async def _serve(settings: Settings, service: Service) -> int:
+    asked_to_stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop.set)
+    member: Member | None = None
+    http = HttpServer(
+        settings.http_host,
+        settings.http_port,
+        service.registry,
+        healthy=lambda: None if member is None else member.stuck(),
+        ready=lambda: service.phase if member is None else member.not_ready(),
+        pages=service.pages,
+    )
+    try:
+        port = await http.start()  # 1
+    except OSError as error:
+        log.error("%s", http.cannot_listen(error))
+        return 2
+    program = f"kp-worker {__version__} {service.name}".rstrip()
+    log.info("%s: metrics and health on http://%s:%d/metrics", program, settings.http_host, port)
+    stop = asyncio.create_task(asked_to_stop.wait())
+    async with AsyncExitStack() as until_end:
+        until_end.push_async_callback(http.stop)
+        preparing = asyncio.create_task(service.prepare(until_end))  # 2
+        await asyncio.wait({preparing, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not preparing.done():
+            preparing.cancel()
+            return 0
+        try:
+            member = preparing.result()
+        except ConfigError as error:
+            log.error("%s", error)
+            return 2
+        return await _run_member(member, service, stop, settings.shutdown_timeout_seconds)
+
+
+async def _run_member(member: Member, service: Service, stop: asyncio.Task[bool], timeout_seconds: float) -> int:
+    running = asyncio.create_task(member.run())  # 3
+    failing = asyncio.create_task(member.failed.wait())
+    await asyncio.wait({running, failing, stop}, return_when=asyncio.FIRST_COMPLETED)
+    failing.cancel()
+    failure = member.failure or (running.exception() if running.done() else None)
+    if failure is None:
+        log.info("stopping: finishing the records taken")
+    elif isinstance(failure, service.wrong):
+        log.error("stopping: %s", failure)
+    else:
+        log.error("stopping: %s; %s", error_text(failure), service.unfinished)
+    member.stop()
+    await asyncio.wait({running}, timeout=timeout_seconds)  # 4
+    if not running.done():
+        if failure is None:
+            log.error("stopping took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; %s", service.unfinished)
+        running.cancel()
+        await asyncio.wait({running}, timeout=LEAVE_SECONDS)
+        return 1
+    late = failure or member.failure or running.exception()
+    if late is None:
+        log.info("stopped: %s", service.finished)
+        return 0
+    if late is not failure:
+        log.error("stopping: %s; %s", error_text(late), service.unfinished)
+    return 2 if isinstance(late, service.wrong) else 1

@@ -1,0 +1,345 @@
+"""A plain member of a consumer group: the life of each partition that it gets, from assignment to revocation.
+
+The guarantee depends on the order of these steps. When partitions are assigned:
+ 1. fence: start each partition's producer. This fences the former owner, and ends its open transaction;
+ 2. read the committed offsets;
+ 3. restore what the job has kept on topics;
+ 4. open: read from the committed offset on, and no sooner;
+ 5. run: poll, work and commit, until the partition is revoked, something fails, or the process stops.
+Then:
+ 6. drain: let what is in flight be committed;
+ 7. close: stop the producers.
+
+Steps 1 to 4 run in a task, because this member's heartbeats must go out meanwhile. Step 6 waits for them: a producer
+that starts late would fence the next owner. The worker takes the same steps on Faust (stream/assignment.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.abc import ConsumerRebalanceListener
+
+from worker.config import Settings
+from worker.core.records import SourceRecord
+from worker.kafka.cluster.connections import connected
+from worker.kafka.cluster.topic_watch import TopicLostError, TopicWatch
+from worker.kafka.reading.fetches import source_record
+from worker.kafka.state.restore import Position, read_positions
+from worker.kafka.writing.producer import Producer
+from worker.kafka.writing.publisher import fence
+
+log = logging.getLogger(__name__)
+
+GAUGE_SECONDS: Final = 1.0
+
+POLL_MS: Final = 500
+"""How long a poll waits for the first record."""
+
+NO_POLL_LIMIT_MS: Final = 2**31 - 1
+"""The work on a batch may take longer than Kafka's limit between two polls; heartbeats show that the process lives."""
+
+Result = TypeVar("Result")
+
+
+class StoppedError(Exception):
+    """The work ends here, because the partition is given up or the process stops."""
+
+
+class Stop:
+    """Says when to stop, and ends all waits then."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Stop."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        return self._event.is_set()
+
+    def check(self) -> None:
+        """Raise StoppedError after `set`."""
+        if self._event.is_set():
+            raise StoppedError
+
+    async def wait(self) -> NoReturn:
+        """Wait for `set`. Raises StoppedError."""
+        await self._event.wait()
+        raise StoppedError
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep. Raises StoppedError at once after `set`."""
+        self.check()
+        if seconds <= 0:
+            return
+        try:
+            await asyncio.wait_for(self._event.wait(), seconds)
+        except TimeoutError:
+            return
+        raise StoppedError
+
+    async def unless_set(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Return the result of some work. Raises StoppedError at once after `set`, and gives the work up."""
+        working, stopping = asyncio.create_task(work), asyncio.create_task(self._event.wait())
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise StoppedError
+            return working.result()
+        finally:
+            working.cancel()
+            stopping.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A partition that this member has, as the work on it gets it (step 4)."""
+
+    tp: TopicPartition
+    consumer: AIOKafkaConsumer
+    producer: Producer
+    """It has started, so the former owner is fenced."""
+    position: Position
+    """Where the work begins."""
+    stop: Stop = field(default_factory=Stop)
+    """Set when the partition is revoked, and when the process ends."""
+
+    async def poll(self, most: int) -> list[SourceRecord]:
+        """Return the next records, at most so many; none where none come for a while. Raises StoppedError."""
+        # During a rebalance getmany waits for its end, which waits for the work to end: so a stop gives it up.
+        found = await self.stop.unless_set(self.consumer.getmany(self.tp, timeout_ms=POLL_MS, max_records=most))
+        return [source_record(record) for record in found.get(self.tp, ())]
+
+
+class Work(Protocol):
+    """The work on one partition."""
+
+    next_offset: int
+    """Behind the last record that is done."""
+    idle: bool
+    """Whether no record is left: what lies between `next_offset` and the end are markers of transactions."""
+
+    async def run(self) -> None:
+        """Do step 5 until the claim's `stop` is set; then do step 6, and raise StoppedError."""
+        ...
+
+
+AnyWork = TypeVar("AnyWork", bound=Work)
+
+
+class Job(Protocol[AnyWork]):
+    """What a member does with its partitions."""
+
+    def transactional_id(self, tp: TopicPartition) -> str:
+        """Return the id of the partition's producer."""
+        ...
+
+    async def restore(self, positions: Mapping[TopicPartition, Position], consumer: AIOKafkaConsumer) -> None:
+        """Do step 3 for the partitions of an assignment."""
+        ...
+
+    def open(self, claim: Claim) -> AnyWork:
+        """Return the work on a partition; none of it is done yet."""
+        ...
+
+    def problem(self, works: Collection[AnyWork]) -> str | None:
+        """Return why nothing gets done although partitions are open, or None: for readiness."""
+        ...
+
+    def measure(self, tp: TopicPartition, work: AnyWork, lag: int | None) -> None:
+        """Update the gauges of a partition. `lag`: records to its end; None: not known yet."""
+        ...
+
+    def closed(self, tps: Collection[TopicPartition]) -> None:
+        """Forget what belongs to partitions that are closed."""
+        ...
+
+
+class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]  # aiokafka is untyped
+    """One process's share of the topics. `failed` is set with the first error, `failure`.
+
+    `drain_seconds`: how long the group waits for step 6. `watch`: the topics without which the work cannot go on.
+    `set_ready` takes 1 or 0, the gauge of readiness.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: Mapping[str, Any],
+        job: Job[AnyWork],
+        *,
+        group: str,
+        topics: Collection[str],
+        drain_seconds: float,
+        watch: TopicWatch,
+        set_ready: Callable[[float], None],
+    ) -> None:
+        self.failure: BaseException | None = None
+        self.failed = asyncio.Event()
+        self._settings = settings
+        self._client = client
+        self._job = job
+        self._group = group
+        self._topics = sorted(topics)
+        self._watch = watch
+        self._set_ready = set_ready
+        self._stop = Stop()
+        self._opening: asyncio.Task[None] | None = None
+        self._closing = self._opened = False
+        self._producers: list[Producer] = []
+        self._claims: list[Claim] = []
+        self._works: dict[TopicPartition, AnyWork] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._consumer = AIOKafkaConsumer(
+            **client,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            session_timeout_ms=round(settings.session_timeout_seconds * 1000),
+            heartbeat_interval_ms=round(settings.session_timeout_seconds * 1000 / 5),
+            rebalance_timeout_ms=round(drain_seconds * 1000),
+            max_poll_interval_ms=NO_POLL_LIMIT_MS,
+        )
+
+    # -- health
+
+    def stuck(self) -> str | None:
+        """Return None: the process is alive as long as it answers."""
+        return None
+
+    def not_ready(self) -> str | None:
+        """Return why nothing gets done, or None: for readiness."""
+        if self.failure is not None:
+            lost = isinstance(self.failure, TopicLostError)  # other messages may quote a record
+            return f"failed: {self.failure if lost else type(self.failure).__name__}"
+        if self._watch.problem is not None:
+            return self._watch.problem
+        if not self._opened:
+            return "waiting for partitions to be assigned and restored"
+        return self._job.problem(self._works.values())
+
+    # -- start and stop
+
+    async def run(self) -> None:
+        """Work until `stop` is called or something fails; then drain and close the partitions, and leave the group."""
+        async with connected(self._settings, self._client, self._consumer, tolerant=True):
+            try:
+                await self._watch.start(self._fail)
+                self._consumer.subscribe(self._topics, listener=self)
+                while True:
+                    self._update_gauges()
+                    await self._stop.sleep(GAUGE_SECONDS)
+            except StoppedError:
+                pass
+            finally:
+                await self._watch.stop()
+                await self._close()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stop.set()
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = self._watch.explain(error)
+            self.failed.set()
+            self._stop.set()
+
+    def _update_gauges(self) -> None:
+        for tp, work in self._works.items():
+            end = self._consumer.last_stable_offset(tp)
+            lag = None if end is None else 0 if work.idle else max(0, end - work.next_offset)
+            self._job.measure(tp, work, lag)
+        self._set_ready(self.not_ready() is None)
+
+    # -- rebalances
+
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        """Take over the partitions of a new assignment (1 to 5)."""
+        await self._close()
+        if not self._stop.is_set():
+            self._closing = False
+            self._opening = asyncio.create_task(self._open_or_fail(sorted(assigned)))
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        """Give all partitions up (6, 7), before another member gets them."""
+        await self._close()
+
+    async def _open_or_fail(self, assigned: Sequence[TopicPartition]) -> None:
+        try:
+            await self._open(assigned)
+        except Exception as error:
+            self._fail(error)
+
+    async def _open(self, assigned: Sequence[TopicPartition]) -> None:
+        producers = {tp: self._producer(tp) for tp in assigned}
+        self._producers = list(producers.values())
+        await asyncio.gather(*(fence(each, f"{tp.topic}/{tp.partition}") for tp, each in producers.items()))  # 1
+        positions = await self._read_offsets(assigned)  # 2
+        await self._job.restore(positions, self._consumer)  # 3
+        if self._closing:
+            return
+        for tp, position in positions.items():
+            self._consumer.seek(tp, position.offset)
+            claim = Claim(tp, self._consumer, producers[tp], position)
+            self._claims.append(claim)
+            self._works[tp] = self._job.open(claim)  # 4
+            self._tasks.append(asyncio.create_task(self._run(self._works[tp])))  # 5
+        self._opened = True
+        log.info("assigned %s", ", ".join(f"{tp.topic}/{tp.partition}" for tp in assigned) or "no partition")
+
+    def _producer(self, tp: TopicPartition) -> Producer:
+        return Producer(
+            self._client,
+            self._job.transactional_id(tp),
+            self._settings.transaction_timeout_seconds,
+            owns=lambda: tp in self._consumer.assignment(),
+        )
+
+    async def _read_offsets(self, assigned: Sequence[TopicPartition]) -> dict[TopicPartition, Position]:
+        timeout = self._settings.transaction_timeout_seconds
+        found: dict[TopicPartition, Position] = {}
+        for topic in sorted({tp.topic for tp in assigned}):
+            numbers = [tp.partition for tp in assigned if tp.topic == topic]
+            positions = await read_positions(self._client, self._group, topic, numbers, timeout)
+            for number, position in positions.items():
+                found[TopicPartition(topic, number)] = position
+                if position.lost:
+                    log.error(
+                        "%s/%d: %d records were deleted by retention before they were read",
+                        topic, number, position.lost,
+                    )  # fmt: skip
+        return found
+
+    async def _run(self, work: AnyWork) -> None:
+        try:
+            await work.run()
+        except StoppedError:
+            pass
+        except Exception as error:
+            self._fail(error)
+
+    async def _close(self) -> None:
+        self._closing, self._opened = True, False
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            await opening
+        works, claims, tasks, producers = self._works, self._claims, self._tasks, self._producers
+        self._works, self._claims, self._tasks, self._producers = {}, [], [], []
+        for claim in claims:
+            claim.stop.set()
+        await asyncio.gather(*tasks)  # 6
+        for producer in producers:
+            with contextlib.suppress(Exception):  # fenced, or the broker is gone: the committed work is committed
+                await producer.stop()  # 7
+        self._job.closed(works.keys())
