@@ -38,7 +38,7 @@ from tests.support.registry import RegistryProcess
 from tests.support.stage import origin
 from worker.core.trace import Reason
 from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.shipments import OutputTopic, Shipment
+from worker.kafka.writing.rows import OutputTopic, PartitionRows
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(600)
@@ -285,7 +285,7 @@ async def test_a_former_owner_s_new_epoch_fences_a_successor_only_in_a_transacti
     async with contextlib.AsyncExitStack() as stack:
         kafka = stack.enter_context(EmbeddedKafka(features=features))
         await create_topics_async(kafka.bootstrap_servers, {"out": (1, {})})
-        shipment = Shipment(OutputTopic("out", 1, 1 << 20), 0, [(b"k", b"v", None, [])])
+        part = PartitionRows(OutputTopic("out", 1, 1 << 20), 0, [(b"k", b"v", None, [])])
 
         async def producer(name: str, *, owns: bool = True) -> Producer:
             started = Producer({"bootstrap_servers": kafka.bootstrap_servers}, name, 30, owns=lambda: owns)
@@ -298,7 +298,7 @@ async def test_a_former_owner_s_new_epoch_fences_a_successor_only_in_a_transacti
             """Return a producer that has ended a transaction, and asks for the next epoch as soon as it may."""
             former = await producer(name, owns=owns)
             await former.begin()
-            await former.send([shipment])
+            await former.send([part])
             former._late = True  # something was not answered
             former._known = False  # and the transaction's end was
             return former
@@ -308,12 +308,12 @@ async def test_a_former_owner_s_new_epoch_fences_a_successor_only_in_a_transacti
         with pytest.raises(ProducerFenced):
             await former.commit()
         async with successor.transaction():
-            await successor.send([shipment])
+            await successor.send([part])
 
         former = await former_owner("busy")
         successor = await producer("busy")
         await successor.begin()
-        await successor.send([shipment])
+        await successor.send([part])
         with pytest.raises(ProducerFenced):
             await former.commit()
         with pytest.raises(ProducerFenced):
@@ -322,7 +322,7 @@ async def test_a_former_owner_s_new_epoch_fences_a_successor_only_in_a_transacti
         former = await former_owner("known", owns=False)
         successor = await producer("known")
         await successor.begin()
-        await successor.send([shipment])
+        await successor.send([part])
         with pytest.raises(ProducerFenced, match="another worker's by now"):
             await former.commit()
         await successor.commit()

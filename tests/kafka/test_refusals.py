@@ -18,8 +18,8 @@ from worker.kafka.cluster.describe import current_limit
 from worker.kafka.writing import producer as producers
 from worker.kafka.writing.producer import DoubtfulRefusalError, Producer
 from worker.kafka.writing.protocol import ProduceV1, ProduceV2
-from worker.kafka.writing.publisher import AtLeastOncePublisher, Batch, ExactlyOncePublisher
-from worker.kafka.writing.shipments import OutputTopic
+from worker.kafka.writing.publisher import AtLeastOncePublisher, Commit, ExactlyOncePublisher
+from worker.kafka.writing.rows import OutputTopic
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = [
@@ -70,7 +70,7 @@ class Stage:
         producer = Producer({"bootstrap_servers": self.bootstrap}, None, 60, cluster=brokers)
         return AtLeastOncePublisher(producer, source, self.topics, self.changelog, commit, 60)
 
-    def batch(self, count: int, refused: Callable[[int], bool], size: int = 100) -> Batch:
+    def batch(self, count: int, refused: Callable[[int], bool], size: int = 100) -> Commit:
         """Return a batch of accepted outputs, some of them with a time that the topic refuses."""
         now = int(time.time() * 1000)
         outputs, records = [], []
@@ -83,7 +83,7 @@ class Stage:
             records.append(SourceRecord(self.name, 0, n, moment, b"k%d" % n, value))
         entries = [(b"%d" % n, b"entry") for n in range(self.offset, self.offset + count)]
         self.offset += count
-        return Batch(outputs, entries, self.offset, None, records)
+        return Commit(outputs, entries, self.offset, None, records)
 
     async def numbers(self, kind: str, count: int = 0) -> list[int]:
         """Return the records, so many if they come: a transaction's markers follow its commit, and readers wait."""

@@ -25,7 +25,7 @@ from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
 from worker.core.trace import parse_trace
 from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.shipments import OutputTopic, Shipment
+from worker.kafka.writing.rows import OutputTopic, PartitionRows
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PARTITIONS: Final = 2
@@ -109,7 +109,7 @@ async def _filled(kafka: EmbeddedKafka, seed: int, traces: int, special: Sequenc
                     commits.pop(producer, None)
                 else:
                     value = rows.pop(0) if commits[producer] else scored(rng, "kp:trace:never")
-                    await producer.send([Shipment(topic, partition, [(b"agent", value, None, [])])])
+                    await producer.send([PartitionRows(topic, partition, [(b"agent", value, None, [])])])
                     if commits[producer]:
                         result.note(value)
     finally:

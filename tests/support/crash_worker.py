@@ -41,7 +41,7 @@ from worker.embed.embedder import OBJECTIVE_TOKENS, Embedder, Embedding
 from worker.embed.load import load_configured
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.protocol import Offsets
-from worker.kafka.writing.shipments import RefusedBatch, Shipment
+from worker.kafka.writing.rows import PartitionRows, RefusedBatch
 from worker.stream.evaluator import Evaluator
 from worker.stream.faust_consumer import KpConsumer
 from worker.stream.process import WorkerProcess
@@ -164,14 +164,14 @@ class SteppedProducer(Producer):
         await super().begin()
         PLAN.passing("after_begin")
 
-    async def send(self, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[RefusedBatch]]]:
+    async def send(self, parts: Sequence[PartitionRows]) -> list[tuple[PartitionRows, list[RefusedBatch]]]:
         """Send the records of all topics; when it is planned, crash between the first topic's and the others'."""
-        refused: list[tuple[Shipment, list[RefusedBatch]]] = []
+        refused: list[tuple[PartitionRows, list[RefusedBatch]]] = []
         if PLAN.is_next("mid_sends"):
-            refused += await super().send(shipments[:1])
+            refused += await super().send(parts[:1])
             PLAN.crash()
-            shipments = shipments[1:]
-        refused += await super().send(shipments)
+            parts = parts[1:]
+        refused += await super().send(parts)
         if _SEARCHES:  # of this partition or another: all the same for a crash
             PLAN.passing("searching")
         return refused

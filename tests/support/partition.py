@@ -26,7 +26,7 @@ from worker.core.scoring import ScoredTrace
 from worker.core.trace import DEFAULT_LIMITS, InvalidTrace, Limits
 from worker.embed.embedder import Embedding
 from worker.kafka.reading.budget import Share
-from worker.kafka.writing.publisher import Batch
+from worker.kafka.writing.publisher import Commit
 from worker.observe.metrics import Metrics
 from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
 from worker.stream.fetch_buffer import FetchBuffer
@@ -66,8 +66,8 @@ class ManualPublisher:
     """Records the batches; holds each commit while `gate` is closed, fails with `error`."""
 
     def __init__(self) -> None:
-        self.begun: list[Batch] = []
-        self.committed: list[Batch] = []
+        self.begun: list[Commit] = []
+        self.committed: list[Commit] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None
@@ -80,7 +80,7 @@ class ManualPublisher:
     def delivery(self) -> str:
         return "by hand"
 
-    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+    async def publish(self, batch: Commit) -> Mapping[int, InvalidTrace]:
         self.begun.append(batch)
         await self.gate.wait()
         if self.error is not None:

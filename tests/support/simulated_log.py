@@ -18,7 +18,7 @@ from worker.core.forgetting import FORGOTTEN_PREFIX
 from worker.core.passes import MARKER_KEY, Found, committed_from
 from worker.core.records import OutputRecord, SourceRecord
 from worker.embed.embedder import Embedding
-from worker.kafka.writing.publisher import Batch, offset_metadata
+from worker.kafka.writing.publisher import Commit, offset_metadata
 from worker.stream.partition import Partition
 
 DIMENSIONS = 6
@@ -77,12 +77,12 @@ class Topics:
         self.offset = 0
         self.metadata: str | None = None  # None: no offset is committed
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: Commit) -> None:
         """Make a whole transaction visible."""
         self.write(batch)
         self.commit_offset(batch)
 
-    def write(self, batch: Batch, count: int | None = None) -> None:
+    def write(self, batch: Commit, count: int | None = None) -> None:
         """Make the first `count` records of a batch visible, entries first, all without a count."""
         for key, value in batch.entries[:count]:
             self.append(key, value)
@@ -92,7 +92,7 @@ class Topics:
     def append(self, key: bytes, value: bytes | None) -> None:
         self.log.append((self.log[-1][0] + 1 if self.log else 0, key, value))
 
-    def commit_offset(self, batch: Batch) -> None:
+    def commit_offset(self, batch: Commit) -> None:
         self.offset = batch.next_offset
         self.metadata = offset_metadata(batch)
 
@@ -153,7 +153,7 @@ class SimulatedPublisher:
     async def stop(self) -> None:
         pass
 
-    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+    async def publish(self, batch: Commit) -> Mapping[int, InvalidTrace]:
         fate = self.rng.random()
         await self._pause()
         if fate < self.failing:

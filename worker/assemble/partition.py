@@ -13,7 +13,7 @@ from worker.assemble.steps import Assembling, Outcome, Reading, Spreading
 from worker.core.passes import Pass
 from worker.core.records import ASSEMBLED, SourceRecord
 from worker.kafka.member import Claim
-from worker.kafka.writing.publisher import Batch, ExactlyOncePublisher
+from worker.kafka.writing.publisher import Commit, ExactlyOncePublisher
 from worker.observe.assemble_metrics import AssembleMetrics
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class AssemblePartition:
                 return
 
     async def _publish(self, outcome: Outcome) -> None:
-        batch = Batch(
+        batch = Commit(
             outputs=outcome.outputs,
             entries=list(outcome.rows.items()),
             next_offset=self.next_offset,

@@ -23,7 +23,7 @@ from worker.kafka.cluster.topic_plan import (
     look_at,
 )
 from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create, create_missing
-from worker.kafka.writing.shipments import OutputTopic
+from worker.kafka.writing.rows import OutputTopic
 
 SPANS_CONFIG: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",

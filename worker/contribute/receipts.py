@@ -20,7 +20,7 @@ from worker.core.documents import fit_dead_letter, fits
 from worker.core.records import OutputRecord
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.writing.producer import Producer, PublishError
-from worker.kafka.writing.shipments import OutputTopic, Shipment, TopicRefusedError
+from worker.kafka.writing.rows import OutputTopic, PartitionRows, TopicRefusedError
 from worker.kafka.writing.transaction import look_again, run_transaction
 
 MAX_DUE: Final = 50
@@ -74,20 +74,20 @@ class _Receipts:
                 small[topic.name] = topic
         return list(small.values())
 
-    def shipments(self) -> list[Shipment]:
+    def partition_rows(self) -> list[PartitionRows]:
         """Return what to send; a refused trace is cut to what its topic takes."""
-        by_kind: dict[str, Shipment] = {}
+        by_kind: dict[str, PartitionRows] = {}
         for output in self.outputs:
             topic = self.topics[output.kind]
             fitted = fit_dead_letter(output, topic.max_bytes) if output.kind == REFUSED else output
-            shipment = by_kind.setdefault(output.kind, Shipment(topic, self.partition % topic.partitions))
-            shipment.rows.append((fitted.key, fitted.value, fitted.timestamp_ms, fitted.headers))
+            part = by_kind.setdefault(output.kind, PartitionRows(topic, self.partition % topic.partitions))
+            part.rows.append((fitted.key, fitted.value, fitted.timestamp_ms, fitted.headers))
         return list(by_kind.values())
 
-    def replace(self, shipment: Shipment, refused: Mapping[int, TopicRefusedError]) -> None:
+    def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
         """Raise PublishError: nothing can stand for a receipt."""
         for error in refused.values():
-            where = f"topic {shipment.topic.name}"
+            where = f"topic {part.topic.name}"
             raise PublishError(f"{where} refuses a record: {error.name}; {error.advice}") from error
 
 

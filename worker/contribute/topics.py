@@ -15,7 +15,7 @@ from worker.contribute.unit import CONTRIBUTED, REFUSED
 from worker.kafka.cluster.connections import CONNECT_SECONDS, prepare_patiently
 from worker.kafka.cluster.topic_plan import DEAD_LETTER_OVERHEAD, MissingTopicsError, Observed, TopicPlan, look_at
 from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
-from worker.kafka.writing.shipments import OutputTopic
+from worker.kafka.writing.rows import OutputTopic
 
 log = logging.getLogger(__name__)
 

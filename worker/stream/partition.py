@@ -263,7 +263,7 @@ class Partition:
         confirm = self._context.confirm_topic
         if confirm is not None and any(pending.is_request() for pending in batch):
             await confirm(self.state.topic_id)  # not before: the id must be asked for after the records were fetched
-        replaced = await self._publisher.publish(self.state.batch(batch))
+        replaced = await self._publisher.publish(self.state.commit(batch))
         for position, error in replaced.items():
             self._evaluator.dead_letter(batch[position], error)
         self._publishing = []

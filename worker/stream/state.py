@@ -18,7 +18,7 @@ from worker.core.trace import InvalidTrace, Reason, ReasoningTrace
 from worker.core.track_record import RECORD_PREFIX, Change, encode_row
 from worker.core.verdicts import Ruling, Verdict, issued_ms
 from worker.embed.embedder import Embedding
-from worker.kafka.writing.publisher import Batch
+from worker.kafka.writing.publisher import Commit
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -144,8 +144,8 @@ class PartitionState:
         used = track.standing(verdict.agent_id, verdict.task_domain).used
         return Ruling(verdict, changes is not None, used), changes or ()
 
-    def batch(self, decided: Sequence[Pending]) -> Batch:
-        """Return the batch to publish for these records, the partition's next in offset order."""
+    def commit(self, decided: Sequence[Pending]) -> Commit:
+        """Return what to commit for these records, the partition's next in offset order."""
         entries: list[Row | Change] = []
         newest = None
         for each in decided:
@@ -160,7 +160,7 @@ class PartitionState:
                 entries += each.changes
 
         next_offset = decided[-1].record.offset + 1
-        return Batch(
+        return Commit(
             outputs=[each.output for each in decided],
             entries=self._housekeeping.rows(_encoded(entries), newest, next_offset),
             next_offset=next_offset,

@@ -32,7 +32,7 @@ from worker.core.passes import MARKER_KEY, Found
 from worker.core.records import SourceRecord
 from worker.core.scorer import cached_id, event_time_ms
 from worker.core.trace import DEFAULT_LIMITS, Limits
-from worker.kafka.writing.publisher import Batch
+from worker.kafka.writing.publisher import Commit
 from worker.stream import partition
 from worker.stream.partition import Partition
 from worker.stream.state import PartitionState
@@ -51,7 +51,7 @@ class CoreWorker:
         self.embedder = embedder
         self.limits = limits
         self.capacity = plan.capacity
-        self.waiting: list[tuple[Batch, int | None]] = []  # with the sequence
+        self.waiting: list[tuple[Commit, int | None]] = []  # with the sequence
 
     def handle(self, record: SourceRecord) -> None:
         entries: list[tuple[bytes, bytes | None]] = []
@@ -87,14 +87,14 @@ class CoreWorker:
             entries.append((changelog.slot_key(sequence, self.capacity, number), value))
         except InvalidTrace as error:
             output = dead_letter(record, error)
-        self.waiting.append((Batch([output], entries, record.offset + 1, self.scorer.stream_time_ms), sequence))
+        self.waiting.append((Commit([output], entries, record.offset + 1, self.scorer.stream_time_ms), sequence))
 
-    def next_batch(self, size: int) -> Batch:
+    def next_batch(self, size: int) -> Commit:
         parts, self.waiting = self.waiting[:size], self.waiting[size:]
         last = parts[-1][0]
         newest = max((sequence for _, sequence in parts if sequence is not None), default=None)
         entries = [entry for part, _ in parts for entry in part.entries]
-        return Batch(
+        return Commit(
             [output for part, _ in parts for output in part.outputs],
             self.restored.housekeeping.rows(entries, newest, last.next_offset),
             last.next_offset,
@@ -227,13 +227,13 @@ class Past:
         must = [entry for entry in self.entries[-capacity:] if entry not in self.may_be_gone]
         assert must == restored[len(restored) - len(must) :]
 
-    def written(self, found: Restored, batch: Batch, slots: int) -> None:
+    def written(self, found: Restored, batch: Commit, slots: int) -> None:
         """Take note of what may go with these rows, committed or not: what is `slots` behind the newest."""
         newest = [entry.sequence for entry in found.entries]
         newest += [sequence for _, value in batch.entries if (sequence := _sequence(value)) is not None]
         self.may_be_gone.update(entry for entry in self.entries if entry[1] <= max(newest, default=0) - slots)
 
-    def committed(self, batch: Batch) -> None:
+    def committed(self, batch: Commit) -> None:
         for key, value in batch.entries:
             if value is not None and key != MARKER_KEY:
                 entry = changelog.decode(value)
@@ -251,7 +251,7 @@ def _sequence(value: bytes | None) -> int | None:
 class OldWorker(CoreWorker):
     """As 0.1.0: its entries know no pass, its keys are bare slots, its metadata is kp1; it takes nothing away."""
 
-    def next_batch(self, size: int) -> Batch:
+    def next_batch(self, size: int) -> Commit:
         batch = super().next_batch(size)
         slots = self.capacity + changelog.SLACK
         rows: list[tuple[bytes, bytes | None]] = []
@@ -259,7 +259,7 @@ class OldWorker(CoreWorker):
             if value is not None and key != MARKER_KEY:
                 row = msgspec.msgpack.decode(value)[:7]
                 rows.append((b"%d" % (row[1] % slots), msgspec.msgpack.encode(row)))
-        return Batch(batch.outputs, rows, batch.next_offset, batch.stream_time_ms, source_pass=batch.source_pass)
+        return Commit(batch.outputs, rows, batch.next_offset, batch.stream_time_ms, source_pass=batch.source_pass)
 
 
 class World:

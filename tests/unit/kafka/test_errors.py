@@ -8,7 +8,7 @@ import pytest
 from aiokafka import errors as kafka
 
 from worker.kafka.cluster.errors import HungUpError, error_text, is_final, remedy
-from worker.kafka.writing.shipments import TopicRefusedError
+from worker.kafka.writing.rows import TopicRefusedError
 
 
 def tls_error(kind: type[ssl.SSLError], **attributes: object) -> ssl.SSLError:

@@ -18,7 +18,7 @@ from tests.support.broker_model import REFUSED, BrokerModel, ModelCluster, Netwo
 from worker.kafka.writing import producer as producer_module
 from worker.kafka.writing import protocol as requests
 from worker.kafka.writing.producer import AbortableError, Producer, PublishError
-from worker.kafka.writing.shipments import OutputTopic, Row, Shipment
+from worker.kafka.writing.rows import OutputTopic, PartitionRows, Row
 
 GROUP = "group"
 SOURCE = TopicPartition("source", 0)
@@ -113,7 +113,7 @@ class Run:
                     self.crash()
                     batch = range(offset, end)
                     found = await producer.send(
-                        [Shipment(CACHE, 0, rows(batch)), Shipment(OUT, 0, rows(batch, refused))]
+                        [PartitionRows(CACHE, 0, rows(batch)), PartitionRows(OUT, 0, rows(batch, refused))]
                     )
                     if found:
                         refused = False

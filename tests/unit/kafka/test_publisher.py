@@ -20,11 +20,11 @@ from worker.kafka.writing import transaction as transaction_module
 from worker.kafka.writing.producer import INVALID_TXN_STATE, Producer, PublishError
 from worker.kafka.writing.publisher import (
     AtLeastOncePublisher,
-    Batch,
+    Commit,
     ExactlyOncePublisher,
     offset_metadata,
 )
-from worker.kafka.writing.shipments import OutputTopic
+from worker.kafka.writing.rows import OutputTopic
 
 SOURCE = TopicPartition("traces", 5)
 TOPICS = {
@@ -39,7 +39,7 @@ def output(kind: str, value: bytes = b"v") -> OutputRecord:
     return OutputRecord(kind, b"k", value, [("h", b"1")], 77)
 
 
-BATCH = Batch(
+BATCH = Commit(
     [output("accepted"), output("dead_letter"), output("rejected")],
     [(b"0", b"e0"), (b"1", b"e1")],
     42,
@@ -261,7 +261,7 @@ async def test_records_of_a_topic_keep_their_order_over_several_batches(
     monkeypatch.setattr(producer_module, "MAX_BATCH_BYTES", 100)
     publisher, cluster = exactly_once
     outputs = [output(kind, b"%d" % i) for i, kind in enumerate(["accepted", "dead_letter", "accepted"] * 30)]
-    await publisher.publish(Batch(outputs, [], 1, None))
+    await publisher.publish(Commit(outputs, [], 1, None))
     assert cluster.asked.count("Produce") > 15
     values = {name: [int(value) for _, value, _ in records] for name, records in cluster.visible().items()}
     assert values == {
@@ -278,7 +278,7 @@ async def test_a_scored_output_that_its_topic_cannot_take_is_a_dead_letter_in_it
     publisher, cluster = exactly_once
     large = b"x" * 5000
     outputs = [output("accepted"), output("accepted", large), output("dead_letter", large), output("accepted")]
-    replaced = await publisher.publish(Batch(outputs, [(b"0", b"e0")], 1, None, records_of(outputs)))
+    replaced = await publisher.publish(Commit(outputs, [(b"0", b"e0")], 1, None, records_of(outputs)))
     assert {position: error.reason for position, error in replaced.items()} == {1: Reason.TOO_LARGE}
     assert "topic traces.accepted accepts 1000" in replaced[1].message
     sent = cluster.visible()
@@ -321,7 +321,7 @@ async def test_a_limit_that_was_raised_is_found_before_an_output_is_replaced(
             publisher = AtLeastOncePublisher(producer, SOURCE, topics, CACHE, commit, 30.0, limit_of)
         await publisher.start()
         outputs = [output("accepted", b"x" * 5000), output("dead_letter", b"x" * 5000), output("accepted")]
-        replaced = await publisher.publish(Batch(outputs, [], 1, None, records_of(outputs)))
+        replaced = await publisher.publish(Commit(outputs, [], 1, None, records_of(outputs)))
         letters = cluster.visible().get("traces.dead-letter-0", [])
         return [str(error.reason) for error in replaced.values()], [len(value) for _, value, _ in letters]
 
@@ -350,7 +350,7 @@ def reasons(letters: list[Any]) -> list[str | None]:
 async def test_what_a_topic_refuses_is_a_dead_letter_in_the_next_transaction(exactly_once: Pair) -> None:
     publisher, cluster = exactly_once
     outputs = [output("accepted"), output("accepted", REFUSED), output("rejected")]
-    replaced = await publisher.publish(Batch(outputs, [(b"0", b"e0")], 3, None, records_of(outputs)))
+    replaced = await publisher.publish(Commit(outputs, [(b"0", b"e0")], 3, None, records_of(outputs)))
     assert {position: error.reason for position, error in replaced.items()} == {1: Reason.REFUSED_BY_TOPIC}
     assert [name for name in cluster.asked if "EndTxn" in name] == ["EndTxn(abort)", "EndTxn(commit)"]
     sent = cluster.visible()
@@ -364,7 +364,7 @@ async def test_a_refusal_after_a_lost_answer_is_found_again_in_a_new_epoch(exact
     publisher, cluster = exactly_once
     outputs = [output("accepted"), output("accepted", REFUSED)]
     cluster.errors["Produce"] = UnansweredError("the connection was closed")
-    publishing = asyncio.create_task(publisher.publish(Batch(outputs, [], 2, None, records_of(outputs))))
+    publishing = asyncio.create_task(publisher.publish(Commit(outputs, [], 2, None, records_of(outputs))))
     await asyncio.sleep(0.03)
     cluster.errors.clear()
     await publishing
@@ -379,7 +379,7 @@ async def test_a_refusal_after_a_lost_answer_is_found_again_in_a_new_epoch(exact
 
 @pytest.mark.parametrize("stream_time_ms", [None, 0, -1, 1_776_153_600_000, -62_135_596_800_000])
 def test_the_stream_time_comes_back_from_the_metadata(stream_time_ms: int | None) -> None:
-    metadata = offset_metadata(Batch([], [], 1, stream_time_ms))
+    metadata = offset_metadata(Commit([], [], 1, stream_time_ms))
     committed = committed_from(metadata)
     assert committed is not None
     assert committed.stream_time_ms == stream_time_ms

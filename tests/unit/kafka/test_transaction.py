@@ -11,7 +11,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.broker_model import ABORTABLE, REFUSED, FailingCluster
 from worker.kafka.writing.producer import Producer, PublishError
-from worker.kafka.writing.shipments import OutputTopic, Shipment, TopicRefusedError
+from worker.kafka.writing.rows import OutputTopic, PartitionRows, TopicRefusedError
 from worker.kafka.writing.transaction import MAX_ROUNDS, run_transaction, unknown_limit
 
 SOURCE = TopicPartition("source", 0)
@@ -27,11 +27,11 @@ class Values:
         self.refused: list[bytes] = []
         self.topic = OutputTopic("out", 1, 1 << 20)
 
-    def shipments(self) -> list[Shipment]:
+    def partition_rows(self) -> list[PartitionRows]:
         rows = [(b"k", value, None, []) for value in self.values]
-        return [Shipment(self.topic, 0, rows)] if rows else []
+        return [PartitionRows(self.topic, 0, rows)] if rows else []
 
-    def replace(self, shipment: Shipment, refused: Mapping[int, TopicRefusedError]) -> None:
+    def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
         self.refused += [self.values[number] for number in refused]
         if self.leaves_out:
             self.values = [value for number, value in enumerate(self.values) if number not in refused]
@@ -121,8 +121,8 @@ async def test_contents_that_keep_what_is_refused_are_given_up(model: FailingClu
 
 async def test_an_error_of_the_contents_aborts_and_is_raised(model: FailingCluster) -> None:
     class Strict(Values):
-        def replace(self, shipment: Shipment, refused: Mapping[int, TopicRefusedError]) -> None:
-            raise PublishError(f"topic {shipment.topic.name} refuses a record: {refused[1].name}")
+        def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
+            raise PublishError(f"topic {part.topic.name} refuses a record: {refused[1].name}")
 
     with pytest.raises(PublishError, match=r"^topic out refuses a record: INVALID_TIMESTAMP$"):
         await run_transaction(await started(model), Strict(b"a", REFUSED), unknown_limit, offsets=OFFSETS)

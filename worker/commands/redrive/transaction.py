@@ -16,7 +16,7 @@ from worker.core.records import exact_size
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.reading.dead_letters import REDRIVE_COUNT, REDRIVEN_FROM, DeadLetter
 from worker.kafka.writing.producer import Producer, PublishError
-from worker.kafka.writing.shipments import OutputTopic, Row, Shipment, TopicRefusedError
+from worker.kafka.writing.rows import OutputTopic, PartitionRows, Row, TopicRefusedError
 from worker.kafka.writing.transaction import run_transaction
 
 
@@ -84,26 +84,26 @@ class _Redriven:
         self._marks = marks
         self._progress = progress
 
-    def shipments(self) -> list[Shipment]:
+    def partition_rows(self) -> list[PartitionRows]:
         """Return marks and records; none if no record is left."""
-        marks = Shipment(self._marks, 0)
-        by_partition: dict[tuple[str, int], Shipment] = {}
+        marks = PartitionRows(self._marks, 0)
+        by_partition: dict[tuple[str, int], PartitionRows] = {}
         for position, record in self.left.items():
             marks.rows.append((mark_of(record.letter), record.letter.place.encode(), None, []))
-            shipment = by_partition.setdefault(
-                (record.topic.name, record.partition), Shipment(record.topic, record.partition)
+            part = by_partition.setdefault(
+                (record.topic.name, record.partition), PartitionRows(record.topic, record.partition)
             )
-            shipment.rows.append(record.row)
-            shipment.positions.append(position)
+            part.rows.append(record.row)
+            part.positions.append(position)
         return [marks, *by_partition.values()] if self.left else []
 
-    def replace(self, shipment: Shipment, refused: Mapping[int, TopicRefusedError]) -> None:
+    def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
         """Leave the refused records out, and report them. Raises PublishError for a mark."""
         for number, error in refused.items():
-            if not shipment.positions:
-                topic = shipment.topic.name
+            if not part.positions:
+                topic = part.topic.name
                 raise PublishError(f"topic {topic} refuses a marker: {error.name}; {error.advice}") from error
-            record = self.left.pop(shipment.positions[number])
+            record = self.left.pop(part.positions[number])
             with self._progress.refusing(record.letter):
                 raise RefusedError(
                     f"topic {record.topic.name} refuses it: {error.name} ({error.words}); {error.advice}"

@@ -32,7 +32,7 @@ from worker.kafka.cluster.topic_plan import (
     problems,
 )
 from worker.kafka.cluster.writers import REMEDY, other_groups_if_known
-from worker.kafka.writing.shipments import OutputTopic
+from worker.kafka.writing.rows import OutputTopic
 
 log = logging.getLogger(__name__)
 

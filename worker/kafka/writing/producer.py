@@ -33,7 +33,7 @@ from worker.core.records import encoded_size
 from worker.kafka.aiokafka_private import BatchBuilder, Brokers, UnansweredError, UnsentError, UnsupportedError
 from worker.kafka.writing import protocol as requests
 from worker.kafka.writing.protocol import NO_PRODUCER, Offsets, ProducerEpoch
-from worker.kafka.writing.shipments import REFUSALS, RefusedBatch, Row, Shipment, TopicRefusedError
+from worker.kafka.writing.rows import REFUSALS, PartitionRows, RefusedBatch, Row, TopicRefusedError
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ ANSWERS: Final[Mapping[int, Answer]] = {
     47: Answer.FENCED,  # INVALID_PRODUCER_EPOCH
     90: Answer.FENCED,  # PRODUCER_FENCED
 }
-"""What follows from Kafka's error codes. Any other one is final, but for those about a batch (shipments.REFUSALS).
+"""What follows from Kafka's error codes. Any other one is final, but for those about a batch (rows.REFUSALS).
 
 Final, too, is a producer id that the coordinator has forgotten (after a week without a transaction): it would give any
 former owner a new one, also one that is behind a successor that it has forgotten as well.
@@ -152,8 +152,8 @@ class Cluster(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Batch:
-    """Rows [first, first + count) of a shipment. `unsure`: an earlier try may be in the log."""
+class _RecordBatch:
+    """Rows [first, first + count) of a partition's. `unsure`: an earlier try may be in the log."""
 
     first: int
     count: int
@@ -162,15 +162,14 @@ class _Batch:
 
 
 @dataclass(eq=False, slots=True)
-class _Delivery:
-    """A shipment on its way: the batches that are left, and those that were refused.
+class _Progress:
+    """How far the rows of a partition are sent."""
 
-    `limit`: the topic's limit when the batches were made (bytes).
-    """
-
-    shipment: Shipment
+    part: PartitionRows
     limit: int
-    batches: deque[_Batch]
+    """The topic's limit when the batches were made (bytes)."""
+    batches: deque[_RecordBatch]
+    """What is left."""
     refused: list[RefusedBatch] = field(default_factory=list)
 
 
@@ -182,16 +181,16 @@ class _Trouble:
     busy: bool = False
 
 
-def batches_of(rows: Sequence[Row], limit: int, *, transactional: bool) -> deque[_Batch]:
+def batches_of(rows: Sequence[Row], limit: int, *, transactional: bool) -> deque[_RecordBatch]:
     """Return rows as batches of at most `limit` bytes; a single row may have more."""
     small = limit < MAX_BATCH_BYTES  # otherwise the builder's own limit is the lower one
-    batches: deque[_Batch] = deque()
+    batches: deque[_RecordBatch] = deque()
     for number, (key, value, timestamp_ms, headers) in enumerate(rows):
         last = batches[-1] if batches else None
         if last is not None and small and last.builder.size() + encoded_size(key, value, headers) > limit:
             last = None
         if last is None or not last.builder.append(timestamp_ms, key, value, headers):
-            last = _Batch(number, 0, BatchBuilder(MAX_BATCH_BYTES, transactional=transactional))
+            last = _RecordBatch(number, 0, BatchBuilder(MAX_BATCH_BYTES, transactional=transactional))
             last.builder.append(timestamp_ms, key, value, headers)
             batches.append(last)
         last.count += 1
@@ -321,26 +320,26 @@ class Producer:
         self._open, self._known, self._offsets = True, False, None
         self._added.clear()
 
-    async def send(self, shipments: Sequence[Shipment]) -> list[tuple[Shipment, list[RefusedBatch]]]:
-        """Append shipments to different partitions; return the batches that their topics refuse for good.
+    async def send(self, parts: Sequence[PartitionRows]) -> list[tuple[PartitionRows, list[RefusedBatch]]]:
+        """Append rows to different partitions; return the batches that their topics refuse for good.
 
         Raises PublishError, which names the topic, and AbortableError; without transactions DoubtfulRefusalError.
         """
-        deliveries: dict[TopicPartition, _Delivery] = {}
-        for each in shipments:
+        sending: dict[TopicPartition, _Progress] = {}
+        for each in parts:
             limit = each.topic.batch_bytes
             batches = batches_of(each.rows, limit, transactional=self._id is not None)
-            deliveries[TopicPartition(each.topic.name, each.partition)] = _Delivery(each, limit, batches)
-        if len(deliveries) < len(shipments) or (self._id is not None and not self._open):
+            sending[TopicPartition(each.topic.name, each.partition)] = _Progress(each, limit, batches)
+        if len(sending) < len(parts) or (self._id is not None and not self._open):
             raise RuntimeError("this is a bug: a partition twice, or no transaction")
         if self._id is not None and self.transactions == 1:
-            await self._add_partitions(self._id, sorted(deliveries.keys() - self._added))
+            await self._add_partitions(self._id, sorted(sending.keys() - self._added))
         pauses = _Pauses(self._id)
-        while left := {partition: each for partition, each in deliveries.items() if each.batches}:
+        while left := {partition: each for partition, each in sending.items() if each.batches}:
             troubles = await self._send_next(left)
             if troubles:
                 await pauses.pause(troubles)
-        return [(each.shipment, each.refused) for each in deliveries.values() if each.refused]
+        return [(each.part, each.refused) for each in sending.values() if each.refused]
 
     async def send_offsets(self, group: str, offsets: Offsets) -> None:
         """Commit a group's offsets with the transaction."""
@@ -447,11 +446,11 @@ class Producer:
 
     # -- records
 
-    async def _send_next(self, deliveries: Mapping[TopicPartition, _Delivery]) -> list[_Trouble]:
+    async def _send_next(self, sending: Mapping[TopicPartition, _Progress]) -> list[_Trouble]:
         """Send the next batch of each partition, all at once; return what stands in the way of some."""
         troubles = []
-        by_node: dict[int, dict[TopicPartition, _Delivery]] = {}
-        for partition, each in deliveries.items():
+        by_node: dict[int, dict[TopicPartition, _Progress]] = {}
+        for partition, each in sending.items():
             self.waits_for = f"a leader of topic {partition.topic}, partition {partition.partition}"
             node = await self._cluster.leader(partition)
             if node is None:
@@ -467,17 +466,17 @@ class Producer:
             await self._cluster.refresh()
         return troubles
 
-    async def _produce(self, node: int, deliveries: Mapping[TopicPartition, _Delivery]) -> list[_Trouble]:
+    async def _produce(self, node: int, sending: Mapping[TopicPartition, _Progress]) -> list[_Trouble]:
         """Send one request with the next batch of each partition that a broker leads."""
         data = {
             partition: each.batches[0].builder.build(self._producer, self._sequences.get(partition, 0))
-            for partition, each in deliveries.items()
+            for partition, each in sending.items()
         }
         if self._id is not None and self.transactions == 2:
             request: Any = requests.ProduceV2(self._id, self._timeout_ms, data)
         else:
             request = requests.ProduceV1(self._id, self._timeout_ms, data)
-        topics = ", ".join(sorted({partition.topic for partition in deliveries}))
+        topics = ", ".join(sorted({partition.topic for partition in sending}))
         self.waits_for = f"Produce to topic {topics} at broker {node}"
         self._known = True
         try:
@@ -485,35 +484,35 @@ class Producer:
         except UnsentError as error:
             return [_Trouble(f"topic {topics}: {error}")]
         except UnansweredError as error:
-            for each in deliveries.values():
+            for each in sending.values():
                 each.batches[0].unsure = True
             return [_Trouble(f"topic {topics}: {error}")]
         troubles = []
         for topic, results in response.topics:
             for number, code, *rest in results:
                 partition = TopicPartition(topic, number)
-                trouble = self._settle(partition, deliveries[partition], code, rest)
+                trouble = self._settle(partition, sending[partition], code, rest)
                 if trouble is not None:
                     troubles.append(trouble)
         return troubles
 
     def _settle(
-        self, partition: TopicPartition, delivery: _Delivery, code: int, rest: Sequence[Any]
+        self, partition: TopicPartition, progress: _Progress, code: int, rest: Sequence[Any]
     ) -> _Trouble | None:
         """Note what became of a partition's next batch. `rest`: offset, time, log start, from v8 on the messages."""
-        batch = delivery.batches[0]
+        batch = progress.batches[0]
         where = f"topic {partition.topic}, partition {partition.partition}"
         if code in REFUSALS:
             error = _refusal(partition, code, rest)
             if batch.unsure:
                 self._doubtful(error)
-            delivery.refused.append(RefusedBatch(batch.first, batch.count, batch.builder.size(), delivery.limit, error))
-            delivery.batches.popleft()  # the broker counts no refused record: the sequence number stays
+            progress.refused.append(RefusedBatch(batch.first, batch.count, batch.builder.size(), progress.limit, error))
+            progress.batches.popleft()  # the broker counts no refused record: the sequence number stays
             return None
         answer = ANSWERS.get(code)
         if answer is Answer.DONE:
             self._sequences[partition] = (self._sequences.get(partition, 0) + batch.count) % SEQUENCES
-            delivery.batches.popleft()
+            progress.batches.popleft()
             return None
         if code in OUT_OF_STEP and self._id is not None:
             self._late = True  # a new epoch begins with sequence number 0

@@ -1,11 +1,11 @@
-"""Publishing a batch: its outputs, changelog entries and source offset, each source partition in order.
+"""Publishing what is committed together: outputs, changelog entries and source offset, each source partition in order.
 
 Exactly once, they are one transaction. At least once, the offset is committed last. The worker's output partition is
 the source partition modulo the output topic's partitions, so equal keys stay together if the numbers of partitions are
 equal; `assemble` chooses the partition by the key.
 
 A scored trace whose output its topic refuses, or that does not fit it, is replaced by a dead letter. The trace was
-scored, and later traces were compared with it: its cache entry stays in the batch, so all other scores stay the same.
+scored, and later traces were compared with it: its cache entry stays in the commit, so all other scores stay the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from worker.core.records import (
 )
 from worker.core.trace import InvalidTrace, Reason
 from worker.kafka.writing.producer import Producer
-from worker.kafka.writing.shipments import INVALID_TIMESTAMP, TOO_LARGE, OutputTopic, Row, Shipment, TopicRefusedError
+from worker.kafka.writing.rows import INVALID_TIMESTAMP, TOO_LARGE, OutputTopic, PartitionRows, Row, TopicRefusedError
 from worker.kafka.writing.transaction import (
     MAX_ROUNDS,
     LimitOf,
@@ -61,40 +61,42 @@ TRANSACTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Traces of one partition to commit together, in offset order.
-
-    `entries` are (key, value) for the changelog; the value None deletes. `next_offset` is the source offset after the
-    last trace, and `stream_time_ms` the partition's stream time at that point (None: no trace was scored yet).
-    `records` are the source records of `outputs`, in the same order: dead letters are made from them. `source_pass` is
-    the pass over the source that they belong to.
-    """
+class Commit:
+    """What is committed together of one source partition: in one transaction, or with the offset last."""
 
     outputs: list[OutputRecord]
+    """In the order of their offsets."""
     entries: Sequence[tuple[bytes, bytes | None]]
+    """Keys and values for the changelog; the value None deletes."""
     next_offset: int
+    """The source offset after the last record."""
     stream_time_ms: int | None
+    """The partition's stream time at that point; None: no trace was scored yet."""
     records: Sequence[SourceRecord] = ()
+    """The source records of `outputs`, in the same order: dead letters are made from them."""
     source_pass: Pass = NO_PASS
+    """The pass over the source that they belong to."""
 
 
 class RefusedForGoodError(Exception):
     """A topic refuses a record that nothing can replace: a cache entry, or the last resort of a dead letter."""
 
 
-class Publication:
-    """The contents of a batch's transaction; each round of refusals changes them.
+class CommitContents:
+    """What is sent for a commit; each round of refusals changes them.
 
-    `replaced`: why a dead letter replaces a scored output, by position in the batch.
+    `replaced`: why a dead letter replaces a scored output, by position in the commit.
     """
 
-    def __init__(self, batch: Batch, partition: int, topics: Mapping[str, OutputTopic], changelog: OutputTopic) -> None:
-        self.batch = batch
+    def __init__(
+        self, commit: Commit, partition: int, topics: Mapping[str, OutputTopic], changelog: OutputTopic
+    ) -> None:
+        self.commit = commit
         self.replaced: dict[int, InvalidTrace] = {}
         self._partition = partition
         self._topics = topics
         self._changelog = changelog
-        self._outputs = list(batch.outputs)  # dead letters complete: each round fits them again
+        self._outputs = list(commit.outputs)  # dead letters complete: each round fits them again
         self._refused: dict[int, set[int]] = {}  # error codes of dead letters that were refused, by position
         self._hopeless: set[int] = set()  # positions of dead letters that only have the last resort left
 
@@ -105,41 +107,41 @@ class Publication:
             topic = self._topics[output.kind]
             if topic.lowered or not self._fits(position, output, topic):
                 small[topic.name] = topic
-        if self.batch.entries and self._changelog.lowered:
+        if self.commit.entries and self._changelog.lowered:
             small[self._changelog.name] = self._changelog
         return list(small.values())
 
-    def shipments(self) -> list[Shipment]:
+    def partition_rows(self) -> list[PartitionRows]:
         """Return what to send; each topic partition occurs once."""
-        by_target: dict[tuple[str, int], Shipment] = {}
-        if self.batch.entries:
-            rows: list[Row] = [(key, value, None, []) for key, value in self.batch.entries]
-            by_target[self._changelog.name, self._partition] = Shipment(self._changelog, self._partition, rows)
-        by_kind: dict[tuple[str, int | None], Shipment] = {}
+        by_target: dict[tuple[str, int], PartitionRows] = {}
+        if self.commit.entries:
+            rows: list[Row] = [(key, value, None, []) for key, value in self.commit.entries]
+            by_target[self._changelog.name, self._partition] = PartitionRows(self._changelog, self._partition, rows)
+        by_kind: dict[tuple[str, int | None], PartitionRows] = {}
         for position, whole in enumerate(self._outputs):
             output = self._fitted(position, whole)
             where = output.kind, output.partition
-            shipment = by_kind.get(where)
-            if shipment is None:
-                shipment = by_kind[where] = self._shipment(*where, by_target)
-            shipment.rows.append((output.key, output.value, output.timestamp_ms, output.headers))
-            shipment.positions.append(position)
+            part = by_kind.get(where)
+            if part is None:
+                part = by_kind[where] = self._part(*where, by_target)
+            part.rows.append((output.key, output.value, output.timestamp_ms, output.headers))
+            part.positions.append(position)
         return list(by_target.values())
 
-    def _shipment(self, kind: str, partition: int | None, by_target: dict[tuple[str, int], Shipment]) -> Shipment:
-        """Return the shipment of a kind of output and its partition; two kinds may have one topic."""
+    def _part(self, kind: str, partition: int | None, by_target: dict[tuple[str, int], PartitionRows]) -> PartitionRows:
+        """Return where a kind of output and its partition go; two kinds may have one topic."""
         topic = self._topics[kind]
         number = (self._partition if partition is None else partition) % topic.partitions
-        return by_target.setdefault((topic.name, number), Shipment(topic, number))
+        return by_target.setdefault((topic.name, number), PartitionRows(topic, number))
 
-    def replace(self, shipment: Shipment, refused: Mapping[int, TopicRefusedError]) -> None:
+    def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
         """Replace the refused rows by dead letters. Raises RefusedForGoodError."""
         for row, error in refused.items():
-            if not shipment.positions:
+            if not part.positions:
                 raise RefusedForGoodError(
                     f"topic {error.topic} refuses a single cache entry: {error.name} {error.words}".rstrip()
                 ) from error
-            position = shipment.positions[row]
+            position = part.positions[row]
             if self._outputs[position].kind != DEAD_LETTER:
                 self._become_letter(position, _refused_by_topic(self._outputs[position], error))
             elif position in self._hopeless:
@@ -150,7 +152,7 @@ class Publication:
             else:
                 self._note_refusal(position, error.code)
         for words, count in Counter(map(str, refused.values())).items():
-            log.warning("%s (%d records of partition %d)", words, count, shipment.partition)
+            log.warning("%s (%d records of partition %d)", words, count, part.partition)
 
     def _note_refusal(self, position: int, code: int) -> None:
         """Record why a dead letter was refused: a smaller change than the last resort may suffice."""
@@ -162,7 +164,7 @@ class Publication:
 
     def _become_letter(self, position: int, error: InvalidTrace) -> OutputRecord:
         self.replaced[position] = error
-        letter = self._outputs[position] = dead_letter(self.batch.records[position], error)
+        letter = self._outputs[position] = dead_letter(self.commit.records[position], error)
         return letter
 
     def _fitted(self, position: int, output: OutputRecord) -> OutputRecord:
@@ -184,7 +186,7 @@ class Publication:
 
     def _fits(self, position: int, output: OutputRecord, topic: OutputTopic) -> bool:
         """Whether a topic accepts an output as it is."""
-        source = self.batch.records[position].size if self.batch.records else 0  # holds key and headers
+        source = self.commit.records[position].size if self.commit.records else 0  # holds key and headers
         if output.kind != DEAD_LETTER and source and source + len(output.value or b"") + OWN_HEADERS <= topic.max_bytes:
             return True
         return fits(output, topic.max_bytes)
@@ -213,13 +215,13 @@ def _too_large(output: OutputRecord, topic: OutputTopic) -> InvalidTrace:
     )
 
 
-def offset_metadata(batch: Batch) -> str:
+def offset_metadata(commit: Commit) -> str:
     """Return the metadata that is committed with the offset: stream time and pass, for the next restart."""
-    return batch.source_pass.metadata(batch.stream_time_ms)
+    return commit.source_pass.metadata(commit.stream_time_ms)
 
 
 class Publisher(Protocol):
-    """Publishes the batches of one source partition, one after the other."""
+    """Publishes the commits of one source partition, one after the other."""
 
     async def start(self) -> None:
         """Connect; with exactly once, this fences the partition's former owner."""
@@ -229,10 +231,10 @@ class Publisher(Protocol):
         """Return how records are delivered, for the log, once started."""
         ...
 
-    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+    async def publish(self, commit: Commit) -> Mapping[int, InvalidTrace]:
         """Publish and commit; return why outputs were replaced by dead letters, by position.
 
-        After any exception it is unknown whether the batch was committed, and the partition must be restored.
+        After any exception it is unknown whether it was committed, and the partition must be restored.
         """
         ...
 
@@ -264,7 +266,7 @@ def _explain_wait(producer: Producer, place: str) -> None:
 
 @dataclass(eq=False, repr=False)
 class ExactlyOncePublisher:
-    """One transactional producer for one source partition: a batch is a transaction (transaction.run_transaction)."""
+    """One transactional producer for one source partition: a commit is a transaction (transaction.run_transaction)."""
 
     producer: Producer
     group: str
@@ -281,19 +283,19 @@ class ExactlyOncePublisher:
         """Return the protocol."""
         return f"exactly_once, {TRANSACTIONS[self.producer.transactions]}"
 
-    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+    async def publish(self, commit: Commit) -> Mapping[int, InvalidTrace]:
         """Publish one transaction; after a refusal, another one instead."""
-        publication = Publication(batch, self.source.partition, self.topics, self.changelog)
-        await look_again(publication.small_topics(), self.limit_of)
-        offset = {self.source: OffsetAndMetadata(batch.next_offset, offset_metadata(batch))}
+        contents = CommitContents(commit, self.source.partition, self.topics, self.changelog)
+        await look_again(contents.small_topics(), self.limit_of)
+        offset = {self.source: OffsetAndMetadata(commit.next_offset, offset_metadata(commit))}
         await run_transaction(
             self.producer,
-            publication,
+            contents,
             self.limit_of,
             offsets=(self.group, offset),
             where=f"partition {self.source.partition}: ",
         )
-        return publication.replaced
+        return contents.replaced
 
     async def look_again(self, topic: OutputTopic) -> None:
         """Look up the limit of a topic that seems too small, unless that was done a short time ago."""
@@ -319,7 +321,7 @@ class AtLeastOncePublisher:
     source: TopicPartition
     topics: Mapping[str, OutputTopic]
     changelog: OutputTopic
-    commit: Callable[[TopicPartition, int, str], Awaitable[None]]
+    commit_offset: Callable[[TopicPartition, int, str], Awaitable[None]]
     timeout_seconds: float
     limit_of: LimitOf = unknown_limit
 
@@ -331,17 +333,17 @@ class AtLeastOncePublisher:
         """Return the protocol."""
         return "at_least_once, without transactions"
 
-    async def publish(self, batch: Batch) -> Mapping[int, InvalidTrace]:
+    async def publish(self, commit: Commit) -> Mapping[int, InvalidTrace]:
         """Publish (again after a refusal), then commit."""
-        publication = Publication(batch, self.source.partition, self.topics, self.changelog)
-        await look_again(publication.small_topics(), self.limit_of)  # 0
+        contents = CommitContents(commit, self.source.partition, self.topics, self.changelog)
+        await look_again(contents.small_topics(), self.limit_of)  # 0
         for _ in range(MAX_ROUNDS):
             async with asyncio.timeout(self.timeout_seconds):
-                refused = await self.producer.send(publication.shipments())  # 1
+                refused = await self.producer.send(contents.partition_rows())  # 1
                 if not refused:
-                    await self.commit(self.source, batch.next_offset, offset_metadata(batch))  # 2
-                    return publication.replaced
-                await replace_refused(self.producer, publication, refused, self.limit_of)
+                    await self.commit_offset(self.source, commit.next_offset, offset_metadata(commit))  # 2
+                    return contents.replaced
+                await replace_refused(self.producer, contents, refused, self.limit_of)
         raise still_refused(f"partition {self.source.partition}: ")
 
     async def stop(self) -> None:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from worker.kafka.writing.producer import AbortableError, Producer, PublishError
 from worker.kafka.writing.protocol import Offsets
-from worker.kafka.writing.shipments import TOO_LARGE, OutputTopic, RefusedBatch, Shipment, TopicRefusedError
+from worker.kafka.writing.rows import TOO_LARGE, OutputTopic, PartitionRows, RefusedBatch, TopicRefusedError
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ async def unknown_limit(topic: str) -> int | None:
 class Contents(Protocol):
     """The records of one transaction, as their owner has them."""
 
-    def shipments(self) -> list[Shipment]:
+    def partition_rows(self) -> list[PartitionRows]:
         """Return what to send; each topic partition occurs once. Called again for each round."""
         ...
 
-    def replace(self, shipment: Shipment, refused: Mapping[int, TopicRefusedError]) -> None:
-        """Replace or leave out the rows of a shipment that its topic refuses, or raise an error.
+    def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
+        """Replace or leave out the rows of a partition that its topic refuses, or raise an error.
 
         No row at all: the topic's limit is lower than it was known to be.
         """
@@ -78,7 +78,7 @@ async def run_transaction(
     for _ in range(MAX_ROUNDS):
         try:
             async with producer.transaction():  # 1, 4
-                refused = await producer.send(contents.shipments())  # 2
+                refused = await producer.send(contents.partition_rows())  # 2
                 if refused:
                     await replace_refused(producer, contents, refused, limit_of)  # a, b
                     raise AbortableError("records are refused")  # c
@@ -116,7 +116,7 @@ def still_refused(where: str) -> PublishError:
 async def replace_refused(
     producer: Producer,
     contents: Contents,
-    refused: list[tuple[Shipment, list[RefusedBatch]]],
+    refused: list[tuple[PartitionRows, list[RefusedBatch]]],
     limit_of: LimitOf,
 ) -> None:
     """Find the rows that their topics refuse, and let the contents replace them.
@@ -126,25 +126,25 @@ async def replace_refused(
     """
     found = []
     news = False
-    for shipment, batches in refused:
-        rows, lowered = await find_refused_rows(producer, shipment, batches, limit_of)
+    for part, batches in refused:
+        rows, lowered = await find_refused_rows(producer, part, batches, limit_of)
         news |= bool(rows) or lowered
-        found.append((shipment, rows))
+        found.append((part, rows))
     if not news:
         raise PublishError(f"the batch is refused, but none of its records alone: {refused[0][1][0].error}")
-    for shipment, rows in found:
-        contents.replace(shipment, rows)
+    for part, rows in found:
+        contents.replace(part, rows)
 
 
 async def find_refused_rows(
-    producer: Producer, shipment: Shipment, refused: list[RefusedBatch], limit_of: LimitOf
+    producer: Producer, part: PartitionRows, refused: list[RefusedBatch], limit_of: LimitOf
 ) -> tuple[dict[int, TopicRefusedError], bool]:
     """Return the rows that are refused alone, and whether the topic's limit is lower than known.
 
     If the broker does not name the records, parts of the batch are sent again, down to single records. A transaction is
     aborted afterwards, so that readers of committed records never see them.
     """
-    topic = shipment.topic
+    topic = part.topic
     too_large = [each for each in refused if each.error.code in TOO_LARGE]
     if too_large:
         limit = await limit_of(topic.name)
@@ -160,10 +160,10 @@ async def find_refused_rows(
         if named is not None:
             found |= named
             continue
-        for part in each.parts():
-            rows = Shipment(topic, shipment.partition, shipment.rows[part.start : part.stop])
-            for _, batches in await producer.send([rows]):
-                waiting += [replace(more, first=part.start + more.first) for more in batches]
+        for rows in each.parts():
+            again = PartitionRows(topic, part.partition, part.rows[rows.start : rows.stop])
+            for _, batches in await producer.send([again]):
+                waiting += [replace(more, first=rows.start + more.first) for more in batches]
     if too_large and not found:
         topic.limit_batches(min(each.size // 2 for each in too_large))
         return {}, True

@@ -55,16 +55,14 @@ class OutputTopic:
 
 
 @dataclass(slots=True)
-class Shipment:
-    """The records of one topic partition, in order. `positions`: where each is among what its sender publishes.
-
-    Records that nothing can replace (changelog entries, for example) have no positions.
-    """
+class PartitionRows:
+    """The rows for one topic partition, in order."""
 
     topic: OutputTopic
     partition: int
     rows: list[Row] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    """Where each is in what its sender publishes; none where nothing can replace them, as for changelog entries."""
 
 
 REFUSALS: Final[Mapping[int, str]] = {
@@ -132,7 +130,7 @@ class TopicRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RefusedBatch:
-    """A batch with the rows [first, first + count) of a shipment, which its topic permanently refuses.
+    """A batch with the rows [first, first + count) of a partition's, which its topic permanently refuses.
 
     `size`: its bytes. `limit`: the topic's limit as it was known when the batch was sent.
     """
