@@ -44,14 +44,18 @@ class Assignment:
     A partition is kept if it took part in the previous generation and has no uncommitted records: its state then equals
     the changelog. Any other one is restored, because another worker may have processed it meanwhile.
 
-    For a new partition, the guarantee depends on this order:
-     1. start the producer (exactly once: this fences the former owner and ends its open transaction);
+    The steps are those of kafka/member.py. For a new partition the guarantee depends on their order:
+     1. fence: start the producer (exactly once: this fences the former owner and ends its open transaction);
      2. read the committed offset;
-     3. read the changelog to its end; entries below that offset form the cache;
-     4. only then fetch the first record.
+     3. restore: read the changelog to its end; entries below that offset form the cache;
+     4. open: only then is the first record fetched;
+     5. run (partition.py).
+    For each one, before a rebalance and at the end:
+     6. drain: commit the records taken;
+     7. close, unless it is kept: stop the producer.
 
-    Step 1 must not come late: once the group has given the partition to another worker, it would fence that one. So a
-    rebalance waits for producers that are starting (`drain`).
+    Step 1 must not come late: once the group has given the partition to another worker, it would fence that one. So
+    step 6 waits for producers that are starting.
 
     `client`: the arguments of every Kafka client. `generation` returns the group's current generation, as far as this
     member knows. `commit_offset` commits an offset as a member of the group (at least once).
@@ -89,13 +93,13 @@ class Assignment:
         call this method while the group is rebalancing.
         """
         async with self._fencing:
-            new, publishers = await self._take_over(mine, generation)
+            new, publishers = await self._fence(mine, generation)
         await self._open(new, publishers)
         if new:
             await asyncio.to_thread(_return_memory)
         return len(new)
 
-    async def _take_over(self, mine: Sequence[int], generation: int) -> tuple[list[int], dict[int, Publisher]]:
+    async def _fence(self, mine: Sequence[int], generation: int) -> tuple[list[int], dict[int, Publisher]]:
         """Close former partitions, and start the producers of new ones (step 1)."""
         kept = {
             number
@@ -144,7 +148,7 @@ class Assignment:
 
     async def _open(self, partitions: Sequence[int], publishers: Mapping[int, Publisher]) -> None:
         try:
-            positions = await self._positions(partitions)  # 2
+            positions = await self._read_offsets(partitions)  # 2
             restored = await self._restore(positions)  # 3
             states = {
                 partition: await self._state(partition, positions[partition], restored[partition])
@@ -156,7 +160,7 @@ class Assignment:
         for number in partitions:
             partition = Partition(number, states[number], publishers[number], self._context)
             self.partitions[number] = partition
-            partition.start()
+            partition.start()  # 5; the caller lets records flow (4)
 
     def _publisher(self, partition: int) -> Publisher:
         """Return a new publisher for a source partition, by KP_DELIVERY."""
@@ -178,7 +182,7 @@ class Assignment:
         partition = self.partitions.get(number)
         return partition is not None and partition.generation == self._generation()
 
-    async def _positions(self, partitions: Sequence[int]) -> dict[int, Position]:
+    async def _read_offsets(self, partitions: Sequence[int]) -> dict[int, Position]:
         if not partitions:
             return {}
         settings = self._settings

@@ -346,6 +346,7 @@ class KpConsumer(driver.Consumer):
 
 
 def _wake_up(tp: TP, offset: int, generation: int) -> ConsumerMessage:
+    """Return an empty message. The agent sleeps until its stream has one, and takes the records from the buffer."""
     return ConsumerMessage(
         tp.topic, tp.partition, offset, 0.0, 0, None, b"", b"", None, 0, 0, tp, generation_id=generation
     )

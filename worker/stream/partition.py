@@ -74,30 +74,30 @@ class DeadLetterLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What all partitions of a worker share.
-
-    `pool` None: traces are not embedded. `group` None: the novelty scope is the partition. `control`: the control
-    records that are honoured. `drain_seconds`: how long a drain waits for records that are not decided, before it drops
-    them; None: as long as the embedder takes. `probes`: those of a model elsewhere. `fail` is called once, with a
-    partition and the error that ended it. `confirm_topic` raises if the source topic's id, as a broker knows it now, is
-    not this one. Times in seconds.
-    """
+    """What all partitions of a worker share. Times in seconds."""
 
     buffer: FetchBuffer
     metrics: Metrics
     evaluation: EvaluationConfig
     fail: Callable[[int, BaseException], None]
+    """Called once, with a partition and the error that ended it."""
     pool: EmbeddingPool | None = None
+    """None: traces are not embedded."""
     latency_budget_seconds: float = 0.1
     commit_interval_seconds: float = 1.0
     dead_letter_limit: DeadLetterLimit | None = None
     tracing: Tracing | NoTracing = NO_TRACING
     status: Status | None = None
     group: GroupScope | None = None
+    """None: the novelty scope is the partition."""
     control: ControlConfig = NO_CONTROL
+    """The control records that are honoured."""
     confirm_topic: Callable[[str | None], Awaitable[None]] | None = None
+    """Raises if the source topic's id, as a broker knows it now, is not this one."""
     drain_seconds: float | None = None
+    """How long a drain waits for undecided records before it drops them; None: as long as the embedder takes."""
     probes: Probes | None = None
+    """Those of a model elsewhere."""
 
 
 class Partition:

@@ -1,4 +1,4 @@
-"""The state of one source partition: cache, stream time, pass, and changelog rows; and a record on its way."""
+"""A record on its way, and what the decided ones leave: outputs, and rows of the changelog."""
 
 from __future__ import annotations
 

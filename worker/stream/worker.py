@@ -198,13 +198,13 @@ class Worker:
 
     async def _drain(self) -> None:
         """Wait until every partition has committed the records it took; called while no records flow."""
-        self._not_assigned()
+        self._lose_readiness()
         await self._assignment.drain()
 
     async def _on_revoked(self, sender: Any, revoked: Any, **kwargs: Any) -> None:
-        self._not_assigned()
+        self._lose_readiness()
 
-    def _not_assigned(self) -> None:
+    def _lose_readiness(self) -> None:
         self._assigned = False
         self._metrics.ready.set(0)
 
