@@ -226,3 +226,22 @@ def test_wrong_lines_are_named_and_the_others_are_written(kafka: EmbeddedKafka, 
     assert "-:2: KP_VERDICT_KEY_FILE has no key of judge nobody" in result.stderr
     assert "-:3: partition 2" in result.stderr
     assert verdict(stage, [LINE], KP_VERDICT_KEY_FILE="").exit_code == 2
+
+
+def test_the_doctor_tells_of_spread_agents_and_of_what_the_switch_would_accept(
+    kafka: EmbeddedKafka, workers: Workers, tmp_path: Path
+) -> None:
+    stage = stage_of(kafka, tmp_path / "keys", KP_THRESHOLD="0.3")
+    stage.env["KP_CONFIDENCE"] = "stated"
+    workers(stage.env).wait_ready()
+    stage.produce([(None, trace(n, "ada"), (), n % 2) for n in range(4)])
+    stage.wait_committed(4)
+    assert verdict(stage, [it | {"success": False, "judge": "ci"} for it in documents(stage)]).exit_code == 0
+    stage.wait_committed(8)
+    result = CliRunner().invoke(cli, ["doctor", "--json"], env=stage.env)
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    spread, switch = [it for it in found if it["check"] == "verdicts"]
+    assert spread["level"] == "warn"
+    assert "1 of 1 agents have traces in several partitions" in spread["message"]
+    assert switch["message"].startswith("4 verdicts count; with KP_CONFIDENCE=record ")
+    assert "of the last 4 traces would be accepted, now 4 are" in switch["message"]

@@ -19,6 +19,7 @@ from worker.commands.doctor.kafka import check_kafka
 from worker.commands.doctor.model import check_model, check_runtime
 from worker.commands.doctor.registry import check_registry
 from worker.commands.doctor.traces import check_cache, check_domains
+from worker.commands.doctor.verdicts import check_verdicts
 from worker.commands.shared.options import load_settings
 from worker.config import ConfigError, Loaded, Settings
 from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256
@@ -64,7 +65,7 @@ async def examine() -> AsyncIterator[Finding]:
     models: Counter[str] = Counter()
     if reachable:
         findings, models = await check_cache(settings)
-        for finding in [*findings, *await check_domains(settings)]:
+        for finding in [*findings, *await check_domains(settings), *await check_verdicts(settings)]:
             yield finding
     for finding in check_runtime(settings):
         yield finding
