@@ -3,7 +3,7 @@
 from typing import Any
 
 import worker.contribute.unit
-import worker.core.documents
+import worker.redact.documents
 from worker.cli import main
 
 FAILS = "the rule fails here"
@@ -20,7 +20,7 @@ def _failing(real: Any) -> Any:
 
 if __name__ == "__main__":
     for module, name in (
-        (worker.core.documents, "redact_json"),
+        (worker.redact.documents, "redact_json"),
         (worker.contribute.unit, "redact_document"),
         (worker.contribute.unit, "redact_text"),
     ):

@@ -757,11 +757,6 @@ class Settings(BaseSettings):
         return self.forgotten_topic or f"{self.source_topic}.forgotten"
 
     @property
-    def keeps_state(self) -> bool:
-        """Whether the worker reads and writes the changelog: for its caches, or for the track records."""
-        return self.embedder != "none" or self.verdict_key_file is not None
-
-    @property
     def judged(self) -> str:
         """Name of the topic for what the verdicts say."""
         return self.judged_topic or f"{self.source_topic}.judged"

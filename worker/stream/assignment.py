@@ -230,7 +230,7 @@ class Assignment:
         result = {
             partition: Restored(current=without_embedder(position.found())) for partition, position in positions.items()
         }
-        if settings.keeps_state:
+        if settings.verdict_key_file is not None:
             seconds = settings.transaction_timeout_seconds
             logs = await read_logs(self._client, settings.changelog, list(positions), seconds)
             for partition, restored in result.items():

@@ -119,10 +119,11 @@ class Worker:
             generation=lambda: self.app.consumer_generation_id,
             commit_offset=self._commit_offset,
         )
+        changelog = None if embedder is None and settings.verdict_key_file is None else settings.changelog
         self._topics = TopicWatch(
             settings, client, settings.topics,
-            state={settings.source_topic, *([settings.changelog] if settings.keeps_state else [])},
-            cache=settings.changelog if settings.keeps_state else None,
+            state={settings.source_topic, *([changelog] if changelog else [])},
+            cache=changelog,
         )  # fmt: skip
         self._gauges = Gauges(metrics, settings.source_topic, self._buffer, self._pool, self._service)
         hooks = Hooks(settings, client, self._buffer, budget, self._drain, self._assignment.next_offsets, self._fail)
