@@ -26,12 +26,12 @@ def test_a_trace_that_would_not_fit_with_its_embedding_is_a_dead_letter(kafka: E
     create_topics(stage.bootstrap, {f"{stage.name}.{kind}": (1, small) for kind in ("accepted", "rejected")})
     workers(stage.env, (), module="tests.support.crash_worker").wait_ready()
     bare = len(trace_bytes(objective=""))
-    for size in (fits, fits + 1):
+    for size in (fits, topic_limit):
         stage.produce([(None, trace_bytes(objective="x" * (size - bare)), (), 0)])
     stage.wait_committed(2)
     outputs = stage.outputs()
     (letter,) = outputs["dead-letter"]
     assert header(letter, "kp-error-reason") == "too_large"
-    assert f"the limit is {fits} " in header(letter, "kp-error-message")
+    assert f"accepts {topic_limit}" in header(letter, "kp-error-message")
     (document,) = [json.loads(record.value) for record in outputs["accepted"] + outputs["rejected"]]
     assert len(decode(document)) == DIMENSIONS

@@ -90,7 +90,7 @@ def test_the_registry_s_command_for_contribute_runs_beside_a_worker(desk: Desk, 
             subprocess.Popen(["bash", "-c", f"exec env {command}"], env=theirs | PATH, stderr=output) as process,
         ):
             try:
-                assert wait_until(lambda: "assigned partitions" in log.read_text(), 60), log.read_text()
+                assert wait_until(lambda: ": assigned " in log.read_text(), 60), log.read_text()
                 process.send_signal(signal.SIGINT)
                 assert process.wait(30) == 0, log.read_text()
             finally:

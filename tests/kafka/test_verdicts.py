@@ -14,8 +14,10 @@ from click.testing import CliRunner, Result
 from tests.support.builders import trace_document
 from tests.support.forgetting import KEY
 from tests.support.kafka_fixtures import consume_all, create_topics, produce
+from tests.support.processes import run_command
 from tests.support.schemas import VALIDATORS
 from tests.support.stage import Stage, Workers, documents
+from tests.support.surroundings import environment
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
 from worker.commands.shared.scored_topics import read_judged
@@ -238,7 +240,7 @@ def test_the_doctor_tells_of_spread_agents_and_of_what_the_switch_would_accept(
     stage.wait_committed(4)
     assert verdict(stage, [it | {"success": False, "judge": "ci"} for it in documents(stage)]).exit_code == 0
     stage.wait_committed(8)
-    result = CliRunner().invoke(cli, ["doctor", "--json"], env=stage.env)
+    result = run_command("worker", ["doctor", "--json"], environment(**stage.env))  # it ends its process
     found = [json.loads(line) for line in result.stdout.splitlines()]
     spread, switch = [it for it in found if it["check"] == "verdicts"]
     assert spread["level"] == "warn"

@@ -10,10 +10,10 @@ FAILS = "the rule fails here"
 
 
 def _failing(real: Any) -> Any:
-    def redact(document: Any, *arguments: Any) -> Any:
+    def redact(document: Any, *arguments: Any, **named: Any) -> Any:
         if FAILS in (document if isinstance(document, str) else repr(document)):
             raise IndexError(FAILS)
-        return real(document, *arguments)
+        return real(document, *arguments, **named)
 
     return redact
 
