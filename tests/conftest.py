@@ -19,7 +19,7 @@ from worker.lab.broker.kafka_jars import KAFKA_VERSION
 __all__ = ["cluster", "hashing", "kafka", "workers"]
 
 TIERS = ("crash", "model", "kafka", "unit", "docs")
-"""The folders, in the order in which their tests run: side by side, the longest must not begin last."""
+"""The folders, in the order in which their tests run, and the large files first: the longest must not begin last."""
 
 ON_KAFKA = {"cluster", "hashing", "kafka", "workers"}
 
@@ -88,7 +88,8 @@ def tier(path: Path) -> str:
 def left_out(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the cases that only `--long` runs: those marked long, and of those marked sample(n) all but n by chance.
 
-    Cases that the command line names always run.
+    n is of the cases of one test, or of all cases of a file that have the mark's second argument in common. Cases that
+    the command line names always run.
     """
     if config.option.long or any("::" in argument for argument in config.args):
         return set()
@@ -96,7 +97,9 @@ def left_out(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item
     drawn: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         if (mark := item.get_closest_marker("sample")) and item not in out:
-            drawn.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item)
+            count, *of = mark.args
+            test = "::".join([item.nodeid.partition("::")[0], *of]) if of else item.nodeid.partition("[")[0]
+            drawn.setdefault((test, count), []).append(item)
     for (test, count), cases in drawn.items():
         rng = random.Random(f"{config.option.sampling_seed} {test}")
         out |= set(rng.sample(cases, max(0, len(cases) - count)))
@@ -117,7 +120,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in item.iter_markers("since_kafka"):
             version, reason = mark.args
             item.add_marker(pytest.mark.skipif(not kafka_versions.since(version), reason=f"Kafka {version}: {reason}"))
-    items.sort(key=lambda item: TIERS.index(tier(item.path) or TIERS[-1]))
+    sizes = {path: path.stat().st_size for path in {item.path for item in items}}
+    items.sort(key=lambda item: (TIERS.index(tier(item.path) or TIERS[-1]), -sizes[item.path], item.path))
 
 
 def fixtures(item: pytest.Item) -> set[str]:

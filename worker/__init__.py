@@ -18,24 +18,16 @@ if TYPE_CHECKING:
     from worker.redact.documents import redact_document, redact_text
 
 _HOME = {
-    "InvalidTrace": "worker.core.trace",
-    "PartitionScorer": "worker.core.scorer",
-    "Profile": "worker.core.scoring",
-    "Reason": "worker.core.trace",
-    "ReasoningTrace": "worker.core.trace",
-    "Score": "worker.core.scoring",
-    "ScoredTrace": "worker.core.scoring",
-    "VectorCache": "worker.core.novelty",
-    "Weights": "worker.core.scoring",
-    "embedded_texts": "worker.core.trace",
-    "embedding_text": "worker.core.trace",
-    "make_verdict": "worker.core.verdicts",
-    "parse_trace": "worker.core.trace",
-    "redact_document": "worker.redact.documents",
-    "redact_text": "worker.redact.documents",
-    "score_trace": "worker.core.scoring",
-    "sign_verdict": "worker.core.verdicts",
-    "unit_mean": "worker.core.novelty",
+    name: f"worker.{module}"
+    for module, names in {
+        "core.novelty": "VectorCache unit_mean",
+        "core.scorer": "PartitionScorer",
+        "core.scoring": "Profile Score ScoredTrace Weights score_trace",
+        "core.trace": "InvalidTrace Reason ReasoningTrace embedded_texts embedding_text parse_trace",
+        "core.verdicts": "make_verdict sign_verdict",
+        "redact.documents": "redact_document redact_text",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [

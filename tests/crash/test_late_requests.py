@@ -1,7 +1,7 @@
 """Requests that reach the broker in a later transaction: nothing is torn, lost, doubled or out of order.
 
-Two groups of workers run side by side through a proxy (tests/support/late_requests.py). The topics of one of them
-refuse every eighth record, so that transactions are also aborted.
+Two groups of workers run side by side through a proxy (tests/support/late_requests.py), with verdicts among their
+traces. The topics of one of them refuse every eighth record, so that transactions are also aborted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import ProducerFenced
 
 from tests.support import chaos, kafka_versions, oracle
-from tests.support.chaos import Fleet, Load, ready, wait_settled, wait_until
+from tests.support.chaos import Fleet, Load, ready, wait_settled
 from tests.support.commands import Desk, header
 from tests.support.contribute import Booth, accepted_document
 from tests.support.crash_worker import hash_vector
-from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, create_topics_async, unique
+from tests.support.kafka_fixtures import (
+    WorkerProcess,
+    consume_all,
+    create_topics,
+    create_topics_async,
+    topic_id,
+    unique,
+    wait_until,
+)
 from tests.support.kafka_tools import write_scripts
 from tests.support.late_requests import (
     ABORTS_V1,
@@ -48,7 +56,7 @@ RECORDS = 480
 LATE = 25
 """Late requests that a run must have, at least. On a busy machine the load goes on until it has them."""
 RATE = 24
-OUTPUTS = ("accepted", "rejected", "dead-letter")
+OUTPUTS = ("accepted", "rejected", "dead-letter", "judged")
 REFUSING = ".refusing"
 """Part of the name of the group whose topics refuse records."""
 
@@ -124,6 +132,7 @@ both_protocols = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sample(1)
 @both_protocols
 def test_nothing_is_torn_lost_or_doubled(transactions: int, tmp_path: Path, seed: int) -> None:
     plain, aborts = (V1, ABORTS_V1) if transactions < 2 else (V2, ABORTS_V2)
@@ -154,12 +163,14 @@ def test_nothing_is_torn_lost_or_doubled(transactions: int, tmp_path: Path, seed
             again = oracle.check(direct, env, hash_vector, refused=refused)
             print(again)
             assert not again.problems()
+            assert again.judged == report.judged > 0
             assert (again.accepted, again.dead_letters) == (report.accepted, report.dead_letters)
     total, exits = sum(late.delivered.values()), sum(len(fleet.unexpected()) for _, fleet, _ in fleets)
     print(f"{total} late requests, {watch.looks} looked at, {exits} workers ended and were restarted")
     for scenario in sorted(late.delivered):
         print(f"  {scenario}: {late.delivered[scenario]}")
-    assert exits <= sum(late.delivered[each] for each in ENDS)
+    logs = "\n".join(fleet.tails() for _, fleet, _ in fleets)
+    assert exits <= sum(late.delivered[each] for each in ENDS), logs  # a session may also have ended: the log says why
     assert not watch.torn
     assert total >= LATE
 
@@ -198,12 +209,14 @@ def run(
     created = chaos.topics(env, PARTITIONS)
     if REFUSING in name:
         created |= {f"{name}.{kind}": (PARTITIONS, {"cleanup.policy": "compact"}) for kind in ("accepted", "rejected")}
+    created[f"{name}.judged"] = PARTITIONS, {}
     create_topics(direct, created)
     logs = logs / name
     logs.mkdir()
+    env |= chaos.judging(env, logs)
     fleet = stack.enter_context(Fleet(env, logs))
     fleet.add()
-    records = chaos.traces(seed, PARTITIONS)
+    records = chaos.with_verdicts(seed, chaos.traces(seed, PARTITIONS), name, topic_id(direct, name), share=0.15)
     if REFUSING in name:
         records = (r._replace(key=None) if n % 8 == 5 and r.value else r for n, r in enumerate(records))
     load = Load(direct, name, records, RECORDS, RATE, open_end=True)
@@ -211,7 +224,7 @@ def run(
     return env, fleet, load
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, "elsewhere")
 @both_protocols
 def test_redrive_and_contribute(transactions: int, tmp_path: Path, seed: int) -> None:
     """Each letter goes back once, and the receipts are those of the accepted topic, offset for offset."""
@@ -247,7 +260,7 @@ def test_redrive_and_contribute(transactions: int, tmp_path: Path, seed: int) ->
 
 
 @pytest.mark.since_kafka("4.0", "transactions V2")
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, "elsewhere")
 @pytest.mark.parametrize("levels", [(1, 2, 1), (2, 1, 2)])
 def test_the_cluster_s_transaction_version_changes_under_load(
     levels: tuple[int, ...], tmp_path: Path, seed: int
@@ -323,6 +336,6 @@ async def test_a_former_owner_s_new_epoch_fences_a_successor_only_in_a_transacti
         successor = await producer("known")
         await successor.begin()
         await successor.send([part])
-        with pytest.raises(ProducerFenced, match="another worker's by now"):
+        with pytest.raises(ProducerFenced, match="now belongs to another worker"):
             await former.commit()
         await successor.commit()

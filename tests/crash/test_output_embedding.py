@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 
 from tests.support.crash_worker import hash_vector
-from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.output_embedding import decode
-from tests.support.stage import LINES, Stage, origin
+from tests.support.stage import LINES, Stage, Workers, origin
 from worker import embedding_text, parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-
-Workers = Callable[..., WorkerProcess]
 
 
 def test_a_replay_after_a_crash_gives_the_same_bytes(kafka: EmbeddedKafka, workers: Workers) -> None:

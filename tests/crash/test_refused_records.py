@@ -9,20 +9,11 @@ import pytest
 
 from tests.support.crash_worker import REFUSAL_STEPS
 from tests.support.kafka_fixtures import produce
-from tests.support.refused_records import (
-    program,
-    results,
-    run,
-    scoring,
-    stage_of,
-)
+from tests.support.refused_records import STRICT, program, results, run, scoring, stage_of
 from tests.support.stage import Workers
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 pytestmark = pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
-
-STRICT = {"max.message.bytes": "65536", "message.timestamp.after.max.ms": "60000", "cleanup.policy": "compact"}
-"""Settings that refuse a null key, a timestamp in the future, and a batch of more than 64 KiB."""
 
 
 @pytest.mark.sample(1)

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.snippets import Snippet, snippets
+from tests.support.snippets import snippets
 from tests.support.surroundings import ROOT, environment
 
 BLOCKS = snippets("tests/docs/test_agent_logs.py")
-RUN, TRACE, CALLS = (block.text for block in BLOCKS if block.language == "json")
+RUN, TRACE = (block.text for block in BLOCKS if block.language == "json")
 (PYTHON,) = (block for block in BLOCKS if block.language == "python")
-CONSOLES = [block for block in BLOCKS if block.language == "console"]
+(CONSOLE,) = (block for block in BLOCKS if block.language == "console")
 
 
 class Answer(SimpleNamespace):
@@ -48,11 +48,31 @@ def call(name: str, **arguments: Any) -> Any:
     return SimpleNamespace(id=f"id-{name}", function=SimpleNamespace(name=name, arguments=json.dumps(arguments)))
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with the logs of the page; runs.jsonl is written by its Python."""
+def convert(command: str, folder: Path) -> tuple[str, Any]:
+    """Run a command of the page; return what it reported, and its trace."""
+    program = folder / "kp-worker"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m worker "$@"\n')
+    program.chmod(0o755)
+    env = environment(PATH=f"{folder}:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    return done.stderr, json.loads((folder / "traces.jsonl").read_bytes())
+
+
+@pytest.mark.slow
+def test_the_command_prints_what_the_page_says(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(RUN)
-    (tmp_path / "calls.jsonl").write_text("".join(json.dumps(each) + "\n" for each in json.loads(CALLS)))
+    (command,) = CONSOLE.commands()
+    said, trace = convert(command, tmp_path)
+    shown = CONSOLE.text.replace("\\\n", " ").splitlines(keepends=True)
+    assert said == "".join(line for line in shown if not line.startswith("$ "))
+    assert trace | {"id": "kp:trace:ID"} == json.loads(TRACE)
+
+
+@pytest.mark.slow
+def test_the_python_logs_a_run_that_loses_only_its_system_message(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec(compile(PYTHON.text, "docs/agent-logs.md", "exec"), names)
     client = Replay(
@@ -62,27 +82,11 @@ def folder(tmp_path: Path) -> Path:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is parcel 4471?"}]
     names["run_agent"](client, {"model": "m"}, {"hours": lambda city: {"from": 8, "city": city}}, messages)
     names["run_agent"](client, {"model": "m"}, {}, messages)
-    fields = {"resolved": True, "agent": "desk-3", "domain": "customer_service", "run": "r-1"}
+    fields = {"resolved": True, "agent": "desk-3", "queue": "customer_service", "run": "r-1"}
     names["log_run"](tmp_path / "runs.jsonl", messages, **fields)
-    return tmp_path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", CONSOLES, ids=str)
-def test_the_commands_print_what_the_page_says(block: Snippet, folder: Path) -> None:
-    program = folder / "kp-worker"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m worker "$@"\n')
-    program.chmod(0o755)
-    env = environment(PATH=f"{folder}:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
-    said = ""
-    for command in block.commands():
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert (done.returncode, done.stdout) == (0, "")
-        said += done.stderr
-    shown = block.text.replace("\\\n", " ").splitlines(keepends=True)
-    assert said == "".join(line for line in shown if not line.startswith("$ "))
-    trace = json.loads((folder / "traces.jsonl").read_bytes())
-    if block is CONSOLES[0]:
-        assert trace | {"id": "kp:trace:ID"} == json.loads(TRACE)
+    (command,) = CONSOLE.commands()
+    said, trace = convert(command.replace("run.json", "--from chat runs.jsonl"), tmp_path)
+    assert said.endswith("not in the traces:\n    1  system messages\n")
+    assert [step["type"] for step in trace["steps"]] == [
+        "tool_call", "tool_call", "error_recovery", "observation", "thought", "thought",
+    ]  # fmt: skip

@@ -21,7 +21,7 @@ from tests.support.schemas import REGISTRY
 from tests.support.surroundings import SCHEMAS
 from worker.assemble import rows
 from worker.assemble.topics import SPANS_CONFIG
-from worker.commands.shared.redrive_marks import marks_topic
+from worker.commands.shared.marks import followed_topic, marks_topic
 from worker.config import load
 from worker.contribute.unit import Refusal, Unit, receipt, refused_record
 from worker.core import changelog, passes
@@ -47,7 +47,7 @@ from worker.observe.contribute_metrics import REFUSAL_REASONS
 from worker.redact.screen import screen_json
 from worker.version import __version__
 
-DOCUMENT: Final[dict[str, Any]] = yaml.safe_load((SCHEMAS / "asyncapi.yaml").read_text("utf-8"))
+DOCUMENT: Final[dict[str, Any]] = yaml.load((SCHEMAS / "asyncapi.yaml").read_text("utf-8"), yaml.CSafeLoader)
 MESSAGES = DOCUMENT["components"]["messages"]
 
 
@@ -84,6 +84,7 @@ def headers_of(record: Any) -> dict[str, str]:
 def test_its_topics_are_the_default_settings_and_its_version_the_worker_s() -> None:
     settings = load(forget=True, forget_key="x" * 32, verdict_key_file="judges.key")
     topics = [*settings.topics.values(), settings.contributed, settings.refused, marks_topic(settings)]
+    topics.append(followed_topic(settings))
     topics += [*settings.span_topics, settings.assemble_spans, settings.assemble_state]
     assert [channel["address"] for channel in DOCUMENT["channels"].values()] == topics
     assert DOCUMENT["info"]["version"] == __version__
@@ -203,9 +204,8 @@ def test_verdict_what_it_says_and_the_track_record_are_the_code_s() -> None:
     assert set(headers) == set(resolved(MESSAGES["verdict"]["headers"])["required"])
     written = judged_record(make_record(signed.value, 7), Ruling(verdict, counts=True, used=0.5))
     validator("judged", "payload").validate(json.loads(written.value or b""))
-    change = TrackRecord(TOPIC_ID).add(verdict, 0, 7)
-    assert change is not None
-    key, value = encode_row(change[0])
+    (change,) = TrackRecord(TOPIC_ID).add(verdict, 0, 7).changes
+    key, value = encode_row(change)
     assert key.startswith(RECORD_PREFIX)
     fields = msgspec.msgpack.decode(value or b"")
     items = resolved(MESSAGES["trackRecord"]["payload"])["items"]

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -23,7 +24,7 @@ from click.testing import CliRunner
 from tests.support.builders import trace_bytes
 from tests.support.surroundings import DOCS
 from worker.cli import cli
-from worker.commands.redrive.dead_letters import OF_CLOSED_RUNS
+from worker.commands.redrive.steps import OF_CLOSED_RUNS
 from worker.config import Settings
 from worker.core.trace import Reason
 
@@ -31,8 +32,8 @@ TEXT = (DOCS / "commands.md").read_text("utf-8")
 
 
 HEADINGS = re.findall(r"^### `kp-worker ([a-z-]+)`$", TEXT, re.MULTILINE)
-SHARED = {"--config", "--bootstrap-servers", "--group", "--set", "--json"}
-"""Options that the head of the page explains."""
+MANY = 10
+"""Commands with the same option, from which on the page does not name them."""
 OPTIONS = re.compile(r"(?<=<!-- options: python -m tests.docs.test_docs_commands -->\n).*", re.DOTALL)
 
 
@@ -49,16 +50,18 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
             yield name, command, inner
 
 
-def options_table() -> str:
-    """Return the options of all commands as --help says them, but for those that most commands share."""
-    lines = ["| command | option | meaning |", "|---|---|---|"]
+def options_list() -> str:
+    """Return the options of all commands as --help says them; those that several commands have, once."""
+    having = defaultdict[str, list[str]](list)
     for name, command, context in commands():
         for option in command.params:
-            record = option.get_help_record(context)
-            if record is not None and option.opts[0] not in SHARED:
-                written, meaning = (" ".join(part.split()).replace("|", r"\|") for part in record)
-                lines.append(f"| `{name}` | `{written}` | {meaning} |")
-    return "\n".join(lines) + "\n"
+            if record := option.get_help_record(context):
+                written, meaning = (" ".join(part.split()) for part in record)
+                having[f"- `{written}`: {meaning}"].append(name)
+    groups = defaultdict[str, list[str]](list)
+    for line, names in having.items():
+        groups["Most commands" if len(names) > MANY else ", ".join(f"`{name}`" for name in names)].append(line)
+    return "\n\n".join(f"{names}:\n\n" + "\n".join(groups[names]) for names in sorted(groups)) + "\n"
 
 
 def test_every_command_has_a_section() -> None:
@@ -67,7 +70,7 @@ def test_every_command_has_a_section() -> None:
 
 def test_the_options_are_those_of_help() -> None:
     """After a change: python -m tests.docs.test_docs_commands."""
-    assert OPTIONS.findall(TEXT) == [options_table()]
+    assert OPTIONS.findall(TEXT) == [options_list()]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -172,4 +175,4 @@ def test_every_command_with_options_that_is_printed_or_shown_is_one() -> None:
 
 
 if __name__ == "__main__":
-    (DOCS / "commands.md").write_text(OPTIONS.sub(lambda _: options_table(), TEXT), "utf-8")
+    (DOCS / "commands.md").write_text(OPTIONS.sub(lambda _: options_list(), TEXT), "utf-8")

@@ -21,7 +21,6 @@ from worker.config import Settings, load
 BLOCKS = snippets()
 MINE = snippets("tests/docs/test_snippets.py")
 EXAMPLE = (ROOT / "schemas/examples/reasoning-trace.json").read_bytes()
-ENVIRONMENT = environment()
 
 
 @pytest.mark.parametrize("block", [it for it in BLOCKS if it.language != "text"], ids=str)
@@ -73,7 +72,6 @@ def test_the_settings_of_a_block_are_accepted(block: Snippet, tmp_path: Path, mo
 @pytest.mark.parametrize("block", [it for it in MINE if "$ kp-worker " in it.text], ids=str)
 def test_the_commands_of_a_block_run(block: Snippet, tmp_path: Path) -> None:
     (tmp_path / "demo_traces.jsonl").write_bytes((ROOT / "worker/data/demo_traces.jsonl").read_bytes())
-    (tmp_path / "bad.json").write_bytes(EXAMPLE.replace(b'"confidence": 0.9', b'"confidence": 90'))
     (tmp_path / "trace.jsonl").write_bytes(trace_bytes() + b"\n")
     subprocess.run([*WORKER, "score", "trace.jsonl", "-o", "one.json"], env=NO_MODEL, cwd=tmp_path, check=True)
     for command in block.commands():
@@ -81,12 +79,10 @@ def test_the_commands_of_a_block_run(block: Snippet, tmp_path: Path) -> None:
             [*WORKER, *shlex.split(command, comments=True)[1:]],
             env=NO_MODEL, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        assert done.returncode == ("bad.json" in command.split()), done.stderr
+        assert done.returncode == 0, done.stderr
         said = done.stdout + done.stderr
         shown = block.text.split(command + "\n")[1].splitlines()[0]
         assert shown.split()[:2] == said.split()[:2] or said.startswith("{"), said
-        if "bad.json" in command.split():
-            assert said.strip() == shown
 
 
 NO_MODEL = environment(KP_EMBEDDER="none", PYTHONPATH=str(ROOT))

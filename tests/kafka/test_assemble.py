@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import time
-from collections.abc import Callable
 
 from aiokafka.admin import NewPartitions
 
 from tests.support import spans
 from tests.support.assemble import Workshop, expected_documents, made_records
 from tests.support.commands import header
-from tests.support.kafka_fixtures import WorkerProcess, admin, committed, create_topics, produce
+from tests.support.kafka_fixtures import admin, committed, create_topics, produce
+from tests.support.stage import Workers
+from worker.core.trace import Limits
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-
-Workers = Callable[..., WorkerProcess]
 
 
 def test_runs_become_traces_once_and_what_comes_later_is_told(
@@ -109,6 +110,69 @@ def test_it_says_what_it_lacks_and_ends(kafka: EmbeddedKafka, workers: Workers) 
         assert words in process.log()
 
 
+def test_a_long_run_passes_the_topic_that_it_creates_and_is_shortened(kafka: EmbeddedKafka, workers: Workers) -> None:
+    """Its last span has 1.2 MB, more than a broker's default for a topic."""
+    workshop = Workshop(kafka.bootstrap_servers, partitions=2, create=False)
+    process = workers(workshop.env, ("assemble",)).wait_ready()
+    run = spans.run_spans(1, size=1_200_000)
+    workshop.put([spans.as_protobuf([each]) for each in run])
+    (value,) = workshop.wait(1)
+    process.wait_metric("kp_assemble_shortened_traces_total", 1)
+    trace, whole = json.loads(value), json.loads(spans.documents(run, Limits(max_bytes=1 << 24))[0])
+    kept, cut = re.fullmatch(r"(.*) \[(\d+) characters cut\]", trace["steps"][2].pop("content")).groups()  # type: ignore[union-attr]
+    before = whole["steps"][2].pop("content")
+    assert (before[: len(kept)], len(before) - len(kept)) == (kept, int(cut))
+    assert trace == whole
+    assert 1_040_000 < len(value) < 1_048_576
+    assert f"the first: {trace['id']}, by {cut} characters" in process.log()
+    # what cannot be shortened is a dead letter, with a line in the log
+    steps = spans.run_spans(2, 9, start_ns=spans.START_NS)
+    process.terminate()
+    assert process.wait() == 0, process.log()
+    strict = workers({**workshop.env, "KP_MAX_STEPS": "5"}, ("assemble",)).wait_ready()
+    workshop.put([spans.as_protobuf(steps)])
+    strict.wait_metric("kp_assemble_dead_letters_total", 1, reason="too_large")
+    assert f"run {spans.trace_id(2)} exceeds KP_MAX_MESSAGE_BYTES" in strict.log()
+    assert [header(each, "kp-error-reason") for each in workshop.letters()] == ["too_large"]
+
+
+def test_logs_that_waited_on_a_topic_that_is_added_later_are_no_dead_letters(
+    kafka: EmbeddedKafka, workers: Workers
+) -> None:
+    workshop = Workshop(kafka.bootstrap_servers)
+    logs = f"{workshop.name}.logs"
+    create_topics(kafka.bootstrap_servers, {logs: 2})
+    old, new = spans.run_spans(1), spans.run_spans(2)
+    process = workers(workshop.env, ("assemble",)).wait_ready()
+    workshop.put([spans.as_protobuf(old)])
+    workshop.put([spans.as_logs(old)], topic=logs)
+    assert workshop.wait(1) == spans.documents(old)
+    process.terminate()
+    assert process.wait() == 0, process.log()
+    both = workers({**workshop.env, "KP_SPANS_TOPIC": f"{workshop.spans},{logs}"}, ("assemble",)).wait_ready()
+    workshop.put([spans.as_logs(new)], topic=logs)
+    workshop.put([spans.as_protobuf(new)])
+    assert workshop.wait(2)[1:] == spans.documents(new)
+    assert f"{logs}: log events of runs that are already closed" in both.log()
+    # what is late by its own time still is a dead letter
+    workshop.put([spans.as_logs(new)], topic=logs)
+    both.wait_metric("kp_assemble_late_parts_total", 1)
+    (letter,) = workshop.letters()
+    assert (header(letter, "kp-error-reason"), header(letter, "kp-source-topic")) == ("late_span", logs)
+
+
+def test_its_dead_letters_make_it_no_second_group(kafka: EmbeddedKafka, workers: Workers) -> None:
+    workshop = Workshop(kafka.bootstrap_servers, KP_EMBEDDER="none")
+    process = workers(workshop.env, ("assemble",)).wait_ready()
+    workshop.put([b"{"])
+    process.wait_metric("kp_assemble_dead_letters_total", 1, reason="not_json")
+    worker = workers(workshop.env).wait_ready()
+    doctor = workers(workshop.env, ("doctor",))
+    doctor.wait()
+    assert "none seen on the output topics" in doctor.log()
+    assert "writes to" not in worker.log() + doctor.log().replace("writes to the source", "")
+
+
 def test_a_state_with_other_partitions_is_refused(kafka: EmbeddedKafka, workers: Workers) -> None:
     workshop = Workshop(kafka.bootstrap_servers)
     state = f"{workshop.name}-assemble-state"
@@ -133,8 +197,31 @@ def test_no_trace_closes_while_a_partition_of_spans_is_read_by_nobody(kafka: Emb
     assert workshop.wait(1) == spans.documents(run)
 
 
+def test_content_where_nothing_reads_it_is_told_once_and_shown(kafka: EmbeddedKafka, workers: Workers) -> None:
+    workshop = Workshop(kafka.bootstrap_servers, grace=1, KP_STATUS_PAGE="true", KP_EMBEDDER="none")
+    for number in (1, 2):
+        strange = spans.run_spans(number)
+        for each in strange:
+            each["attributes"] = {"gen_ai.request.model": "m", "desk.prompt": "Do it."}
+        workshop.put([spans.as_json(strange)])
+    process = workers(workshop.env, ("assemble",)).wait_ready()
+    doctor = workers(workshop.env, ("doctor",))
+    process.wait_metric("kp_assemble_unread_runs_total", 2)
+    _, page = process.get("/")
+    assert "desk.prompt (2 runs)" in page
+    assert "no trace for 2 runs: no_content" in page
+    doctor.wait()
+    assert "desk.prompt (2 runs)" in doctor.log()
+    process.terminate()
+    assert process.wait() == 0, process.log()
+    assert process.log().count("attributes that nothing reads: desk.prompt;") == 1
+
+
 def test_topics_doctor_and_a_look_know_what_it_needs(kafka: EmbeddedKafka, workers: Workers) -> None:
     workshop = Workshop(kafka.bootstrap_servers, KP_CREATE_TOPICS="false", KP_EMBEDDER="none")
+    none = workers(workshop.env, ("assemble", "--try", f"{workshop.name}.none"))
+    assert none.wait() == 2, none.log()
+    assert f"has no topic {workshop.name}.none yet, and there is no file {workshop.name}.none" in none.log()
     workshop.put([spans.as_json(spans.run_spans(1))])
     doctor = workers(workshop.env, ("doctor",))
     created = workers(workshop.env, ("topics", "--create"))
@@ -144,6 +231,10 @@ def test_topics_doctor_and_a_look_know_what_it_needs(kafka: EmbeddedKafka, worke
     assert f"{workshop.name}-assemble-spans" in created.log()
     doctor, look = workers(workshop.env, ("doctor",)), workers(workshop.env, ("assemble", "--try", workshop.spans))
     assert look.wait() == 0, look.log()
-    assert "1 reasoning traces would come out" in look.log()
+    assert "1 reasoning trace would come out" in look.log()
     doctor.wait()
     assert f'"check":"assemble","message":"reads {workshop.spans}, writes {workshop.traces}"' in doctor.log()
+    small = f"topic {workshop.spans} has max.message.bytes=1048588: the Collector drops a larger record"
+    assert small in doctor.log()
+    assert f"set max.message.bytes=10485760 on {workshop.spans}" in doctor.log()
+    assert f"--alter --topic {workshop.spans} --add-config max.message.bytes=10485760" in created.log()

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.processes import WORKER
 from tests.support.surroundings import ROOT, environment
 from worker.commands.shared.samples import SAMPLES
@@ -41,6 +43,7 @@ def read_to(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"no line with {words!r} in:\n{text}")
 
 
+@pytest.mark.sample(2, "demo")
 def test_demo_end_to_end(tmp_path: Path) -> None:
     process = start(tmp_path, "demo")
     text, _ = process.communicate(timeout=120)
@@ -57,6 +60,7 @@ def test_demo_end_to_end(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sample(2, "demo")
 def test_demo_with_spans_and_a_registry_shows_what_reached_it(tmp_path: Path) -> None:
     process = start(tmp_path, "demo", "--registry", "--otlp")
     text, _ = process.communicate(timeout=120)
@@ -76,6 +80,7 @@ def test_demo_with_spans_and_a_registry_shows_what_reached_it(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sample(2, "demo")
 def test_demo_with_verdicts_shows_an_agent_that_loses_its_confidence(tmp_path: Path) -> None:
     process = start(tmp_path, "demo", "--verdicts")
     text, _ = process.communicate(timeout=120)
@@ -94,6 +99,7 @@ def test_demo_with_verdicts_shows_an_agent_that_loses_its_confidence(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sample(2, "demo")
 def test_demo_keeps_running_until_asked(tmp_path: Path) -> None:
     with start(tmp_path, "demo", "--keep-running") as process:
         text = read_to(process, "stop     Ctrl-C")

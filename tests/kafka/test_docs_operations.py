@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tests.support.crash_worker import hash_vector
-from tests.support.kafka_fixtures import WorkerProcess
-from tests.support.stage import LINES, Stage, documents
+from tests.support.stage import LINES, Stage, Workers, documents
 from worker.core.novelty import Vector
 from worker.core.scorer import PartitionScorer, cached_id
 from worker.core.trace import created_at_ms, embedding_text, parse_trace
@@ -35,9 +32,7 @@ def expected(capacities: tuple[int, ...]) -> list[tuple[str, float] | None]:
     return result
 
 
-def test_a_changed_capacity_keeps_the_newest_entries(
-    kafka: EmbeddedKafka, hashing: Callable[..., WorkerProcess]
-) -> None:
+def test_a_changed_capacity_keeps_the_newest_entries(kafka: EmbeddedKafka, hashing: Workers) -> None:
     assert expected(CAPACITIES) != expected((20, 20, 20)) != expected((20, 5, 5)), "the sample must show the capacity"
     stage = Stage(kafka, KP_TOPIC_PARTITIONS="1")
     for run, capacity in enumerate(CAPACITIES):

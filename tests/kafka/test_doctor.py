@@ -7,20 +7,19 @@ import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka import AIOKafkaProducer
 from click.testing import CliRunner
 
 from tests.support.builders import make_record
-from tests.support.commands import Desk, Diagnosis
+from tests.support.commands import NO_MODEL, Desk, Diagnosis
 from tests.support.forgetting import ANOTHER_ID, KEY, control_record, of_version_1
-from tests.support.kafka_fixtures import committed, create_topics, produce, topic_id, unique
+from tests.support.kafka_fixtures import admin, commit_offset, committed, create_topics, produce, topic_id, unique
 from tests.support.kafka_versions import since
 from tests.support.secure_kafka import Acl, SecureKafka, secure_kafka
 from tests.support.stage import untouched
+from tests.support.surroundings import topic_settings
 from worker.cli import cli
 from worker.core.records import SourceRecord
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -28,16 +27,7 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 def topics(kafka: EmbeddedKafka) -> list[str]:
     """All topics of the broker, as a fresh client sees them."""
-
-    async def names() -> Any:
-        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-        await admin.start()
-        try:
-            return sorted(await admin.list_topics())
-        finally:
-            await admin.close()
-
-    return list(asyncio.run(names()))
+    return sorted(admin(kafka.bootstrap_servers, lambda client: client.list_topics()))
 
 
 def test_a_healthy_set_up_and_its_lag(kafka: EmbeddedKafka) -> None:
@@ -67,24 +57,19 @@ def test_markers_of_transactions_are_no_lag(kafka: EmbeddedKafka) -> None:
                 await producer.send_and_wait(stage.name, value, partition=0)
                 await (producer.commit_transaction() if commit else producer.abort_transaction())
 
-    async def commit(offset: int) -> None:
-        async with AIOKafkaConsumer(
-            bootstrap_servers=kafka.bootstrap_servers, group_id=stage.name, enable_auto_commit=False
-        ) as consumer:
-            consumer.assign([TopicPartition(stage.name, 0)])
-            await consumer.commit({TopicPartition(stage.name, 0): offset})
-
     def lag() -> list[tuple[str, str]]:
         return Diagnosis(stage.env).of("lag")
 
     asyncio.run(transactions(b"1", b"2"))
+    committed(kafka.bootstrap_servers, stage.name, stage.name)  # from now on there are coordinators
     assert lag() == [("ok", "2 records wait in 2 partitions")]
-    asyncio.run(commit(3))  # as a worker does that has scored both; the topic ends at 4
+    # As a worker does that has scored both; the topic ends at 4.
+    commit_offset(kafka.bootstrap_servers, stage.name, stage.name, 3)
     assert lag() == [("ok", "0 records wait in 2 partitions")]
     asyncio.run(transactions(b"3", commit=False))
     assert lag() == [("ok", "0 records wait in 2 partitions")]
     produce(kafka.bootstrap_servers, stage.name, [(None, b"x", (), 1)] * 1001)
-    assert lag() == [("ok", "at most 1001 records wait in 2 partitions")]
+    assert lag() == [("ok", "at most 1,001 records wait in 2 partitions")]
 
     ((level, message),) = Diagnosis(stage.env).of("transactions")
     may_hang = since("4.0") and not since("4.3")
@@ -122,13 +107,13 @@ def test_another_group_on_the_same_outputs_is_told(kafka: EmbeddedKafka) -> None
     asyncio.run(write_all((accepted, f"{stage.name}-2-0"), (accepted, f"{stage.name}-2-11")))
     ((level, message),) = Diagnosis(stage.env).of("other groups")
     assert level == "warn"
-    assert message.startswith(f"group {stage.name}-2 writes to {accepted}, too, last at {datetime.now(UTC):%Y-}")
+    assert message.startswith(f"group {stage.name}-2 also writes to {accepted}, last at {datetime.now(UTC):%Y-}")
 
 
 def test_control_records_that_wait_and_will_be_refused(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     key_file = tmp_path / "forget.key"
     key_file.write_bytes(KEY)
-    env = {"KP_EMBEDDER": "auto", "KP_FORGET": "true", "KP_FORGET_KEY_FILE": str(key_file)}
+    env = {"KP_FORGET": "true", "KP_FORGET_KEY_FILE": str(key_file), **NO_MODEL}
     stage = untouched(kafka, KP_TOPIC_PARTITIONS="2", KP_FORGOTTEN_TOPIC=unique("receipts"), **env)
     assert stage.topics("--create").exit_code == 0
     place = {"topic": stage.name, "topic_id": topic_id(kafka.bootstrap_servers, stage.name), "agent_id": "ada"}
@@ -143,12 +128,14 @@ def test_control_records_that_wait_and_will_be_refused(kafka: EmbeddedKafka, tmp
     diagnosis = Diagnosis(stage.env)
     ((level, message),) = diagnosis.of("forget")
     assert level == "warn"
-    assert message.startswith("2 of 4 control records that wait will become dead letters (bad_control), the first at ")
+    assert message.startswith(
+        "4 control records wait, and 2 of them will become dead letters (bad_control), the first at "
+    )
     assert "0:1: the request has version 1" in message or "1:1: the record was signed for another topic" in message
-    assert diagnosis.failed() == []
+    assert [failed.partition(":")[0] for failed in diagnosis.failed()] == ["model"]
     write(*[make_record(b"x", partition=1)] * 1001)
     ((level, message),) = Diagnosis(stage.env).of("forget")
-    assert message.startswith("1 of 2 control records that wait among the records that were read will become")
+    assert message.startswith("2 control records wait among the records that were read, and 1 of them will become")
     key_file.unlink()
     ((level, message),) = Diagnosis(stage.env).of("forget")
     assert (level, "cannot be read" in message) == ("fail", True)
@@ -180,8 +167,8 @@ def test_topics_that_stop_or_hinder_the_worker(kafka: EmbeddedKafka) -> None:
     )
     diagnosis = Diagnosis(stage.env)
     failed = "\n".join(diagnosis.failed())
-    assert f"{names[4]} has 1 partitions" in failed
-    assert "min.insync.replicas=2 with 1 replicas: no write is ever acknowledged" in failed
+    assert f"{names[4]} has 1 partition," in failed
+    assert "min.insync.replicas=2 with 1 replica: no write is ever acknowledged" in failed
     warned = "\n".join(message for level, message in diagnosis.of("topic") if level == "warn")
     assert "records without a key are refused" in warned
     assert "dead letters of the largest records are truncated" in warned
@@ -229,11 +216,9 @@ def test_what_a_login_may_not_do(tmp_path: Path) -> None:
         create_topics(secure.admin, {**kafka_topics, f"{name}-novelty-changelog": (1, {"cleanup.policy": "compact"})})
         read = [Acl("Read", "topic", name), Acl("Read", "topic", f"{name}-novelty-changelog")]
         secure.allow("case1", [*read, Acl("Write", "topic", f"{name}.", True)])
-        env = {
-            "KP_BOOTSTRAP_SERVERS": secure.at("CLEAR"), "KP_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+        env = topic_settings(secure.at("CLEAR"), name, KP_CREATE_TOPICS="false") | {
+            "KP_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
             "KP_SASL_MECHANISM": "PLAIN", "KP_SASL_USERNAME": "case1", "KP_SASL_PASSWORD": "case1",
-            "KP_GROUP_ID": name, "KP_SOURCE_TOPIC": name, "KP_ACCEPTED_TOPIC": f"{name}.accepted",
-            "KP_REJECTED_TOPIC": f"{name}.rejected", "KP_DEAD_LETTER_TOPIC": f"{name}.dead-letter",
         }  # fmt: skip
         diagnosis = Diagnosis(env)
         failed = "\n".join(diagnosis.failed())
@@ -269,12 +254,7 @@ def may_look(secure: SecureKafka, name: str, env: dict[str, str]) -> None:
     done = CliRunner().invoke(cli, ["cache", "stats"], env=looker)
     assert (done.exit_code, f"group {name} has committed no offset" in done.stderr) == (1, True), done.stderr
 
-    async def commit() -> None:
-        async with AIOKafkaConsumer(bootstrap_servers=secure.admin, group_id=name) as consumer:
-            consumer.assign([TopicPartition(name, 0)])
-            await consumer.commit({TopicPartition(name, 0): 0})
-
-    asyncio.run(commit())
+    commit_offset(secure.admin, name, name, 0)
     done = CliRunner().invoke(cli, ["cache", "stats", "--json"], env=looker)
     assert (done.exit_code, '"entries":0' in done.stdout) == (0, True), done.stderr
 

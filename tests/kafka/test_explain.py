@@ -161,7 +161,7 @@ def test_a_trace_far_back_is_found(kafka: EmbeddedKafka) -> None:
     produce(desk.bootstrap, desk.topics["accepted"], foreign)
     assert explain(desk, IDS[0])["score"] == first["scoring"]["score"]
     done = desk.run("explain", "other")
-    assert "6,001 records" in done.stderr, "what the worker did not write is no trace of ours"
+    assert "6,001 records" in done.stderr, "what the worker did not write is not a trace of ours"
 
 
 def test_topics_that_are_missing_and_brokers_that_are_away(kafka: EmbeddedKafka) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,22 @@ from tests.support.builders import trace_document
 from tests.support.forgetting import KEY, control_record, of_version_1
 from tests.support.kafka_fixtures import (
     LoggedProcess,
-    WorkerProcess,
     consume_all,
     create_topics,
     produce,
     recreate_topic,
     topic_id,
+    wait_until,
 )
 from tests.support.schemas import VALIDATORS
-from tests.support.stage import Stage
+from tests.support.stage import Stage, Workers
 from worker.cli import cli
 from worker.commands.forget import request as forget_command
+from worker.commands.shared import session
 from worker.core import changelog
 from worker.core.forgetting import FORGOTTEN_PREFIX
 from worker.core.passes import MARKER_KEY
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-
-Hashing = Callable[[dict[str, str]], WorkerProcess]
 
 
 def stage_of(kafka: EmbeddedKafka) -> Stage:
@@ -110,7 +109,7 @@ def nearest(stage: Stage, number: int) -> str | None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("view", ["whole", "objective"])
 def test_an_agent_and_a_trace_are_forgotten_in_every_partition(
-    kafka: EmbeddedKafka, hashing: Hashing, view: str
+    kafka: EmbeddedKafka, hashing: Workers, view: str
 ) -> None:
     stage = stage_of(kafka)
     stage.env["KP_EMBED_TEXT"] = view
@@ -150,7 +149,7 @@ def test_an_agent_and_a_trace_are_forgotten_in_every_partition(
     assert {it.trace_id: it.sequence for it in written}["kp:trace:8"] == 4
 
 
-def test_without_the_setting_or_with_another_key_it_is_a_dead_letter(kafka: EmbeddedKafka, hashing: Hashing) -> None:
+def test_without_the_setting_or_with_another_key_it_is_a_dead_letter(kafka: EmbeddedKafka, hashing: Workers) -> None:
     stage = stage_of(kafka)
     worker = hashing(stage.env).wait_ready()
     stage.produce([(None, trace(n, "ada"), (), 0) for n in range(3)])
@@ -185,7 +184,7 @@ def test_wrong_usage_is_told(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPat
     for options in ((), ("--agent", "a", "--trace", "b"), ("--trace", "")):
         assert forget(stage, *options).exit_code == 2
     assert forget(stage, "--trace", "a", KP_FORGET_KEY="too short").exit_code == 2
-    monkeypatch.setattr(forget_command, "topic_id", no_id)
+    monkeypatch.setattr(session, "topic_id", no_id)
     unbound = forget(stage, "--trace", "a")
     assert unbound.exit_code == 2
     assert f"the brokers report no id of topic {stage.name}" in unbound.stderr
@@ -196,7 +195,7 @@ def test_wrong_usage_is_told(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPat
     assert stage.env["KP_FORGOTTEN_TOPIC"] in unanswered.stderr
 
 
-def test_a_request_is_honoured_nowhere_else(kafka: EmbeddedKafka, hashing: Hashing) -> None:
+def test_a_request_is_honoured_nowhere_else(kafka: EmbeddedKafka, hashing: Workers) -> None:
     """Its control records are written again: in the other partition, later, and after the topic was recreated."""
     stage = stage_of(kafka)
     worker = hashing(stage.env).wait_ready()
@@ -232,7 +231,7 @@ def test_a_request_is_honoured_nowhere_else(kafka: EmbeddedKafka, hashing: Hashi
     assert entries(stage) == []
 
 
-def test_a_worker_that_was_paused_while_the_topic_was_recreated(kafka: EmbeddedKafka, hashing: Hashing) -> None:
+def test_a_worker_that_was_paused_while_the_topic_was_recreated(kafka: EmbeddedKafka, hashing: Workers) -> None:
     """It reads on in the new topic and knows the old one's id; the request is one that it has not read yet."""
     stage = stage_of(kafka)
     stage.env["KP_SESSION_TIMEOUT_SECONDS"] = "40"
@@ -265,7 +264,7 @@ def test_a_worker_that_was_paused_while_the_topic_was_recreated(kafka: EmbeddedK
     assert sum("another topic of this name" in it for it in refusals(stage)) == 4
 
 
-def test_a_copy_on_another_topic_or_cluster_is_refused(kafka: EmbeddedKafka, hashing: Hashing) -> None:
+def test_a_copy_on_another_topic_or_cluster_is_refused(kafka: EmbeddedKafka, hashing: Workers) -> None:
     """As a mirror copies it, with its headers: under another name, or under the same name on another cluster."""
     stage = stage_of(kafka)
     hashing(stage.env).wait_ready()
@@ -290,7 +289,7 @@ def test_a_copy_on_another_topic_or_cluster_is_refused(kafka: EmbeddedKafka, has
             assert receipts(other) == 0
 
 
-def test_each_group_that_reads_the_topic_honours_the_same_request(kafka: EmbeddedKafka, hashing: Hashing) -> None:
+def test_each_group_that_reads_the_topic_honours_the_same_request(kafka: EmbeddedKafka, hashing: Workers) -> None:
     stage = stage_of(kafka)
     hashing(stage.env).wait_ready()
     stage.produce(traces(0, 6))
@@ -304,7 +303,7 @@ def test_each_group_that_reads_the_topic_honours_the_same_request(kafka: Embedde
     assert refusals(second) == refusals(stage) == []
 
 
-def test_a_request_of_version_1_that_is_still_unread_at_the_roll(kafka: EmbeddedKafka, hashing: Hashing) -> None:
+def test_a_request_of_version_1_that_is_still_unread_at_the_roll(kafka: EmbeddedKafka, hashing: Workers) -> None:
     stage = stage_of(kafka)
     place = {"topic": stage.name, "topic_id": topic_id(stage.bootstrap, stage.name), "end_offsets": [3, 3]}
     stage.produce(traces(0, 6))
@@ -323,7 +322,7 @@ def test_a_request_of_version_1_that_is_still_unread_at_the_roll(kafka: Embedded
 
 
 def test_the_command_says_that_the_topic_was_recreated_before_the_records_were_written(
-    kafka: EmbeddedKafka, hashing: Hashing, monkeypatch: pytest.MonkeyPatch
+    kafka: EmbeddedKafka, hashing: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = stage_of(kafka)
     ask = forget_command.topic_offsets
@@ -345,7 +344,7 @@ def test_the_command_says_that_the_topic_was_recreated_before_the_records_were_w
 
 
 def test_the_command_says_that_the_topic_was_recreated_while_it_waited(
-    kafka: EmbeddedKafka, hashing: Hashing, tmp_path: Path
+    kafka: EmbeddedKafka, hashing: Workers, tmp_path: Path
 ) -> None:
     stage = stage_of(kafka)
     worker = hashing(stage.env).wait_ready()  # it creates the topics of receipts and dead letters
@@ -355,9 +354,7 @@ def test_the_command_says_that_the_topic_was_recreated_while_it_waited(
         "worker", ["forget", "--agent", "ada", "--wait", "--timeout", "8"], os.environ | stage.env, tmp_path / "forget"
     )
     try:
-        deadline = time.monotonic() + 60
-        while len(controls(stage)) < 2:
-            assert time.monotonic() < deadline, command.log()
+        assert wait_until(lambda: len(controls(stage)) >= 2), command.log()
         time.sleep(1)  # what it looks at after it has written them
         recreate_topic(stage.bootstrap, stage.name, 2)
         assert command.process.wait(60) == 1

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import NewPartitions
-from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.builders import trace_bytes
-from tests.support.chaos import wait_until
-from tests.support.kafka_fixtures import WorkerProcess, admin, create_topics
-from tests.support.stage import Stage, documents
+from tests.support.kafka_fixtures import WorkerProcess, admin, commit_offset, create_topics, wait_until
+from tests.support.stage import Stage, Workers, documents
 from worker.core.group_view import memory_bytes
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-
-Start = Callable[[Mapping[str, str]], WorkerProcess]
 
 
 def stage_of(kafka: EmbeddedKafka, partitions: int = 2, **settings: str) -> Stage:
@@ -37,21 +30,11 @@ def wait_entries(count: int, *workers: WorkerProcess) -> None:
     assert arrived, [(it.metric("kp_group_view_entries"), it.log()) for it in workers]
 
 
-async def move(stage: Stage, partition: int, offset: int) -> None:
-    """Move the group's offset, as Kafka's tools do."""
-    async with AIOKafkaConsumer(
-        bootstrap_servers=stage.bootstrap, group_id=stage.name, enable_auto_commit=False
-    ) as consumer:
-        tp = TopicPartition(stage.name, partition)
-        consumer.assign([tp])
-        await consumer.commit({tp: OffsetAndMetadata(offset, "")})
-
-
 def nearest_by_id(stage: Stage) -> dict[str, Any]:
     return {str(it["id"])[9:]: it["scoring"]["nearest"] for it in documents(stage)}  # type: ignore[index]
 
 
-def test_a_text_that_another_partition_has_committed_is_not_new(kafka: EmbeddedKafka, hashing: Start) -> None:
+def test_a_text_that_another_partition_has_committed_is_not_new(kafka: EmbeddedKafka, hashing: Workers) -> None:
     stage = stage_of(kafka)
     one, two = hashing(stage.env), hashing(stage.env)
     both = (one.wait_ready(), two.wait_ready())
@@ -82,16 +65,16 @@ def test_a_text_that_another_partition_has_committed_is_not_new(kafka: EmbeddedK
     assert nearest_by_id(stage)["a-2"]["id"] == "kp:trace:a-1"
 
 
-def test_entries_of_the_pass_before_a_reset_are_not_compared(kafka: EmbeddedKafka, hashing: Start) -> None:
+def test_entries_of_the_pass_before_a_reset_are_not_compared(kafka: EmbeddedKafka, hashing: Workers) -> None:
     stage = stage_of(kafka)
     first = hashing(stage.env).wait_ready()
     publish(stage, 0, ("a-0", "kept text"), ("a-1", "old text"), ("a-2", "old text"))
     wait_entries(3, first)
     first.terminate()
     assert first.wait() == 0, first.log()
-    asyncio.run(move(stage, 0, 1))
+    commit_offset(stage.bootstrap, stage.name, stage.name, 1)
     second = hashing(stage.env).wait_ready()
-    assert "group view: 1 entries of 2 partitions" in second.log(), "those at and past the offset are of another pass"
+    assert "group view: 1 entry of 2 partitions" in second.log(), "those at and past the offset are of another pass"
     wait_entries(3, second)
     publish(stage, 1, ("b-0", "old text"), ("b-1", "kept text"))
     stage.wait_committed(5)
@@ -99,7 +82,7 @@ def test_entries_of_the_pass_before_a_reset_are_not_compared(kafka: EmbeddedKafk
     assert [found[name]["id"] for name in ("b-0", "b-1")] == ["kp:trace:a-1", "kp:trace:a-0"]
 
 
-def test_a_partition_that_the_source_gains_is_followed(kafka: EmbeddedKafka, hashing: Start) -> None:
+def test_a_partition_that_the_source_gains_is_followed(kafka: EmbeddedKafka, hashing: Workers) -> None:
     stage = stage_of(kafka, partitions=1)
     worker = hashing(stage.env | {"TEST_METADATA_MS": "2000"}).wait_ready()
     publish(stage, 0, ("a-0", "some text"))

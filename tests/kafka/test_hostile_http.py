@@ -7,15 +7,13 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from tests.support.http import random_accept
-from tests.support.kafka_fixtures import WorkerProcess
-from tests.support.stage import LINES, Stage
+from tests.support.stage import LINES, Stage, Workers
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.observe.http_server import CONNECTION_SECONDS, MAX_CONNECTIONS
 
-Workers = Callable[..., WorkerProcess]
 HOSTILE = 500
 OPENINGS = (
     b"",  # connects and says nothing

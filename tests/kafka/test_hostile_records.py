@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import Desk, header
-from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics
+from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, wait_until
 from tests.support.raw_batches import (
     RawRecord,
     batch_of,
@@ -199,26 +199,19 @@ def test_redrive_sends_what_has_a_value_and_refuses_the_rest_in_words(kafka: Emb
         produce_batch(desk.bootstrap, desk.name, 0, latin1("zstd")[0])
         produce_batch(desk.bootstrap, desk.name, 1, too_large("gzip")[0])
         produce_batch(desk.bootstrap, desk.name, 1, wrong_offsets("")[0])
-        deadline = time.monotonic() + 60
-        while len(desk.read("dead-letter")) < 5:
-            assert time.monotonic() < deadline, worker.log()
-            time.sleep(0.2)
+        assert wait_until(lambda: len(desk.read("dead-letter")) >= 5), worker.log()
         done = desk.run("redrive", "--execute")
         assert "3 dead letters redriven" in done.stdout, done.stdout + done.stderr
         text = " ".join((done.stdout + done.stderr).split())
         assert "offsets 0 to 2 of partition 1" in text
         assert "KP_MAX_BATCH_BYTES" in text
         assert "no client can read" in text
-        before = 0
-        deadline = time.monotonic() + 60
-        while before < 3:
-            before = sum(
-                any(name == "kp-redrive-count" for name, _ in record.headers)
-                for kind in ("accepted", "rejected")
-                for record in desk.read(kind)
-            )
-            assert time.monotonic() < deadline, worker.log()
-            time.sleep(0.2)
+
+        def redriven() -> int:
+            scored = [*desk.read("accepted"), *desk.read("rejected")]
+            return sum(any(name == "kp-redrive-count" for name, _ in record.headers) for record in scored)
+
+        assert wait_until(lambda: redriven() >= 3), worker.log()
     report = ["report", "--from-kafka", "-o", str(tmp_path / "page.html")]
     for command in (["tail", "--dead-letters", "--no-follow"], report):
         done = desk.run(*command)

@@ -1,4 +1,4 @@
-"""The commands of docs/ with Kafka's own tools, as they stand: operations.md and contribute.md."""
+"""The commands of docs/ with Kafka's own tools, as they stand: operations.md, contribute.md and runbooks.md."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.support.kafka_fixtures import committed, create_topics
 from tests.support.kafka_tools import write_scripts
 from tests.support.snippets import Snippet, snippets
 from tests.support.stage import LINES, Stage, Workers, origin
+from tests.support.surroundings import DOCS
 from worker.contribute.topics import contribute_plan
 from worker.kafka.cluster.client import client_arguments
 from worker.kafka.cluster.connections import connected_admin
@@ -149,3 +151,27 @@ def test_a_topic_gets_more_partitions_the_changelog_first(stage: Stage, tools: T
         stage.produce([(None, line, (), n) for n, line in enumerate(LINES[4:16])])
         stage.wait_committed(16)
         worker.wait_metric("kp_assigned_partitions", 12)
+
+
+@pytest.mark.long
+def test_the_commands_within_the_sentences_of_the_runbooks_run(stage: Stage, tools: Tools, hashing: Workers) -> None:
+    """With the lines at the head of the page, one command of each form. Those for a record from the future find it."""
+    limit = "message.timestamp.before.max.ms"
+    create_topics(stage.bootstrap, {stage.env["KP_ACCEPTED_TOPIC"]: (PARTITIONS, {limit: "9999999999999"})})
+    score(stage, hashing, LINES[:8])
+    future = int(time.time() * 1000) + 40_000
+    ((_, offset),) = stage.produce([(b"a key", b"early", (), 0, future)])
+    stage.produce([(None, LINES[8], (), 0), (None, LINES[9], (), 0)])
+    text = (DOCS / "runbooks.md").read_text("utf-8")
+    (head,) = re.findall(r"^(kafka\(\) .*\nGROUP=.*)$", text, re.MULTILINE)
+    head = head.replace("kafka-1:9092", stage.bootstrap).replace("GROUP=kp-worker", f"GROUP={stage.name}")
+    forms = {tuple(re.findall(r"^kafka \S+| --\S+", it)): it for it in reversed(re.findall(r"`(kafka [^`]+)`", text))}
+    values = {"traces:N": "traces:0", "partition N": "partition 0", "OFFSET": str(offset), "$GROUP-assemble": "$GROUP"}
+    named = re.compile("|".join(map(re.escape, values)))
+    said = ""
+    for line in forms.values():
+        command = named.sub(lambda match: values[match[0]], line)
+        said += tools.command(head + "\n" + re.sub(r"(?<!--topic )\btraces\b", stage.name, command))
+    assert len(forms) == 10
+    assert f"{stage.name}:0:{offset}\n" in said
+    assert f"CreateTime:{future}\ta key\tearly\n" in said

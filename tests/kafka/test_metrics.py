@@ -1,21 +1,13 @@
 """Lag as a worker says it of a real topic."""
 
 import asyncio
-import time
-from collections.abc import Callable
 
 from aiokafka import AIOKafkaProducer
 
 from tests.support.builders import trace_bytes
-from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, unique
+from tests.support.kafka_fixtures import create_topics, produce, unique, wait_until
+from tests.support.stage import Workers
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-
-
-def wait_for(condition: Callable[[], bool], worker: WorkerProcess) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"{worker.metrics()}\n{worker.log()}"
-        time.sleep(0.1)
 
 
 async def produce_in_transactions(bootstrap: str, topic: str) -> None:
@@ -29,7 +21,7 @@ async def produce_in_transactions(bootstrap: str, topic: str) -> None:
         await producer.abort_transaction()
 
 
-def test_an_idle_topic_has_no_lag_whatever_ends_it(kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess]) -> None:
+def test_an_idle_topic_has_no_lag_whatever_ends_it(kafka: EmbeddedKafka, workers: Workers) -> None:
     topic = unique("traces")
     create_topics(kafka.bootstrap_servers, {topic: 3})
     worker = workers(
@@ -50,7 +42,7 @@ def test_an_idle_topic_has_no_lag_whatever_ends_it(kafka: EmbeddedKafka, workers
         return [found.get(f'{name}{{partition="{partition}"}}') for name in names for partition in range(3)]
 
     worker.wait_metric("kp_records_consumed_total", 2)
-    wait_for(lambda: lags() == [0.0] * 6, worker)
+    assert wait_until(lambda: lags() == [0.0] * 6), f"{worker.metrics()}\n{worker.log()}"
     assert worker.metric("kp_committed_offset", partition="0") == 1  # and the marker lies at 1
     assert worker.metric("kp_committed_offset", partition="1") == 0
     assert worker.metric("kp_build_info", group=topic) == 1

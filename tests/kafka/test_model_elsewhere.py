@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import pytest
@@ -11,7 +11,8 @@ import pytest
 from tests.support import chaos, oracle
 from tests.support.crash_worker import hash_vector
 from tests.support.embedding_service import MODEL, Answer, EmbeddingService
-from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, produce, wait_until
+from tests.support.stage import Workers
 from worker.embed.http_embedder import PROBES
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -19,8 +20,6 @@ PARTITIONS = 4
 LEG = 200
 END_SECONDS = 15
 """How long a worker may take to end during an outage; less than KP_SHUTDOWN_TIMEOUT_SECONDS (20)."""
-
-Workers = Callable[..., WorkerProcess]
 
 
 class Group:
@@ -101,12 +100,12 @@ def test_kills_and_outages_lose_nothing_and_publish_nothing_twice(group: Group, 
 
 def test_a_rebalance_during_an_outage_does_not_wait_for_its_end(group: Group, service: EmbeddingService) -> None:
     both = [group.start().wait_ready(), group.start().wait_ready()]
-    assert chaos.wait_until(lambda: all(it.metric("kp_assigned_partitions") == 2 for it in both), 30)
+    assert wait_until(lambda: all(it.metric("kp_assigned_partitions") == 2 for it in both), 30)
     service.stop()
     group.produce()
     both[1].wait_words("the embedding service at")
     end(both[0])
-    assert chaos.wait_until(lambda: both[1].metric("kp_assigned_partitions") == PARTITIONS, 20), both[1].log()
+    assert wait_until(lambda: both[1].metric("kp_assigned_partitions") == PARTITIONS, 20), both[1].log()
     service.start()
     group.wait_settled(both[1])
     end(both[1])
@@ -168,9 +167,9 @@ def test_two_models_under_one_name_do_not_meet_in_the_group_view(
     with EmbeddingService() as other:
         other.salt = "another model"
         both = [group.start().wait_ready(), group.start(KP_EMBEDDER_URL=other.url).wait_ready()]
-        assert chaos.wait_until(lambda: all(it.metric("kp_assigned_partitions") == 2 for it in both), 30)
+        assert wait_until(lambda: all(it.metric("kp_assigned_partitions") == 2 for it in both), 30)
         group.produce(40)
-        assert chaos.wait_until(lambda: any(it.returncode is not None for it in both), 30), both[0].log()
+        assert wait_until(lambda: any(it.returncode is not None for it in both), 30), both[0].log()
         (ended, *_) = [it for it in both if it.returncode is not None]
         assert ended.returncode == 1, ended.log()
         assert "is not the one that made the cache" in ended.log()

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.crash_worker import HashEmbedder, hash_vector
 from tests.support.kafka_fixtures import (
     WorkerProcess,
     admin,
+    commit_offset,
     committed,
     consume_all,
     create_topics,
     produce,
     recreate_topic,
+    wait_until,
 )
 from tests.support.stage import LINES, Stage, Workers, documents
 from worker.core.changelog import SLACK, decode
@@ -32,7 +29,6 @@ from worker.core.trace import InvalidTrace, Limits, created_at_ms, embedding_tex
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
-Start = Callable[..., WorkerProcess]
 BROKEN = b'{"not": "a trace"}'
 
 
@@ -40,7 +36,7 @@ def rows(lines: Sequence[bytes]) -> list[tuple[Any, ...]]:
     return [(None, line, (), 0) for line in lines]
 
 
-def run(start: Start, stage: Stage, total: int, **settings: str) -> WorkerProcess:
+def run(start: Workers, stage: Stage, total: int, **settings: str) -> WorkerProcess:
     """Let a worker score until `total` records are committed, and stop it."""
     worker = start({**stage.env, **settings}).wait_ready()
     stage.wait_committed(total)
@@ -49,7 +45,7 @@ def run(start: Start, stage: Stage, total: int, **settings: str) -> WorkerProces
     return worker
 
 
-def run_after(stage: Stage, start: Start, lines: Sequence[bytes], **settings: str) -> WorkerProcess:
+def run_after(stage: Stage, start: Workers, lines: Sequence[bytes], **settings: str) -> WorkerProcess:
     """Let a first worker create the topics and score what is produced then."""
     worker = start({**stage.env, **settings}).wait_ready()
     stage.produce(rows(lines))
@@ -92,39 +88,18 @@ def so_far(stage: Stage) -> list[tuple[str, Any]]:
 
 
 def commit(stage: Stage, offset: int, metadata: str = "") -> None:
-    """Move the group's offset, as kafka-consumer-groups.sh --reset-offsets does: without metadata."""
-
-    async def move() -> None:
-        consumer = AIOKafkaConsumer(bootstrap_servers=stage.bootstrap, group_id=stage.name, enable_auto_commit=False)
-        await consumer.start()
-        try:
-            tp = TopicPartition(stage.name, 0)
-            consumer.assign([tp])
-            await consumer.commit({tp: OffsetAndMetadata(offset, metadata)})
-        finally:
-            await consumer.stop()
-
-    asyncio.run(move())
+    commit_offset(stage.bootstrap, stage.name, stage.name, offset, metadata=metadata)
 
 
 def metadata_of(stage: Stage) -> str:
-    found: list[str] = []
-
-    async def read(client: AIOKafkaAdminClient) -> None:
-        offsets = await client.list_consumer_group_offsets(stage.name)
-        found.extend(it.metadata for it in offsets.values())
-
-    admin(stage.bootstrap, read)
-    return found[0]
+    offsets = admin(stage.bootstrap, lambda client: client.list_consumer_group_offsets(stage.name))
+    return str(next(iter(offsets.values())).metadata)
 
 
 def recreate(stage: Stage) -> None:
     """Delete the source topic, and with it the group's offsets, and make it anew under the same name."""
     recreate_topic(stage.bootstrap, stage.name, 1)
-    deadline = time.monotonic() + 30
-    while committed(stage.bootstrap, stage.name, stage.name):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    assert wait_until(lambda: not committed(stage.bootstrap, stage.name, stage.name))
 
 
 def live(stage: Stage) -> dict[bytes, bytes]:
@@ -156,7 +131,7 @@ def stage(kafka: EmbeddedKafka) -> Stage:
 # -- the three that scored wrong, silently
 
 
-def test_a_source_made_anew_with_the_same_ids_and_other_texts(stage: Stage, hashing: Start) -> None:
+def test_a_source_made_anew_with_the_same_ids_and_other_texts(stage: Stage, hashing: Workers) -> None:
     run_after(stage, hashing, LINES[:30])
     recreate(stage)
     lines = other_texts(LINES[:30], LINES[30:60])
@@ -167,7 +142,7 @@ def test_a_source_made_anew_with_the_same_ids_and_other_texts(stage: Stage, hash
     assert "the source topic was recreated" in worker.log()
 
 
-def test_a_source_made_anew_whose_last_record_is_a_dead_letter_before_a_restart(stage: Stage, hashing: Start) -> None:
+def test_a_source_made_anew_whose_last_record_is_a_dead_letter_before_a_restart(stage: Stage, hashing: Workers) -> None:
     run_after(stage, hashing, LINES[:30])
     recreate(stage)
     before = so_far(stage)
@@ -178,7 +153,7 @@ def test_a_source_made_anew_whose_last_record_is_a_dead_letter_before_a_restart(
     assert nearest(scored_since(stage, before)) == expected(LINES[100:130])
 
 
-def test_score_again_with_a_smaller_limit_and_a_restart(stage: Stage, hashing: Start) -> None:
+def test_score_again_with_a_smaller_limit_and_a_restart(stage: Stage, hashing: Workers) -> None:
     lines = [*LINES[:30], *sorted(LINES[30:60], key=lambda line: len(json.loads(line)["steps"]))]
     most = 3
     assert len(json.loads(lines[-1])["steps"]) > most
@@ -197,7 +172,7 @@ def test_score_again_with_a_smaller_limit_and_a_restart(stage: Stage, hashing: S
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("stale", [10, 99], ids=["already longer", "still shorter"])
-def test_a_committed_offset_of_a_topic_that_was_made_anew(stage: Stage, hashing: Start, stale: int) -> None:
+def test_a_committed_offset_of_a_topic_that_was_made_anew(stage: Stage, hashing: Workers, stale: int) -> None:
     run_after(stage, hashing, LINES[:10])
     metadata = metadata_of(stage)
     recreate(stage)
@@ -205,10 +180,7 @@ def test_a_committed_offset_of_a_topic_that_was_made_anew(stage: Stage, hashing:
     stage.produce(rows(LINES[10:40]))
     commit(stage, stale, metadata)
     worker = hashing(stage.env).wait_ready()
-    deadline = time.monotonic() + 60
-    while committed(stage.bootstrap, stage.name, stage.name) != {0: 30}:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    assert wait_until(lambda: committed(stage.bootstrap, stage.name, stage.name) == {0: 30}), worker.log()
     worker.terminate()
     assert worker.wait() == 0
     assert worker.log().count("was recreated (topic id") == 1
@@ -218,7 +190,7 @@ def test_a_committed_offset_of_a_topic_that_was_made_anew(stage: Stage, hashing:
 # -- what must go on as before
 
 
-def test_a_step_back_keeps_its_cache_and_so_does_a_restart_after_it(stage: Stage, hashing: Start) -> None:
+def test_a_step_back_keeps_its_cache_and_so_does_a_restart_after_it(stage: Stage, hashing: Workers) -> None:
     run_after(stage, hashing, LINES[:40])
     first = documents(stage)
     before = so_far(stage)
@@ -238,7 +210,7 @@ def test_a_step_back_keeps_its_cache_and_so_does_a_restart_after_it(stage: Stage
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("step", ["mid_sends", "after_sends"])
-def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage, hashing: Start, step: str) -> None:
+def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage, hashing: Workers, step: str) -> None:
     stage.env["KP_DELIVERY"] = "at_least_once"
     run_after(stage, hashing, LINES[:40])
     before = so_far(stage)
@@ -253,7 +225,7 @@ def test_a_step_back_that_crashes_in_its_first_commit_at_least_once(stage: Stage
     assert sorted(decode(value).source_offset for value in live(stage).values()) == list(range(50))
 
 
-def test_the_state_of_0_1_0_goes_on(stage: Stage, hashing: Start) -> None:
+def test_the_state_of_0_1_0_goes_on(stage: Stage, hashing: Workers) -> None:
     """Entries without a pass at bare slots, `kp1:` beside the offset: as 0.1.0 leaves them."""
     changelog = f"{stage.name}-novelty-changelog"
     create_topics(stage.bootstrap, {stage.name: 1, changelog: (1, CHANGELOG_CONFIG)})
@@ -277,7 +249,7 @@ def test_the_state_of_0_1_0_goes_on(stage: Stage, hashing: Start) -> None:
 
 
 def test_an_embedder_that_comes_back_believes_what_is_below_the_time_without(
-    stage: Stage, hashing: Start, workers: Workers
+    stage: Stage, hashing: Workers, workers: Workers
 ) -> None:
     run_after(stage, hashing, LINES[:20])
     commit(stage, 10)
@@ -289,7 +261,7 @@ def test_an_embedder_that_comes_back_believes_what_is_below_the_time_without(
     assert nearest(scored_since(stage, before)) == expected([*LINES[:10], *LINES[20:30]])[10:]
 
 
-def test_a_capacity_that_changes_both_ways_leaves_no_gap(stage: Stage, hashing: Start) -> None:
+def test_a_capacity_that_changes_both_ways_leaves_no_gap(stage: Stage, hashing: Workers) -> None:
     """With restarts between, and fewer traces than slots, so that entries of all capacities are needed at once."""
     total = 0
     for capacity, count in ((50, 1200), (20, 700), (20, 100), (200, 300), (200, 10), (30, 100), (30, 10)):

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 from tests.support.builders import trace_bytes
 from tests.support.commands import header
 from tests.support.crash_worker import DIMENSIONS
-from tests.support.kafka_fixtures import WorkerProcess, create_topics
+from tests.support.kafka_fixtures import create_topics
 from tests.support.output_embedding import decode
-from tests.support.stage import Stage
+from tests.support.stage import Stage, Workers
 from worker.core.documents import embedding_bytes
 from worker.kafka.cluster.topic_plan import OUTPUT_OVERHEAD
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-
-Workers = Callable[..., WorkerProcess]
 
 
 def test_a_trace_that_would_not_fit_with_its_embedding_is_a_dead_letter(kafka: EmbeddedKafka, workers: Workers) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from tests.support.builders import trace_document
-from tests.support.kafka_fixtures import WorkerProcess
-from tests.support.stage import Stage
+from tests.support.stage import Stage, Workers
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 MARKER = "marmalade"
@@ -42,9 +40,7 @@ def documents() -> list[bytes]:
     ]
 
 
-def test_what_a_trace_says_is_in_no_log_above_debug(
-    kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess]
-) -> None:
+def test_what_a_trace_says_is_in_no_log_above_debug(kafka: EmbeddedKafka, workers: Workers) -> None:
     stage = Stage(kafka, KP_LOG_LEVEL="debug", KP_LOG_FORMAT="json", KP_LATENCY_BUDGET_SECONDS="0.000001")
     worker = workers(stage.env).wait_ready()
     sent = documents() * 3

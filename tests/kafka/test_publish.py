@@ -7,13 +7,12 @@ import os
 import signal
 import statistics
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.builders import trace_bytes, trace_document
 from tests.support.commands import Desk
-from tests.support.kafka_fixtures import WorkerProcess, create_topics
+from tests.support.kafka_fixtures import create_topics, wait_until
+from tests.support.stage import Workers
 from worker.commands.publish.send import key_of
 from worker.commands.shared.samples import SAMPLES
 from worker.core.trace import parse_trace
@@ -26,9 +25,7 @@ def by_agent(agent: str, number: int) -> bytes:
     return json.dumps(document).encode()
 
 
-def test_published_scored_and_shown(
-    kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess], tmp_path: Path
-) -> None:
+def test_published_scored_and_shown(kafka: EmbeddedKafka, workers: Workers, tmp_path: Path) -> None:
     desk = Desk(kafka)
     workers(desk.settings).wait_ready()
     good = SAMPLES.read_bytes().splitlines()
@@ -53,10 +50,7 @@ def test_published_scored_and_shown(
     unchecked = desk.run("publish", "-", "--no-validate", stdin=b"\n".join(bad.values()))
     assert unchecked.returncode == 0
     assert "3 traces published" in unchecked.stderr
-    deadline = time.monotonic() + 60
-    while len(desk.read("dead-letter")) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    assert wait_until(lambda: len(desk.read("dead-letter")) >= 3)
     shown = desk.run("tail", "--from-beginning", "--no-follow")
     documents = [json.loads(line) for line in shown.stdout.splitlines()]
     assert {document["id"] for document in documents} == {json.loads(line)["id"] for line in good}
@@ -91,10 +85,7 @@ def test_a_slow_pipe_is_sent_as_it_comes_and_ctrl_c_ends_it(kafka: EmbeddedKafka
             assert command.stdin is not None
             command.stdin.write(by_agent("a", 1) + b"\n")
             command.stdin.flush()
-            deadline = time.monotonic() + 60
-            while not desk.read():
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            assert wait_until(desk.read)
             command.send_signal(signal.SIGINT)
             assert command.wait(20) == 130
             assert command.stderr is not None

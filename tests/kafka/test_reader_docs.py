@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.support.accepted_topic import accepted_topic, start_reader, two_readers
-from tests.support.chaos import wait_until
+from tests.support.kafka_fixtures import wait_until
 from tests.support.snippets import snippets
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 

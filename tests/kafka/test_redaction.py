@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from tests.support.builders import NEVER_ACCEPTED, T0, WELL_ROUNDED, trace_bytes, trace_document
 from tests.support.commands import Desk, header
 from tests.support.failing_worker import FAILS
-from tests.support.kafka_fixtures import WorkerProcess
-from tests.support.stage import Stage
+from tests.support.stage import Stage, Workers
 from worker.core.findings import SCREEN_RULES, TYPES
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-
-Workers = Callable[..., WorkerProcess]
 
 FOUND = {
     "connection_string": "postgres://ada:lovelace@db/app",

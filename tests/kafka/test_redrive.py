@@ -8,15 +8,15 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.builders import T0, trace_bytes
 from tests.support.commands import Desk, header
-from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce
-from worker.commands.redrive.dead_letters import parse_offsets
+from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, wait_until
+from tests.support.stage import Workers
+from worker.commands.redrive.steps import parse_offsets
 from worker.commands.shared.options import parse_time
 from worker.core.documents import dead_letter, fit_dead_letter, last_resort, readdressed
 from worker.core.records import OutputRecord, SourceRecord
@@ -79,10 +79,7 @@ def test_a_second_run_takes_over_from_a_frozen_one(kafka: EmbeddedKafka) -> None
     desk.letters([(Reason.NOT_JSON, BAD) for _ in range(20)])
     plan = desk.env | {"TEST_CRASH_AT": "after_begin:2:freeze"}
     with WorkerProcess(plan, ["redrive", "--execute"], module="tests.support.crash_redrive") as frozen:
-        deadline = time.monotonic() + 30
-        while "TEST crash" not in frozen.log():
-            assert time.monotonic() < deadline, frozen.log()
-            time.sleep(0.05)
+        assert wait_until(lambda: "TEST crash" in frozen.log()), frozen.log()
         assert desk.run("redrive", "--execute").returncode == 0
         frozen.cont()
         assert frozen.wait() == 1
@@ -135,10 +132,10 @@ def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_ou
     produce(desk.bootstrap, desk.topics["dead-letter"], [(None, other.value, other.headers), (b"k", b"v")])
     for options in ([], ["--execute"]):
         done = desk.run("redrive", *options)
-        assert "2 records belong to topics that these settings do not name" in done.stdout
+        assert "skipped 2 records: not a dead letter, or of a topic that these settings do not name" in done.stdout
         assert re.search(r"letters repeated already done refused", done.stdout)
         assert re.search(r"not_json +2 +1 +- +- +1\n", done.stdout)
-        assert "1 repeated: another dead letter here is of the same source record" in done.stdout
+        assert "1 repeated: another dead letter is of the same source record" in done.stdout
     assert "1 dead letter redriven" in done.stdout
     assert numbers(desk) == [0]
     again = desk.run("redrive")
@@ -147,18 +144,13 @@ def test_letters_of_one_source_record_count_once_and_foreign_records_are_left_ou
     assert "repeated" not in again.stdout
 
 
-def test_the_worker_scores_a_mended_limit_and_the_loop_stops(
-    kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess]
-) -> None:
+def test_the_worker_scores_a_mended_limit_and_the_loop_stops(kafka: EmbeddedKafka, workers: Workers) -> None:
     desk = Desk(kafka)
     good = trace_bytes()
     produce(desk.bootstrap, desk.name, [(b"k", good, [("traceparent", b"00-1")], 0, T0), (b"b", BAD, [], 1, T0)])
 
     def letters(count: int) -> None:
-        deadline = time.monotonic() + 60
-        while len(desk.read("dead-letter")) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        assert wait_until(lambda: len(desk.read("dead-letter")) >= count)
 
     strict = workers({**desk.settings, "KP_MAX_STEPS": "2"}).wait_ready()
     letters(2)
@@ -325,7 +317,7 @@ def test_to_standard_output_goes_nothing_but_the_lines(kafka: EmbeddedKafka) -> 
 
 def test_what_may_not_be_replaced_is_not_to_be_removed_either(kafka: EmbeddedKafka) -> None:
     done = Desk(kafka).run("redrive", "--to-file", "/dev/full", "--execute")
-    assert (done.returncode, "/dev/full is no file; name a new one" in done.stderr) == (1, True)
+    assert (done.returncode, "/dev/full is not a file; name a new one" in done.stderr) == (1, True)
 
 
 def put(desk: Desk, topic: str, sources: list[tuple[Reason, SourceRecord]]) -> None:
@@ -353,7 +345,7 @@ def test_records_with_spans_go_back_to_their_topics(kafka: EmbeddedKafka) -> Non
     done = desk.run("redrive", "--execute", **names)
     assert done.returncode == 1
     assert f"belongs on topic {gone}, which does not exist" in done.stderr
-    assert "2 dead letters hold spans of runs that are closed: skipped" in done.stdout
+    assert "skipped 2 dead letters with spans of closed runs" in done.stdout
     assert f"3 dead letters redriven to topics {desk.name}, {', '.join(spans)}\n" in done.stdout
     for name in spans:
         (record,) = consume_all(desk.bootstrap, name)

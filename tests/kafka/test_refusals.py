@@ -192,7 +192,7 @@ async def test_a_refusal_after_a_lost_answer(stage: Stage) -> None:
 async def test_a_refusal_after_a_lost_answer_at_least_once(stage: Stage) -> None:
     publisher = stage.at_least_once(LosingBrokers({"bootstrap_servers": stage.bootstrap}, 60_000))
     await publisher.start()
-    with pytest.raises(DoubtfulRefusalError, match="it is unknown whether an earlier try was written"):
+    with pytest.raises(DoubtfulRefusalError, match="it is unknown whether an earlier attempt was written"):
         await publisher.publish(stage.batch(30, lambda n: n == 4))
     assert stage.commits == []
     await publisher.stop()

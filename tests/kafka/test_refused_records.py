@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from tests.support.commands import header
-from tests.support.kafka_fixtures import create_topics, produce
+from tests.support.kafka_fixtures import admin, create_topics, produce
 from tests.support.raw_batches import RawRecord, encode_batch, produce_batch
-from tests.support.refused_records import (
-    Kind,
-    good,
-    program,
-    results,
-    run,
-    scoring,
-    stage_of,
-)
+from tests.support.refused_records import STRICT, Kind, good, program, results, run, scoring, stage_of
 from tests.support.stage import OUTPUTS, Stage, Workers, origin
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -29,8 +19,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms"),
 ]
-STRICT = {"max.message.bytes": "65536", "message.timestamp.after.max.ms": "60000", "cleanup.policy": "compact"}
-"""Settings that refuse a null key, a timestamp in the future, and a batch of more than 64 KiB."""
 
 
 def reason(name: str) -> str:
@@ -61,10 +49,8 @@ def test_each_kind_and_each_pair_of_kinds_between_good_records(
     for stage in (strict, plain):
         fill(stage, [record for _, record in records], now)
     worker = run(strict, workers, 2 * len(records))
-    deadline = time.monotonic() + 10
-    while (metrics := worker.metrics())["kp_records_consumed_total"] < 2 * len(records):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    worker.wait_metric("kp_records_consumed_total", 2 * len(records))
+    metrics = worker.metrics()
     worker.terminate()
     assert worker.wait() == 0, worker.log()
     run(plain, workers, 2 * len(records))
@@ -153,13 +139,8 @@ def test_a_backlog_goes_through_a_topic_that_takes_small_batches(
     }
 
 
-async def alter(bootstrap: str, topic: str, **config: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, config)])
-    finally:
-        await admin.close()
+def alter(bootstrap: str, topic: str, **config: str) -> None:
+    admin(bootstrap, lambda it: it.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, config)]))
 
 
 @pytest.mark.sample(1)
@@ -173,7 +154,7 @@ def test_a_limit_that_is_lowered_while_the_worker_runs(kafka: EmbeddedKafka, wor
     produce(strict.bootstrap, strict.name, [(b"k", good(0), (), p, now) for p in (0, 1)])
     strict.wait_committed(2)
     for kind in ("accepted", "rejected", "dead-letter"):
-        asyncio.run(alter(strict.bootstrap, f"{strict.name}.{kind}", **{"max.message.bytes": "20000"}))
+        alter(strict.bootstrap, f"{strict.name}.{kind}", **{"max.message.bytes": "20000"})
     time.sleep(1)  # the broker takes it over a little later
     produce(plain.bootstrap, plain.name, [(b"k", good(0), (), p, now) for p in (0, 1)])
     for stage in (strict, plain):
@@ -204,7 +185,7 @@ def test_a_limit_that_is_raised_again_needs_no_restart(kafka: EmbeddedKafka, wor
 
     def limit(size: int) -> None:
         for topic in outputs:
-            asyncio.run(alter(stage.bootstrap, topic, **{"max.message.bytes": str(size)}))
+            alter(stage.bootstrap, topic, **{"max.message.bytes": str(size)})
         time.sleep(1)  # the broker takes it over a little later
 
     if when == "before":

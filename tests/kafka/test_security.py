@@ -6,17 +6,24 @@ import base64
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.kafka_fixtures import WorkerProcess, committed, consume_all, create_topics, produce, unique
+from tests.support.kafka_fixtures import (
+    WorkerProcess,
+    consume_all,
+    create_topics,
+    produce,
+    unique,
+    wait_committed,
+    wait_until,
+)
 from tests.support.kafka_versions import since
 from tests.support.secure_kafka import (
-    CASE_USERS,
     KEY_PASSWORD,
     PASSWORD,
     REAUTHENTICATE_MS,
@@ -26,6 +33,7 @@ from tests.support.secure_kafka import (
     secure_kafka,
     token,
 )
+from tests.support.stage import Workers
 from tests.support.surroundings import ROOT
 from worker.config import load
 from worker.kafka.cluster.client import client_arguments
@@ -33,7 +41,6 @@ from worker.stream.faust_consumer import Hooks
 
 LINES = (ROOT / "tests" / "data" / "traces.jsonl").read_bytes().splitlines()
 OUTPUTS = ("accepted", "rejected", "dead-letter")
-Workers = Callable[..., WorkerProcess]
 
 
 @pytest.fixture(scope="module")
@@ -127,13 +134,6 @@ def origins(secure: SecureKafka, name: str) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def wait_committed(secure: SecureKafka, name: str, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while sum(committed(secure.admin, name, name).values()) < count:
-        assert time.monotonic() < deadline, committed(secure.admin, name, name)
-        time.sleep(0.2)
-
-
 @pytest.mark.sample(2)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_each_login_creates_topics_and_scores_exactly_once(secure: SecureKafka, 
     worker = workers({**names(name), **login_env, "KP_CREATE_TOPICS": "true"}).wait_ready()
     records = [(None, line, (), i % 4) for i, line in enumerate([*LINES[:100], b"not a trace"])]
     places = produce(secure.admin, name, records)
-    wait_committed(secure, name, len(records))
+    wait_committed(secure.admin, name, name, len(records))
     if way == "OAUTHBEARER":  # the broker drops each connection after a while, and the token is late once
         path = Path(login_env["KP_SASL_TOKEN_FILE"])
         for text in ("", token(), token()):
@@ -155,7 +155,7 @@ def test_each_login_creates_topics_and_scores_exactly_once(secure: SecureKafka, 
             while time.monotonic() < deadline:
                 places += produce(secure.admin, name, [(None, line, (), i % 4) for i, line in enumerate(LINES[:20])])
                 time.sleep(0.3)
-        wait_committed(secure, name, len(places))
+        wait_committed(secure.admin, name, name, len(places))
         assert f"KP_SASL_TOKEN_FILE={path} is empty" in worker.log(), "it was asked for again"
     worker.terminate()
     assert worker.wait() == 0, worker.log()
@@ -223,10 +223,7 @@ def test_a_refused_connection_ends_the_start_and_says_what_to_do(secure: SecureK
 
 def test_a_listener_that_hangs_up_is_tried_again_with_a_hint(secure: SecureKafka, workers: Workers) -> None:
     worker = workers({**names(unique("hint")), "KP_BOOTSTRAP_SERVERS": secure.at("USERS")})
-    deadline = time.monotonic() + 30
-    while "check KP_SECURITY_PROTOCOL" not in worker.log():
-        assert time.monotonic() < deadline, worker.log()
-        time.sleep(0.1)
+    assert wait_until(lambda: "check KP_SECURITY_PROTOCOL" in worker.log()), worker.log()
     assert "trying again" in worker.log()
     assert worker.returncode is None, "it may be a broker that is just starting"
 
@@ -316,7 +313,7 @@ def run(secure: SecureKafka, trial: Trial, user: str, directory: Path) -> Outcom
             worker.wait_ready()
             if CREATE in trial.parts:
                 produce(secure.admin, name, RECORDS)
-            wait_committed(secure, name, len(RECORDS))
+            wait_committed(secure.admin, name, name, len(RECORDS))
             worker.terminate()
         try:
             code = worker.wait(40)
@@ -352,10 +349,6 @@ def test_the_documented_permissions_are_enough_and_none_is_too_many(
         if re.search("(ERROR|WARNING) worker", line) and missing.operation in line and re.search(resource, line)
     ]
     assert told, log
-
-
-def test_there_is_a_user_for_each_trial() -> None:
-    assert len(trials()) <= CASE_USERS
 
 
 # -- secrets
@@ -432,6 +425,6 @@ def test_no_secret_is_in_a_repr(secure: SecureKafka, monkeypatch: pytest.MonkeyP
     client = client_arguments(settings)
     assert client["sasl_plain_password"] == PASSWORD
     nothing: Any = None
-    hooks = Hooks(settings, client, nothing, nothing, nothing, nothing, nothing)
+    hooks = Hooks(settings, client, nothing, nothing, nothing, nothing, nothing, nothing)
     for text in (repr(settings), str(settings), repr(hooks), settings.model_dump_json()):
         assert_no_secret(text)

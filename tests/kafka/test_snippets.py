@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import trace_bytes
-from tests.support.chaos import wait_until
 from tests.support.commands import Desk
-from tests.support.kafka_fixtures import WorkerProcess, produce
+from tests.support.kafka_fixtures import WorkerProcess, produce, wait_until
 from tests.support.snippets import PATH, Snippet, shell, snippets
 from tests.support.surroundings import environment
 from worker.lab.broker.embedded_kafka import EmbeddedKafka

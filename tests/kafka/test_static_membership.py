@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiokafka.admin import NewPartitions
 
-from tests.support.kafka_fixtures import WorkerProcess, admin
+from tests.support.kafka_fixtures import WorkerProcess, admin, wait_until
 from tests.support.stage import LINES, Stage, Workers, origin
 from worker.config import ConfigError, load
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -29,10 +29,10 @@ class Pair:
         return self._start({**self.stage.env, "KP_GROUP_INSTANCE_ID": f"member-{number}"}).wait_ready()
 
     def wait_assigned(self, *wanted: int, timeout: float = 90.0) -> None:
-        deadline = time.monotonic() + timeout
-        while [member.metric("kp_assigned_partitions") for member in self.members] != list(wanted):
-            assert time.monotonic() < deadline, "\n".join(member.log() for member in self.members)
-            time.sleep(0.2)
+        def assigned() -> bool:
+            return [member.metric("kp_assigned_partitions") for member in self.members] == list(wanted)
+
+        assert wait_until(assigned, timeout), "\n".join(member.log() for member in self.members)
 
     def produce(self, count: int, partitions: int = 4) -> None:
         self.stage.produce([(None, line, (), i % partitions) for i, line in enumerate(LINES[:count])])

@@ -1,18 +1,15 @@
 """The status page of a worker on real Kafka."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.snippets import shell
-from tests.support.stage import LINES, Stage
+from tests.support.stage import LINES, Stage, Workers
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.observe.status import KEPT_TRACES, PAGE
 
-Workers = Callable[..., WorkerProcess]
 HTML = PAGE.read_text("utf-8")
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.structs import OffsetAndMetadata
 
 from tests.support.builders import T0
 from tests.support.commands import Desk
-from tests.support.kafka_fixtures import create_topics, produce
+from tests.support.kafka_fixtures import commit_offset, create_topics, produce
 from tests.support.terminal import (
     EVIL,
     ON_KAFKA,
@@ -48,17 +45,8 @@ def desk(kafka: EmbeddedKafka) -> Desk:
     create_topics(desk.bootstrap, {f"{desk.name}-novelty-changelog": (2, {"cleanup.policy": "compact"})})
     produce(desk.bootstrap, f"{desk.name}-novelty-changelog", [(b"1:2024:0", evil_entry(), (), 0, T0)])
     produce(desk.bootstrap, desk.name, [(None, b"{}", (), 0)])
-    asyncio.run(commit(desk, OffsetAndMetadata(1, "kp2:::1:0")))
+    commit_offset(desk.bootstrap, desk.name, desk.name, 1, metadata="kp2:::1:0")  # so that the entry below it counts
     return desk
-
-
-async def commit(desk: Desk, offset: OffsetAndMetadata) -> None:
-    """Commit an offset of partition 0 with the metadata of a worker, so that the entry below it counts."""
-    async with AIOKafkaConsumer(
-        bootstrap_servers=desk.bootstrap, group_id=desk.name, enable_auto_commit=False
-    ) as consumer:
-        consumer.assign([TopicPartition(desk.name, 0)])
-        await consumer.commit({TopicPartition(desk.name, 0): offset})
 
 
 @pytest.mark.sample(20)

@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -15,7 +15,7 @@ from aiokafka.errors import TopicAlreadyExistsError, for_code
 from tests.support.contribute import Booth
 from tests.support.kafka_fixtures import WorkerProcess, admin, committed, produce
 from tests.support.registry import RegistryProcess
-from tests.support.stage import LINES, Stage
+from tests.support.stage import LINES, Stage, Workers
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -23,7 +23,6 @@ SECONDS = 10.0
 """Within this time a worker must be not ready, and say why."""
 
 DELIVERIES = ("exactly_once", "at_least_once")
-Start = Callable[..., WorkerProcess]
 
 
 @contextlib.contextmanager
@@ -48,7 +47,7 @@ def load(stage: Stage) -> Iterator[None]:
         thread.join()
 
 
-def busy(kafka: EmbeddedKafka, start: Start, **settings: str) -> tuple[Stage, WorkerProcess]:
+def busy(kafka: EmbeddedKafka, start: Workers, **settings: str) -> tuple[Stage, WorkerProcess]:
     stage = Stage(kafka, KP_TOPIC_PARTITIONS="2", **settings)
     return stage, start(stage.env).wait_ready()
 
@@ -90,7 +89,7 @@ def not_ready(worker: WorkerProcess, since: float, words: str) -> str:
 @pytest.mark.parametrize("delivery", DELIVERIES)
 @pytest.mark.parametrize("again", [False, True])
 def test_a_changelog_that_is_deleted_under_load_ends_the_worker(
-    delivery: str, again: bool, kafka: EmbeddedKafka, hashing: Start
+    delivery: str, again: bool, kafka: EmbeddedKafka, hashing: Workers
 ) -> None:
     """Its entries are lost, also if another topic of the same name takes what the worker writes from then on."""
     stage, worker = busy(kafka, hashing, KP_DELIVERY=delivery)
@@ -121,7 +120,7 @@ def progress(stage: Stage) -> int:
     ("delivery", "kind"), [*((each, "accepted") for each in DELIVERIES), ("exactly_once", "dead-letter")]
 )
 def test_an_output_that_is_deleted_under_load_is_named_until_it_is_there_again(
-    delivery: str, kind: str, kafka: EmbeddedKafka, hashing: Start
+    delivery: str, kind: str, kafka: EmbeddedKafka, hashing: Workers
 ) -> None:
     stage, worker = busy(kafka, hashing, KP_DELIVERY=delivery)
     name = f"{stage.name}.{kind}"
@@ -139,7 +138,7 @@ def test_an_output_that_is_deleted_under_load_is_named_until_it_is_there_again(
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_a_worker_that_ends_for_a_missing_output_says_so(delivery: str, kafka: EmbeddedKafka, hashing: Start) -> None:
+def test_a_worker_that_ends_for_a_missing_output_says_so(delivery: str, kafka: EmbeddedKafka, hashing: Workers) -> None:
     stage, worker = busy(kafka, hashing, KP_DELIVERY=delivery, KP_TRANSACTION_TIMEOUT_SECONDS="8")
     name = stage.env["KP_REJECTED_TOPIC"]
     with load(stage):
@@ -152,7 +151,7 @@ def test_a_worker_that_ends_for_a_missing_output_says_so(delivery: str, kafka: E
 
 
 def test_a_source_that_is_deleted_is_named_and_another_one_is_read_from_its_oldest_record(
-    kafka: EmbeddedKafka, hashing: Start
+    kafka: EmbeddedKafka, hashing: Workers
 ) -> None:
     """A worker without partitions is no ready worker, and offsets of the old topic mean nothing on the new one."""
     stage, worker = busy(kafka, hashing)
@@ -168,7 +167,7 @@ def test_a_source_that_is_deleted_is_named_and_another_one_is_read_from_its_olde
     stage.wait_committed(7)
 
 
-def test_contribute_names_a_deleted_topic(kafka: EmbeddedKafka, workers: Start) -> None:
+def test_contribute_names_a_deleted_topic(kafka: EmbeddedKafka, workers: Workers) -> None:
     with RegistryProcess("--limit", "60000") as registry:
         booth = Booth(kafka.bootstrap_servers, registry.url, registry.key)
         contributor = workers(booth.env, ("contribute",)).wait_ready()

@@ -23,7 +23,7 @@ from worker import make_verdict
 from worker.config import ConfigError, load
 from worker.core.records import BATCH_OVERHEAD, encoded_size
 from worker.core.track_record import TrackRecord, encode_row
-from worker.kafka.cluster import connections, topics
+from worker.kafka.cluster import connections
 from worker.kafka.cluster.client import client_arguments
 from worker.kafka.cluster.connections import connected_admin
 from worker.kafka.cluster.describe import TopicDescription
@@ -69,6 +69,16 @@ def test_the_plan_changes_nothing_and_create_makes_it_true(kafka: EmbeddedKafka)
     assert all(config["ok"] for row in rows for config in row["configs"])
     assert {config["name"] for config in rows[4]["configs"]} == set(CHANGELOG_CONFIG)
     assert (rows[5]["topic"], rows[5]["partitions"], rows[5]["commands"]) == (f"{stage.name}-redriven", 1, [])
+
+
+@pytest.mark.parametrize("embedder", ["auto", "none"])
+def test_the_topic_of_verdicts_is_listed_and_created_beside_the_changelog(kafka: EmbeddedKafka, embedder: str) -> None:
+    stage = untouched(kafka, KP_TOPIC_PARTITIONS="3", KP_VERDICT_KEY_FILE="judges.key", KP_EMBEDDER=embedder)
+    names = f"{stage.name}.judged", f"{stage.name}-novelty-changelog"
+    for arguments, state, partitions in (("--json",), "missing", None), (("--json", "--create"), "exists", 3):
+        rows = {row.get("topic"): row for row in map(json.loads, stage.topics(*arguments).output.splitlines())}
+        assert [(rows[name]["state"], rows[name]["partitions"]) for name in names] == [(state, partitions)] * 2
+    assert f"{stage.name}.judged" not in untouched(kafka, KP_EMBEDDER=embedder).topics("--json").output
 
 
 @pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
@@ -182,18 +192,15 @@ def test_what_the_outputs_will_refuse_is_told_beforehand(kafka: EmbeddedKafka) -
         kafka.bootstrap_servers,
         {
             source: (
-                1,
-                {AFTER: str(hour), "retention.ms": str(week), BEFORE: str(hour), "max.message.bytes": "2000000"},
-            ),
-            accepted: (1, {AFTER: "1000", "cleanup.policy": "compact,delete"}),
-            rejected: (1, {BEFORE: str(week)}),
+                1, {AFTER: str(hour), "retention.ms": str(week), BEFORE: str(hour), "max.message.bytes": "2000000"},
+            ), accepted: (1, {AFTER: "1000", "cleanup.policy": "compact,delete"}), rejected: (1, {BEFORE: str(week)}),
             letters: (1, {AFTER: "0", "message.timestamp.type": "LogAppendTime"}),
             changelog: (1, {"cleanup.policy": "compact", "max.message.bytes": "1700"}),
         },
-    )
+    )  # fmt: skip
     found = problems_of(stage)
     (failed,) = found["fail"]
-    assert failed.startswith(f"topic {changelog} has max.message.bytes=1700, less than a cache entry; set")
+    assert failed.startswith(f"topic {changelog} has max.message.bytes=1700, too small for a cache entry; set")
     text = "\n".join(found["warn"])
     assert f"topic {accepted} has cleanup.policy=compact,delete: records without a key are refused" in text
     assert f"topic {accepted} has {AFTER}=1000, less than the source {source} (3600000)" in text
@@ -219,7 +226,7 @@ def test_an_entry_with_a_long_id_needs_a_little_more(kafka: EmbeddedKafka) -> No
     create_topics(kafka.bootstrap_servers, {changelog: (1, {"cleanup.policy": "compact", "max.message.bytes": "3000"})})
     assert stage.topics("--create").exit_code == 0
     (warned,) = [words for words in problems_of(stage)["warn"] if words.startswith(f"topic {changelog} ")]
-    assert "less than a cache entry with a long trace id" in warned
+    assert "too small for a cache entry with a long trace id" in warned
 
 
 @pytest.mark.parametrize("place", range(5))
@@ -253,7 +260,7 @@ def test_what_producers_may_send_is_a_check_of_its_own(monkeypatch: pytest.Monke
     )  # fmt: skip
     for name in CODECS:
         monkeypatch.setitem(cast("dict[str, Any]", CODECS), name, lambda: True)
-    assert codec_problems() == []
+    assert list(codec_problems()) == []
 
 
 @pytest.mark.since_kafka("3.6", "it has message.timestamp.after.max.ms")
@@ -352,12 +359,12 @@ def test_the_changelog_takes_the_largest_track_record() -> None:
     record = TrackRecord("x" * 22)
     widest = "\U0001f600" * 256
     line = {"agent_id": widest, "task_domain": widest, "partition": 0, "success": 1, "judge": "ci"}
-    changes = None
+    changes = []
     for number in range(201):
         judged = line | {"trace_id": str(number)}
         verdict = make_verdict(judged, topic="t", topic_id="x" * 22, issued_at=datetime.now(UTC))
-        changes = record.add(verdict, number, (1 << 62) + number)
-    assert changes is not None
+        changes = record.add(verdict, number, (1 << 62) + number).changes
+    assert changes
     key, value = encode_row(changes[0])
     needed = encoded_size(key, value, ()) + BATCH_OVERHEAD
     for settings, limit, failed in (
@@ -426,7 +433,7 @@ async def test_a_broker_that_closes_every_such_connection_is_told_in_the_end(
     key: int, kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(topics, "CONNECT_SECONDS", 3.0)
+    monkeypatch.setattr(connections, "CONNECT_SECONDS", 3.0)
     begun = time.monotonic()
     with pytest.raises(ConfigError, match=r"KP_BOOTSTRAP_SERVERS=127\.0\.0\.1:\d+: .*(closed|Not connected|no answer)"):
         await prepared(kafka, lambda _, asked: "before" if asked == key else None, grow=False)

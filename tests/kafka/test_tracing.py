@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -12,14 +12,11 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.support.commands import header
-from tests.support.kafka_fixtures import WorkerProcess
-from tests.support.stage import LINES, Stage, origin
+from tests.support.stage import LINES, Stage, Workers, origin
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STATE = b"vendor=opaque,other=1"
-
-Workers = Callable[..., WorkerProcess]
 
 
 class Collector(ThreadingHTTPServer):

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import signal
+import subprocess
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.support.builders import trace_document
+from tests.support.builders import NEVER_ACCEPTED, WELL_ROUNDED, trace_document
 from tests.support.forgetting import KEY
-from tests.support.kafka_fixtures import consume_all, create_topics, produce
-from tests.support.processes import run_command
+from tests.support.kafka_fixtures import consume_all, create_topics, produce, wait_until
+from tests.support.processes import run_command, start_command
 from tests.support.schemas import VALIDATORS
 from tests.support.stage import Stage, Workers, documents
 from tests.support.surroundings import environment
@@ -44,9 +46,10 @@ def trace(number: int, agent: str, *, success: bool = True) -> bytes:
     return json.dumps(document).encode()
 
 
-def verdict(stage: Stage, lines: list[dict[str, Any]], **env: str) -> Result:
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    return CliRunner().invoke(cli, ["verdict", "-"], input=text, env=stage.env | env, catch_exceptions=False)
+def verdict(stage: Stage, lines: list[Any], **env: str) -> Result:
+    file = Path(stage.env["KP_VERDICT_KEY_FILE"]).with_name("verdicts.jsonl")
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return CliRunner().invoke(cli, ["verdict", str(file)], env=stage.env | env, catch_exceptions=False)
 
 
 def confidences(stage: Stage) -> dict[str, dict[str, Any]]:
@@ -111,13 +114,8 @@ def test_a_topic_a_file_and_a_call_give_the_same_document(
     listed = CliRunner().invoke(cli, ["cache", "list", "--json"], env=stage.env)
     (row,) = [json.loads(line) for line in listed.stdout.splitlines()]
     assert row | {"used": 0} == {
-        "partition": 0,
-        "agent_id": "bob",
-        "task_domain": domain,
-        "judged": 4,
-        "succeeded": 2.5,
-        "used": 0,
-    }
+        "partition": 0, "agent_id": "bob", "task_domain": domain, "judged": 4, "succeeded": 2.5, "used": 0,
+    }  # fmt: skip
     assert row["used"] == pytest.approx(standings.at(0, 99, "bob", domain).used, abs=1e-6)
     assert "1 track record\n" in CliRunner().invoke(cli, ["cache", "list", "--text"], env=stage.env).stdout
     assert CliRunner().invoke(cli, ["cache", "list", "--json", "--agent", "eve"], env=stage.env).stdout == ""
@@ -220,14 +218,57 @@ def test_an_agent_is_forgotten_without_an_embedder_too(kafka: EmbeddedKafka, wor
     assert {name: it["judged"] for name, it in confidences(stage).items()} == {"kp:trace:1": 0, "kp:trace:2": 0}
 
 
+def test_in_the_scope_group_an_agent_has_one_track_record(
+    kafka: EmbeddedKafka, hashing: Workers, tmp_path: Path
+) -> None:
+    """Verdicts of one partition count for the traces of the other, also in a worker that starts later."""
+    stage = stage_of(kafka, tmp_path / "keys", KP_NOVELTY_SCOPE="group")
+    worker = hashing(stage.env).wait_ready()
+    published = 0
+
+    def score(partition: int) -> dict[str, Any]:
+        nonlocal published
+        stage.produce([(None, trace(published, "ada"), (), partition)])
+        published += 1
+        stage.wait_committed(published + len(judged(stage)))
+        return confidences(stage)[f"kp:trace:{published - 1}"]
+
+    assert [score(n % 2)["judged"] for n in range(4)] == [0] * 4
+    assert verdict(stage, [it | {"success": False, "judge": "ci"} for it in documents(stage)]).exit_code == 0
+    stage.wait_committed(8)
+    assert wait_until(lambda: score(0)["judged"] == score(1)["judged"] == 4, 60, 0.2), "the view lags a little"
+    worker.kill()
+    hashing(stage.env).wait_ready()
+    one, other = score(0), score(1)
+    assert one == other
+    assert one["judged"] == 4
+    assert one["used"] < 0.3
+
+
 def test_wrong_lines_are_named_and_the_others_are_written(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     stage = stage_of(kafka, tmp_path / "keys")
-    result = verdict(stage, [LINE, LINE | {"judge": "nobody"}, LINE | {"partition": 2}, {"success": 1}, LINE])
+    result = verdict(stage, [LINE, LINE | {"judge": "nobody"}, LINE | {"partition": 2}, {"success": 1}, LINE, 7])
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1] == f"2 verdicts written to topic {stage.name}, 3 lines wrong"
-    assert "-:2: KP_VERDICT_KEY_FILE has no key of judge nobody" in result.stderr
-    assert "-:3: partition 2" in result.stderr
+    assert result.stderr.splitlines()[-1] == f"2 verdicts written to topic {stage.name}, 4 lines wrong"
+    assert ".jsonl:2: KP_VERDICT_KEY_FILE has no key of judge nobody" in result.stderr
+    assert ".jsonl:3: partition 2" in result.stderr
+    assert ".jsonl:6: " in result.stderr
     assert verdict(stage, [LINE], KP_VERDICT_KEY_FILE="").exit_code == 2
+
+
+def test_a_verdict_is_written_as_soon_as_its_line_is_there(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    stage = stage_of(kafka, tmp_path / "keys")
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_command("verdict", "-", env=environment(**stage.env), **pipes) as command:
+        try:
+            command.stdin.write(json.dumps(LINE).encode() + b"\n")
+            command.stdin.flush()
+            assert wait_until(lambda: len(consume_all(stage.bootstrap, stage.name)) == 1, 60)
+            command.send_signal(signal.SIGINT)
+            assert command.wait(30) == 130
+            assert command.stderr.read() == b"interrupted after 1 verdict\n"
+        finally:
+            command.kill()
 
 
 def test_the_doctor_tells_of_spread_agents_and_of_what_the_switch_would_accept(
@@ -247,3 +288,21 @@ def test_the_doctor_tells_of_spread_agents_and_of_what_the_switch_would_accept(
     assert "1 of 1 agents have traces in several partitions" in spread["message"]
     assert switch["message"].startswith("4 verdicts count; with KP_CONFIDENCE=record ")
     assert "of the last 4 traces would be accepted, now 4 are" in switch["message"]
+
+
+def test_the_doctor_tells_of_judges_that_see_accepted_traces_alone(
+    kafka: EmbeddedKafka, workers: Workers, tmp_path: Path
+) -> None:
+    stage = stage_of(kafka, tmp_path / "keys", KP_THRESHOLD="0.3")
+    workers(stage.env).wait_ready()
+    documents_ = [trace_document(f"kp:trace:{n}", steps=WELL_ROUNDED if n % 2 else NEVER_ACCEPTED) for n in range(24)]
+    stage.produce([(None, json.dumps(document).encode(), (), 0) for document in documents_])
+    stage.wait_committed(24)
+    accepted = [it for it in documents(stage) if it["scoring"]["decision"] == "accepted"]  # type: ignore[index]
+    assert verdict(stage, [it | {"success": True, "judge": "ci"} for it in accepted]).exit_code == 0
+    stage.wait_committed(24 + len(accepted))
+    result = run_command("worker", ["doctor", "--json"], environment(**stage.env))
+    (warning,) = [
+        it for it in map(json.loads, result.stdout.splitlines()) if (it["check"], it["level"]) == ("verdicts", "warn")
+    ]
+    assert "12 of the last 12 accepted traces have a verdict, and 0 of the last 12 rejected ones" in warning["message"]

@@ -86,7 +86,7 @@ def test_the_doctor_names_near_misses(desk: Desk) -> None:
     assert "the domain legal (30 of the last 120 scored traces) takes the profile default; did you mean legl?" in told
     assert "takes the profile legl of the settings; did you mean legal?" in told
     named = {**desk.env, "KP_PROFILES": '{"Finance": {}, "customer-service": {}}'}
-    summary = "4 in the last 120 scored traces; without a profile of their own: legal (30)"
+    summary = "4 in the last 120 scored traces; without their own profile: legal (30)"
     assert Diagnosis(named).of("domains") == [("ok", summary)]
 
 

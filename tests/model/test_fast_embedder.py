@@ -13,11 +13,8 @@ import numpy as np
 import pytest
 
 from worker.embed import export_source
-from worker.embed.embedder import OFFICIAL_SHA256, ModelError
-from worker.embed.model_dir import (
-    file_sha256,
-    read_manifest,
-)
+from worker.embed.embedder import OFFICIAL_SHA256, ModelError, file_sha256
+from worker.embed.model_dir import read_manifest
 from worker.embed.openvino_embedder import OpenVinoEmbedder, runs_here
 from worker.embed.torch_embedder import SentenceTransformersEmbedder
 

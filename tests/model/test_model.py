@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.kafka_fixtures import WorkerProcess
 from tests.support.processes import run_command
-from tests.support.stage import LINES, Stage, origin
+from tests.support.stage import LINES, Stage, Workers, origin
 from tests.support.surroundings import DATA, environment
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -66,7 +65,7 @@ def test_a_file_gets_the_expected_scores_at_512_tokens(tmp_path: Path, count: in
 
 
 def test_a_topic_gets_the_same_documents_as_a_file(
-    kafka: EmbeddedKafka, workers: Callable[..., WorkerProcess], by_file: list[dict[str, Any]], count: int
+    kafka: EmbeddedKafka, workers: Workers, by_file: list[dict[str, Any]], count: int
 ) -> None:
     """One partition; event times are created_at, as the records come later than the traces were made."""
     stage = Stage(kafka, KP_TOPIC_PARTITIONS="1", KP_EMBEDDER="auto")

@@ -19,9 +19,8 @@ from pathlib import Path
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from tests.support import spans
-from tests.support.assemble import Trial, Workshop, crash_run, made_records, shared_records
+from tests.support.assemble import Trial, Workshop, by_run, crash_run, made_records, shared_records
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
-from worker.runs.otlp.spans import decoded
 
 SECONDS = "process_cpu_seconds_total"
 
@@ -47,7 +46,7 @@ def _crash(given: argparse.Namespace, rng: random.Random) -> int:
         given.kills, given.joins, processes=3, restarts=given.restarts, seconds=given.seconds, late=30, grace=60,
         gap=180, patience=600,
     )  # fmt: skip
-    runs = _by_run(shared_records(given.files)) if given.files else made_records(rng, 2000)
+    runs = by_run(shared_records(given.files)) if given.files else made_records(rng, 2000)
     with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory() as folder:
 
         def restart() -> None:
@@ -57,18 +56,6 @@ def _crash(given: argparse.Namespace, rng: random.Random) -> int:
         judgement = crash_run(kafka.bootstrap_servers, Path(folder), rng, runs, trial, restart)
     print(trial, judgement, judgement.problems() or "no problem", sep="\n", flush=True)
     return int(bool(judgement.problems()))
-
-
-def _by_run(values: Iterable[bytes]) -> list[list[bytes]]:
-    """Return records in groups that have no trace in common: a record may have spans of several."""
-    groups: list[tuple[set[str], list[bytes]]] = []
-    for value in values:
-        read = decoded(value)
-        ids = {span.trace_id for span in read.spans} | {log.trace_id for log in read.logs}
-        common = [group for group in groups if group[0] & ids]
-        groups = [group for group in groups if not group[0] & ids]
-        groups.append((ids.union(*(each for each, _ in common)), [*itertools.chain(*(v for _, v in common)), value]))
-    return [values for _, values in groups]
 
 
 def _figures(given: argparse.Namespace, rng: random.Random) -> int:

@@ -20,7 +20,7 @@ from playwright.async_api import Browser, Error, Page, Route, async_playwright, 
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, consume_all_async, produce_async, unique
 from tests.support.stage import LINES, Stage
-from worker.commands.explain.steps import explain_trace
+from worker.commands.shared.explanation import explain_trace
 from worker.commands.shared.shown import shown_score
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.observe.status import KEPT_TRACES, explain_command
@@ -478,7 +478,7 @@ async def test_the_filter_shows_one_domain_and_the_note_those_without_a_profile(
         await expect(page.locator("#trace-rows .row", has_text="kp:trace:rare")).to_have_count(3)
         await send(stage, [trace_bytes("kp:trace:common", domain="code")] * KEPT_TRACES)
         await expect(page.locator("#trace-rows")).not_to_contain_text("kp:trace:rare")
-        await expect(page.locator("#domains-note")).to_contain_text("Finance 3 (is finance meant?)")
+        await expect(page.locator("#domains-note")).to_contain_text("Finance 3 (did you mean finance?)")
         await page.locator("#domain").select_option("Finance")
         await expect(page.locator("#trace-rows .row")).to_have_count(3)
         await expect(page.locator("#trace-rows .row").first).to_contain_text("kp:trace:rare")

@@ -1,4 +1,4 @@
-"""The examples of the pages that need node or another client: compiled and run.
+"""The examples of the pages that need node, another client or Phoenix: compiled and run.
 
 Not part of `make test`, which needs nothing but Python: `make snippet-check` runs it. Needs node and npm, and fails
 where they are missing; the packages are fetched once into .cache/snippet-checks. Confluent's client downloads a binary;
@@ -8,6 +8,7 @@ where that is not allowed, npm builds it, with a C++ compiler and the headers of
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -16,8 +17,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.parse
+import urllib.request
+import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,15 +29,15 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from tests.support import spans
 from tests.support.accepted_topic import accepted_topic, scored, start_reader, two_readers
 from tests.support.builders import read_jsonl
-from tests.support.chaos import wait_until
-from tests.support.kafka_fixtures import consume_all, create_topics, unique
-from tests.support.processes import run_command
-from tests.support.snippets import snippets
-from tests.support.surroundings import ROOT, environment
+from tests.support.kafka_fixtures import consume_all, create_topics, unique, wait_until
+from tests.support.snippets import Snippet, snippets
+from tests.support.surroundings import ROOT
 from worker.core.trace import parse_trace
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
+from worker.lab.broker.ports import free_ports
 
 DOCUMENT = (ROOT / "docs/publishing.md").read_text("utf-8")
 TOOLS = ROOT / ".cache/snippet-checks"
@@ -43,6 +47,7 @@ READER_PACKAGES = (
     "@electric-sql/pglite@0.5.14", "@electric-sql/pglite-socket@0.2.17",
 )  # fmt: skip
 PYTHON_PACKAGES = ("confluent-kafka==2.12.1",)
+PHOENIX = "arize-phoenix==20.26.1"
 PATIENCE_S = 900.0
 """Of a build of Confluent's client on a slow machine; it only decides when a broken test gives up."""
 
@@ -60,29 +65,6 @@ async function main() {
     await publish(trace, process.env.PARENT);
   }
   await disconnect();
-}
-main();
-"""
-
-LOGGING_MAIN = """
-import { logRun, runAgent } from "./agent.js";
-
-const input = JSON.stringify({ city: "Ghent" });
-const call = (id: string, name: string) => ({ id, type: "function", function: { name, arguments: input } });
-const answers = [
-  { role: "assistant", content: null, tool_calls: [call("a", "parcel"), call("b", "hours")] },
-  { role: "assistant", content: "It waits in Ghent." },
-];
-const create = async (request: { model: string; messages: object[] }) => {
-  if (request.messages.some((message) => "is_error" in message)) throw new Error("unknown field is_error");
-  return { choices: [{ message: answers.shift() }] };
-};
-
-async function main() {
-  const messages = [{ role: "user", content: "Where is parcel 4471?" }];
-  const hours = (input: { city: string }) => ({ city: input.city, from: 8 });
-  await runAgent({ chat: { completions: { create } } }, { model: "m" }, { hours }, messages);
-  await logRun("runs.jsonl", messages, { resolved: true, domain: "customer_service" });
 }
 main();
 """
@@ -114,6 +96,23 @@ KafkaJS.Kafka.prototype.consumer = function (options) {
   return made;
 };
 require("./agent.js");
+"""
+
+KILLED_ANNOTATOR = """
+import asyncio, functools, os, runpy, urllib.request
+from aiokafka import AIOKafkaConsumer
+really_open, posted = urllib.request.urlopen, []
+def urlopen(*args, **more):
+    answer = really_open(*args, **more)
+    posted.append(answer)
+    return answer
+async def commit(self, really_commit=AIOKafkaConsumer.commit):
+    if posted:
+        os._exit(9)
+    await really_commit(self)
+urllib.request.urlopen, AIOKafkaConsumer.commit = urlopen, commit
+AIOKafkaConsumer.__init__ = functools.partialmethod(AIOKafkaConsumer.__init__, session_timeout_ms=6000)
+runpy.run_path("reader.py")
 """
 
 KAFKAJS_READER = """
@@ -237,22 +236,6 @@ def test_the_confluent_example(kafka: EmbeddedKafka, tmp_path: Path, traces: lis
     assert_published(kafka.bootstrap_servers, topic, traces)
 
 
-@pytest.mark.parametrize("module", ["module", "commonjs"])
-def test_the_typescript_that_logs_a_run(tmp_path: Path, module: str) -> None:
-    (block,) = [each for each in snippets("tests/runs/check_snippets.py") if each.page == "docs/agent-logs.md"]
-    compile_typescript(tmp_path, module, block.text, LOGGING_MAIN)
-    run("node", "main.js", cwd=tmp_path)
-    options = "--success @resolved --confidence 0.8 --domain @domain --created-at @finished"
-    shared = "--visibility private --privacy private"
-    convert = ["convert", "--from", "chat", *f"{options} {shared}".split(), str(tmp_path / "runs.jsonl")]
-    done = run_command("worker", convert, environment())
-    assert done.returncode == 0, done.stderr
-    assert b"not in the traces" not in done.stderr
-    steps = json.loads(done.stdout)["steps"]
-    assert [step["type"] for step in steps] == ["tool_call", "tool_call", "error_recovery", "observation", "thought"]
-    assert steps[3]["content"] == '{"city":"Ghent","from":8}'
-
-
 @contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     """Run a Postgres in WebAssembly; yield its address."""
@@ -265,13 +248,20 @@ def postgres(folder: Path) -> Iterator[str]:
             server.kill()
 
 
+def reader(language: str) -> Snippet:
+    (block,) = [
+        each
+        for each in snippets("tests/runs/check_snippets.py")
+        if (each.page, each.language) == ("docs/reading-the-accepted-topic.md", language)
+    ]
+    return block
+
+
 @pytest.mark.parametrize("module", ["module", "commonjs"])
 def test_the_typescript_reader_stores_each_trace_once(
     kafka: EmbeddedKafka, tmp_path: Path, seed: int, module: str
 ) -> None:
-    (block,) = [
-        each for each in snippets("tests/runs/check_snippets.py") if each.page == "docs/reading-the-accepted-topic.md"
-    ]
+    block = reader("typescript")
     compile_typescript(tmp_path, module, block.text, "", READER_PACKAGES)
     (tmp_path / "killed.cjs").write_text(KILLED)
     (tmp_path / "ask.cjs").write_text(ASK)
@@ -302,6 +292,98 @@ def test_the_typescript_reader_stores_each_trace_once(
         unreadable = ask("SELECT encode(value, 'hex') AS value FROM unreadable")
     found = [None if each["value"] is None else bytes.fromhex(each["value"]) for each in unreadable]
     assert Counter(found) == Counter(topic.unreadable)
+
+
+@contextmanager
+def phoenix(folder: Path) -> Iterator[str]:
+    """Run Phoenix with an empty database; yield its address."""
+    home = TOOLS / PHOENIX
+    if not (home / ".ready").exists():
+        uv, python = [sys.executable, "-m", "uv"], str(home / "bin/python")
+        run(*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(home), cwd=ROOT)
+        run(*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python, PHOENIX, cwd=ROOT)
+        (home / ".ready").touch()
+    http, grpc = free_ports(2)
+    address = f"http://127.0.0.1:{http}"
+    env = {
+        **os.environ, "PHOENIX_HOST": "127.0.0.1", "PHOENIX_PORT": str(http), "PHOENIX_GRPC_PORT": str(grpc),
+        "PHOENIX_WORKING_DIR": str(folder / "phoenix"), "PHOENIX_TELEMETRY_ENABLED": "false",
+    }  # fmt: skip
+    with (folder / "phoenix.log").open("wb") as log:
+        server = subprocess.Popen([str(home / "bin/phoenix"), "serve"], cwd=folder, env=env, stdout=log, stderr=log)
+    try:
+        assert wait_until(lambda: answers(address), 300), (folder / "phoenix.log").read_text()
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/healthz", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def ask_json(address: str) -> Any:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        return json.load(answer)
+
+
+def annotated(address: str, runs: Iterable[int]) -> dict[str, list[tuple[float, str]]]:
+    """Return the annotations of the runs: those of their traces, and those of their spans."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for kind, name in (("trace", "agent"), ("span", "agent")):
+        ids = [spans.trace_id(each) if kind == "trace" else spans.span_id(each, name) for each in runs]
+        query = urllib.parse.urlencode([(f"{kind}_ids", each) for each in ids] + [("limit", "1000")])
+        for each in ask_json(f"{address}/v1/projects/default/{kind}_annotations?{query}")["data"]:
+            found.setdefault(each[f"{kind}_id"], []).append((each["result"]["score"], each["result"]["label"]))
+    return found
+
+
+def test_the_reader_for_phoenix_annotates_each_run_once(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    (tmp_path / "reader.py").write_text(reader("python").text, "utf-8")
+    (tmp_path / "killed.py").write_text(KILLED_ANNOTATOR)
+    traces, unknown = 30, 7  # of each partition; a run that Phoenix does not know
+
+    def id_of(partition: int, number: int) -> str:
+        run = partition * traces + number
+        span = f":{spans.span_id(run, 'agent')}" if run % 3 == 0 else ""  # its trace holds several runs
+        return f"kp:trace:{uuid.UUID(spans.trace_id(run))}{span}"
+
+    topic = accepted_topic(kafka, seed, traces, id_of=id_of)
+    create_topics(kafka.bootstrap_servers, {f"{topic.name}.rejected": 1})
+    wanted: dict[str, list[tuple[float, str]]] = {}
+    for partition, number in itertools.product(range(2), range(traces)):
+        run = partition * traces + number
+        if run != unknown:
+            target = spans.span_id(run, "agent") if run % 3 == 0 else spans.trace_id(run)
+            score, document = topic.rows[id_of(partition, number)]
+            wanted[target] = [(score, json.loads(document)["scoring"]["decision"])]
+    log = tmp_path / "log"
+    with phoenix(tmp_path) as address:
+        for run in range(2 * traces):
+            if run != unknown:
+                headers = {"Content-Type": "application/x-protobuf"}
+                value = spans.as_protobuf(spans.run_spans(run))
+                urllib.request.urlopen(
+                    urllib.request.Request(f"{address}/v1/traces", value, headers), timeout=30
+                ).close()
+        assert wait_until(lambda: len(ask_json(f"{address}/v1/projects/default/traces?limit=1000")["data"]) == 59, 60)
+        env = {
+            "PYTHONUNBUFFERED": "1", "PHOENIX_ENDPOINT": address, "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+            "KP_ACCEPTED_TOPIC": topic.name, "KP_REJECTED_TOPIC": f"{topic.name}.rejected",
+        }  # fmt: skip
+        with start_reader([sys.executable, "killed.py"], tmp_path, env) as killed:
+            assert killed.wait(60) == 9, log.read_text()
+        assert annotated(address, range(2 * traces)), "the reader was killed too early"
+        with two_readers([sys.executable, "reader.py"], tmp_path, env):
+            assert wait_until(
+                lambda: log.read_text().count("reading") == 3 and annotated(address, range(2 * traces)) == wanted, 60
+            ), log.read_text()
+    assert f"Phoenix does not know the trace {spans.trace_id(unknown)}" in log.read_text()
 
 
 def test_kafkajs_still_returns_aborted_records(kafka: EmbeddedKafka, tmp_path: Path) -> None:

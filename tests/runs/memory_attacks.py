@@ -18,6 +18,7 @@ from aiokafka.errors import NotLeaderForPartitionError
 from tests.support.builders import trace_bytes
 from tests.support.kafka_fixtures import WorkerProcess, committed, create_topics, unique
 from tests.support.raw_batches import RawRecord, batch_of, blank_bomb, encode_batch, produce_batch_async, varint
+from tests.support.surroundings import topic_settings
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 Send = Callable[[str, str], int]
@@ -111,16 +112,7 @@ def measure(
     name = unique("attack")
     create_topics(kafka.bootstrap_servers, {name: partitions})
     sent = send(kafka.bootstrap_servers, name)
-    env = {
-        "KP_BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-        "KP_GROUP_ID": name,
-        "KP_SOURCE_TOPIC": name,
-        "KP_ACCEPTED_TOPIC": f"{name}.accepted",
-        "KP_REJECTED_TOPIC": f"{name}.rejected",
-        "KP_DEAD_LETTER_TOPIC": f"{name}.dead-letter",
-        "KP_CREATE_TOPICS": "true",
-        **settings,
-    }
+    env = topic_settings(kafka.bootstrap_servers, name, **settings)
     with tempfile.TemporaryDirectory() as folder:
         worker = WorkerProcess(env, ("run",), log_path=Path(folder) / "log", cold=True)
         try:

@@ -13,7 +13,7 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,11 +69,15 @@ def scored(rng: random.Random, trace_id: str) -> bytes:
     return scored_record(record, result, None).value or b""
 
 
-def versions(rng: random.Random, partition: int, traces: int) -> list[bytes]:
+IdOf = Callable[[int, int], str]
+"""Returns a trace's id, given its partition and its number there."""
+
+
+def versions(rng: random.Random, partition: int, traces: int, id_of: IdOf) -> list[bytes]:
     """Return documents in their order: new traces, repeats byte for byte, and later versions with another score."""
     found: list[bytes] = []
     for number in range(traces):
-        found.append(scored(rng, f"kp:trace:{partition}-{number}"))
+        found.append(scored(rng, id_of(partition, number)))
         if number % 7 == 3:
             found.append(rng.choice(found))
         if number % 7 == 5:
@@ -81,12 +85,14 @@ def versions(rng: random.Random, partition: int, traces: int) -> list[bytes]:
     return found
 
 
-def accepted_topic(kafka: EmbeddedKafka, seed: int, traces: int, special: Sequence[bytes] = ()) -> AcceptedTopic:
+def accepted_topic(
+    kafka: EmbeddedKafka, seed: int, traces: int, special: Sequence[bytes] = (), id_of: IdOf = "kp:trace:{}-{}".format
+) -> AcceptedTopic:
     """Create and fill a topic with `traces` per partition. `special`: documents that the reader's database refuses."""
-    return asyncio.run(_filled(kafka, seed, traces, special))
+    return asyncio.run(_filled(kafka, seed, traces, special, id_of))
 
 
-async def _filled(kafka: EmbeddedKafka, seed: int, traces: int, special: Sequence[bytes]) -> AcceptedTopic:
+async def _filled(kafka: EmbeddedKafka, seed: int, traces: int, special: Sequence[bytes], id_of: IdOf) -> AcceptedTopic:
     rng = random.Random(seed)
     result = AcceptedTopic(unique("accepted"), unreadable=[*UNREADABLE, *special] * PARTITIONS)
     await create_topics_async(kafka.bootstrap_servers, {result.name: PARTITIONS})
@@ -97,7 +103,7 @@ async def _filled(kafka: EmbeddedKafka, seed: int, traces: int, special: Sequenc
         await producer.start()
     try:
         for partition in range(PARTITIONS):
-            rows: list[bytes | None] = [*versions(rng, partition, traces), *UNREADABLE, *special]
+            rows: list[bytes | None] = [*versions(rng, partition, traces, id_of), *UNREADABLE, *special]
             commits: dict[Producer, bool] = {}  # the open transactions
             while rows or commits:
                 producer = rng.choice(producers)

@@ -4,52 +4,59 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import random
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from aiokafka.errors import KafkaConnectionError
 
 from tests.support import spans
-from tests.support.kafka_fixtures import WorkerProcess, consume_all, create_topics, produce, produce_async, unique
+from tests.support.kafka_fixtures import (
+    WorkerProcess,
+    consume_all,
+    create_topics,
+    produce,
+    produce_async,
+    unique,
+    wait_until,
+)
+from tests.support.surroundings import topic_settings
+from worker.core.trace import DEFAULT_LIMITS, Limits
 from worker.runs.otlp.mapping import assembled
 from worker.runs.otlp.spans import LogEvent, Span, decoded
 
 
 class Workshop:
-    """The topics of one test, and the settings of its `assemble`. The grace period and the gap are seconds."""
+    """The topics of one test, and the settings of its `assemble`. The grace period and the gap are seconds.
 
-    def __init__(self, bootstrap: str, partitions: int = 3, grace: float = 2, gap: float = 8, **settings: str) -> None:
+    `create`: whether the topics with spans are there from the start.
+    """
+
+    def __init__(
+        self, bootstrap: str, partitions: int = 3, grace: float = 2, gap: float = 8, *, create: bool = True,
+        **settings: str,
+    ) -> None:  # fmt: skip
         self.bootstrap = bootstrap
         self.name = unique("workshop")
         self.spans = f"{self.name}.spans"
         self.traces = f"{self.name}.traces"
         self.dead = f"{self.name}.dead"
         self.partitions = partitions
-        self.env = {
-            "KP_BOOTSTRAP_SERVERS": bootstrap,
-            "KP_GROUP_ID": self.name,
-            "KP_SPANS_TOPIC": self.spans,
-            "KP_SOURCE_TOPIC": self.traces,
-            "KP_ACCEPTED_TOPIC": f"{self.name}.accepted",
-            "KP_REJECTED_TOPIC": f"{self.name}.rejected",
-            "KP_DEAD_LETTER_TOPIC": self.dead,
-            "KP_CREATE_TOPICS": "true",
-            "KP_TOPIC_PARTITIONS": "2",
-            "KP_ASSEMBLE_GRACE_SECONDS": f"{grace:g}",
-            "KP_ASSEMBLE_GAP_SECONDS": f"{gap:g}",
-            "KP_COMMIT_INTERVAL_SECONDS": "0.2",
-            "KP_SESSION_TIMEOUT_SECONDS": "6",
-            **spans.SETTINGS,
-            **settings,
-        }
-        create_topics(bootstrap, dict.fromkeys(self.env["KP_SPANS_TOPIC"].split(","), partitions))
+        self.env = topic_settings(bootstrap, self.name) | {
+            "KP_SPANS_TOPIC": self.spans, "KP_SOURCE_TOPIC": self.traces, "KP_DEAD_LETTER_TOPIC": self.dead,
+            "KP_TOPIC_PARTITIONS": "2", "KP_ASSEMBLE_GRACE_SECONDS": f"{grace:g}",
+            "KP_ASSEMBLE_GAP_SECONDS": f"{gap:g}", "KP_COMMIT_INTERVAL_SECONDS": "0.2",
+            "KP_SESSION_TIMEOUT_SECONDS": "6", **spans.SETTINGS, **settings,
+        }  # fmt: skip
+        if create:
+            create_topics(bootstrap, dict.fromkeys(self.env["KP_SPANS_TOPIC"].split(","), partitions))
 
     def put(self, values: Sequence[bytes], topic: str | None = None, **record: Any) -> None:
         """Write records of spans, in turn to each partition."""
@@ -68,14 +75,11 @@ class Workshop:
 
     def wait(self, count: int, timeout: float = 60.0) -> list[bytes]:
         """Return the traces, as soon as there are so many."""
-        deadline = time.monotonic() + timeout
-        while len(found := self.documents()) < count:
-            assert time.monotonic() < deadline, f"{len(found)} of {count} traces"
-            time.sleep(0.2)
-        return found
+        assert wait_until(lambda: len(self.documents()) >= count, timeout, 0.2), f"{len(self.documents())} of {count}"
+        return self.documents()
 
 
-def expected_documents(values: Iterable[bytes]) -> list[bytes]:
+def expected_documents(values: Iterable[bytes], limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
     """Return the traces of records of spans and logs by trace id, without any Kafka between."""
     found: dict[str, list[Span]] = defaultdict(list)
     logs: dict[str, list[LogEvent]] = defaultdict(list)
@@ -85,7 +89,8 @@ def expected_documents(values: Iterable[bytes]) -> list[bytes]:
             found[span.trace_id].append(span)
         for log in read.logs:
             logs[log.trace_id].append(log)
-    made = (assembled(each, logs[trace_id], spans.RULES) for trace_id, each in found.items())
+    rules = replace(spans.RULES, limits=limits)
+    made = (assembled(each, logs[trace_id], rules) for trace_id, each in found.items())
     return [each.value for several in made for each in several if each.value is not None]
 
 
@@ -93,6 +98,18 @@ def shared_records(paths: Iterable[Path]) -> list[bytes]:
     """Return the values of records that are kept as JSON Lines: {"value": base64, ...}."""
     lines = (json.loads(line) for path in paths for line in path.read_text("utf-8").splitlines())
     return [base64.b64decode(line["value"]) for line in lines if "value" in line]
+
+
+def by_run(values: Iterable[bytes]) -> list[list[bytes]]:
+    """Return records in groups that have no trace in common: a record may have spans of several."""
+    groups: list[tuple[set[str], list[bytes]]] = []
+    for value in values:
+        read = decoded(value)
+        ids = {span.trace_id for span in read.spans} | {log.trace_id for log in read.logs}
+        common = [group for group in groups if group[0] & ids]
+        groups = [group for group in groups if not group[0] & ids]
+        groups.append((ids.union(*(each for each, _ in common)), [*itertools.chain(*(v for _, v in common)), value]))
+    return [values for _, values in groups]
 
 
 def made_records(rng: random.Random, runs: int, size: int = 0) -> list[list[bytes]]:
@@ -143,13 +160,9 @@ class Judgement:
 
 
 def crash_run(
-    bootstrap: str,
-    folder: Path,
-    rng: random.Random,
-    runs: Sequence[Sequence[bytes]],
-    trial: Trial,
+    bootstrap: str, folder: Path, rng: random.Random, runs: Sequence[Sequence[bytes]], trial: Trial,
     restart: Callable[[], None] | None = None,
-) -> Judgement:
+) -> Judgement:  # fmt: skip
     """Write records of runs while processes are killed, join and leave, let the rest be assembled, and judge."""
     workshop = Workshop(bootstrap, trial.partitions, trial.grace, trial.gap)
     began = time.monotonic()
@@ -175,7 +188,7 @@ def crash_run(
         for each in fleet:
             each.close()
         writing.join()
-    return _judge(workshop, expected, open_runs, time.monotonic() - began)
+    return judged(workshop, expected, open_runs, time.monotonic() - began)
 
 
 def _write(workshop: Workshop, seed: int, runs: Sequence[Sequence[bytes]], trial: Trial) -> None:
@@ -241,18 +254,16 @@ def _open_runs(workshop: Workshop) -> int:
     return sum(value is not None and key.startswith(b"open:") for key, value in rows.items())
 
 
-def _judge(workshop: Workshop, expected: Sequence[bytes], left_open: int, seconds: float) -> Judgement:
+def judged(workshop: Workshop, expected: Sequence[bytes], left_open: int = 0, seconds: float = 0) -> Judgement:
+    """Compare the traces that came out with the expected ones."""
     wanted: Mapping[str, bytes] = {json.loads(each)["id"]: each for each in expected}
     assert len(wanted) == len(expected)
     found = workshop.documents()
     ids = Counter(json.loads(each)["id"] for each in found)
     reasons = Counter(dict(each.headers)["kp-error-reason"].decode() for each in workshop.letters())
     return Judgement(
-        traces=len(found),
-        missing=sorted(wanted.keys() - ids.keys()),
+        traces=len(found), missing=sorted(wanted.keys() - ids.keys()),
         twice=sorted(each for each, number in ids.items() if number > 1),
         wrong=sorted({json.loads(each)["id"] for each in found if wanted.get(json.loads(each)["id"]) != each}),
-        letters=dict(reasons),
-        left_open=left_open,
-        seconds=seconds,
-    )
+        letters=dict(reasons), left_open=left_open, seconds=seconds,
+    )  # fmt: skip

@@ -18,7 +18,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.types import CompactString, Int16, TaggedFields, UnsignedVarInt32
 
-from worker.kafka.aiokafka_private import RecordBatch, UnansweredError, UnsentError, UnsupportedError
+from worker.kafka.aiokafka_private import Brokers, RecordBatch, UnansweredError, UnsentError, UnsupportedError
 
 UNKNOWN_TOPIC, NOT_ATTEMPTED = 3, 55
 NONE, OUT_OF_ORDER, DUPLICATE, INVALID_EPOCH, INVALID_STATE, INVALID_MAPPING, CONCURRENT, FENCED, ABORTABLE = (
@@ -473,7 +473,7 @@ class Network:
         return answer
 
 
-class ModelCluster:
+class ModelCluster(Brokers):
     """One producer's connections to the model."""
 
     def __init__(self, network: Network) -> None:

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,8 +28,8 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from tests.support.forgetting import ANOTHER_ID, KEY, control_record
-from tests.support.kafka_fixtures import Record, Tree, WorkerProcess, committed, unique
-from tests.support.surroundings import DATA
+from tests.support.kafka_fixtures import Record, Tree, WorkerProcess, committed, unique, wait_until
+from tests.support.surroundings import DATA, topic_settings
 from worker import make_verdict, sign_verdict
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
@@ -41,20 +41,12 @@ TTL_SECONDS: Final = 60
 
 def settings(bootstrap: str, name: str | None = None, **extra: str) -> dict[str, str]:
     """Return the settings of a group of workers with topics of their own and a small, short-lived cache."""
-    name = name or unique("chaos")
-    return {
-        "KP_BOOTSTRAP_SERVERS": bootstrap,
-        "KP_GROUP_ID": name,
-        "KP_SOURCE_TOPIC": name,
-        "KP_ACCEPTED_TOPIC": f"{name}.accepted",
-        "KP_REJECTED_TOPIC": f"{name}.rejected",
-        "KP_DEAD_LETTER_TOPIC": f"{name}.dead-letter",
-        "KP_CREATE_TOPICS": "true",
+    small = {
         "KP_SESSION_TIMEOUT_SECONDS": str(SESSION_SECONDS),
         "KP_CACHE_MAX_ELEMENTS": str(CAPACITY),
         "KP_CACHE_TTL_SECONDS": str(TTL_SECONDS),
-        **extra,
     }
+    return topic_settings(bootstrap, name or unique("chaos"), **small | extra)
 
 
 def forgetting(env: Mapping[str, str]) -> dict[str, str]:
@@ -428,16 +420,6 @@ def ready(slot: Slot) -> bool:
     with contextlib.suppress(OSError, http.client.HTTPException):
         return slot.process.get("/readyz")[0] == 200
     return False
-
-
-def wait_until(condition: Callable[[], bool], timeout: float, pause: float = 0.1) -> bool:
-    """Return whether the condition came true in time (seconds)."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-    return True
 
 
 def wait_settled(bootstrap: str, env: Mapping[str, str], ends: Mapping[int, int], timeout: float) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from tests.support.builders import T0
 from tests.support.kafka_fixtures import consume_all, create_topics, produce, unique
 from tests.support.processes import run_command, start_command
-from tests.support.surroundings import environment
+from tests.support.surroundings import environment, topic_settings
 from worker.core.documents import dead_letter
 from worker.core.records import SourceRecord
 from worker.core.trace import InvalidTrace, Reason
@@ -24,17 +24,7 @@ class Desk:
         self.bootstrap = kafka.bootstrap_servers
         self.name = unique("desk")
         self.topics = {kind: f"{self.name}.{kind}" for kind in ("accepted", "rejected", "dead-letter")}
-        self.settings = {
-            "KP_BOOTSTRAP_SERVERS": self.bootstrap,
-            "KP_GROUP_ID": self.name,
-            "KP_SOURCE_TOPIC": self.name,
-            "KP_ACCEPTED_TOPIC": self.topics["accepted"],
-            "KP_REJECTED_TOPIC": self.topics["rejected"],
-            "KP_DEAD_LETTER_TOPIC": self.topics["dead-letter"],
-            "KP_CREATE_TOPICS": "true",
-            "KP_EMBEDDER": "none",
-            **settings,
-        }
+        self.settings = topic_settings(self.bootstrap, self.name, **{"KP_EMBEDDER": "none"} | settings)
         # Times in tests are months old: by the broker's default Kafka would delete such records at its next look.
         kept = (partitions, {"retention.ms": "-1"})
         create_topics(self.bootstrap, dict.fromkeys([self.name, *self.topics.values()], kept))
@@ -79,6 +69,10 @@ def header(record: Any, name: str) -> str:
     """Return the last header of that name as text."""
     value: bytes = dict(record.headers)[name]
     return value.decode()
+
+
+NO_MODEL = {"KP_EMBEDDER": "openvino", "KP_MODEL": "/nowhere/model"}
+"""An embedder that takes no time: there is none. What does not need its vectors is done as with any other one."""
 
 
 class Diagnosis:

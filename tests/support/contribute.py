@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.builders import trace_document
-from tests.support.kafka_fixtures import WorkerProcess, committed, consume_all, create_topics, produce, unique
+from tests.support.kafka_fixtures import (
+    WorkerProcess,
+    committed,
+    consume_all,
+    create_topics,
+    produce,
+    unique,
+    wait_committed,
+)
 from tests.support.registry import RegistryProcess
 
 
@@ -35,15 +43,10 @@ class Booth:
         self.refused = f"{self.accepted}.refused"
         self.partitions = partitions
         self.env = {
-            "KP_BOOTSTRAP_SERVERS": bootstrap,
-            "KP_GROUP_ID": self.name,
-            "KP_ACCEPTED_TOPIC": self.accepted,
-            "KP_CREATE_TOPICS": "true",
-            "KP_REGISTRY_URL": url,
-            "KP_REGISTRY_KEY": key,
-            "KP_SESSION_TIMEOUT_SECONDS": "6",
-            **settings,
-        }
+            "KP_BOOTSTRAP_SERVERS": bootstrap, "KP_GROUP_ID": self.name, "KP_ACCEPTED_TOPIC": self.accepted,
+            "KP_CREATE_TOPICS": "true", "KP_REGISTRY_URL": url, "KP_REGISTRY_KEY": key,
+            "KP_SESSION_TIMEOUT_SECONDS": "6", **settings,
+        }  # fmt: skip
         create_topics(bootstrap, {self.accepted: (partitions, {"retention.ms": "-1"})})
 
     def put(self, documents: Sequence[Mapping[str, Any] | bytes | None], **record: Any) -> list[tuple[int, int]]:
@@ -57,11 +60,8 @@ class Booth:
         """Return the sum of the committed offsets."""
         return sum(committed(self.bootstrap, f"{self.name}-contribute", self.accepted).values())
 
-    def wait_committed(self, count: int, timeout: float = 90.0) -> None:
-        deadline = time.monotonic() + timeout
-        while (now := self.committed()) < count:
-            assert time.monotonic() < deadline, f"{now} of {count} committed"
-            time.sleep(0.2)
+    def wait_committed(self, count: int) -> None:
+        wait_committed(self.bootstrap, f"{self.name}-contribute", self.accepted, count)
 
     def receipts(self) -> dict[str, dict[str, Any]]:
         """Return the receipts by id, the last one of each."""
@@ -179,12 +179,7 @@ def _judge(
         missing=sorted(expected.keys() - ids.keys()),
         foreign=sorted(each for each, number in ids.items() if each not in expected or number > 1),
         wrong=sorted(unit["id"] for unit in units if unit != expected.get(unit["id"])),
-        without_receipt=sorted(expected.keys() - receipts.keys()),
-        refused=len(booth.refusals()),
-        posted_twice=sum(number > 1 for number in state["units"].values()),
-        limited=state["429s"],
-        revoked=state["revoked"],
-        answers=state["answers"],
-        late=late,
-        seconds=seconds,
-    )
+        without_receipt=sorted(expected.keys() - receipts.keys()), refused=len(booth.refusals()),
+        posted_twice=sum(number > 1 for number in state["units"].values()), limited=state["429s"],
+        revoked=state["revoked"], answers=state["answers"], late=late, seconds=seconds,
+    )  # fmt: skip

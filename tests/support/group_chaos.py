@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from tests.support import chaos
-from tests.support.chaos import Chaos, Fleet, Load, settings, traces, wait_settled, wait_until
+from tests.support.chaos import Chaos, Fleet, Load, settings, traces, wait_settled
 from tests.support.crash_worker import hash_vector
 from tests.support.forgetting import KEY
 from tests.support.group_oracle import Watcher, check_group
-from tests.support.kafka_fixtures import create_topics, topic_id
+from tests.support.kafka_fixtures import create_topics, topic_id, wait_until
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PATIENCE_S: Final = 300.0

@@ -17,15 +17,16 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
+from aiokafka.structs import OffsetAndMetadata
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import warm
@@ -34,25 +35,7 @@ from worker.kafka.cluster import describe
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.ports import free_ports
 
-__all__ = [
-    "Record",
-    "WorkerProcess",
-    "cluster",
-    "committed",
-    "committed_async",
-    "consume_all",
-    "consume_all_async",
-    "create_topics",
-    "create_topics_async",
-    "kafka",
-    "produce",
-    "produce_async",
-    "recreate_topic",
-    "topic_id",
-    "topic_id_async",
-    "unique",
-    "workers",
-]
+T = TypeVar("T")
 
 PATIENCE_S = 60.0  # one broker answer on a busy machine; it only decides when a broken test gives up
 METADATA_ATTEMPTS = 10
@@ -86,6 +69,20 @@ class Record(NamedTuple):
 def unique(name: str) -> str:
     """Return a topic, group or transaction name that no other test has."""
     return f"{name}-{uuid.uuid4().hex[:12]}"
+
+
+def wait_until(condition: Callable[[], object], timeout: float = PATIENCE_S, pause: float = 0.1) -> bool:
+    """Return whether the condition came true in time (seconds).
+
+    Looks take a part of the cores that others wait for: the pause between two grows to three times its first length.
+    """
+    begun = time.monotonic()
+    while not condition():
+        waited = time.monotonic() - begun
+        if waited > timeout:
+            return False
+        time.sleep(min(max(pause, waited / 10), 3 * pause))
+    return True
 
 
 TopicSpec = int | tuple[int, Mapping[str, str]]
@@ -272,11 +269,15 @@ class LoggedProcess:
         module: str,
         args: Sequence[str],
         env: Mapping[str, str],
-        log_path: Path,
+        log_path: Path | None = None,
         tree: Tree | None = None,
         *,
         cold: bool = False,
     ) -> None:
+        if log_path is None:
+            handle, name = tempfile.mkstemp(prefix="kp-worker-", suffix=".log")
+            os.close(handle)
+            log_path = Path(name)
         self.log_path = log_path
         root, python = tree or (ROOT, sys.executable)
         env = {**env, "PYTHONUNBUFFERED": "1"}
@@ -312,6 +313,13 @@ class LoggedProcess:
         """Send SIGTERM; wait() for the end."""
         self.process.terminate()
 
+    def wait(self, timeout: float = PATIENCE_S) -> int:
+        """Return the exit status when it has ended. Raises AssertionError with the log if it is late (seconds)."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the process did not end in {timeout} s:\n{self.log()}") from None
+
     def close(self) -> None:
         """Kill it by SIGKILL if it still runs, and wait."""
         self.process.kill()
@@ -335,10 +343,6 @@ class WorkerProcess(LoggedProcess):
         tree: Tree | None = None,
         cold: bool = False,
     ) -> None:
-        if log_path is None:
-            handle, name = tempfile.mkstemp(prefix="kp-worker-", suffix=".log")
-            os.close(handle)
-            log_path = Path(name)
         self.http_port = int(env.get("KP_HTTP_PORT") or free_ports(1)[0])
         settings = {**env, "KP_HTTP_PORT": str(self.http_port)}
         super().__init__(module, args, environment(**settings), log_path, tree, cold=cold)
@@ -351,9 +355,9 @@ class WorkerProcess(LoggedProcess):
     ) -> None:
         self.close()
 
-    def get(self, path: str) -> tuple[int, str]:
-        """Return status and body of an HTTP GET. Raises OSError while nothing listens."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
+    def get(self, path: str, timeout: float = 5) -> tuple[int, str]:
+        """Return status and body of an HTTP GET. Raises OSError while nothing listens, or after `timeout` seconds."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=timeout)
         with contextlib.closing(connection):
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -389,7 +393,7 @@ class WorkerProcess(LoggedProcess):
     def metrics(self) -> dict[str, float]:
         """Return /metrics as sample -> value; with labels the key is name{a="x",b="y"}, labels in order."""
         samples = {}
-        for family in text_string_to_metric_families(self.get("/metrics")[1]):
+        for family in text_string_to_metric_families(self.get("/metrics", PATIENCE_S)[1]):
             for sample in family.samples:
                 labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
                 samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
@@ -397,7 +401,8 @@ class WorkerProcess(LoggedProcess):
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of all samples of that name that carry the given labels; 0 if there are none."""
-        families = text_string_to_metric_families(self.get("/metrics")[1])
+        lines = self.get("/metrics", PATIENCE_S)[1].splitlines()  # to read them all takes 10 ms
+        families = text_string_to_metric_families("\n".join(line for line in lines if line.startswith(name)))
         samples = (sample for family in families for sample in family.samples if sample.name == name)
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
@@ -409,14 +414,7 @@ class WorkerProcess(LoggedProcess):
         deadline = time.monotonic() + PATIENCE_S
         while (found := self.metric(name, **labels)) != value:
             assert time.monotonic() < deadline, f"{name}{labels} is {found}, not {value}:\n{self.log()}"
-            time.sleep(0.05)
-
-    def wait(self, timeout: float = PATIENCE_S) -> int:
-        """Return the exit status when it has ended. Raises AssertionError with the log if it is late (seconds)."""
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the worker did not end in {timeout} s:\n{self.log()}") from None
+            time.sleep(0.1)
 
     def kill(self) -> None:
         """Kill by SIGKILL, as a crash does, and wait."""
@@ -454,13 +452,36 @@ def hashing(workers: Callable[..., WorkerProcess]) -> Callable[[Mapping[str, str
     return lambda env: workers(env, (), "tests.support.crash_worker")
 
 
-def admin(bootstrap: str, action: Callable[[AIOKafkaAdminClient], object]) -> None:
-    async def run() -> None:
+def commit_offset(bootstrap: str, group: str, topic: str, offset: int, partition: int = 0, metadata: str = "") -> None:
+    """Commit a group's offset, as a worker does, or without metadata, as Kafka's tools do."""
+
+    async def commit() -> None:
+        async with AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False) as consumer:
+            tp = TopicPartition(topic, partition)
+            consumer.assign([tp])
+            await consumer.commit({tp: OffsetAndMetadata(offset, metadata)})
+
+    asyncio.run(commit())
+
+
+def wait_committed(bootstrap: str, group: str, topic: str, count: int, timeout: float = 90.0) -> None:
+    """Return when the sum of the group's offsets of the topic is `count`. Raises AssertionError after the timeout."""
+
+    def done() -> int:
+        return sum(committed(bootstrap, group, topic).values())
+
+    assert wait_until(lambda: done() >= count, timeout, 0.2), f"{done()} of {count} committed"
+
+
+def admin(bootstrap: str, action: Callable[[AIOKafkaAdminClient], Awaitable[T]]) -> T:
+    """Return what an action of an admin client returns."""
+
+    async def run() -> T:
         client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
         await client.start()
         try:
-            await action(client)  # type: ignore[misc]
+            return await action(client)
         finally:
             await client.close()
 
-    asyncio.run(run())
+    return asyncio.run(run())

@@ -7,7 +7,7 @@ import hmac
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -175,14 +175,15 @@ def judge(
     forget_key: bytes | None = None,
     topic_id: str | None = None,
     judges: Mapping[str, bytes] | None = None,
+    older: Container[Place] = (),
 ) -> dict[Place, Verdict]:
     """Score the records of all partitions, each partition in offset order.
 
     `reason`: of a dead letter that a record becomes before it is parsed; `refused`: whether the output topics refuse a
     trace once it is scored (its vector stays in the cache). `objective_apart`: KP_EMBED_TEXT=objective. `forget_key`:
     control records are honoured if they are signed for `topic_id`; `judges`: the keys of verdicts, whose records make
-    the scores then. A forgotten entry leaves a gap: None in place of
-    its vector.
+    the scores then, except for the places in `older`: a release without verdicts has read them. A forgotten entry
+    leaves a gap: None in place of its vector.
     """
     verdicts: dict[Place, Verdict] = {}
     entries: dict[int, list[Remembered]] = defaultdict(list)
@@ -195,6 +196,9 @@ def judge(
             verdicts[place] = Verdict(record, "dead-letter", reason=why)
             continue
         control = dict(record.headers).get("kp-control")
+        if control == b"verdict" and place in older:
+            verdicts[place] = Verdict(record, "dead-letter", reason="missing_field")
+            continue
         if control == b"verdict":
             verdicts[place] = rule(record, judged[record.partition], judges or {}, topic_id)
             continue
@@ -229,7 +233,7 @@ def judge(
             verdicts[place] = Verdict(record, "dead-letter", reason="refused_by_topic")
             continue
         standing = None
-        if judges is not None:
+        if judges is not None and place not in older:
             standing = judged[record.partition].standing(agent_id, document["metadata"]["task_domain"])
         value = score(document, novelty, None if standing is None else standing.used)
         kind = "accepted" if value >= 0.75 else "rejected"

@@ -1,4 +1,4 @@
-"""One short run of an agent, as each convention of OpenTelemetry writes it into spans and log events."""
+"""Spans and log events, as values and as OTLP in both encodings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ from worker.runs.otlp.spans import LogEvent, Span, SpanEvent
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SECOND = 1_000_000_000
 NOW = 1_795_000_000 * SECOND
-
-OBJECTIVE = "Book seat 12A to Oslo"
-ARGUMENTS = {"flight": "OS 4", "seats": [12]}
-RESULT = '{"free": ["12A", "12C"]}'
-THOUGHTS = ("I look at the seats.", "Now I book it.")
-FAILED = "SeatTaken: 12A was just sold"
-ANSWER = "12A is gone; 12C is yours."
 
 
 def span_id(number: int) -> str:
@@ -48,38 +41,6 @@ def failure(text: str) -> SpanEvent:
 def log(number: int, name: str, body: Any, *, at: int = 0, **attributes: Any) -> LogEvent:
     """Return a log event of the span `number`."""
     return LogEvent(TRACE, span_id(number), name, NOW + at, body, attributes, {}, "made.up")
-
-
-# The run: a thought and two calls at once, of which one fails; a thought and a call; the answer.
-
-CALLS = (("c1", "seats", ARGUMENTS), ("c2", "book", {"seat": "12A"}), ("c3", "book", {"seat": "12A"}))
-RESULTS = {"c1": RESULT, "c2": f"Error: {FAILED}", "c3": "booked"}
-
-TURNS: tuple[tuple[str, tuple[str, ...]], ...] = ((THOUGHTS[0], ("c1", "c2")), (THOUGHTS[1], ("c3",)), (ANSWER, ()))
-
-SHAPE = [
-    f"thought: {THOUGHTS[0]}",
-    f"tool_call: seats {json.dumps(ARGUMENTS)}",
-    'tool_call: book {"seat": "12A"}',
-    f"observation: {RESULT}",
-    f"error_recovery: Error: {FAILED}",
-    f"thought: {THOUGHTS[1]}",
-    'tool_call: book {"seat": "12A"}',
-    "observation: booked",
-]
-
-
-def history(turn: int) -> list[tuple[str, Any]]:
-    """Return what goes into the model at a turn: (role, text), ("assistant", (text, calls)), ("tool", call's id)."""
-    said: list[tuple[str, Any]] = [("system", "Be brief."), ("user", OBJECTIVE)]
-    for text, calls in TURNS[:turn]:
-        said.append(("assistant", (text, calls)))
-        said += [("tool", call) for call in reversed(calls)]
-    return said
-
-
-def call_of(call_id: str) -> tuple[str, dict[str, Any]]:
-    return next((name, arguments) for each, name, arguments in CALLS if each == call_id)
 
 
 def shape(document: Mapping[str, Any]) -> list[str]:

@@ -8,12 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from tests.support.builders import (
-    TextEmbedder,
-    make_record,
-    text_vector,
-    trace_bytes,
-)
+from tests.support.builders import TextEmbedder, make_record, text_vector, trace_bytes
 from worker import PartitionScorer
 from worker.core.changelog import Entry, Housekeeping
 from worker.core.control import NO_CONTROL, ControlConfig
@@ -28,7 +23,7 @@ from worker.embed.embedder import Embedding
 from worker.kafka.reading.budget import Share
 from worker.kafka.writing.publisher import Commit
 from worker.observe.metrics import Metrics
-from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
+from worker.observe.tracing import NO_TRACING, Tracing
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.group_scope import GroupScope
 from worker.stream.partition import Context, DeadLetterLimit, Partition
@@ -145,7 +140,7 @@ class TaskHarness:
         clean: Clean | None = None,
         ttl_ms: int = 60_000,
         commit_interval: float = 1000.0,
-        tracing: Tracing | NoTracing = NO_TRACING,
+        tracing: Tracing = NO_TRACING,
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
         group: GroupScope | None = None,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from tests.support import warm
 from tests.support.surroundings import ROOT, environment
@@ -23,19 +23,25 @@ def start_command(
     return subprocess.Popen([*WORKER, *args], env=environment() if env is None else env, cwd=cwd, **pipes)
 
 
+def start_fork(
+    module: str, args: Sequence[str], env: Mapping[str, str], cwd: Path = ROOT, *,
+    stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes],
+) -> subprocess.Popen[bytes] | warm.WarmProcess:  # fmt: skip
+    """Start `python -m module` on files, terminals or pipes, in a fork where tests/support/warm.py is enabled."""
+    if warm.enabled:
+        return warm.WarmProcess(module, args, env, cwd, stdin=stdin, stdout=stdout, stderr=stderr)
+    command = [sys.executable, "-m", module, *args]
+    return subprocess.Popen(command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
+
+
 def run_command(
     module: str, args: Sequence[str], env: Mapping[str, str], stdin: bytes = b"", seconds: float = 120
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `python -m module` to its end, in a fork where tests/support/warm.py is enabled."""
-    if not warm.enabled:
-        return subprocess.run(
-            [sys.executable, "-m", module, *args], env=env, cwd=ROOT, input=stdin, capture_output=True,
-            timeout=seconds, check=False,
-        )  # fmt: skip
+    """Run `python -m module` to its end, as start_fork does."""
     with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
         given.write(stdin)
         given.seek(0)
-        process = warm.WarmProcess(module, args, env, ROOT, stdin=given, stdout=out, stderr=err)
+        process = start_fork(module, args, env, stdin=given, stdout=out, stderr=err)
         try:
             code = process.wait(seconds)
         finally:

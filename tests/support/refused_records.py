@@ -13,6 +13,9 @@ from worker.lab.broker.embedded_kafka import EmbeddedKafka
 Kind = tuple[bytes | None, bytes, list[tuple[str, bytes]], int]
 """Key, value, headers and how many ms later than now."""
 
+STRICT = {"max.message.bytes": "65536", "message.timestamp.after.max.ms": "60000", "cleanup.policy": "compact"}
+"""Settings that refuse a null key, a timestamp in the future, and a batch of more than 64 KiB."""
+
 SOURCE = {"max.message.bytes": "8000000"}
 
 LATER = 1_200_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
-from tests.support.processes import start_command
+from tests.support.kafka_fixtures import LoggedProcess, wait_until
+from tests.support.surroundings import environment
 from worker.lab.registry.app import RegistryOptions, registry_app
 from worker.lab.registry.store import RegistryStore, Tier
 
@@ -93,7 +93,7 @@ class RegistryProcess:
     def __init__(self, *options: str) -> None:
         self._options = list(options)
         self.url = self.key = ""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: LoggedProcess | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -105,18 +105,16 @@ class RegistryProcess:
     def start(self) -> None:
         """Start it, and wait until it listens."""
         again = ["--port", self.url.rpartition(":")[2], "--key", self.key] if self.url else []
-        self.process = start_command("registry", *self._options, *again, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        printed = dict(
-            line.decode().split(maxsplit=1) for line in iter(self.process.stdout.readline, b"stop        Ctrl-C\n")
-        )
+        process = self.process = LoggedProcess("worker", ["registry", *self._options, *again], environment())
+        wait_until(lambda: "stop        Ctrl-C\n" in process.log() or process.returncode is not None, pause=0.02)
+        assert "stop        Ctrl-C\n" in process.log(), process.log()
+        printed = dict(line.split(maxsplit=1) for line in process.log().splitlines() if " " in line)
         self.url, self.key = printed["registry"].strip(), printed["key"].strip()
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""
         if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
+            self.process.close()
 
     def restart(self) -> None:
         """Kill it and start it again."""

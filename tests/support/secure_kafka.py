@@ -6,7 +6,6 @@ the administrator's.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import subprocess
@@ -28,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from tests.support.kafka_fixtures import admin
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 USER = "kp"
@@ -131,21 +131,17 @@ class SecureKafka:
 
     def allow(self, user: str, acls: Iterable[Acl]) -> None:
         """Grant permissions, and wait until the broker knows them."""
-        asyncio.run(self._allow(user, acls))
 
-    async def _allow(self, user: str, acls: Iterable[Acl]) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.admin)
-        await admin.start()
-        try:
+        async def ask(client: AIOKafkaAdminClient) -> None:
             for acl in acls:
                 request = CreateAclsRequest(
                     RESOURCE_TYPES[acl.resource], acl.name, PREFIXED if acl.prefixed else LITERAL, f"User:{user}", "*",
                     OPERATIONS[acl.operation], ALLOW,
                 )  # fmt: skip
-                answer = await admin._send_request(request)
+                answer = await client._send_request(request)
                 assert all(not code for code, *_ in answer.creation_responses), answer
-        finally:
-            await admin.close()
+
+        admin(self.admin, ask)
 
 
 @contextmanager

@@ -6,11 +6,14 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from worker.assemble.rows import packed
+from worker.core.trace import DEFAULT_LIMITS, Limits
 from worker.runs.otlp.mapping import assembled
 from worker.runs.otlp.rules import Rules, parse_rules
 from worker.runs.otlp.spans import decoded, split
@@ -82,15 +85,10 @@ def _message(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
 
 def _span(number: int, name: str, parent: str, start_ns: int, attributes: dict[str, Any], seconds: int = 1) -> Span:
     return {
-        "traceId": trace_id(number),
-        "spanId": span_id(number, name),
-        "parentSpanId": parent,
-        "name": name,
-        "kind": 1,
-        "startTimeUnixNano": start_ns,
-        "endTimeUnixNano": start_ns + seconds * 1_000_000_000 - 1,
+        "traceId": trace_id(number), "spanId": span_id(number, name), "parentSpanId": parent, "name": name,
+        "kind": 1, "startTimeUnixNano": start_ns, "endTimeUnixNano": start_ns + seconds * 1_000_000_000 - 1,
         "attributes": attributes,
-    }
+    }  # fmt: skip
 
 
 def as_protobuf(spans: Iterable[Span]) -> bytes:
@@ -100,14 +98,10 @@ def as_protobuf(spans: Iterable[Span]) -> bytes:
     scope.scope.name = "agent.loop"
     for each in spans:
         span = scope.spans.add(
-            trace_id=bytes.fromhex(each["traceId"]),
-            span_id=bytes.fromhex(each["spanId"]),
-            parent_span_id=bytes.fromhex(each["parentSpanId"]),
-            name=each["name"],
-            kind=each["kind"],
-            start_time_unix_nano=each["startTimeUnixNano"],
-            end_time_unix_nano=each["endTimeUnixNano"],
-        )
+            trace_id=bytes.fromhex(each["traceId"]), span_id=bytes.fromhex(each["spanId"]),
+            parent_span_id=bytes.fromhex(each["parentSpanId"]), name=each["name"], kind=each["kind"],
+            start_time_unix_nano=each["startTimeUnixNano"], end_time_unix_nano=each["endTimeUnixNano"],
+        )  # fmt: skip
         for key, value in each["attributes"].items():
             span.attributes.add(key=key).value.string_value = value
     return bytes(message.SerializeToString())
@@ -140,7 +134,22 @@ def content(spans: Sequence[Span]) -> bytes:
     return packed(part)
 
 
-def documents(spans: Iterable[Span]) -> list[bytes]:
+def as_logs(spans: Iterable[Span]) -> bytes:
+    """Return a log event of each span, as a record of the Collector."""
+    message = LogsData()
+    scope = message.resource_logs.add().scope_logs.add()
+    for each in spans:
+        event = scope.log_records.add(
+            trace_id=bytes.fromhex(each["traceId"]),
+            span_id=bytes.fromhex(each["spanId"]),
+            time_unix_nano=each["startTimeUnixNano"],
+            event_name="gen_ai.user.message",
+        )
+        event.body.string_value = each["name"]
+    return bytes(message.SerializeToString())
+
+
+def documents(spans: Iterable[Span], limits: Limits = DEFAULT_LIMITS) -> list[bytes]:
     """Return the traces of the spans of one OpenTelemetry trace, without any Kafka between."""
-    found = decoded(as_protobuf(spans))
-    return [each.value for each in assembled(found.spans, found.logs, RULES) if each.value is not None]
+    found, rules = decoded(as_protobuf(spans)), replace(RULES, limits=limits)
+    return [each.value for each in assembled(found.spans, found.logs, rules) if each.value is not None]

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
 from click.testing import CliRunner, Result
 
 from tests.support.commands import header
-from tests.support.kafka_fixtures import (
-    WorkerProcess,
-    committed,
-    consume_all,
-    produce,
-    unique,
-)
-from tests.support.surroundings import DATA
+from tests.support.kafka_fixtures import WorkerProcess, consume_all, produce, unique, wait_committed
+from tests.support.surroundings import DATA, topic_settings
 from worker.cli import cli
 from worker.config import Settings, load
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
@@ -34,18 +27,8 @@ class Stage:
     def __init__(self, kafka: EmbeddedKafka, **settings: str) -> None:
         self.bootstrap = kafka.bootstrap_servers
         self.name = unique("traces")
-        self.env = {
-            "KP_BOOTSTRAP_SERVERS": self.bootstrap,
-            "KP_GROUP_ID": self.name,
-            "KP_SOURCE_TOPIC": self.name,
-            "KP_ACCEPTED_TOPIC": f"{self.name}.accepted",
-            "KP_REJECTED_TOPIC": f"{self.name}.rejected",
-            "KP_DEAD_LETTER_TOPIC": f"{self.name}.dead-letter",
-            "KP_CREATE_TOPICS": "true",
-            "KP_EMBEDDER": "none",
-            "KP_SESSION_TIMEOUT_SECONDS": "6",
-            **settings,
-        }
+        quick = {"KP_EMBEDDER": "none", "KP_SESSION_TIMEOUT_SECONDS": "6"}
+        self.env = topic_settings(self.bootstrap, self.name, **quick | settings)
 
     def produce(self, records: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
         return produce(self.bootstrap, self.name, records)
@@ -54,10 +37,7 @@ class Stage:
         return {kind: consume_all(self.bootstrap, f"{self.name}.{kind}") for kind in OUTPUTS}
 
     def wait_committed(self, count: int, timeout: float = 90.0) -> None:
-        deadline = time.monotonic() + timeout
-        while sum(committed(self.bootstrap, self.name, self.name).values()) < count:
-            assert time.monotonic() < deadline, f"not committed: {committed(self.bootstrap, self.name, self.name)}"
-            time.sleep(0.2)
+        wait_committed(self.bootstrap, self.name, self.name, count, timeout)
 
     def settings(self) -> Settings:
         given: dict[str, Any] = {name.removeprefix("KP_").lower(): value for name, value in self.env.items()}
@@ -82,7 +62,8 @@ def origin(record: Any) -> tuple[int, int]:
     """Source partition and offset of an output record, of whatever topic."""
     if any(name == "kp-source-offset" for name, _ in record.headers):
         return int(header(record, "kp-source-partition")), int(header(record, "kp-source-offset"))
-    source = json.loads(record.value)["scoring"]["source"]
+    document = json.loads(record.value)
+    source = document.get("scoring", document)["source"]  # a verdict's says so itself
     return source["partition"], source["offset"]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import pty
 import re
 import select
-import signal
 import time
 import unicodedata
 from pathlib import Path
@@ -17,8 +16,7 @@ import numpy as np
 
 from tests.support.builders import T0, make_record, trace_bytes
 from tests.support.kafka_fixtures import PATIENCE_S
-from tests.support.processes import WORKER, run_command
-from tests.support.surroundings import ROOT
+from tests.support.processes import run_command, start_fork
 from worker.core.changelog import encode
 from worker.core.documents import dead_letter, scored_record
 from worker.core.scorer import PartitionScorer
@@ -93,28 +91,19 @@ def on_terminal(env: dict[str, str], *args: str) -> Ran:
 
 def command_on_terminal(env: dict[str, str], columns: int, *args: str) -> tuple[int, bytes]:
     """Run a command on a terminal of that width; return its exit code and all that it wrote."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(ROOT)
-        os.execve(WORKER[0], [*WORKER, *args], env | {"COLUMNS": str(columns), "TERM": "xterm"})
-    return until_it_ends(child, terminal)
-
-
-def until_it_ends(child: int, terminal: int) -> tuple[int, bytes]:
-    """Return exit code and output of a child of pty.fork; one that takes too long is killed."""
-    output = b""
-    deadline = time.monotonic() + COMMAND_S
-    while time.monotonic() < deadline:
-        if select.select([terminal], [], [], 0.1)[0]:
-            try:
-                output += os.read(terminal, 65536)
-            except OSError:  # it has ended
-                break
-    else:
-        os.kill(child, signal.SIGKILL)
-    os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), output
+    ours, theirs = pty.openpty()
+    with open(ours, "rb", buffering=0) as screen:
+        with open(theirs, "r+b", buffering=0) as terminal:
+            env = env | {"COLUMNS": str(columns), "TERM": "xterm"}
+            process = start_fork("worker", args, env, stdin=terminal, stdout=terminal, stderr=terminal)
+        output = b""
+        deadline = time.monotonic() + COMMAND_S
+        with contextlib.suppress(OSError):  # it has ended
+            while time.monotonic() < deadline:
+                if select.select([screen], [], [], 0.1)[0]:
+                    output += screen.read(65536)
+    process.kill()
+    return process.wait(), output
 
 
 def in_pipes(env: dict[str, str], *args: str) -> Ran:

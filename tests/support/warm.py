@@ -53,7 +53,8 @@ class WarmProcess:
         self.args = [module, *args]
         self.returncode: int | None = None
         self._ending = threading.Lock()  # a fleet is watched by one thread, and stopped by another
-        self._status, theirs = socket.socketpair()
+        # Messages, not a stream: of a command that ends at once, its number and its status would be read as one number.
+        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, open(os.devnull, "rb") as nothing:
             request = json.dumps({"module": module, "args": list(args), "env": dict(env), "cwd": str(cwd)}).encode()
             assert len(request) < MESSAGE_BYTES
@@ -77,10 +78,9 @@ class WarmProcess:
         return self.returncode
 
     def _has_ended(self, timeout: float | None) -> bool:
-        try:
-            return bool(select.select([self._status], [], [], timeout)[0])
-        except (OSError, ValueError):  # another thread has read the status meanwhile, and closed the socket
-            return True
+        ready = select.poll()  # select.select takes no file numbers from 1024 on
+        ready.register(self._status, select.POLLIN)
+        return bool(ready.poll(None if timeout is None else 1000 * timeout))
 
     def _end(self) -> None:
         with self._ending:
@@ -88,12 +88,16 @@ class WarmProcess:
                 said = self._status.recv(16)
                 assert said, "the warm process has ended"
                 self.returncode = int(said)
-                self._status.close()
+
+    def __del__(self) -> None:
+        # Not before: another thread may wait for the status, and its file's number would be that of another file.
+        self._status.close()
 
     def send_signal(self, number: int) -> None:
         """Send a signal, if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended; its status is on the way
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Send SIGTERM."""

@@ -297,7 +297,7 @@ def test_colour_is_for_terminals_that_want_it(
          "--success, --created-at (messages of chat have no time)"),
         ("atif", "--confidence, --domain, --visibility, --privacy, ", "--success"),
         ("auto", "--confidence, --domain, --visibility, --privacy, ",
-         "--success (not for OTLP), --created-at (not for ATIF and OTLP, which have times)"),
+         "--success (not for OTLP and sessions), --created-at (not for ATIF, OTLP and sessions, which have times)"),
     ],
 )  # fmt: skip
 def test_all_that_is_missing_is_named_at_once(form: str, all_need: str, its_own: str) -> None:

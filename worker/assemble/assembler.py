@@ -1,33 +1,40 @@
-"""What `assemble` does with the partitions, of both steps, that it has as a member of its group (kafka/member.py)."""
+"""The work of `assemble` on its partitions, of both steps; it has them as a member of its group (kafka/member.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from worker.assemble.open_runs import HeldBytes, OpenRuns
-from worker.assemble.partition import AssemblePartition, Shared
+from worker.assemble.partition import Partition, Shared
 from worker.assemble.rows import STREAM, Place
-from worker.assemble.spread import Spread
-from worker.assemble.steps import Assembling, Shown, Spreading
-from worker.assemble.topics import AssembleTopics, prepare_assemble_topics
-from worker.assemble.traces import TraceWriter, has_root
-from worker.config import Settings
-from worker.core.records import ASSEMBLED, SPANS
+from worker.assemble.steps import Assembling, Spread, Spreading
+from worker.assemble.topics import AssembleTopics, prepare_topics
+from worker.assemble.traces import TraceWriter, UnreadContent, has_root, rules_from
+from worker.config import ConfigError, Settings
+from worker.core.records import ASSEMBLED, BATCH_OVERHEAD, RECORD_OVERHEAD, SPANS
+from worker.core.terminal import clean, number_of
 from worker.kafka.aiokafka_private import count_partitions
+from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.describe import current_limit
 from worker.kafka.cluster.topic_watch import TopicWatch
 from worker.kafka.member import Claim, Member
 from worker.kafka.state.restore import Position, read_logs
 from worker.kafka.writing.publisher import ExactlyOncePublisher
 from worker.observe.assemble_metrics import AssembleMetrics
+from worker.observe.http_server import Page
+from worker.observe.metrics import process_registry
+from worker.runs.otlp.dialects import CONVENTIONS
+from worker.runs.otlp.mapping import Missing
 from worker.runs.otlp.rules import Rules
+from worker.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -36,23 +43,19 @@ class Assembler:
     """One process's share of both steps."""
 
     def __init__(
-        self,
-        settings: Settings,
-        client: Mapping[str, Any],
-        topics: AssembleTopics,
-        rules: Rules,
-        metrics: AssembleMetrics,
-    ) -> None:
+        self, settings: Settings, client: Mapping[str, Any], topics: AssembleTopics, rules: Rules,
+        metrics: AssembleMetrics, unread: UnreadContent,
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._client = client
         self._topics = topics
         self._rules = rules
         self._metrics = metrics
         self._held = HeldBytes()
-        self._shared = Shared(metrics, settings.commit_interval_seconds)
+        self._shared = Shared(metrics, settings.commit_interval_seconds, unread)
         self._runs: dict[int, OpenRuns] = {}  # restored, and not yet taken over by `open`
 
-    def member(self) -> Member[AssemblePartition]:
+    def member(self) -> Member[Partition]:
         """Return the member of the group, which does this job."""
         settings, topics = self._settings, self._topics
         names = {f"KP_SPANS_TOPIC {number}".removesuffix(" 1"): name for number, name in enumerate(topics.sources, 1)}
@@ -77,19 +80,19 @@ class Assembler:
     async def restore(self, positions: Mapping[TopicPartition, Position], consumer: AIOKafkaConsumer) -> None:
         """Read the open runs of these partitions."""
         self._metrics.lost.inc(sum(position.lost for position in positions.values()))
-        topics = await prepare_assemble_topics(self._settings, self._client)  # there may be new partitions
+        topics = await prepare_topics(self._settings, self._client)  # there may be new partitions
         now = await count_partitions(consumer, topics.sources) or {}
         sources = {name: max(count, now.get(name, 0)) for name, count in topics.sources.items()}
         self._topics = replace(topics, sources=sources)
         self._runs = await self._restored([tp.partition for tp in positions if tp.topic == topics.reads])
 
-    def open(self, claim: Claim) -> AssemblePartition:
+    def open(self, claim: Claim) -> Partition:
         """Return the work on a partition."""
         topics, group = self._topics, self._settings.assemble_group
         limit_of = partial(current_limit, self._client)
         publisher = ExactlyOncePublisher(claim.producer, group, claim.tp, topics.outputs, topics.state, limit_of)
         complete = partial(self._complete, claim) if self._leads(claim.tp) else None
-        return AssemblePartition(claim, publisher, self._step(claim), self._shared, self._mark_seconds, complete)
+        return Partition(claim, publisher, self._step(claim), self._shared, self._mark_seconds, complete)
 
     @property
     def _mark_seconds(self) -> float:
@@ -110,7 +113,11 @@ class Assembler:
             if found is not None:
                 new = {name: found[name] for name, count in self._topics.sources.items() if found[name] > count}
                 for name, count in new.items():
-                    log.info("%s has %d partitions now: no run closes until they are assigned and read", name, count)
+                    log.info(
+                        "%s has %s now: no run closes until all are assigned and read",
+                        name,
+                        number_of(count, "partition"),
+                    )
                 return not new
             await claim.stop.sleep(1)
 
@@ -123,22 +130,17 @@ class Assembler:
             if spread is None:
                 raise RuntimeError(f"this is a bug: {tp.topic} is not read")
             return Spreading(spread, topics.outputs[SPANS].partitions)
+        traces = topics.outputs[ASSEMBLED]
+        most = min(settings.max_message_bytes, traces.max_bytes - BATCH_OVERHEAD - RECORD_OVERHEAD)
         writer = TraceWriter(
-            self._rules,
-            settings.assemble_key == "agent",
-            topics.outputs[ASSEMBLED].partitions,
-            topics.kept_ms,
-            (tp.topic, tp.partition),
-        )
+            replace(self._rules, limits=replace(self._rules.limits, max_bytes=most)),
+            settings.assemble_key == "agent", traces.partitions, topics.kept_ms, (tp.topic, tp.partition),
+        )  # fmt: skip
         return Assembling(
-            runs,
-            writer,
-            settings.memory_budget_bytes,
-            topics.state.max_bytes,
-            spread,
+            runs, writer, settings.memory_budget_bytes, topics.state.max_bytes, spread,
             others=range(1, topics.outputs[SPANS].partitions) if self._leads(tp) else (),
             tell_ms=self._mark_seconds * 1000,
-        )
+        )  # fmt: skip
 
     async def _restored(self, partitions: Sequence[int]) -> dict[int, OpenRuns]:
         if not partitions:
@@ -154,42 +156,36 @@ class Assembler:
             if self._leads(tp):
                 sources = [(topic, each) for topic, count in topics.sources.items() for each in range(count)]
             runs = OpenRuns(
-                sources=sources,
-                has_root=has_root,
-                grace_ms=round(settings.assemble_grace_seconds * 1000),
+                sources=sources, has_root=has_root, grace_ms=round(settings.assemble_grace_seconds * 1000),
                 gap_ms=round(settings.assemble_gap_seconds * 1000),
-                memory_ms=round(settings.assemble_memory_seconds * 1000),
-                held=self._held,
-            )
+                memory_ms=round(settings.assemble_memory_seconds * 1000), held=self._held,
+            )  # fmt: skip
             problems = [*read.faults(), *await asyncio.to_thread(runs.restore, read.live())]
             if problems:
-                log.warning("%s/%d: %d records are skipped; the first: %s", state, number, len(problems), problems[0])
+                log.warning(
+                    "%s/%d: skipped %s; the first: %s", state, number, number_of(len(problems), "record"), problems[0]
+                )
             if runs.remembered or len(runs):
                 log.info(
-                    "%s/%d: %d open runs restored, %d closed ones remembered",
-                    state,
-                    number,
-                    len(runs),
-                    len(runs.remembered),
-                )
+                    "%s/%d: restored %s, remembered %s", state, number, number_of(len(runs), "open run"),
+                    number_of(len(runs.remembered), "closed run"),
+                )  # fmt: skip
             result[number] = runs
         return result
 
-    def problem(self, works: Collection[AssemblePartition]) -> str | None:
+    def problem(self, works: Collection[Partition]) -> str | None:
         """Return None: nothing but the brokers can stop this work."""
         return None
 
-    def measure(self, tp: TopicPartition, work: AssemblePartition, lag: int | None) -> None:
+    def measure(self, tp: TopicPartition, work: Partition, lag: int | None) -> None:
         """Update the gauges of a partition."""
         if lag is not None:
             # Each partition that writes there may have left the end of a transaction behind the last record.
             markers = sum(self._topics.sources.values()) + 1 if tp.topic == self._topics.reads else 1
             self._metrics.lag.labels(tp.topic, str(tp.partition)).set(0 if lag <= markers else lag)
-        if isinstance(work.step, Assembling):
-            self._show(str(tp.partition), work.step.shown)
-
-    def _show(self, partition: str, shown: Shown) -> None:
-        metrics = self._metrics
+        if not isinstance(work.step, Assembling):
+            return
+        metrics, shown = self._metrics, work.step.shown
         for gauge, value in (
             (metrics.open_runs, shown.open_runs),
             (metrics.open_bytes, shown.held_bytes),
@@ -197,10 +193,49 @@ class Assembler:
             (metrics.remembered, shown.remembered),
             (metrics.stream_time, shown.time_ms / 1000),
         ):
-            gauge.labels(partition).set(value)
+            gauge.labels(str(tp.partition)).set(value)
 
     def closed(self, tps: Collection[TopicPartition]) -> None:
         """Forget the partitions' gauges, and the memory of their runs."""
         self._runs, self._held.total = {}, 0
         for tp in tps:
             self._metrics.forget_partition(tp.topic, tp.partition)
+
+
+class AssembleProcess:
+    """The parts of one process (commands/shared/service.py): metrics from the start, the member once prepared."""
+
+    name = "assemble"
+    phase = "checking the topics"
+    finished = "every record in flight is committed"
+    unfinished = "uncommitted records will be read again"
+    wrong: tuple[type[BaseException], ...] = (ConfigError,)
+
+    def __init__(self, settings: Settings) -> None:
+        self.registry = process_registry()
+        self.pages: Mapping[str, Page] = {"/": self._page} if settings.status_page else {}
+        self._settings = settings
+        self._unread = UnreadContent()
+        self._metrics = AssembleMetrics(self.registry, get_args(Missing), CONVENTIONS)
+        self._metrics.build.info({"version": __version__, "group": settings.assemble_group})
+
+    async def prepare(self, until_end: AsyncExitStack) -> Member[Partition]:
+        """Check the settings and the topics. Raises ConfigError."""
+        settings = self._settings
+        rules = rules_from(settings)
+        client = prepare_clients(settings)
+        topics = await prepare_topics(settings, client)
+        return Assembler(settings, client, topics, rules, self._metrics, self._unread).member()
+
+    def _page(self, _: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
+        """Return the status page, a text: what came out, what did not, and what is not read."""
+        count = self.registry.get_sample_value
+        lacking = {reason: count("kp_assemble_without_trace_total", {"reason": reason}) for reason in get_args(Missing)}
+        lines = [
+            f"kp-worker assemble {__version__}, group {self._settings.assemble_group}",
+            f"{count('kp_assemble_traces_total') or 0:.0f} traces",
+            *(f"no trace for {runs:.0f} runs: {reason}" for reason, runs in lacking.items() if runs),
+            *self._unread.lines(),
+        ]
+        text = "\n".join(map(clean, lines)) + "\n"
+        return text.encode("utf-8", "replace"), {"Content-Type": "text/plain; charset=utf-8"}

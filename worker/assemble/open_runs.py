@@ -1,13 +1,12 @@
 """The open runs of one partition, and when they close. Values in, values out: the same records give the same decisions.
 
 Stream time is that of the slowest partition with spans, as its marks tell: so a partition that is read late, or by
-nobody, makes no span late. No clock counts: a partition that is idle twice had been read to what the others had reached
-at its first mark, and where all are idle the time goes on by what was waited. Marks are records: a restart reads the
-same ones.
+nobody, makes no span late. No clock counts: at its second mark in a row an idle partition counts as read up to the time
+that the others had reached at its first one; while all are idle, time advances by the wait. Marks are records: a
+restart reads the same ones.
 
 A run closes at the stream time of its last new part plus the grace period, if its root has ended, and otherwise plus
-the gap; at once where it has too much. Its id is remembered for some time, so that what comes later makes no second
-trace.
+the gap; at once if it has too much. Its id is remembered for some time, so that later spans make no second trace.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class ClosedRun:
 
 @dataclass(slots=True)
 class Effects:
-    """What a batch of records leads to: rows of the state, closed runs, late parts, and parts that came again."""
+    """The effects of a batch of records: rows of the state, closed runs, late parts, and parts that came again."""
 
     rows: dict[bytes, bytes | None] = field(default_factory=dict)
     closed: list[ClosedRun] = field(default_factory=list)
@@ -87,8 +86,8 @@ class Effects:
 class _Run:
     """An open run. `sizes`: of its parts, by their content. `checked`: its root had not ended after `last_ms`.
 
-    `numbers`: of its parts on the state, from 0. `due_ms`: when to look at it next, which is not later than it is to
-    be closed.
+    `numbers`: of its parts on the state, from 0. `due_ms`: when to look at it next, at the latest when it is
+    due to close.
     """
 
     first_ms: int
@@ -103,7 +102,7 @@ class _Run:
 
 @dataclass(slots=True)
 class HeldBytes:
-    """The bytes that all open runs of a process hold in memory, about."""
+    """About how many bytes all open runs of a process hold in memory."""
 
     total: int = 0
 
@@ -116,14 +115,9 @@ class OpenRuns:
     """
 
     def __init__(
-        self,
-        sources: Collection[Place],
-        has_root: Callable[[Sequence[bytes]], bool],
-        grace_ms: int,
-        gap_ms: int,
-        memory_ms: int,
-        held: HeldBytes,
-    ) -> None:
+        self, sources: Collection[Place], has_root: Callable[[Sequence[bytes]], bool], grace_ms: int, gap_ms: int,
+        memory_ms: int, held: HeldBytes,
+    ) -> None:  # fmt: skip
         self.time_ms: int | None = None
         self.remembered: dict[str, int] = {}
         self._sources = frozenset(sources)
@@ -193,6 +187,12 @@ class OpenRuns:
         run = self._add(trace_id, number, held)
         if run.size > MAX_RUN_BYTES or len(run.sizes) >= MAX_RUN_PARTS:
             self._close(trace_id, "too_large", effects)
+
+    def closed_ms(self, trace_id: str) -> int:
+        """Return the stream time at which a run was closed, or before which if that is forgotten; 0: it is open."""
+        if trace_id in self._runs or self.time_ms is None:
+            return 0
+        return self.remembered.get(trace_id, self.time_ms - max(self._memory_ms, self._gap_ms))
 
     def mark(self, mark: Mark, effects: Effects) -> bool:
         """Note how far a partition is read, let stream time go on, and close what is due.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from worker.assemble.steps import Assembling, Outcome, Reading, Spreading
+from worker.assemble.traces import UnreadContent
 from worker.core.passes import Pass
 from worker.core.records import ASSEMBLED, SourceRecord
 from worker.kafka.member import Claim
@@ -20,6 +21,14 @@ log = logging.getLogger(__name__)
 
 MAX_RECORDS: Final = 500
 """Most records of a batch."""
+
+SHORTENED: Final = (
+    "the longest texts of some traces are cut, so that these fit KP_MAX_MESSAGE_BYTES and the source topic's "
+    "max.message.bytes"
+)
+
+MAX_TOLD: Final = 100
+"""Most hints and reasons that the log says, each once: a scope, which a hint names, is what anyone sends."""
 
 NOTE_SECONDS: Final = 30.0
 """How long a batch that only moves the time on may wait for another one: a restart reads it again."""
@@ -32,6 +41,7 @@ class Shared:
     metrics: AssembleMetrics
     interval_seconds: float
     """The least time from commit to commit, unless records wait."""
+    unread: UnreadContent
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One batch of the process is computed at a time, in a thread, so that heartbeats go out meanwhile."""
     told: set[str] = field(default_factory=set)
@@ -39,7 +49,7 @@ class Shared:
 
 
 @dataclass(eq=False)
-class AssemblePartition:
+class Partition:
     """The work on one partition."""
 
     claim: Claim
@@ -101,29 +111,35 @@ class AssemblePartition:
 
     async def _publish(self, outcome: Outcome) -> None:
         batch = Commit(
-            outputs=outcome.outputs,
-            entries=list(outcome.rows.items()),
-            next_offset=self.next_offset,
-            stream_time_ms=outcome.time_ms,
-            records=outcome.sources,
-            source_pass=Pass(self.claim.position.topic_id),
-        )
+            outputs=outcome.outputs, entries=list(outcome.rows.items()), next_offset=self.next_offset,
+            stream_time_ms=outcome.time_ms, records=outcome.sources, source_pass=Pass(self.claim.position.topic_id),
+        )  # fmt: skip
         replaced = await self.publisher.publish(batch)
         self._committed_at = time.monotonic()
         tally, told = outcome.tally, self.shared.told
         for position, error in replaced.items():
-            tally.add("dead_letters", str(error.reason))
+            tally.refuse(error)
             if outcome.outputs[position].kind == ASSEMBLED:
                 tally.add("traces", "", -1)
-        for hint in sorted(tally.hints - told):
+        for hint in sorted(tally.hints - told)[: max(0, MAX_TOLD - len(told))]:
             told.add(hint)
             log.warning("some spans hold less than they could: %s (docs/opentelemetry.md)", hint)
+        for run in tally.unread:
+            for scope in self.shared.unread.add(run):
+                names = ", ".join(self.shared.unread.scopes[scope])
+                log.warning(
+                    "spans of %s seem to have content in attributes that nothing reads: %s; their runs have no trace, "
+                    "or one without it (docs/opentelemetry.md)", scope or "no scope", names,
+                )  # fmt: skip
         for reason, words in sorted(tally.refusals.items()):
             if reason not in told:
                 told.add(reason)
                 log.warning(
                     "some spans are dead letters, reason %s; the first: %s (docs/opentelemetry.md)", reason, words
                 )
+        if tally.shortened and SHORTENED not in told:
+            told.add(SHORTENED)
+            log.warning("%s; the first: %s (docs/opentelemetry.md)", SHORTENED, tally.shortened)
         self.shared.metrics.count(tally.counts, tally.ends, time.time())
 
 

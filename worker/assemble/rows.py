@@ -39,8 +39,8 @@ versions skip them."""
 class Part(msgspec.Struct, frozen=True, array_like=True, tag="part1", gc=False):
     """What one record holds of one trace: OTLP in protobuf, compressed by `packed`.
 
-    `time_ms`: of the record, within the bounds of spread.py. `topic`, `partition`, `offset`: of the record. `size`: of
-    the content, bytes.
+    `time_ms`: of the record, within the bounds of steps.Spread. `topic`, `partition`, `offset`: of the record. `size`:
+    of the content, bytes.
     """
 
     time_ms: Milliseconds

@@ -1,4 +1,4 @@
-"""The two steps on a batch of records: spread them by trace id, and assemble runs. No Kafka, no clock of their own.
+"""The two steps on a batch of records: spread them by trace id, and assemble runs. No Kafka, no clock.
 
 `Spreading` reads a topic of spans. `Assembling` reads the topic of spans by trace id, or, where the records are keyed
 by trace id, a topic of spans itself.
@@ -6,23 +6,111 @@ by trace id, a topic of spans itself.
 
 from __future__ import annotations
 
+import logging
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from worker.assemble.open_runs import Effects, OpenRuns
-from worker.assemble.rows import STREAM, TRACE_ID, Mark, Part, RowError, decode, encode
-from worker.assemble.spread import Spread, partition_of
-from worker.assemble.traces import Tally, TraceWriter, refusal
+from worker.assemble.rows import MAX_RUN_BYTES, STREAM, TRACE_ID, Mark, Part, RowError, decode, encode, packed
+from worker.assemble.traces import Tally, TraceWriter, has_no_span, refusal
 from worker.core.documents import dead_letter
 from worker.core.records import BATCH_OVERHEAD, SPANS, OutputRecord, SourceRecord, encoded_size
 from worker.core.trace import InvalidTrace, Reason
-from worker.runs.otlp.spans import Refused
+from worker.runs.otlp.spans import InvalidSpans, Refused, split
+
+log = logging.getLogger(__name__)
+
+AHEAD_MS: Final = 3_600_000
+"""How far ahead of the clock a record may be dated and still count, as of now: so much Kafka accepts by default
+(log.message.timestamp.after.max.ms, since 4.0). A clock that is some minutes fast makes no difference then."""
+
+EARLIEST_MS: Final = 946_684_800_000
+"""The year 2000. Earlier times are those of producers that set none."""
+
+
+def partition_of(trace_id: str, partitions: int) -> int:
+    """Return the partition of the topic of spans that a trace belongs to."""
+    return zlib.crc32(trace_id.encode()) % partitions
+
+
+class Spread:
+    """The time of one partition of a topic with spans, and its records by trace id. Times are ms since 1970.
+
+    The time is that of the records, as their producer (the Collector) set it. A record from the far future, or without
+    a time, does not move it. The clock tells what is the future or, where it is behind the records, the time since the
+    last one.
+    """
+
+    def __init__(self, topic: str, partition: int, time_ms: int | None) -> None:
+        self.time_ms = time_ms
+        self._set_ms: int | None = None
+        self._warned = False
+        self._topic = topic
+        self._partition = partition
+
+    def take(self, record: SourceRecord, now_ms: int, refused: list[Refused] | None = None) -> dict[str, Part]:
+        """Return a record's parts by trace id; add what is bad in it to `refused`.
+
+        Raises InvalidTrace for a record that cannot be read, whatever its reader raises.
+        """
+        time_ms = self._time(record.timestamp_ms, now_ms)
+        if record.fault is not None:
+            raise InvalidTrace(record.fault.reason, "", record.fault.message)
+        try:
+            contents = split(record.value or b"", refused)
+            if max(map(len, contents.values()), default=0) > MAX_RUN_BYTES:
+                words = f"the spans of one trace have more than {MAX_RUN_BYTES} bytes; send them in several records"
+                raise InvalidSpans("too_large", "", words)
+            return {
+                trace_id: Part(time_ms, self._topic, self._partition, record.offset, len(content), packed(content))
+                for trace_id, content in contents.items()
+            }
+        except InvalidSpans as error:
+            raise InvalidTrace(Reason(error.reason), error.path, error.message) from error
+        except Exception as error:  # no record may stop the others
+            log.exception("%s/%d offset %d: the record cannot be read", record.topic, record.partition, record.offset)
+            words = f"{type(error).__name__} while the spans were read; report it with this record"
+            raise InvalidTrace(Reason.ASSEMBLY_FAILED, "", words) from error
+
+    def mark(self, read_ms: int | None = None, waited_ms: int = 0) -> Mark:
+        """Return how far the partition is read; `read_ms` and `waited_ms` as in Mark."""
+        return Mark(self._topic, self._partition, self.time_ms, read_ms, waited_ms)
+
+    def _time(self, timestamp_ms: int | None, now_ms: int) -> int:
+        """Return the time of a record, and let the partition's time go on. The clock must not go back."""
+        clock_ms = now_ms
+        if self._set_ms is None:
+            self._set_ms = now_ms
+        if self.time_ms is not None:
+            now_ms = max(now_ms, self.time_ms + now_ms - self._set_ms)
+        if timestamp_ms is not None and timestamp_ms > now_ms + AHEAD_MS and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s/%d: a record is dated more than an hour ahead of this machine's clock, so its time is ignored; "
+                "correct this clock, or the producer's. No run closes until a record's time counts "
+                "(docs/opentelemetry.md)",
+                self._topic,
+                self._partition,
+            )
+        if timestamp_ms is None or not EARLIEST_MS <= timestamp_ms <= now_ms + AHEAD_MS:
+            return now_ms if self.time_ms is None else self.time_ms
+        time_ms = timestamp_ms if self.time_ms is None else min(timestamp_ms, now_ms)
+        if self.time_ms is None or time_ms > self.time_ms:
+            self.time_ms, self._set_ms = time_ms, clock_ms
+        return time_ms
+
 
 MAX_BATCH_BYTES: Final = 16 << 20
 """Bytes of parts (compressed) after which a batch takes no further record: each trace of a record has its own copy of
 the resource, so a small record may give many bytes."""
+
+QUEUED: Final = (
+    "log events of runs that are already closed are left out: their topic was added to KP_SPANS_TOPIC later, or is "
+    "read again"
+)
 
 KEY_ROOM: Final = 128
 """More bytes than the key of a part on the state, and the rest of its row, add to its content."""
@@ -30,7 +118,7 @@ KEY_ROOM: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a poll of a partition found. `now_ms`: the clock, ms since 1970.
+    """The result of polling a partition. `now_ms`: the clock, ms since 1970.
 
     `read_ms`: all that was there at that time is read; None: more may be waiting. `waited_ms`: since the last record.
     """
@@ -65,7 +153,7 @@ class Outcome:
 
 
 class Shown(NamedTuple):
-    """What the metrics show of the open runs, as of the last batch: a thread may work on the next one."""
+    """The open runs' numbers for the metrics, as of the last batch: a thread may work on the next one."""
 
     open_runs: int = 0
     held_bytes: int = 0
@@ -85,7 +173,7 @@ class Spreading:
         self._partitions = partitions
 
     def process(self, reading: Reading) -> Outcome:
-        """Return what a reading leads to."""
+        """Return the outcome of a reading."""
         outcome, size = Outcome(), 0
         for record in reading.records:
             if size > MAX_BATCH_BYTES:
@@ -113,15 +201,9 @@ class Assembling:
     """
 
     def __init__(
-        self,
-        runs: OpenRuns,
-        writer: TraceWriter,
-        most_held: int,
-        largest_row: int,
-        spread: Spread | None = None,
-        others: Sequence[int] = (),
-        tell_ms: float = 0,
-    ) -> None:
+        self, runs: OpenRuns, writer: TraceWriter, most_held: int, largest_row: int, spread: Spread | None = None,
+        others: Sequence[int] = (), tell_ms: float = 0,
+    ) -> None:  # fmt: skip
         self.runs = runs
         self._others = others
         self._tell_ms = tell_ms
@@ -134,7 +216,7 @@ class Assembling:
         self._spread = spread
 
     def process(self, reading: Reading) -> Outcome:
-        """Return what a reading leads to."""
+        """Return the outcome of a reading."""
         outcome, effects = Outcome(), Effects()
         before = self.runs.held_bytes
         for record in reading.records:
@@ -161,12 +243,9 @@ class Assembling:
         outcome.rows[key] = value
         outcome.time_ms = self.runs.time_ms
         self.shown = Shown(
-            len(self.runs),
-            self.runs.held_bytes,
-            self.runs.oldest_ms,
-            len(self.runs.remembered),
+            len(self.runs), self.runs.held_bytes, self.runs.oldest_ms, len(self.runs.remembered),
             self.runs.time_ms or 0,
-        )
+        )  # fmt: skip
         return outcome
 
     def _tell(self, outcome: Outcome) -> None:
@@ -197,7 +276,7 @@ class Assembling:
                 raise InvalidTrace(record.fault.reason, "", record.fault.message)
             row = decode(record.value)
             if isinstance(row, Part) and TRACE_ID.fullmatch(record.key or b"") is None:
-                raise RowError("the key of a part is no trace id")
+                raise RowError("the key of a part is not a trace id")
         except RowError as error:
             message = f"{error}; nothing else may write to its topic"
             _refuse(record, InvalidTrace(Reason.NOT_OTLP, "", message), outcome)
@@ -218,6 +297,10 @@ class Assembling:
             _refuse(record, InvalidTrace(Reason.TOO_LARGE, "", f"{words}max.message.bytes"), outcome)
             return
         outcome.tally.add("parts")
+        if part.time_ms < self.runs.closed_ms(trace_id) and has_no_span(part):
+            # No loss since then: the topic was added to KP_SPANS_TOPIC later, or is read again.
+            outcome.tally.hints.add(f"{part.topic}: {QUEUED}")
+            return
         self.runs.take(trace_id, part, effects)
 
 

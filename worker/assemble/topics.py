@@ -1,4 +1,4 @@
-"""The topics of `assemble`: those with spans, those of its own, and the worker's source topic, to which it writes."""
+"""The topics of `assemble`: those with spans, its own two, and the worker's source topic, to which it writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from worker.config import ConfigError, Settings
 from worker.core.records import ASSEMBLED, DEAD_LETTER, SPANS
-from worker.kafka.cluster.connections import CONNECT_SECONDS, prepare_patiently
+from worker.kafka.cluster.connections import prepare_patiently
 from worker.kafka.cluster.topic_plan import (
     BEFORE,
     CHANGELOG_CONFIG,
@@ -22,7 +22,7 @@ from worker.kafka.cluster.topic_plan import (
     TopicPlan,
     look_at,
 )
-from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create, create_missing
+from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create, create_missing, settled
 from worker.kafka.writing.rows import OutputTopic
 
 SPANS_CONFIG: Final[Mapping[str, str]] = {
@@ -34,6 +34,10 @@ SPANS_CONFIG: Final[Mapping[str, str]] = {
 }
 
 VARIABLE: Final = "KP_SPANS_TOPIC"
+
+SPANS_MAX_BYTES: Final = 10_485_760
+"""max.message.bytes of a created topic with spans: above the max_message_bytes of the Collector's exporter in
+docs/opentelemetry.md. Each call of a model repeats the run so far, so a long run's last spans are large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +55,19 @@ class AssembleTopics:
     kept_ms: float
 
 
-async def prepare_assemble_topics(settings: Settings, client: Mapping[str, Any]) -> AssembleTopics:
+async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> AssembleTopics:
     """Create the missing topics (KP_CREATE_TOPICS) and check all. Raises ConfigError that names topic and remedy."""
 
     async def prepare(admin: AIOKafkaAdminClient) -> AssembleTopics:
-        if settings.create_topics:
-            await create_assemble_topics(admin, settings)
-        for _ in range(SETTLE_ATTEMPTS if settings.create_topics else 0):
-            try:
-                return _checked(settings, await look_for_assemble(admin, settings))
-            except MissingTopicsError:
-                await asyncio.sleep(0.2)
-        return _checked(settings, await look_for_assemble(admin, settings))
+        async def check() -> AssembleTopics:
+            return _checked(settings, await look_for_assemble(admin, settings))
 
-    return await prepare_patiently(settings, client, prepare, CONNECT_SECONDS)
+        if not settings.create_topics:
+            return await check()
+        await create_assemble_topics(admin, settings)
+        return await settled(check)
+
+    return await prepare_patiently(settings, client, prepare)
 
 
 async def create_assemble_topics(admin: AIOKafkaAdminClient, settings: Settings) -> None:
@@ -74,7 +77,7 @@ async def create_assemble_topics(admin: AIOKafkaAdminClient, settings: Settings)
         await create_missing(admin, settings)
     for name in settings.span_topics:
         if name not in found.topics:
-            await create(admin, settings, TopicPlan(VARIABLE, name, settings.topic_partitions, {}))
+            await create(admin, settings, _source_plan(name, settings.topic_partitions))
     for _ in range(SETTLE_ATTEMPTS):
         found = await look_for_assemble(admin, settings)
         if all(name in found.topics for name in settings.span_topics):
@@ -98,23 +101,46 @@ def _own(settings: Settings) -> list[str]:
 def assemble_plan(settings: Settings, found: Observed) -> list[TopicPlan]:
     """Return the topics with spans, and those of `assemble` itself, as they should be, given those that exist."""
     sources = [
-        TopicPlan(
-            VARIABLE, name, found.topics[name].partitions if name in found.topics else settings.topic_partitions, {}
-        )
+        _source_plan(name, found.topics[name].partitions if name in found.topics else settings.topic_partitions)
         for name in settings.span_topics
     ]
     between = found.topics.get(settings.assemble_spans)
     partitions = max(each.partitions for each in sources)
     if not settings.spans_keyed and between is not None:
         partitions = between.partitions
-    largest = max(found.max_bytes(name) for name in settings.span_topics) + DEAD_LETTER_OVERHEAD
-    size = {"max.message.bytes": str(largest)}
+    size = {"max.message.bytes": str(_largest(settings, found) + DEAD_LETTER_OVERHEAD)}
     configs = {settings.assemble_spans: {**SPANS_CONFIG, **size}, settings.assemble_state: {**CHANGELOG_CONFIG, **size}}
     return [*sources, *(TopicPlan("KP_GROUP_ID", name, partitions, configs[name]) for name in _own(settings))]
 
 
+def _source_plan(name: str, partitions: int) -> TopicPlan:
+    return TopicPlan(VARIABLE, name, partitions, {"max.message.bytes": str(SPANS_MAX_BYTES)})
+
+
+def _largest(settings: Settings, found: Observed) -> int:
+    """Return the largest record of spans that a topic accepts, or will accept once it is created."""
+    return max(found.max_bytes(name) if name in found.topics else SPANS_MAX_BYTES for name in settings.span_topics)
+
+
+def small_topics(settings: Settings, found: Observed) -> list[tuple[str, str]]:
+    """Return which topics are too small for spans of long runs, with the remedy; `assemble` starts nevertheless."""
+    sources = [name for name in settings.span_topics if name in found.topics]
+    needed = dict.fromkeys(sources, (SPANS_MAX_BYTES, "the Collector drops a larger record"))
+    if largest := max((found.max_bytes(name) for name in sources), default=0):
+        words = f"a record of spans may have {largest}, and then becomes a dead letter (too_large)"
+        needed |= {name: (largest, words) for name in _own(settings) if name in found.topics}
+    return [
+        (
+            f"topic {name} has max.message.bytes={limit}: {words}",
+            f"set max.message.bytes={size if name in sources else size + DEAD_LETTER_OVERHEAD} on {name}",
+        )
+        for name, (size, words) in needed.items()
+        if name in found.configs and (limit := found.max_bytes(name)) < size
+    ]
+
+
 def assemble_problems(settings: Settings, found: Observed) -> list[str]:
-    """Return what keeps `assemble` from starting with these topics, but for missing ones."""
+    """Return what keeps `assemble` from starting with these topics, except missing ones."""
     problems = [
         f"the broker denies access to topic {name}: grant an ACL on it (docs/security.md)" for name in found.denied
     ]
@@ -123,7 +149,7 @@ def assemble_problems(settings: Settings, found: Observed) -> list[str]:
     if state in found.topics and (has := found.topics[state].partitions) != (needs := plans[state].partitions):
         reads = settings.spans_topic if settings.spans_keyed else between
         problems.append(
-            f"topic {state} has {has} partitions, and {reads} has {needs}: they must have equally many, because each "
+            f"topic {state} has {has} partitions, and {reads} has {needs}: they need the same number, because each "
             "holds the state of one. Let kp-worker assemble finish all runs, stop it, and delete "
             + (state if settings.spans_keyed else f"both {state} and {between}")
             + "; they are created anew (docs/opentelemetry.md)"
@@ -161,18 +187,14 @@ def _checked(settings: Settings, found: Observed) -> AssembleTopics:
         names[SPANS] = settings.assemble_spans
     return AssembleTopics(
         {name: found.topics[name].partitions for name in settings.span_topics},
-        {kind: _written(found, name) for kind, name in names.items()},
-        _written(found, settings.assemble_state),
+        {kind: found.output(name) for kind, name in names.items()},
+        found.output(settings.assemble_state),
         settings.spans_topic if settings.spans_keyed else settings.assemble_spans,
         _kept_ms(settings.source_topic, found),
     )
 
 
-def _written(found: Observed, name: str) -> OutputTopic:
-    return OutputTopic(name, found.topics[name].partitions, found.max_bytes(name))
-
-
 def _kept_ms(name: str, found: Observed) -> float:
-    """Return how old a record may be that the topic takes, and keeps for as long again."""
+    """Return the age up to which the topic takes a record, and then keeps it for as long again."""
     limits = [found.milliseconds(name, setting) for setting in (BEFORE, "retention.ms")]
     return min((limit / 2 for limit in limits if limit is not None), default=math.inf)

@@ -1,14 +1,12 @@
-"""What becomes of a closed run: its traces, or why it has none."""
+"""The outcome of a closed run: its traces, or the reason why it has none."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
-
-from aiokafka.partitioner import murmur2
+from typing import ClassVar, Final
 
 from worker.assemble.open_runs import ClosedRun
 from worker.assemble.rows import MAX_RUN_BYTES, Part, RowError, unpacked
@@ -16,7 +14,8 @@ from worker.config import ConfigError, Settings
 from worker.core.documents import dead_letter
 from worker.core.records import ASSEMBLED, OutputRecord, SourceRecord
 from worker.core.trace import InvalidTrace, Reason
-from worker.runs.otlp.mapping import Assembled, assembled
+from worker.kafka.writing.rows import key_partition
+from worker.runs.otlp.mapping import MAX_UNREAD, Assembled, assembled
 from worker.runs.otlp.rules import Rules, parse_rules
 from worker.runs.otlp.spans import (
     COUNTED_BYTES,
@@ -39,13 +38,16 @@ class Tally:
     """What a batch did, for the metrics once it is committed.
 
     `ends`: the ends of published runs, s since 1970. `hints`: how content that is missing can be had. `refusals`: by
-    reason, what the first dead letter says.
+    reason, what the first dead letter says. `shortened`: the first trace whose texts were cut, and by how much.
+    `unread`: of each run that has some, its `Assembled.unread`.
     """
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     ends: list[float] = field(default_factory=list)
     hints: set[str] = field(default_factory=set)
     refusals: dict[str, str] = field(default_factory=dict)
+    shortened: str = ""
+    unread: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
 
     def add(self, name: str, label: str = "", number: int = 1) -> None:
         """Count something: `name` is an attribute of AssembleMetrics."""
@@ -62,7 +64,40 @@ class Tally:
         self.counts.update(other.counts)
         self.ends += other.ends
         self.hints |= other.hints
+        self.unread += other.unread
         self.refusals = {**other.refusals, **self.refusals}
+        self.shortened = self.shortened or other.shortened
+
+
+@dataclass(slots=True)
+class UnreadContent:
+    """Attributes of spans that look like content and are not read: by scope the names, and in how many runs.
+
+    The first MAX_SCOPES scopes are named, and of each the first MAX_UNREAD names.
+    """
+
+    MAX_SCOPES: ClassVar[int] = 20
+
+    runs: int = 0
+    scopes: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, unread: Iterable[tuple[str, str]]) -> list[str]:
+        """Take those of one run; return the scopes that are new."""
+        self.runs += 1
+        before = len(self.scopes)
+        for scope, name in unread:
+            if scope not in self.scopes and len(self.scopes) == self.MAX_SCOPES:
+                continue
+            names = self.scopes.setdefault(scope, Counter())
+            if name in names or len(names) < MAX_UNREAD:
+                names[name] += 1
+        return list(self.scopes)[before:]
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each scope: its names, and in how many runs they were."""
+        for scope, names in self.scopes.items():
+            listed = ", ".join(f"{name} ({count} runs)" for name, count in names.most_common())
+            yield f"not read, and looks like content: {scope or 'no scope'}: {listed}"
 
 
 NEEDED: Final = ("confidence", "domain", "visibility", "privacy")
@@ -136,7 +171,10 @@ class TraceWriter:
             if each.value is not None:
                 records.append(self._trace(each, each.value, run, whole, newest_ms, tally))
             elif each.missing == "too_large":
-                message = "the trace exceeds KP_MAX_MESSAGE_BYTES, KP_MAX_STEPS or KP_MAX_DEPTH; raise it"
+                message = (
+                    f"run {run.trace_id} exceeds KP_MAX_MESSAGE_BYTES (even with its texts cut), KP_MAX_STEPS or "
+                    "KP_MAX_DEPTH; raise it"
+                )
                 records.append(self._letter(whole, InvalidTrace(Reason.TOO_LARGE, "", message), tally))
         return records
 
@@ -162,8 +200,14 @@ class TraceWriter:
         for convention in each.conventions:
             tally.add("conventions", convention)
         tally.hints.update(each.hints)
+        if each.unread:
+            tally.unread.append(each.unread)
+            tally.add("unread_runs")
         if each.missing is not None:
             tally.add("without_trace", each.missing)
+        if each.cut and each.document is not None:
+            tally.add("shortened")
+            tally.shortened = tally.shortened or f"{each.document['id']}, by {each.cut} characters"
 
     def _trace(
         self, each: Assembled, value: bytes, run: ClosedRun, whole: SourceRecord, newest_ms: int | None, tally: Tally
@@ -191,14 +235,18 @@ def has_root(contents: Sequence[bytes]) -> bool:
         return False
 
 
-def key_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key as Java's producer, and aiokafka's, choose it."""
-    return int((murmur2(key) & 0x7FFFFFFF) % partitions)
+def has_no_span(part: Part) -> bool:
+    """Return whether a part holds log events only."""
+    try:
+        return not decoded(unpacked(part.content, part.size)).spans
+    except Exception as error:
+        log.debug("a part cannot be read: %s", type(error).__name__)
+        return False
 
 
 @dataclass(slots=True)
 class _Read:
-    """What the parts of a run hold together: their contents as far as they can be unpacked, and what is refused."""
+    """All parts of a run together: their contents as far as they can be unpacked, and the refused ones."""
 
     contents: list[bytes] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -233,7 +281,5 @@ class _Read:
 def refusal(bad: Refused) -> InvalidTrace:
     """Return the error of a dead letter that holds the bad spans of a record alone."""
     error = bad.error
-    words = (
-        f"{error.message} ({bad.count} of the record's spans are bad, and this is what they are; the others are used)"
-    )
+    words = f"{error.message} (bad spans of this record: {bad.count}; this dead letter holds them, the others are used)"
     return InvalidTrace(Reason(error.reason), error.path, words)

@@ -13,7 +13,7 @@ import click
 
 from worker.commands.shared.console import CommandGroup, write_line
 from worker.commands.shared.options import checked_settings, json_option, say_warnings, settings_options
-from worker.core.terminal import clean, clean_json
+from worker.core.terminal import clean, clean_json, number_of
 
 if TYPE_CHECKING:
     from worker.config import Loaded, Settings
@@ -43,17 +43,17 @@ def config() -> None:
 def check(file: Path | None, strict: bool) -> None:
     """Check a config file together with the environment, without Kafka and without the model.
 
-    FILE is a TOML file [--config or KP_CONFIG]. Names all errors, each with its key and the allowed values. A KP_
-    variable that is no setting is a warning: Kubernetes sets such variables for a service named kp.
+    FILE is a TOML file [--config or KP_CONFIG]. Names all errors at once, each with its key and the allowed values. An
+    unknown KP_ variable is only a warning: Kubernetes sets such variables for a service named kp.
 
-    Exit codes: 0 no errors; 1 warnings, with --strict; 2 something is wrong.
+    Exit codes: 0 no errors; 1 warnings, with --strict; 2 errors.
     """
     loaded = checked_settings(file)
     given = loaded.given()
     for source in loaded.sources:
         if source.kind == "file":
             number = len(source.values)
-            write_line(clean(f"{source.label}: ok, {number} setting{'s' * (number != 1)}"))
+            write_line(clean(f"{source.label}: ok, {number_of(number, 'setting')}"))
             hidden = [f"{name} by {given[name]}" for name in source.values if given[name] != source.label]
             if hidden:
                 write_line(clean(f"set there, and overridden: {', '.join(hidden)}"))

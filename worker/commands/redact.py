@@ -21,6 +21,7 @@ from worker.commands.shared.console import (
     write_line,
 )
 from worker.commands.shared.options import json_option, read_settings, settings_options
+from worker.core.terminal import number_of
 
 if TYPE_CHECKING:
     from worker.redact.documents import Rules
@@ -41,18 +42,15 @@ class _Example(NamedTuple):
 @click.option("--try", "file", metavar="FILE", required=True, help="JSON Lines with traces; - is standard input.")
 @click.option("--rules", type=click.Choice(["reference", "strict"]),
               help="Overrides KP_REDACT_RULES [strict, as for contribute].")  # fmt: skip
-@click.option(
-    "--examples", type=click.IntRange(0), default=5, show_default=True, help="Show at most this many of each type."
-)
+@click.option("--examples", type=click.IntRange(0), default=5, show_default=True, metavar="N",
+              help="Show at most N of each type.")  # fmt: skip
 @json_option
 @settings_options
 def redact(file: str, rules: str | None, examples: int, as_json: bool) -> None:
     """Show what redaction would replace in a JSON Lines file of traces, with the secrets masked.
 
-    Each letter of a secret appears as a or A, each digit as 9. The level is each trace's metadata.privacy_level.
-    Nothing is written. To try your own patterns, set KP_REDACT_PATTERNS_FILE. Exit codes: 0 done; 1 some lines are no
-    JSON object (the first five are named), or reading failed; 2 wrong usage, settings or patterns, or a file that
-    cannot be opened.
+    Each letter of a secret appears as a or A, each digit as 9. The level is each trace's metadata.privacy_level. To try
+    your own patterns, set KP_REDACT_PATTERNS_FILE. Exit code 1: some lines are not JSON objects, or reading failed.
     """
     settings = read_settings(redact_rules=rules)
     with errors_for_the_user():
@@ -72,13 +70,12 @@ def _show(source: BinaryIO, name: str, rules: Rules, largest: int, most: int, *,
     import msgspec
 
     from worker.commands.shared.json_lines import is_pretty_printed, pretty_printed_hint, read_lines
-    from worker.core.findings import LEVELS
     from worker.core.terminal import clean
-    from worker.redact.documents import redact_document
+    from worker.redact.documents import level_of, redact_document
 
     counts: Counter[str] = Counter()
     found: dict[str, list[_Example]] = {}
-    traces = touched = wrong = 0
+    traces = touched = 0
     bad = BadLines(clean(name))
     for line in read_lines(source, largest):
         if not line.data.strip() and line.problem is None:
@@ -90,30 +87,27 @@ def _show(source: BinaryIO, name: str, rules: Rules, largest: int, most: int, *,
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            wrong += 1
-            bad.name(f"{line.number}: {line.problem or 'it is no JSON object'}; left out")
+            bad.name(f"{line.number}: {line.problem or 'not a JSON object'}; left out")
             continue
-        metadata = document.get("metadata")
-        level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
-        cleaned, set_here = redact_document(document, level if level in LEVELS else LEVELS[0], rules)
+        cleaned, set_here = redact_document(document, level_of(document), rules)
         traces, touched = traces + 1, touched + bool(set_here)
         counts.update(set_here)
         if any(len(found.get(kind, ())) < most for kind in set_here):
             for kind, example in _changes(document, cleaned, line.number):
                 if len(kept := found.setdefault(kind, [])) < most:
                     kept.append(example)
-    bad.say_rest("left out, too")
+    bad.say_rest("these are left out as well")
     if as_json:
         shown = {kind: {"count": count, "examples": [e._asdict() for e in found.get(kind, ())]}
                  for kind, count in counts.most_common()}  # fmt: skip
         write_line(json.dumps({"rules": rules.name, "traces": traces, "changed": touched, "types": shown}))
-        return int(wrong > 0)
-    write_line(f"{touched} of {traces} traces would change by the rules {rules.name}.")
+        return int(bad.count > 0)
+    write_line(f"the {rules.name} rules would change {touched} of {number_of(traces, 'trace')}.")
     for kind, count in counts.most_common():
         write_line(f"\n{kind}: {count}")
         for example in found.get(kind, ()):
             write_line(clean(f"  {example.line}: {example.path}: {example.before}«{example.secret}»{example.after}"))
-    return int(wrong > 0)
+    return int(bad.count > 0)
 
 
 def _changes(document: Any, cleaned: Any, line: int) -> Iterator[tuple[str, _Example]]:

@@ -1,9 +1,12 @@
-"""`kp-worker run` and `kp-worker contribute`: they run until they are stopped."""
+"""`kp-worker run`, `contribute` and `assemble`: they run until they are stopped."""
 
 from __future__ import annotations
 
+import sys
+
 import click
 
+from worker.commands.shared.console import SettingsError, require_extra
 from worker.commands.shared.options import SettingsHelp, read_settings, settings_options, stop_at_once
 
 
@@ -12,7 +15,7 @@ from worker.commands.shared.options import SettingsHelp, read_settings, settings
 def run() -> None:
     """Run the worker until SIGTERM or Ctrl-C.
 
-    Exit codes: 0 stopped on request, and everything taken is committed; 1 failed, a restart reads uncommitted records
+    Exit codes: 0 stopped on request, everything taken is committed; 1 failed, a restart reads uncommitted records
     again; 2 wrong settings, topics or model.
     """
     stop_at_once()
@@ -28,13 +31,38 @@ def run() -> None:
 def contribute() -> None:
     """Post accepted traces to the registry until SIGTERM or Ctrl-C, redacted, each once.
 
-    Needs KP_REGISTRY_URL, and KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY. Exit codes: 0 stopped on request, and everything
-    sent is recorded; 1 failed, a restart continues; 2 wrong settings or topics, or the registry does not accept the
-    key.
+    Needs KP_REGISTRY_URL, and KP_REGISTRY_KEY_FILE or KP_REGISTRY_KEY. Exit codes: 0 stopped on request, everything
+    sent is recorded; 1 failed, a restart continues; 2 wrong settings or topics, or the registry rejects the key.
     """
     stop_at_once()
     settings = read_settings()
     from worker.commands.shared.service import run_service
-    from worker.contribute.process import ContributeProcess
+    from worker.contribute.contributor import ContributeProcess
 
     run_service(settings, ContributeProcess(settings))
+
+
+@click.command(cls=SettingsHelp)
+@click.option("--try", "sample", metavar="FILE|TOPIC", help="Show the traces of a topic's newest runs, or of a file "
+              "with one OTLP/JSON record per line, and what they lack; write nothing.")  # fmt: skip
+@click.option("--records", type=click.IntRange(1), default=200, show_default=True, metavar="N",
+              help="With --try: records per partition.")  # fmt: skip
+@settings_options
+def assemble(sample: str | None, records: int) -> None:
+    """Make traces from OpenTelemetry spans until SIGTERM or Ctrl-C, one for each run of an agent.
+
+    Needs KP_ASSEMBLE_CONFIDENCE, KP_ASSEMBLE_DOMAIN, KP_ASSEMBLE_VISIBILITY and KP_ASSEMBLE_PRIVACY. Exit codes: 0
+    stopped on request, everything taken is committed; 1 failed, a restart continues; 2 wrong settings or topics. With
+    --try: 0 a trace would come out, 1 none.
+    """
+    stop_at_once()
+    settings = read_settings()
+    require_extra("otlp", SettingsError)
+    if sample is not None:
+        from worker.commands.shared.preview import run_preview
+
+        sys.exit(run_preview(settings, sample, records))
+    from worker.assemble.assembler import AssembleProcess
+    from worker.commands.shared.service import run_service
+
+    run_service(settings, AssembleProcess(settings))

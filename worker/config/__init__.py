@@ -1,7 +1,7 @@
 """Settings: a config file, environment variables (KP_...) and options, read and checked once at start.
 
-A room of its own: settings.py says what settings there are, loading.py where their values come from. Nothing else in
-worker/ reads a KP_ variable or the config file.
+settings.py lists the settings, loading.py says where their values come from. Nothing else in worker/ reads a KP_
+variable or the config file.
 """
 
 from worker.config.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The keys of control records: those that may ask to forget, and those of the judges."""
+"""The keys of control records: for requests to forget, and for the judges' verdicts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _JUDGE: Final = re.compile(r"[A-Za-z0-9._@:/-]{1,64}")
 def forget_keys(settings: Settings) -> tuple[bytes, ...]:
     """Return the keys for requests to forget, the one that signs first. Raises ConfigError, without a key's content.
 
-    A file may contain several, one on each line: a worker accepts all of them, so that control records that an earlier
-    key has signed still count when the topic is read again.
+    A file may have several, one on each line: requests that an earlier key has signed then still count in a replay.
     """
     if settings.forget_key is not None:
         variable, keys = "KP_FORGET_KEY", [settings.forget_key.get_secret_value().encode()]
@@ -42,8 +41,8 @@ def forget_keys(settings: Settings) -> tuple[bytes, ...]:
 def judge_keys(settings: Settings) -> dict[str, list[bytes]]:
     """Return the keys of each judge, the one that signs first; none without KP_VERDICT_KEY_FILE. Raises ConfigError.
 
-    A judge may have several lines, so that a key can be replaced. No two judges share a key, and none may forget: the
-    key alone tells who has signed.
+    A judge may have several, so that one can be replaced. No two share a key, and none may forget: the key tells who
+    signed.
     """
     path = settings.verdict_key_file
     if path is None:

@@ -1,4 +1,4 @@
-"""What is wrong with a setting, in words: where it is written, its value, what is allowed, what it is for."""
+"""Errors about a setting, in words: where it is written, its value, the allowed values, its meaning."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from worker.config.profiles import ProfileSetting
 from worker.config.sources import KeyPath, Source, nearest, secret_fields
 
 PEM: Final = "-----BEGIN"
-NOT_SHOWN: Final = "(not shown)"
-"""In place of what is a secret, or may be one."""
-
-PASSWORD_IN_URL: Final = re.compile(r"://(?:[^/]*@|.*\?)")
-"""A password, or a query, which may hold a key."""
-
-SHOWN: Final = 120
-"""Characters of a wrong value that a message repeats."""
+NOT_SHOWN: Final = "(not shown)"  # in place of what is a secret, or may be one
+PASSWORD_IN_URL: Final = re.compile(r"://(?:[^/]*@|.*\?)")  # a password, or a query, which may hold a key
+SHOWN: Final = 120  # characters of a wrong value that a message repeats
 
 
 WORDS: Final[Mapping[str, str]] = {
@@ -40,7 +35,7 @@ WORDS: Final[Mapping[str, str]] = {
     "string_too_short": "give some text",
     "string_type": "give text",
 }
-"""Pydantic's types of findings, in the words of a user who knows no Python."""
+"""Pydantic's types of findings, in words for a user who knows no Python."""
 
 
 class ConfigError(Exception):

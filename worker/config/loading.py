@@ -1,4 +1,4 @@
-"""Reading the settings: options win over the environment, the environment over the config file, that over defaults."""
+"""Reading the settings: options override the environment, that the config file, and that the defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from worker.config.sources import (
     KeyPath,
     Source,
     SourceError,
-    check_values,
     config_file,
     environment,
     merged,
@@ -53,20 +52,21 @@ class Loaded:
 
 
 def load(file: Path | None = None, options: Mapping[str, Any] | None = None, **fields: Any) -> Settings:
-    """Read the settings. Raises ConfigError.
-
-    `file` is the config file (default: the one that KP_CONFIG names, or none), `options` are nested values of --set and
-    its like, `fields` (None: not given) win over all.
-    """
+    """Read the settings: a file (default: KP_CONFIG), `options` (nested, --set), `fields`. Raises ConfigError."""
     return read(file, options, **fields).settings
 
 
 def read(file: Path | None = None, options: Mapping[str, Any] | None = None, **fields: Any) -> Loaded:
     """Read the settings as `load` does, and keep their sources. Raises ConfigError: a line for all that is wrong."""
     try:
-        sources = _sources(file, options or {}, fields)
+        return _read(_sources(file, options or {}, fields))
     except SourceError as error:
         raise ConfigError(str(error)) from None
+    except RecursionError:
+        raise ConfigError("a value is nested too deeply; the settings have four levels") from None
+
+
+def _read(sources: tuple[Source, ...]) -> Loaded:
     problems = [line for source in sources for line in _odd_keys(source)]
     settings = None
     try:
@@ -89,8 +89,6 @@ def _sources(file: Path | None, options: Mapping[str, Any], fields: Mapping[str,
     ]
     if path:
         found.append(config_file(path))
-    for source in found:
-        check_values(source)
     return tuple(found)
 
 
@@ -99,7 +97,7 @@ def _known(sources: tuple[Source, ...]) -> dict[str, Any]:
 
 
 def _hidden_problems(sources: tuple[Source, ...], known: list[str]) -> list[str]:
-    """Return what is wrong with values of the file that another source hides: they would surprise later."""
+    """Return the errors in values of the file that another source hides: they would surprise the user later."""
     files = tuple(source for source in sources if source.kind == "file")
     hidden = tuple(source for source in sources if source.kind != "file")
     if not files or not any(source.values for source in hidden):
@@ -113,7 +111,7 @@ def _hidden_problems(sources: tuple[Source, ...], known: list[str]) -> list[str]
 
 
 def _odd_keys(source: Source) -> list[str]:
-    """Return what is wrong with keys, and with values that pydantic would take for another type."""
+    """Return the errors in keys, and in values that pydantic would take for another type."""
     if source.kind in ("environment", "call"):
         return []
     problems = list(unknown_keys(source, Settings.model_fields))
@@ -121,5 +119,5 @@ def _odd_keys(source: Source) -> list[str]:
         info = Settings.model_fields.get(name)
         if isinstance(value, bool) and info is not None and bool not in (info.annotation, *get_args(info.annotation)):
             written = source.written((name,))
-            problems.append(f"{written} = {str(value).lower()} is wrong: true and false are no value of it")
+            problems.append(f"{written} = {str(value).lower()} is wrong: the setting takes neither true nor false")
     return problems

@@ -1,7 +1,4 @@
-"""The JSON Schema of the config file, for editors and for checks outside Python.
-
-schemas/config.schema.json is this schema, written down.
-"""
+"""The JSON Schema of the config file, for editors and for checks outside Python; schemas/config.schema.json has it."""
 
 from __future__ import annotations
 

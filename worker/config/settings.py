@@ -35,18 +35,17 @@ def check_brokers(servers: str) -> str:
             continue
         if "://" in address:
             shown = re.sub("//[^/]*@", "//", address)  # without a password
-            raise ValueError(f"{shown!r} is a URL, and a broker has none; {BROKERS_FORM}")
+            raise ValueError(f"{shown!r} is a URL, not the address of a broker; {BROKERS_FORM}")
         if match is not None:
             raise ValueError(f"{address!r}: a port is a number from 1 to 65535; {BROKERS_FORM}")
         if re.fullmatch(r"[A-Za-z0-9_.-]+:?", address):
             raise ValueError(f"{address!r} has no port; {BROKERS_FORM}")
-        raise ValueError(f"{address!r} is no address of a broker; {BROKERS_FORM}")
+        raise ValueError(f"{address!r} is not the address of a broker; {BROKERS_FORM}")
     return ",".join(addresses)
 
 
 TLS: Final = ("SSL", "SASL_SSL")
-SASL: Final = ("SASL_PLAINTEXT", "SASL_SSL")
-"""Protocols (KP_SECURITY_PROTOCOL) that encrypt, and those that log in."""
+SASL: Final = ("SASL_PLAINTEXT", "SASL_SSL")  # protocols (KP_SECURITY_PROTOCOL) that encrypt, and those that log in
 
 _LOGIN: Final = ("sasl_username", "sasl_password", "sasl_password_file")
 _KEY: Final = ("tls_key_file", "tls_key_password", "tls_key_password_file")
@@ -55,7 +54,7 @@ _TLS_FILES: Final = ("tls_ca_file", "tls_certificate_file", *_KEY)
 
 def check_security(given: Set[str], protocol: str, mechanism: str | None) -> None:
     """Raise ValueError where settings contradict each other, or would be ignored. `given`: fields that have a value."""
-    for name in ("sasl_password", "tls_key_password", "registry_key"):
+    for name in ("sasl_password", "tls_key_password", "registry_key", "forget_key"):
         if len(both := _variables(given, name, f"{name}_file")) == 2:
             raise ValueError(f"{both[0]} and {both[1]} are both set; keep one")
     if (tls := _variables(given, *_TLS_FILES)) and protocol not in TLS:
@@ -163,9 +162,9 @@ def check_topics(text: str) -> str:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if re.fullmatch(TOPIC_NAME, name) is None:
-            raise ValueError(f"{name!r} is no topic's name; give letters, digits, dots, _ and -, at most 249")
+            raise ValueError(f"{name!r} is not the name of a topic; give letters, digits, dots, _ and -, at most 249")
     if len(set(names)) != len(names):
-        raise ValueError("a topic is there twice; give each once")
+        raise ValueError("a topic is given twice; give each once")
     return ",".join(names)
 
 
@@ -188,10 +187,8 @@ class Settings(BaseSettings):
     group_instance_id: str | None = Field(
         None,
         pattern=r"^[a-zA-Z0-9._-]{1,249}$",
-        description=(
-            "static membership: this worker's unique name in the group; a restart within the session timeout "
-            "then causes no rebalance"
-        ),
+        description="static membership: this worker's unique name; a restart within the session timeout then "
+        "causes no rebalance",
     )
     source_topic: TopicName = Field("traces", description="topic to read traces from")
     accepted_topic: TopicName = Field("traces.accepted", description="topic for accepted traces (score >= threshold)")
@@ -203,24 +200,22 @@ class Settings(BaseSettings):
         None, description="compacted topic of the novelty cache (default: <group>-novelty-changelog)"
     )
     forgotten_topic: TopicName | None = Field(
-        None, description="topic for the receipts of control records, with KP_FORGET (default: <source>.forgotten)"
+        None, description="with KP_FORGET: topic for receipts (default: <source>.forgotten)"
     )
     judged_topic: TopicName | None = Field(
-        None, description="topic for what the verdicts say, with KP_VERDICT_KEY_FILE (default: <source>.judged)"
+        None, description="with KP_VERDICT_KEY_FILE: topic for the verdicts that count (default: <source>.judged)"
     )
-    create_topics: bool = Field(
-        False, description="create missing topics at startup; otherwise a missing topic is an error"
-    )
+    create_topics: bool = Field(False, description="create missing topics at startup instead of failing")
     topic_partitions: int = Field(4, ge=1, le=10_000, description="partitions of a created source topic")
     topic_replication: int = Field(
         -1, ge=-1, le=100, description="replicas of created topics; -1: the broker's default"
     )
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        "PLAINTEXT", description="security protocol of the brokers (docs/security.md)"
+        "PLAINTEXT", description="protocol of the brokers (docs/security.md)"
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = Field(
-        None, description="login mechanism, with KP_SECURITY_PROTOCOL=SASL_SSL or SASL_PLAINTEXT"
+        None, description="login mechanism for SASL_SSL and SASL_PLAINTEXT"
     )
     sasl_username: str | None = Field(None, description="user for PLAIN and SCRAM")
     sasl_password: SecretStr | None = Field(None, description="password for PLAIN and SCRAM; better in a file")
@@ -228,9 +223,7 @@ class Settings(BaseSettings):
     sasl_token_file: Path | None = Field(
         None, description="file with the bearer token for OAUTHBEARER; read again for each connection"
     )
-    tls_ca_file: Path | None = Field(
-        None, description="PEM file of the CAs that sign the brokers' certificates (default: the system's)"
-    )
+    tls_ca_file: Path | None = Field(None, description="PEM file of the brokers' CAs (default: the system's)")
     tls_certificate_file: Path | None = Field(None, description="PEM file of this worker's certificate chain (mTLS)")
     tls_key_file: Path | None = Field(
         None, description="PEM file of the private key (default: in KP_TLS_CERTIFICATE_FILE)"
@@ -239,98 +232,96 @@ class Settings(BaseSettings):
     tls_key_password_file: Path | None = Field(None, description="file with the password of an encrypted key")
 
     registry_url: Annotated[str, AfterValidator(check_registry_url)] | None = Field(
-        None, description="base URL of the registry that `contribute` posts to: https, plain http only to loopback"
+        None, description="base URL of the registry for `contribute`: https, plain http only to loopback"
     )
     registry_key: SecretStr | None = Field(None, description="key for the registry; better in a file")
     registry_key_file: Path | None = Field(
         None, description="file with the key for the registry; read again when it changes"
     )
     contribute_visibility: Annotated[str, AfterValidator(check_choices("network", "org", "private"))] = Field(
-        "network", description="which metadata.visibility `contribute` posts: one, or several with a comma between them"
+        "network", description="metadata.visibility that `contribute` posts; several with commas"
     )
     contribute_privacy: Annotated[str, AfterValidator(check_choices("aggregated", "federated", "private"))] = Field(
         "aggregated",
-        description="which metadata.privacy_level `contribute` posts: one, or several with a comma between them",
+        description="metadata.privacy_level that `contribute` posts; several with commas",
     )
     contribute_screen: Literal["off", "hidden", "refuse"] = Field(
         "hidden",
-        description="traces that `contribute` refuses: none, those with hidden text, or those in which any rule of "
-        "KP_SCREEN_RULES matches (docs/redaction.md)",
+        description="what `contribute` refuses: nothing, hidden text, or any match of KP_SCREEN_RULES "
+        "(docs/redaction.md)",
     )
     contribute_rate: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="most POSTs a minute of one `contribute` process; unset: the limit that the registry states",
+        description="most POSTs a minute per `contribute` process; unset: the registry's limit",
     )
     contribute_timeout_seconds: float = Field(
-        30.0, ge=0.1, le=300, description="longest time for one request to the registry, its answer included"
+        30.0, ge=0.1, le=300, description="longest time for a request to the registry, its answer included"
     )
     contributed_topic: TopicName | None = Field(
-        None, description="compacted topic of the receipts (default: <accepted>.contributed)"
+        None, description="compacted topic of receipts (default: <accepted>.contributed)"
     )
     refused_topic: TopicName | None = Field(
-        None, description="topic for traces that the registry refuses for good (default: <accepted>.refused)"
+        None, description="topic for traces that the registry refuses (default: <accepted>.refused)"
     )
 
     spans_topic: Annotated[str, AfterValidator(check_topics)] = Field(
         "otlp_spans",
         min_length=1,
-        description="topics with OpenTelemetry spans or logs that `assemble` reads: one, or several with a comma "
-        "between them (docs/opentelemetry.md)",
+        description="topics with spans or logs for `assemble`; several with commas (docs/opentelemetry.md)",
     )
     spans_keyed: bool = Field(
         False,
-        description="all records of a trace are on one partition of KP_SPANS_TOPIC (a single topic): `assemble` then "
-        "reads them from there, without a topic of its own between",
+        description="all records of a trace are on one partition of KP_SPANS_TOPIC (a single topic), so "
+        "`assemble` needs no intermediate topic",
     )
     assemble_confidence: AssembleRule | None = Field(
         None,
-        description="outcome.confidence of assembled traces: a number from 0 to 1, or the attribute that has it "
-        "(docs/opentelemetry.md); `assemble` needs this and the next three",
+        description="outcome.confidence of assembled traces: 0 to 1, or an attribute (docs/opentelemetry.md); "
+        "`assemble` needs this and the next three",
     )
     assemble_domain: AssembleRule | None = Field(
-        None, description="metadata.task_domain of assembled traces, or the attribute that has it"
+        None, description="metadata.task_domain of assembled traces, or an attribute"
     )
     assemble_visibility: AssembleRule | None = Field(
         None,
-        description="metadata.visibility of assembled traces: network, org or private, or the attribute that has it",
+        description="metadata.visibility: network, org, private or an attribute",
     )
     assemble_privacy: AssembleRule | None = Field(
         None,
-        description="metadata.privacy_level of assembled traces: aggregated, federated or private, or the attribute",
+        description="metadata.privacy_level: aggregated, federated, private or an attribute",
     )
     assemble_agent: AssembleRule = Field(
         "name",
-        description="agent id of assembled traces: `name` (as the spans name the agent, without generated ids), "
-        "`service/name` (service.name before it, so that agents of two services stay two), another text for runs whose "
-        "spans name none, or the attribute that has it (docs/opentelemetry.md)",
+        description="agent id: `name` (as in the spans, without generated ids), `service/name` (agents of two "
+        "services stay two), an attribute, or a text for runs without a name (docs/opentelemetry.md)",
     )
     assemble_key: Literal["agent", "trace"] = Field(
         "agent",
-        description="key of assembled traces: the agent's id (docs/publishing.md), or the OpenTelemetry trace's id",
+        description="key of assembled traces: the agent's id, or the OpenTelemetry trace's id",
     )
     assemble_grace_seconds: float = Field(
         60.0,
         ge=0,
         le=86_400,
         allow_inf_nan=False,
-        description="how long `assemble` waits for further spans of a run whose root has ended",
+        description="how long `assemble` waits for more spans after a run's root has ended",
     )
     assemble_gap_seconds: float = Field(
         900.0,
         gt=0,
         le=604_800,
         allow_inf_nan=False,
-        description="how long it waits for the next span of a run whose root has not: longer than the longest call of "
-        "a model or tool",
+        description="how long `assemble` waits for a run's next span before its root has ended: longer than the "
+        "longest call of a model or tool",
     )
     assemble_memory_seconds: float = Field(
         86_400.0,
         ge=0,
         le=2_592_000,
         allow_inf_nan=False,
-        description="how long it remembers which runs are closed: later spans of theirs make no second trace",
+        description="how long `assemble` remembers closed runs, so that late spans make no second trace",
     )
 
     delivery: Literal["exactly_once", "at_least_once"] = Field("exactly_once", description="delivery guarantee")
@@ -343,32 +334,26 @@ class Settings(BaseSettings):
     commit_interval_seconds: float = Field(
         1.0,
         ge=0,
-        description=(
-            "with a backlog, scored traces wait up to this long to be committed together; without a backlog "
-            "they are committed at once"
-        ),
+        description="with a backlog, scored traces wait up to this long to be committed together",
     )
 
     threshold: float = Field(0.75, ge=0, le=1, description="lowest score at which a trace is accepted")
     profiles: dict[str, ProfileSetting] = Field(
         default_factory=dict,
-        description='profiles to add or change; as JSON {"domain": {"weights": {...}, "threshold": 0.8}}',
+        description='profiles to add or change, as JSON {"domain": {"weights": {...}, "threshold": 0.8}}',
     )
 
     embedder: Literal["auto", "openvino", "sentence-transformers", "http", "none"] = Field(
         "auto",
-        description=(
-            "embedding runtime; auto: openvino if the model is exported (fetch-model, export-model), "
-            "otherwise sentence-transformers; http: a service (docs/models.md); none: novelty is 0.5 for "
-            "every trace"
-        ),
+        description="auto is openvino if the model is exported, otherwise sentence-transformers; http is a "
+        "service (docs/models.md); none means novelty 0.5 for every trace",
     )
     embedder_url: Annotated[str, AfterValidator(check_embedder_url)] | None = Field(
         None,
-        description="with KP_EMBEDDER=http: URL of a service with OpenAI's /v1/embeddings, with or without /v1",
+        description="with KP_EMBEDDER=http: URL of a service with OpenAI's /v1/embeddings",
     )
     embedder_token_file: Path | None = Field(
-        None, description="file with the bearer token for that service; read again when it changes"
+        None, description="file with the service's token; read again when it changes"
     )
     precision: Literal["fp32", "bf16", "int8"] = Field(
         "fp32",
@@ -376,46 +361,38 @@ class Settings(BaseSettings):
     )
     model: str | None = Field(
         None,
-        description=(
-            "multilingual (after fetch-model --model multilingual), directory of an exported model, or directory or "
-            "hub name of a sentence-transformers model (default: all-MiniLM-L6-v2); with KP_EMBEDDER=http the "
-            "service's name of the model"
-        ),
+        description="multilingual, the directory of an exported model, or a sentence-transformers model's "
+        "directory or hub name (default: all-MiniLM-L6-v2); with KP_EMBEDDER=http the service's name for it "
+        "(docs/models.md)",
     )
     embed_text: Literal["whole", "objective"] = Field(
         "whole",
-        description=(
-            "which text of a trace is embedded: the whole text, or the objective and the text, with equal weight "
-            "(docs/tuning.md)"
-        ),
+        description="what is embedded: the whole text, or the objective and the text with equal weight "
+        "(docs/tuning.md)",
     )
     max_tokens: int = Field(
         256,
         ge=8,
         le=8192,
-        description="most tokens of a text embedded at once; KP_LONG_TEXTS decides about the rest. With "
-        "KP_EMBEDDER=http the service cuts: state what it reads",
+        description="most tokens of a text embedded at once; with KP_EMBEDDER=http, how many the service reads",
     )
     long_texts: Literal["cut", "windows"] = Field(
         "cut",
-        description=(
-            "texts beyond KP_MAX_TOKENS: cut truncates them, windows embeds further windows and takes their "
-            "mean (docs/models.md)"
-        ),
+        description="texts beyond KP_MAX_TOKENS: truncate them, or embed further windows and take the mean "
+        "(docs/models.md)",
     )
     max_windows: int = Field(
-        2, ge=2, le=64, description="maximum number of windows per text; each costs as much as a truncated text"
+        2, ge=2, le=64, description="most windows per text; each costs as much as a truncated text"
     )
-    embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one for each core")
+    embed_threads: int = Field(0, ge=0, le=256, description="threads of the embedder; 0: one per core")
     embed_in_flight: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
-        description=(
-            "maximum number of texts embedded at once; they share KP_EMBED_THREADS. auto: 2, or 1 where two would "
-            "exceed KP_LATENCY_BUDGET_SECONDS. 1 saves 120 MB. With KP_EMBEDDER=http: requests at once (auto: 4)"
-        ),
+        description="texts embedded at once, sharing KP_EMBED_THREADS; auto: 2, or 1 if two would exceed "
+        "KP_LATENCY_BUDGET_SECONDS; 1 saves memory (docs/capacity.md). With KP_EMBEDDER=http: requests at once (auto: "
+        "4)",
     )
     embed_remembered: int = Field(
-        1024, ge=0, le=1_000_000, description="number of recent embeddings kept, so that equal texts are embedded once"
+        1024, ge=0, le=1_000_000, description="recent embeddings kept, so that equal texts are embedded once"
     )
 
     cache_max_elements: int = Field(
@@ -425,64 +402,58 @@ class Settings(BaseSettings):
         3600.0,
         gt=0,
         allow_inf_nan=False,
-        description="lifetime of a cache entry in stream time; none: entries do not expire",
+        description="lifetime of a cache entry in stream time; none: no expiry",
         json_schema_extra={"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"const": "none"}]},
     )
     novelty_scope: Literal["partition", "group"] = Field(
         "partition",
-        description="what a trace is compared with: its partition's cache, or also what all other partitions of the "
-        "group have committed (docs/tuning.md)",
+        description="what a trace is compared with: its partition's cache, or also what the group's other "
+        "partitions have committed (docs/tuning.md)",
     )
     group_max_elements: int = Field(
-        64_000, ge=1, le=10_000_000, description="with scope group: most entries of other partitions, all together"
+        64_000, ge=1, le=10_000_000, description="with scope group: most entries of all other partitions"
     )
     group_max_lag_seconds: float = Field(
         5.0,
         ge=2,
         allow_inf_nan=False,
-        description="with scope group: how far the view of other partitions may lag before KP_GROUP_LAG_ACTION applies",
+        description="with scope group: how far the view of other partitions may lag",
     )
     group_lag_action: Literal["wait", "continue"] = Field(
         "wait",
-        description="beyond KP_GROUP_MAX_LAG_SECONDS, traces wait until the view has caught up, or are scored anyway",
+        description="beyond KP_GROUP_MAX_LAG_SECONDS, traces wait for the view, or are scored anyway",
     )
     event_time: Literal["created_at", "record"] = Field(
         "created_at",
-        description=(
-            "source of event time: the trace's created_at (never later than the record's timestamp), or the "
-            "record's timestamp"
-        ),
+        description="event time: the trace's created_at (never later than the record's timestamp), or the "
+        "record's timestamp",
     )
     stream_time_max_step_seconds: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description=("how far one trace may advance its partition's stream time; unset: no limit (docs/security.md)"),
+        description="how far one trace may advance stream time; unset: no limit (docs/security.md)",
     )
 
     forget: bool = Field(
-        False, description="honour control records, which remove cache entries (docs/forget.md); false: dead letters"
+        False, description="honour requests to forget (docs/forget.md); false: they become dead letters"
     )
     forget_key: SecretStr | None = Field(
-        None, description="key that signs control records, at least 32 bytes; better in a file"
+        None, description="key that signs requests to forget, at least 32 bytes; better in a file"
     )
     forget_key_file: Path | None = Field(
-        None, description="file with that key; of several, one on each line, the first signs and all are accepted"
+        None, description="file with keys for requests to forget, one per line; the first signs, all are accepted"
     )
 
     verdict_key_file: Path | None = Field(
         None,
-        description=(
-            "file with the judges' keys, a line JUDGE KEY each, of at least 32 bytes; verdicts signed by them count "
-            "(docs/verdicts.md); unset: verdicts become dead letters"
-        ),
+        description="file with the judges' keys, one line JUDGE KEY each, at least 32 bytes (docs/verdicts.md); "
+        "unset: verdicts become dead letters",
     )
     confidence: Literal["stated", "record"] = Field(
         "stated",
-        description=(
-            "the outcome confidence of a trace that claims success: stated, what the agent says, or record, its share "
-            "of successes by the verdicts (docs/verdicts.md)"
-        ),
+        description="outcome confidence of a trace that claims success: as stated, or the agent's share of "
+        "successes by the verdicts (docs/verdicts.md)",
     )
 
     output_embedding: bool = Field(
@@ -491,95 +462,78 @@ class Settings(BaseSettings):
 
     redact: Literal["off", "accepted", "all"] = Field(
         "off",
-        description=(
-            "replace secrets and, by the trace's privacy level, personal data with markers in these output documents; "
-            "scores do not change (docs/redaction.md)"
-        ),
+        description="replace secrets and, by privacy level, personal data with markers in these output "
+        "documents; scores do not change (docs/redaction.md)",
     )
     redact_rules: Literal["reference", "strict"] | None = Field(
         None,
-        description=(
-            "rules of redaction: reference finds what the SDK's cleaner finds, strict finds more (docs/redaction.md); "
-            "default: reference for KP_REDACT, strict for `contribute`"
-        ),
+        description="redact what the SDK's cleaner finds, or more (docs/redaction.md); default: reference for "
+        "KP_REDACT, strict for `contribute`",
     )
     redact_patterns_file: Path | None = Field(
-        None, description="TOML file with patterns of your own, which are replaced, too (docs/redaction.md)"
+        None, description="TOML file with your own patterns to redact (docs/redaction.md)"
     )
 
     screen: Literal["off", "mark"] = Field(
         "off",
-        description="mark output documents whose text may be meant to steer another agent (scoring.screen, header "
+        description="mark output documents whose text may steer another agent (scoring.screen, header "
         "kp-screen); scores do not change (docs/redaction.md)",
     )
     screen_rules: Annotated[str, AfterValidator(_check_screen_rules)] = Field(
         "default",
-        description="rules of KP_SCREEN and KP_CONTRIBUTE_SCREEN: default, all, or names, with commas; -NAME takes one "
-        "away, such as default,-act-as (docs/redaction.md)",
+        description="rules of the screen: default, all, or names with commas; -NAME removes one: "
+        "default,-act-as (docs/redaction.md)",
     )
 
     max_message_bytes: int = Field(1_048_576, ge=1024, description="larger records become dead letters")
     max_batch_bytes: int = Field(
         67_108_864,
         ge=1_048_576,
-        description=(
-            "largest unpacked size of one compressed batch; a larger batch becomes one dead letter (docs/publishing.md)"
-        ),
+        description="largest unpacked size of a compressed batch; a larger one becomes one dead letter "
+        "(docs/publishing.md)",
     )
     memory_budget_bytes: int = Field(
         100_663_296,
         ge=16_777_216,
-        description=(
-            "memory budget for uncommitted records and unpacked batches, over all partitions (docs/capacity.md)"
-        ),
+        description="memory for uncommitted records and unpacked batches, over all partitions (docs/capacity.md)",
     )
     max_steps: int = Field(10_000, ge=1, description="traces with more steps become dead letters")
     max_depth: int = Field(64, ge=8, le=256, description="documents with deeper nesting become dead letters")
     strict_context: bool = Field(False, description="reject the former @context https://knowledgepulse.dev/schema/v1")
 
     dead_letter_breaker_share: float = Field(
-        0.0, ge=0, le=1, description="stop when more than this share of the last records were dead letters; 0: never"
+        0.0, ge=0, le=1, description="stop when more than this share of the last records are dead letters; 0: never"
     )
-    dead_letter_breaker_window: int = Field(
-        1000, ge=10, description="number of recent records that the dead-letter limit covers"
-    )
+    dead_letter_breaker_window: int = Field(1000, ge=10, description="number of last records that the share counts")
 
-    latency_budget_seconds: float = Field(
-        0.1, gt=0, description="budget of one evaluation (KP_EMBED_IN_FLIGHT=auto); slower ones are counted"
-    )
+    latency_budget_seconds: float = Field(0.1, gt=0, description="budget of one evaluation; slower ones are counted")
     stuck_seconds: float = Field(
         60.0,
         gt=0,
-        description="/healthz returns 503 when one embedding takes longer than this; with KP_EMBEDDER=http the time "
-        "limit of a request",
+        description="/healthz returns 503 when an embedding takes longer; with KP_EMBEDDER=http the time limit "
+        "of a request",
     )
     http_host: str = Field("0.0.0.0", description="address of /metrics, /healthz, /readyz and the status page")  # noqa: S104 probes
-    http_port: int = Field(
-        9108, ge=0, le=65535, description="port of /metrics, /healthz, /readyz and the status page; 0: a free one"
-    )
+    http_port: int = Field(9108, ge=0, le=65535, description="port of /metrics, probes and status page; 0: a free one")
     status_page: bool = Field(
         False,
-        description=(
-            "serve a live status page at / of that port: trace ids and scores, visible to anyone who can reach the port"
-        ),
+        description="serve a live status page at /: trace ids and scores, for anyone who can reach the port",
     )
     status_texts: bool = Field(
         False,
-        description=("also show objectives and dead letters' messages (which quote the record) on the status page"),
+        description="also show objectives and dead letters' messages, which quote the record",
     )
     tracing: bool = Field(
-        False, description=("export OpenTelemetry spans, configured by the OTEL_* variables (docs/tracing-and-logs.md)")
+        False, description="export OpenTelemetry spans, configured by OTEL_* variables (docs/tracing-and-logs.md)"
     )
-    log_format: Literal["text", "json"] = Field("text", description="log format: one event per line, as text or JSON")
+    log_format: Literal["text", "json"] = Field("text", description="log format, one event per line")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest severity that is logged"
     )
     shutdown_timeout_seconds: float = Field(
         20.0,
         gt=0,
-        description=(
-            "longest drain on SIGTERM; after that the process exits, and the remaining records are read again"
-        ),
+        description="longest drain on SIGTERM; after it the process exits, and the remaining records are read again",
     )
 
     @field_validator("cache_ttl_seconds", mode="before")
@@ -632,8 +586,6 @@ class Settings(BaseSettings):
         return self
 
     def _check_forget(self) -> None:
-        if self.forget_key is not None and self.forget_key_file is not None:
-            raise ValueError("KP_FORGET_KEY and KP_FORGET_KEY_FILE are both set; keep one")
         if not self.forget:
             return
         if self.forget_key is None and self.forget_key_file is None:
@@ -820,4 +772,4 @@ def describe() -> list[tuple[str, str, str]]:
 
 def _allowed(annotation: Any) -> str:
     choices = [item for item in (annotation, *get_args(annotation)) if get_origin(item) is Literal]
-    return " | ".join(get_args(choices[0])) + ": " if choices else ""
+    return " | ".join(get_args(choices[0])) + ": " if choices and len(get_args(choices[0])) > 1 else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,16 +18,9 @@ PREFIX: Final = "KP_"
 CONFIG_VARIABLE: Final = "KP_CONFIG"
 
 OPTIONS: Final[Mapping[str, str]] = {"bootstrap_servers": "--bootstrap-servers", "group_id": "--group"}
-"""Settings that have an option of their own; any other is given by --set."""
+"""Settings with their own option; any other is given by --set."""
 
-MAX_LEVELS: Final = 16
-"""Levels of tables and lists in one source; the settings have four. What reads them calls itself for each level."""
-
-LARGEST_INTEGER: Final = 2**63 - 1
-"""TOML promises no larger integers, and Python cannot write one of thousands of digits."""
-
-KeyPath = tuple[str, ...]
-"""A key and the keys below it: ("profiles", "code", "threshold")."""
+KeyPath = tuple[str, ...]  # a key and the keys below it: ("profiles", "code", "threshold")
 
 
 class SourceError(ValueError):
@@ -74,11 +66,7 @@ def environment(settings: type[BaseSettings]) -> Source:
     try:
         return Source("environment", EnvSettingsSource(settings)())
     except SettingsError as error:
-        cause = error.__cause__
-        words = str(cause) if isinstance(cause, json.JSONDecodeError) else "an integer of thousands of digits"
-        raise SourceError(f"{words}; KP_PROFILES must be JSON (one object)") from None
-    except RecursionError:
-        raise SourceError(f"KP_PROFILES is {_too_deep()}") from None
+        raise SourceError(f"{error.__cause__}; KP_PROFILES must be JSON (one object)") from None
 
 
 def config_file(path: Path) -> Source:
@@ -87,52 +75,25 @@ def config_file(path: Path) -> Source:
         if not path.is_file():  # a device or a pipe might never end
             path.stat()
             raise SourceError(f"{path} is not a file; --config and {CONFIG_VARIABLE} name a TOML file")
-        return Source("file", tomllib.loads(path.read_bytes().decode()), str(path))
-    except tomllib.TOMLDecodeError as error:
-        raise SourceError(f"{path} is not TOML: {error}") from None
+        values = tomllib.loads(path.read_bytes().decode())
+        str(values)  # a ValueError for a hexadecimal integer that Python reads and cannot print
+        return Source("file", values, str(path))
+    except SourceError:
+        raise
     except UnicodeDecodeError as error:
         raise SourceError(f"{path} is not TOML: byte {error.start} is not UTF-8") from None
+    except ValueError as error:  # the parser's, or Python's of an integer of thousands of digits
+        raise SourceError(f"{path} is not TOML: {error}") from None
     except OSError as error:
         raise SourceError(
             f"cannot read {path}: {error.strerror}; --config and {CONFIG_VARIABLE} name a TOML file"
         ) from None
-    except RecursionError:
-        raise SourceError(f"{path}: {_too_deep()}") from None
-    except SourceError:
-        raise
-    except ValueError:  # not the parser's own error: Python reads no integer of so many digits
-        raise SourceError(f"{path}: an integer has thousands of digits") from None
-
-
-def _too_deep() -> str:
-    return f"nested deeper than {MAX_LEVELS} levels; the settings have four"
-
-
-def check_values(source: Source) -> None:
-    """Raise SourceError for what is nested too deeply, or an integer too large: to write either could fail."""
-    todo: list[tuple[KeyPath, Any]] = [((), source.values)]
-    while todo:
-        path, value = todo.pop()
-        if isinstance(value, Mapping | list):
-            if len(path) > MAX_LEVELS:
-                raise SourceError(f"{_place(source, path[:4])}... is {_too_deep()}")
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            todo += [((*path, str(key)), item) for key, item in items]
-        elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-            raise SourceError(f"{_place(source, path)} is an integer beyond 64 bits; no setting is as large")
-
-
-def _place(source: Source, path: KeyPath) -> str:
-    """Return where a value is; a variable holds a whole table."""
-    inside = f" at {dotted(path[1:])}" if source.kind == "environment" and path[1:] else ""
-    return f"{source.written(path)}{inside}"
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """Return nested values from NAME=VALUE; NAME is a key as in the config file. Raises SourceError.
+    """Return nested values from NAME=VALUE, where VALUE is text. Raises SourceError, without what may be a secret.
 
-    VALUE is text, as in an environment variable. A name may be dotted, and quoted where TOML wants it:
-    profiles."a b".threshold=0.8. An error shows no part of an assignment that may be a value: it could be a secret.
+    A name may be dotted, and quoted where TOML wants it: profiles."a b".threshold=0.8.
     """
     result: dict[str, Any] = {}
     for number, assignment in enumerate(assignments, 1):
@@ -155,7 +116,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def _keys(name: str) -> KeyPath | None:
-    """Return the parts of a dotted key; None where the text is no key."""
+    """Return the parts of a dotted key; None where the text is not a key."""
     keys: list[str] = []
     try:
         value: Any = tomllib.loads(f"{name} = 0") if "\n" not in name else {}

@@ -44,7 +44,7 @@ class Token:
         self._seen = seen
         if now.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             log.warning(
-                "%s=%s may be written by others (mode %03o), who could give a key of their own; run chmod go-w on it",
+                "%s=%s may be written by others (mode %03o), who could replace the key; run chmod go-w on it",
                 self.source, path, stat.S_IMODE(now.st_mode),
             )  # fmt: skip
 

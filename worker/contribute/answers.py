@@ -1,7 +1,7 @@
-"""What an answer of the registry means.
+"""The meaning of the registry's answers.
 
 Only what the registry itself has said counts. It gives its errors one form, a JSON object with the text `error`, and
-names its schema in a header. An answer of a gateway, a proxy's page, half a document or a redirect is no verdict on a
+names its schema in a header. A gateway's answer, a proxy's page, half a document or a redirect is no verdict on a
 trace: the request is in doubt, and the trace is looked up before it is sent again.
 """
 
@@ -165,10 +165,10 @@ def _common(answer: HttpAnswer, *, replayed: bool) -> Verdict:
 
 
 def _not_its_own(answer: HttpAnswer, pause: float = 0.0) -> Doubtful:
-    what = f"status {answer.status}" if answer.status else "no HTTP, or its headers are too long"
+    what = f"status {answer.status}" if answer.status else "not HTTP, or its headers are too long"
     if answer.status >= 400 and not answer.headers.get(SCHEMA_HEADER):
         what += ", without KP-Schema-Version"
-    words = f"an answer that the registry itself does not give ({what})"
+    words = f"an answer that is not the registry's ({what})"
     return Doubtful("unexpected_answer", words, pause, status=answer.status)
 
 

@@ -1,4 +1,4 @@
-"""Delivery of one unit to the registry: its turn, at most one unit for its id, never lost, also if an answer is late.
+"""Delivery of one unit to the registry: its turn, at most one unit for its id, never lost, even if an answer is late.
 
 For each unit:
  1. wait for a turn: a look-up and a POST that the limits allow;
@@ -10,7 +10,7 @@ For each unit:
 So no request is sent again blindly, not even after a crash: what may have been in flight is not committed, and begins
 at 1.
 
-The registry may keep any answer below 500 for a day by its Idempotency-Key, also after the cause was mended. What is
+The registry may keep any answer below 500 for a day by its Idempotency-Key, even after the cause was fixed. What is
 replayed (Idempotency-Replayed) is therefore looked up (a 201) or asked for again with a new key.
 """
 
@@ -24,10 +24,11 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Final
 
 from worker.contribute.answers import (
     Absent,
@@ -183,12 +184,6 @@ class Turn:
         return answer
 
 
-class _Watched(NamedTuple):
-    trace_id: str
-    time: str
-    due: float
-
-
 class LateWatch:
     """Looks up a unit once more, some time after its second POST, and counts a request that landed last."""
 
@@ -196,25 +191,23 @@ class LateWatch:
         self._gateway = gateway
         self._metrics = metrics
         self._delay = delay_seconds
-        self._watched: deque[_Watched] = deque(maxlen=1000)
+        self._watched: deque[tuple[float, str, str]] = deque(maxlen=1000)  # when it is due, id, time
 
     def watch(self, trace_id: str, registry_time: str) -> None:
         """Look at the unit later. `registry_time`: what the answer to the second POST stated."""
         if registry_time:
-            self._watched.append(_Watched(trace_id, registry_time, time.monotonic() + self._delay))
+            self._watched.append((time.monotonic() + self._delay, trace_id, registry_time))
 
     async def run(self) -> None:
         """Look at what is due, until cancelled."""
         while True:
             await asyncio.sleep(1.0)
-            while self._watched and self._watched[0].due <= time.monotonic():
-                await self._check(self._watched.popleft())
-
-    async def _check(self, watched: _Watched) -> None:
-        async with self._gateway.turn(Stop()) as turn:
-            verdict = await turn.look_up(watched.trace_id)
-        if isinstance(verdict, Present) and verdict.time not in ("", watched.time):
-            self._metrics.late.inc()
+            while self._watched and self._watched[0][0] <= time.monotonic():
+                _, trace_id, registry_time = self._watched.popleft()
+                async with self._gateway.turn(Stop()) as turn:
+                    verdict = await turn.look_up(trace_id)
+                if isinstance(verdict, Present) and verdict.time not in ("", registry_time):
+                    self._metrics.late.inc()
 
 
 FRESH_SECONDS: Final = 5.0
@@ -262,16 +255,21 @@ class Delivery:
         self._group = group
 
     async def deliver(
-        self, unit: Unit, stop: Stop, on_limited: Callable[[], Awaitable[None]], answers: float = math.inf
+        self,
+        unit: Unit,
+        stop: Stop,
+        on_limited: Callable[[], Awaitable[None]],
+        answers: float = math.inf,
+        place: Mapping[str, object] = MappingProxyType({}),
     ) -> Delivered | Refusal | Unanswered:
         """Return when the registry holds the unit or refuses it. Raises DeniedError, and StoppedError between requests.
 
         Waits for as long as it takes: a registry that is down, slow or lying loses nothing. After `answers` definite
-        answers that are not the registry's own, returns Unanswered: what answers them may do so for ever. `on_limited`
-        is called after a 429, to remember it.
+        answers that are not the registry's own, returns Unanswered: their sender may never stop. `on_limited` is called
+        after a 429, to remember it. `place`: of the record, for the log.
         """
-        attempts = _Attempts(self._first_key(unit))
-        pauses = Pauses()
+        first_key = hashlib.sha256(f"{self._group}\n{unit.trace_id}\n{unit.sha256}".encode())  # also after a restart
+        attempts, pauses = _Attempts(first_key.hexdigest()), Pauses()
         while True:
             verdict = await self._attempt(unit, attempts, stop)
             result = await self._result(unit, attempts, verdict)
@@ -291,12 +289,8 @@ class Delivery:
                 return Unanswered(words)
             asked_for = verdict.retry_after_seconds if isinstance(verdict, Doubtful) else 0.0
             seconds = pauses.next_seconds(random.SystemRandom().random(), asked_for)
-            log.warning("%s; the next attempt follows in %.1f s", words, seconds, extra={"reason": cause})
+            log.warning("%s; the next attempt follows in %.1f s", words, seconds, extra={**place, "reason": cause})
             await stop.sleep(seconds)
-
-    def _first_key(self, unit: Unit) -> str:
-        """Return the same key for the same content, also after a restart."""
-        return hashlib.sha256(f"{self._group}\n{unit.trace_id}\n{unit.sha256}".encode()).hexdigest()
 
     async def _attempt(self, unit: Unit, attempts: _Attempts, stop: Stop) -> Verdict:
         """Look the unit up, and post it if it is absent."""
@@ -352,7 +346,7 @@ class Delivery:
 
 
 def _is_definite(verdict: Verdict) -> bool:
-    """Whether something else than the registry has answered, and is likely to do so again."""
+    """Whether something other than the registry has answered, and is likely to do so again."""
     if isinstance(verdict, Limited):
         return not verdict.own
     return isinstance(verdict, Doubtful) and verdict.status is not None

@@ -1,8 +1,8 @@
 """How fast requests may follow each other, so that the registry never answers 429.
 
 The registry counts requests in a bucket: it holds `limit` tokens when full, and gains `limit` a minute. All processes
-with keys of one agent share it, and each answer says how many tokens are left. So each process refills a small bucket
-of its own at the same rate, and slows down while fewer than half of the registry's tokens are left. One process alone
+with keys of one agent share it, and each answer says how many tokens are left. So each process refills its own small
+bucket at the same rate, and slows down while fewer than half of the registry's tokens are left. One process alone
 keeps the registry's bucket nearly full, and so has the whole rate. With several, the tokens settle at the level where
 all of them together have it; none needs to know how many there are.
 """
@@ -16,7 +16,7 @@ UNKNOWN_LIMIT: Final = 30.0
 """Requests a minute until an answer states the limit: the lowest tier's."""
 
 BURST_SECONDS: Final = 2.0
-"""Tokens of our own bucket, as seconds of its refill: what a pause may save up."""
+"""Tokens of our bucket, as seconds of its refill: what a pause may save up."""
 
 RESERVE_SHARE: Final = 0.1
 LEAST_RESERVE: Final = 3.0
@@ -124,10 +124,6 @@ class Pauses:
         whole = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**self.failures)
         self.failures = min(self.failures + 1, 32)
         return max(min(at_least, LONGEST_PAUSE), whole * (1.0 - chance / 2))
-
-    def reset(self) -> None:
-        """Start with the shortest pause again."""
-        self.failures = 0
 
 
 FIRST_PAUSE: Final = 1.0

@@ -1,6 +1,6 @@
 """One partition of the accepted topic: its records in order, each posted, refused or skipped before the next.
 
-What stands in front of the registry may refuse one trace for ever: a firewall its content, a proxy its length. Such a
+A firewall in front of the registry may refuse one trace every time for its content, a proxy for its length. Such a
 trace must not stop the others, and an innocent one must not be refused because a gateway refuses all:
 
  1. A trace that has had ANSWERS definite answers, none of them the registry's own, is held, and the next one is tried.
@@ -16,30 +16,143 @@ committed before it: after a crash the look-up finds what was posted.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from worker.contribute.delivery import (
-    STEP_SECONDS,
-    Delivered,
-    Delivery,
-    DeniedError,
-    Gateway,
-    Unanswered,
-)
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+
+from worker.contribute.delivery import STEP_SECONDS, Delivered, Delivery, DeniedError, Gateway, Unanswered
 from worker.contribute.pace import Pauses
-from worker.contribute.receipts import ReceiptPublisher, ReceiptQueue
-from worker.contribute.unit import Gate, Refusal, Skip, Unit, clean_words, receipt, refused_record, unit_from
-from worker.core.records import Fault, OutputRecord, SourceRecord
+from worker.contribute.unit import REFUSED, Gate, Refusal, Skip, Unit, clean_words, receipt, refused_record, unit_from
+from worker.core.documents import fit_dead_letter, fits
+from worker.core.records import OutputRecord, SourceRecord
 from worker.core.trace import Limits
+from worker.kafka.cluster.describe import current_limit
 from worker.kafka.member import Claim, StoppedError
+from worker.kafka.writing.producer import Producer, PublishError
+from worker.kafka.writing.rows import OutputTopic, PartitionRows, TopicRefusedError
+from worker.kafka.writing.transaction import look_again, run_transaction
 from worker.observe.contribute_metrics import ContributeMetrics
+
+MAX_DUE: Final = 50
+"""Most traces of a partition that are posted and not committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptPublisher:
+    """Commits with the transactional producer of one partition, which has started."""
+
+    client: Mapping[str, Any]
+    producer: Producer
+    group: str
+    source: TopicPartition
+    topics: Mapping[str, OutputTopic]
+
+    async def commit(self, outputs: Sequence[OutputRecord], next_offset: int, metadata: str) -> None:
+        """Write records and the offset. After any error it is unknown whether that was committed."""
+        receipts = _Receipts(outputs, self.topics, self.source.partition)
+        limit_of = partial(current_limit, self.client)
+        await look_again(receipts.small_topics(), limit_of)
+        offsets = self.group, {self.source: OffsetAndMetadata(next_offset, metadata)}
+        where = f"partition {self.source.partition}: "
+        await run_transaction(self.producer, receipts, limit_of, offsets=offsets, where=where)
+
+
+@dataclass(frozen=True, slots=True)
+class _Receipts:
+    """The contents of one transaction: receipts and refused traces of a source partition."""
+
+    outputs: Sequence[OutputRecord]
+    topics: Mapping[str, OutputTopic]
+    partition: int
+
+    def small_topics(self) -> list[OutputTopic]:
+        """Return the topics that have become too small for a refused trace, or for batches of the usual size."""
+        small = {}
+        for output in self.outputs:
+            topic = self.topics[output.kind]
+            if topic.lowered or not fits(output, topic.max_bytes):
+                small[topic.name] = topic
+        return list(small.values())
+
+    def partition_rows(self) -> list[PartitionRows]:
+        """Return what to send; a refused trace is cut to what its topic takes."""
+        by_kind: dict[str, PartitionRows] = {}
+        for output in self.outputs:
+            topic = self.topics[output.kind]
+            fitted = fit_dead_letter(output, topic.max_bytes) if output.kind == REFUSED else output
+            part = by_kind.setdefault(output.kind, PartitionRows(topic, self.partition % topic.partitions))
+            part.rows.append((fitted.key, fitted.value, fitted.timestamp_ms, fitted.headers))
+        return list(by_kind.values())
+
+    def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
+        """Raise PublishError: nothing can stand for a receipt."""
+        for error in refused.values():
+            where = f"topic {part.topic.name}"
+            raise PublishError(f"{where} refuses a record: {error.name}; {error.advice}") from error
+
+
+class _Due(NamedTuple):
+    """What is to be committed: a record or none, the offset behind it, and whom to tell then."""
+
+    output: OutputRecord | None
+    next_offset: int
+    on_committed: Callable[[], None]
+
+
+class ReceiptQueue:
+    """Commits what is due on one partition, in order, in one transaction after the other.
+
+    A transaction takes longer than a request, so the next traces are posted meanwhile, and their receipts share the
+    next one. After a crash all of them are looked up. `metadata` returns what is committed with an offset.
+    """
+
+    def __init__(self, publisher: ReceiptPublisher, metadata: Callable[[], str]) -> None:
+        self._publisher = publisher
+        self._metadata = metadata
+        self._due: list[_Due] = []
+        self._commits: asyncio.Task[None] | None = None
+
+    async def add(self, output: OutputRecord | None, next_offset: int, on_committed: Callable[[], None]) -> None:
+        """Let a record and its offset be committed soon. Raises the error of an earlier commit.
+
+        Waits while too much is due: what is posted but not committed is looked up after a crash.
+        """
+        self._due.append(_Due(output, next_offset, on_committed))
+        if len(self._due) >= MAX_DUE:
+            await self.flush()
+        elif self._commits is None or self._commits.done():
+            self._begin()
+
+    async def flush(self) -> None:
+        """Return when all is committed. Raises the error of a commit."""
+        if self._due or (self._commits is not None and self._commits.done()):
+            self._begin()
+        if self._commits is not None:
+            await self._commits
+
+    def _begin(self) -> None:
+        if self._commits is not None and self._commits.done():
+            self._commits.result()
+        if self._commits is None or self._commits.done():
+            self._commits = asyncio.create_task(self._commit_all())
+
+    async def _commit_all(self) -> None:
+        while self._due:
+            batch, self._due = self._due, []
+            outputs = [each.output for each in batch if each.output is not None]
+            await self._publisher.commit(outputs, batch[-1].next_offset, self._metadata())
+            for each in batch:
+                each.on_committed()
+
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +203,8 @@ class _Pending:
 
 
 @dataclass(eq=False)
-class ContributePartition:
-    """The work on one partition; its fields are what the partitions of a process share, but for `claim`."""
+class Partition:
+    """The work on one partition; its fields are what the partitions of a process share, except `claim`."""
 
     claim: Claim
     publisher: ReceiptPublisher
@@ -159,7 +272,9 @@ class ContributePartition:
         another = _Pending(record) if record else min(held[1:], key=lambda each: each.asked_at, default=first)
         work = self._work(another.record)
         if isinstance(work, Skip):
-            self._skip_behind(self._waiting[-1], another.record, work)
+            last = self._waiting[-1]  # it waits with that one: there may be any number of them behind a held trace
+            last.skipped[work.reason] += 1
+            last.next_offset = another.record.offset + 1
             return
         if isinstance(work, Unit) and another is not first and not self._just_held:
             await self._handle(first, self._work(first.record), 1)
@@ -176,8 +291,10 @@ class ContributePartition:
         return self.held < MAX_WAITING and sum(each.size for each in self._waiting) < MAX_WAITING_BYTES
 
     def _work(self, record: SourceRecord) -> Unit | Skip | Refusal:
-        """Return what is to be done with a record."""
-        return _unreadable(record.fault) if record.fault else unit_from(record.value, self.gate, self.limits)
+        """Decide what to do with a record."""
+        if record.fault:
+            return Refusal("unreadable", clean_words(record.fault.message))
+        return unit_from(record.value, self.gate, self.limits)
 
     async def _handle(self, each: _Pending, work: Unit | Skip | Refusal, answers: int, *, proven: bool = False) -> None:
         """Skip, refuse, deliver or hold a record. `proven`: without a verdict it is refused, as others get one."""
@@ -191,7 +308,7 @@ class ContributePartition:
             remember_429 = partial(self._remember_429, uncommitted)
             each.asked_at = time.monotonic()
             each.began_at = each.began_at or each.asked_at
-            result = await self.delivery.deliver(work, self._stop, remember_429, answers)
+            result = await self.delivery.deliver(work, self._stop, remember_429, answers, _place(each.record))
             if isinstance(result, Delivered):
                 output = receipt(each.record, work, result.status, result.time)
                 await self._done(each, output, partial(self._count, work, result))
@@ -199,7 +316,11 @@ class ContributePartition:
                 await self._refuse(each, result)
             elif proven:
                 self.gateway.trouble = None  # the registry is reached; perhaps no other trace follows to show it
-                await self._refuse(each, _unanswerable(result))
+                message = (
+                    f"{result.words}, again and again, while the registry answers other traces; find what refuses this "
+                    "one in front of the registry, fix that, and redrive the trace"
+                )
+                await self._refuse(each, Refusal("unanswerable", message))
             else:
                 self._hold(each, result)
 
@@ -216,11 +337,6 @@ class ContributePartition:
             extra=_place(each.record),
         )  # fmt: skip
 
-    def _skip_behind(self, last: _Pending, record: SourceRecord, skip: Skip) -> None:
-        """Let a record that is skipped wait with the last one: there may be any number of them behind a held trace."""
-        last.skipped[skip.reason] += 1
-        last.next_offset = record.offset + 1
-
     async def _refuse(self, each: _Pending, refusal: Refusal) -> None:
         output = refused_record(each.record, refusal, self.gate.rules)
         await self._done(each, output, self.metrics.refused.labels(refusal.reason).inc)
@@ -230,7 +346,7 @@ class ContributePartition:
         )  # fmt: skip
 
     async def _done(self, each: _Pending, output: OutputRecord | None, count: Callable[[], None]) -> None:
-        """Let what has become of a record be committed, once nothing before it is held."""
+        """Let a record's result be committed, once nothing before it is held."""
         each.due = (output, count)
         each.record = each.record._replace(key=None, value=None, headers=())  # it may wait long
         if not each.held:
@@ -259,18 +375,6 @@ class ContributePartition:
 def _place(record: SourceRecord) -> dict[str, object]:
     """Return the fields of a log event about a record (logs.py)."""
     return {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-
-
-def _unreadable(fault: Fault) -> Refusal:
-    return Refusal("unreadable", clean_words(fault.message))
-
-
-def _unanswerable(result: Unanswered) -> Refusal:
-    message = (
-        f"{result.words}, again and again, while other traces are answered by the registry; look for what refuses this "
-        "one in front of the registry, mend that, and redrive it"
-    )
-    return Refusal("unanswerable", message)
 
 
 LIMITED = "kp429:"

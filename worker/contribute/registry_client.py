@@ -55,13 +55,9 @@ class RegistryClient:
     """Sends requests to the registry at `url`; with `key` None as nobody. `max_bytes`: the largest unit's."""
 
     def __init__(
-        self,
-        url: str,
-        key: Token | None,
-        timeout_seconds: float,
-        metrics: ContributeMetrics,
+        self, url: str, key: Token | None, timeout_seconds: float, metrics: ContributeMetrics,
         max_bytes: int = 1 << 20,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._url = url
         self._key = key
         self._metrics = metrics
@@ -98,13 +94,9 @@ class RegistryClient:
         return await self._send("POST", "/v1/knowledge", self._key, headers, body)
 
     async def _send(
-        self,
-        method: str,
-        path: str,
-        with_key: Token | None,
-        headers: Mapping[str, str] | None = None,
+        self, method: str, path: str, with_key: Token | None, headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> HttpAnswer:
+    ) -> HttpAnswer:  # fmt: skip
         try:
             key = "" if with_key is None else await asyncio.to_thread(with_key.read)
         except TokenError as error:
@@ -113,7 +105,7 @@ class RegistryClient:
             raise RuntimeError("this is a bug: the client is not started")
         sent = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
         started = time.monotonic()
-        begun: HttpAnswer | None = None  # status and headers: an answer, also if the rest never comes
+        begun: HttpAnswer | None = None  # status and headers: an answer, even if the rest never comes
         try:
             async with self._session.request(
                 method,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 
 from worker.config import ConfigError, Settings
 from worker.contribute.unit import CONTRIBUTED, REFUSED
-from worker.kafka.cluster.connections import CONNECT_SECONDS, prepare_patiently
+from worker.kafka.cluster.connections import prepare_patiently
 from worker.kafka.cluster.topic_plan import DEAD_LETTER_OVERHEAD, MissingTopicsError, Observed, TopicPlan, look_at
 from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
 from worker.kafka.writing.rows import OutputTopic
@@ -22,24 +21,19 @@ log = logging.getLogger(__name__)
 RECEIPTS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
 
 
-@dataclass(frozen=True, slots=True)
-class ContributeTopics:
-    """The accepted topic's name, and the topics that are written, by the kind of record."""
+async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> dict[str, OutputTopic]:
+    """Create the missing topics (KP_CREATE_TOPICS) and check all; return those that are written, by the kind of record.
 
-    accepted: str
-    outputs: Mapping[str, OutputTopic]
+    Raises ConfigError that names topic and remedy.
+    """
 
-
-async def prepare_contribute_topics(settings: Settings, client: Mapping[str, Any]) -> ContributeTopics:
-    """Create the missing topics (KP_CREATE_TOPICS) and check all. Raises ConfigError that names topic and remedy."""
-
-    async def prepare(admin: AIOKafkaAdminClient) -> ContributeTopics:
+    async def prepare(admin: AIOKafkaAdminClient) -> dict[str, OutputTopic]:
         found = await look_at_contributed(admin, settings)
         if settings.create_topics and settings.accepted_topic in found.topics:
             found = await create_contributed(admin, settings)
         return _checked(settings, found)
 
-    return await prepare_patiently(settings, client, prepare, CONNECT_SECONDS)
+    return await prepare_patiently(settings, client, prepare)
 
 
 async def look_at_contributed(admin: AIOKafkaAdminClient, settings: Settings) -> Observed:
@@ -72,7 +66,7 @@ def contribute_plan(settings: Settings, found: Observed) -> list[TopicPlan]:
     ]
 
 
-def _checked(settings: Settings, found: Observed) -> ContributeTopics:
+def _checked(settings: Settings, found: Observed) -> dict[str, OutputTopic]:
     if found.denied:
         raise ConfigError(f"the broker denies access to topic {found.denied[0]}: grant an ACL on it (docs/security.md)")
     if settings.accepted_topic not in found.topics:
@@ -91,8 +85,5 @@ def _checked(settings: Settings, found: Observed) -> ContributeTopics:
         if compacted != ("compact" in policy):
             wanted = "compact" if compacted else "delete"
             log.warning("topic %s has cleanup.policy=%s; set cleanup.policy=%s", name, policy, wanted)
-    outputs = {
-        kind: OutputTopic(name, found.topics[name].partitions, found.max_bytes(name))
-        for kind, name in ((CONTRIBUTED, settings.contributed), (REFUSED, settings.refused))
-    }
-    return ContributeTopics(settings.accepted_topic, outputs)
+    kinds = {CONTRIBUTED: settings.contributed, REFUSED: settings.refused}
+    return {kind: found.output(name) for kind, name in kinds.items()}

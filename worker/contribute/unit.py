@@ -14,11 +14,10 @@ from typing import Annotated, Any, Final, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
-from worker.core.documents import truncated_header
-from worker.core.findings import LEVELS
+from worker.core.documents import error_headers, truncated_header
 from worker.core.records import NO_FAULT_OF_A_RECORD, OutputRecord, SourceRecord, raised
 from worker.core.trace import CONTEXT, InvalidTrace, Limits, Metadata, ReasoningTrace, parse_trace
-from worker.redact.documents import Rules, redact_document, redact_text
+from worker.redact.documents import Rules, level_of, redact_document, redact_text
 from worker.redact.screen import place_of, screen_json
 from worker.version import __version__
 
@@ -43,11 +42,6 @@ row beyond 2704 bytes. Percent-encoded, the id takes three times as many, and UR
 
 MAX_VALUES: Final = 200_000
 """Most values in a unit of the registry that is redacted for the comparison; a copy of them takes 30 MB."""
-
-
-def clean_unit(document: Mapping[str, Any], level: str, rules: Rules = STRICT) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the redacted document, and how many markers of each type were set."""
-    return redact_document(dict(document), level, rules)
 
 
 def secret_in_id(trace_id: str, level: str, rules: Rules = STRICT) -> bool:
@@ -128,7 +122,7 @@ class Refusal:
 
 
 def unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | Refusal:
-    """Return what is to be done with the value of a record of the accepted topic."""
+    """Decide what to do with the value of a record of the accepted topic."""
     try:
         return _unit_from(value, gate, limits)
     except NO_FAULT_OF_A_RECORD:
@@ -136,7 +130,7 @@ def unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip | 
     except Exception as error:
         message = (
             f"the worker fails on this trace with {raised(error)}. That is a bug: please report it, and redrive the "
-            "trace to a version that mends it"
+            "trace once a version fixes it"
         )
         return Refusal("evaluation_failed", message)
 
@@ -155,7 +149,7 @@ def _unit_from(value: bytes | None, gate: Gate, limits: Limits) -> Unit | Skip |
         return Refusal("secret_in_id", "the id holds a secret or an address, and an id cannot be redacted", "id")
     if (size := len(trace.id.encode("utf-8", "replace"))) > MAX_ID_BYTES:
         return Refusal("id_too_long", f"the id has {size} bytes; give ids of at most {MAX_ID_BYTES}", "id")
-    document, counts = clean_unit(known_fields(decode_json(value or b"")), level, gate.rules)
+    document, counts = redact_document(known_fields(decode_json(value or b"")), level, gate.rules)
     document["@context"] = CONTEXT  # the registry refuses the former one
     body = msgspec.json.encode(document)
     if len(body) > limits.max_bytes:
@@ -224,9 +218,11 @@ def same_unit(ours: Mapping[str, Any], theirs: Any, rules: Rules = STRICT) -> bo
             return True
         if not isinstance(theirs, dict) or theirs.get("id") != ours.get("id") or not _few(theirs):
             return False
-        level, every = _level(ours), Rules("strict", rules.own)
-        cleaned = clean_unit(known_fields(theirs), level, every)[0]
-        return any(_same(each, cleaned, ReasoningTrace) for each in (ours, clean_unit(ours, level, every)[0]))
+        level, every = level_of(ours), Rules("strict", rules.own)
+        cleaned = redact_document(known_fields(theirs), level, every)[0]
+        return any(
+            _same(each, cleaned, ReasoningTrace) for each in (ours, redact_document(dict(ours), level, every)[0])
+        )
     except NO_FAULT_OF_A_RECORD:
         raise
     except Exception as error:
@@ -325,21 +321,12 @@ def refused_record(record: SourceRecord, refusal: Refusal, rules: Rules = STRICT
         truncated = [truncated_header(0, record.value)]
     else:
         truncated = []
-    for name, text in (
-        ("kp-error-reason", refusal.reason),
-        ("kp-error-path", refusal.path),
-        ("kp-error-message", refusal.message),
-        ("kp-error-status", "" if refusal.status is None else str(refusal.status)),
-        ("kp-error-issues", refusal.issues or ""),
-        ("kp-source-topic", record.topic),
-        ("kp-source-partition", str(record.partition)),
-        ("kp-source-offset", str(record.offset)),
-        ("kp-source-timestamp", "" if record.timestamp_ms is None else str(record.timestamp_ms)),
-        ("kp-worker-version", __version__),
-    ):
-        headers.append((name, text.encode("utf-8", "backslashreplace")))
+    status = "" if refusal.status is None else str(refusal.status)
+    why = error_headers(
+        record, refusal.reason, refusal.path, refusal.message, status=status, issues=refusal.issues or ""
+    )
     # The time is that of sending: a topic may refuse an old one.
-    return OutputRecord(REFUSED, key, value, [*headers, *truncated], None)
+    return OutputRecord(REFUSED, key, value, [*headers, *why, *truncated], None)
 
 
 def _cleaned(record: SourceRecord, rules: Rules) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
@@ -353,7 +340,7 @@ def _cleaned(record: SourceRecord, rules: Rules) -> tuple[bytes | None, bytes | 
 
 
 def _redacted(value: bytes | None, rules: Rules) -> bytes | None:
-    """Return the value of a record without anything secret; as text where it is no JSON object."""
+    """Return the value of a record without anything secret; as text where it is not a JSON object."""
     if value is None:
         return None
     try:
@@ -362,16 +349,10 @@ def _redacted(value: bytes | None, rules: Rules) -> bytes | None:
         document = None
     if not isinstance(document, dict):
         return clean_bytes(value, rules)
-    level = _level(document)
-    cleaned, _ = clean_unit(document, level, rules)
+    level = level_of(document)
+    cleaned, _ = redact_document(document, level, rules)
     known_as = document.get("id")
     harmless = known_as is None or (isinstance(known_as, str) and not secret_in_id(known_as, level, rules))
     if not harmless:
-        cleaned["id"] = clean_unit({"value": known_as}, level, rules)[0]["value"]
+        cleaned["id"] = redact_document({"value": known_as}, level, rules)[0]["value"]
     return msgspec.json.encode(cleaned)
-
-
-def _level(document: Mapping[str, Any]) -> str:
-    metadata = document.get("metadata")
-    level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
-    return level if isinstance(level, str) and level in LEVELS else STRICTEST

@@ -6,12 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-MOST_ELEMENTS: Final = 1_000_000
-"""Greatest capacity of a partition's cache."""
+MOST_ELEMENTS: Final = 1_000_000  # greatest capacity of a partition's cache
 
 SHORT: Final = 0.5
-"""A cache whose capacity reaches back less than this share of the TTL is too small for it: the TTL is then not what
-decides how long an entry lives, though somebody chose it."""
+"""Where a full cache reaches back less than this share of the TTL, the TTL hardly decides how long entries live."""
 
 LABEL_BYTES: Final = 330
 """Memory of an entry beside its vector: ids, time and Python's objects for them. Measured with ids of 45 characters."""

@@ -1,10 +1,9 @@
 """Cache entries on the changelog topic: their keys and bytes, which of them count, and which must be deleted.
 
-The topic is compacted. A key names a pass (passes.py), a number of slots = capacity + slack, and a slot, sequence %
-slots. Within one pass and one capacity, a slot is only overwritten when no restart can need its old entry any more, as
-long as at most `slack` traces are past the committed offset (stream/partition.py enforces that bound). Another pass or
-another capacity has other keys and overwrites nothing: each entry that it found is deleted by a tombstone as soon as it
-is no longer among the newest `slots`. So a partition never has more than `slots` live entries.
+The topic is compacted. A key names a pass (passes.py), the number of slots (capacity + slack), and a slot: sequence %
+slots. Within a pass and a capacity, a slot is overwritten only when no restart can need its old entry, as at most
+`slack` traces are past the committed offset (stream/partition.py). Another pass or capacity has other keys: a tombstone
+deletes each entry that it found once it is not among the newest `slots`. So at most `slots` entries are live.
 """
 
 from __future__ import annotations
@@ -46,29 +45,23 @@ from worker.core.records import Fault, IdentityKey
 from worker.core.track_record import RECORD_PREFIX, Stored, read_stored
 
 VERSION: Final = 1
-"""Raise this when a field changes its meaning: a restore skips entries of another version and never guesses.
-
-New fields at the end need no new version: an older worker reads the entry without them."""
+"""Raise this when a field changes its meaning: a restore skips entries of another version. New fields at the end need
+no new version: an older worker reads the entry without them."""
 
 SLACK: Final = 1024
-"""Most traces of one partition that may be past the committed offset, and the spare slots that cover them.
-
-Each costs 1.7 kB of changelog; with fewer, traces wait for a commit. At 1 ms per trace they cover a commit of one
-second, which is long."""
+"""Most traces of one partition that may be past the committed offset, and the spare slots that cover them. Each costs
+1.7 kB of changelog; with fewer, traces wait for a commit. At 1 ms per trace they cover a commit of one second."""
 
 HASH_BYTES: Final = 16
 
-DECODED: Final = 1024
-"""Values that a restore decodes together."""
-
-MAX_DIMENSIONS: Final = 16_384
-"""More numbers than any embedder's vector has."""
+DECODED: Final = 1024  # values that a restore decodes together
+MAX_DIMENSIONS: Final = 16_384  # more numbers than any embedder's vector has
 
 PROBE_PREFIX: Final = b"probe:"
 
 PROBE_DISTANCE: Final = 0.05
-"""Most distance of a fixed text's vector from the one that was kept, for the model to count as the same: bf16 differs
-from fp32 by up to .019, and by .017 from batch to batch; two texts with nine tenths in common by .1."""
+"""Most distance of a fixed text's vector from the one kept, for the same model: bf16 differs from fp32 by up to .019,
+and by .017 from batch to batch; two texts with nine tenths in common by .1."""
 
 _KEY: Final = re.compile(rb"([0-9]+:[0-9]+:)?[0-9]+")
 
@@ -81,23 +74,17 @@ CachedId = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One embedding: where it came from, when it was inserted, and which model made it.
-
-    `stream_time_ms`: the partition's stream time at insertion. `vector`: little-endian float32, unit length (or zero).
-    0.2.0 added the rest. `pass_number` is None in an entry of 0.1.0, which belongs to the pass that was current when it
-    was written. `text_hash` is the hash of the embedded text (see `text_hash`), empty if it is unknown. `agent_id` is
-    the trace's, truncated like the trace id.
-    """
+    """One embedding: where it came from, when it was inserted, and which model made it. 0.1.0 ends with `vector`."""
 
     version: int
     sequence: Offset
     source_offset: Offset
-    stream_time_ms: StreamTime
+    stream_time_ms: StreamTime  # the partition's, at insertion
     trace_id: CachedId
     model: IdentityKey
-    vector: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_DIMENSIONS)]
-    pass_number: PassNumber | None = None
-    text_hash: bytes = b""
+    vector: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_DIMENSIONS)]  # <f4, unit length (or zero)
+    pass_number: PassNumber | None = None  # None: of the pass that was current when it was written
+    text_hash: bytes = b""  # of the embedded text (`text_hash`); empty: unknown
     agent_id: CachedId = ""
 
     def label(self) -> Label:
@@ -155,10 +142,7 @@ def decode(value: bytes | None) -> Entry:
 
 
 def decode_all(values: Iterable[bytes]) -> list[Entry | CorruptEntry]:
-    """Do `decode` for each value, and return its error in place of an entry.
-
-    One check of all vectors together takes a tenth of the time of a check of each.
-    """
+    """Do `decode` for each value, with its error in place of an entry; ten times as fast as one by one."""
     found: list[Entry | CorruptEntry] = []
     entries: dict[int, list[tuple[int, Entry]]] = {}  # by the size of the vector, with the place in `found`
     for place, value in enumerate(values):
@@ -183,10 +167,7 @@ def decode_all(values: Iterable[bytes]) -> list[Entry | CorruptEntry]:
 
 
 def _check_length(entry: Entry) -> None:
-    """Raise CorruptEntry if the vector's length is neither 0 nor about 1, or if a number is not finite.
-
-    The readers ask first whether the square is as close to 1 in float32: the length is twice as close then.
-    """
+    """Raise CorruptEntry if the vector's length is neither 0 nor about 1, or if a number is not finite."""
     with np.errstate(invalid="ignore"):  # signalling NaN
         length = float(np.linalg.norm(entry.array().astype(np.float64)))
     if length != 0.0 and not abs(length - 1.0) <= LENGTH_TOLERANCE:
@@ -194,7 +175,6 @@ def _check_length(entry: Entry) -> None:
 
 
 def _decode(value: bytes | None) -> Entry:
-    """Do `decode`, but accept a vector of any length."""
     if not value:
         raise CorruptEntry("empty value")
     try:
@@ -213,7 +193,7 @@ def impossible(entry: Entry, where: Found | None = None) -> str | None:
 
     `where`: where its partition continues, if that is known.
     """
-    if entry.sequence > entry.source_offset:  # each entry has an offset of its own
+    if entry.sequence > entry.source_offset:  # each entry has its own offset
         return f"sequence {entry.sequence} at source offset {entry.source_offset}"
     if where is not None and where.committed is not None and entry.source_offset < where.offset:
         latest = where.committed.stream_time_ms
@@ -223,10 +203,7 @@ def impossible(entry: Entry, where: Found | None = None) -> str | None:
 
 
 def probe_distance(kept: Vector, now: Vector) -> float:
-    """Return the distance of two unit vectors, 0 to 2; infinity if their dimensions differ.
-
-    A cosine similarity with any third vector differs by at most that much.
-    """
+    """Return the distance of two unit vectors, 0 to 2; infinity if their dimensions differ."""
     return float(np.linalg.norm(kept.astype(np.float64) - now)) if kept.shape == now.shape else math.inf
 
 
@@ -237,13 +214,12 @@ class OtherModelError(Exception):
 class Probes(NamedTuple):
     """The vectors that a service's model has for a few fixed texts: by them it is known again.
 
-    `name`: that of the model (KP_MODEL); `model`: the key of the embedder's identity. Each vector is kept as an entry
-    with a key of its own, `probe:HASH OF THE NAME:NUMBER`, behind all offsets. A worker that knows no probes (0.2.0)
-    passes over it: the key is none of an entry's slot.
+    Each is kept as an entry with its own key, `probe:HASH OF THE NAME:NUMBER`, behind all offsets; 0.2.0 passes over
+    it.
     """
 
-    name: str
-    model: str
+    name: str  # of the model (KP_MODEL)
+    model: str  # the key of the embedder's identity
     vectors: tuple[Vector, ...]
 
     def keys(self) -> list[bytes]:
@@ -259,10 +235,7 @@ class Probes(NamedTuple):
         return key, value
 
     def check(self, key: bytes, value: bytes) -> None:
-        """Compare a kept record with the vector of its key. Raises OtherModelError, and CorruptEntry.
-
-        The record of another name is passed over.
-        """
+        """Compare a kept record with the vector of its key, if it has one. Raises OtherModelError, CorruptEntry."""
         vector = dict(zip(self.keys(), self.vectors, strict=True)).get(key)
         if vector is None:
             return
@@ -275,7 +248,7 @@ class Probes(NamedTuple):
             told = f"had {len(kept)} dimensions, and has {len(vector)}"
         raise OtherModelError(
             f"the service's model {self.name} is not the one that made the cache: the vector of a fixed text {told}. "
-            "Bring the former model back, or give the new one a name of its own (KP_MODEL), or a new "
+            "Bring the former model back, or give the new one its own name (KP_MODEL), or a new "
             "KP_CHANGELOG_TOPIC: the caches then start empty (docs/models.md)"
         )
 
@@ -285,8 +258,8 @@ class Housekeeping:
 
     `first`: rows of the first commit, before all entries. `leaving`: (sequence, key) of entries whose keys are no
     longer written; each is deleted when an entry of that sequence is written. `ahead`: (source offset, key) of entries
-    past the committed offset. Such an entry is written again under its key; if its record becomes a dead letter this
-    time, the entry is deleted when that offset is committed.
+    past the committed offset. Such an entry is written again, or deleted with its offset if its record becomes a dead
+    letter.
     """
 
     def __init__(
@@ -307,8 +280,8 @@ class Housekeeping:
     def rows(self, entries: list[Row], newest: int | None, next_offset: int) -> list[Row]:
         """Return the rows of the next batch: its entries, and the housekeeping that belongs to them.
 
-        `entries` have consecutive sequences; `newest` is the last one's, None if there is none. Among them are the rows
-        of processed requests to forget (forgetting.py), in their places. `next_offset` is committed with them.
+        `entries` have consecutive sequences, up to `newest` (None: there is none), with the rows of processed requests
+        to forget in their places. `next_offset` is committed with them.
 
         The order makes the rows safe without a transaction too, wherever the process dies:
          1. tombstones of entries that count in no pass, and the marker. Both follow from committed data, so the next
@@ -340,33 +313,24 @@ class Housekeeping:
 
 @dataclass(slots=True)
 class Restored:
-    """The state of a partition as restored from its changelog, and the pass that it continues with.
-
-    `entries`: those of committed traces in the passes that count, in rising order of sequence and offset; they are the
-    cache. `keys`: their record keys, by sequence. `chain`: the passes that count. `replay`: entries at or past the
-    committed offset, by source offset (after a crash with at_least_once, or a reset of the offset). Their traces are
-    read again; if the text is the same, its embedding is reused. `skipped`: counts by cause (other_model, corrupt) and
-    by "model NAME". `overridden`: entries of this model whose pass no longer counts. `begins`: why the pass is new,
-    None if the committed pass continues. `problem`: the first record that could not be read, and why. `requests`: the
-    processed requests to forget that count, in rising order of offset. `next_sequence`: the next entry's number is at
-    least this, although the newest entries may be forgotten. `live`: key and entry of every live record that could be
-    read and is not deleted at once. `records`: the track records, as they are there.
-    """
+    """The state of a partition as restored from its changelog, and the pass that it continues with."""
 
     entries: list[Entry] = field(default_factory=list)
-    keys: dict[int, bytes] = field(default_factory=dict)
-    chain: Chain = ()
+    """The cache: those of committed traces in the passes that count, in rising order of sequence and offset."""
+    keys: dict[int, bytes] = field(default_factory=dict)  # their record keys, by sequence
+    chain: Chain = ()  # the passes that count
     replay: dict[int, Entry] = field(default_factory=dict)
-    skipped: Counter[str] = field(default_factory=Counter)
+    """Entries at or past the committed offset, by source offset, for traces that are read again with the same text."""
+    skipped: Counter[str] = field(default_factory=Counter)  # by cause (other_model, corrupt), and by "model NAME"
     current: Pass = NO_PASS
     housekeeping: Housekeeping = field(default_factory=Housekeeping)
-    overridden: int = 0
-    begins: str | None = None
-    problem: str = ""
-    requests: list[Processed] = field(default_factory=list)
-    next_sequence: int = 0
-    live: list[tuple[bytes, Entry]] = field(default_factory=list)
-    records: list[Stored] = field(default_factory=list)
+    overridden: int = 0  # entries of this model whose pass no longer counts
+    begins: str | None = None  # why the pass is new; None: the committed pass continues
+    problem: str = ""  # the first record that could not be read, and why
+    requests: list[Processed] = field(default_factory=list)  # those that count, in rising order of offset
+    next_sequence: int = 0  # the least number of the next entry: the newest entries may be forgotten
+    live: list[tuple[bytes, Entry]] = field(default_factory=list)  # readable, and not deleted at once
+    records: list[Stored] = field(default_factory=list)  # the track records, as they are there
 
     def kept(self) -> dict[bytes, Kept]:
         """Return the index of the live entries by key, as Forgetting expects it."""
@@ -438,8 +402,8 @@ class Log:
     ) -> Restored:
         """Decide which pass continues, which entries count, and which must be deleted.
 
-        An entry counts when its source offset is below the committed one, its model is ours, and its pass is the one
-        that counts at its offset. `probes`: those of a service's model; raises OtherModelError if others are kept.
+        An entry counts when its source offset is below the committed one, its model is ours, and its pass counts at its
+        offset. `probes`: those of a service's model; raises OtherModelError if others are kept.
         """
         result = Restored()
         for position, fault in self._faults:
@@ -468,9 +432,9 @@ class Log:
         return result
 
     def restore_records(self, result: Restored, found: Found) -> None:
-        """Put the track records into `result`, the requests processed before the committed offset, and the live ones.
+        """Do `restore` without an embedder: track records, requests before the committed offset, and live records.
 
-        Without an embedder, this is all that is restored: no entry is in a cache, but each can be forgotten.
+        No entry is in a cache then, but each can be forgotten.
         """
         for position, fault in self._faults:
             _corrupt(result, position, fault.message)
@@ -559,15 +523,9 @@ def _corrupt(result: Restored, position: int, problem: str) -> None:
 
 @dataclass(slots=True)
 class _Sorted:
-    """The live records of a changelog partition, by their treatment.
-
-    `strange`: of another model, or unreadable; they stay while their slots are not needed. `ahead`: source offset and
-    key of entries at or past the committed offset.
-    """
-
     counting: list[tuple[_Live, Entry]] = field(default_factory=list)
-    strange: list[bytes] = field(default_factory=list)
-    ahead: list[tuple[int, bytes]] = field(default_factory=list)
+    strange: list[bytes] = field(default_factory=list)  # other models', or unreadable: they stay while slots are free
+    ahead: list[tuple[int, bytes]] = field(default_factory=list)  # (source offset, key) from the committed offset on
     dead: list[bytes] = field(default_factory=list)
 
 
@@ -628,7 +586,7 @@ def _sort(
 def _select(result: Restored, found: _Sorted, own: bytes, slots: int) -> tuple[list[Row], list[tuple[int, bytes]]]:
     """Put the cache's entries into `result`; return the tombstones due at once, and those due later (Housekeeping).
 
-    `own` is the prefix of the keys of this pass and capacity.
+    `own`: the prefix of the keys of this pass and capacity.
     """
     dead = [*found.dead]
     chosen = one_pass([entry for _, entry in found.counting])
@@ -649,11 +607,10 @@ def _select(result: Restored, found: _Sorted, own: bytes, slots: int) -> tuple[l
 def one_pass(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries of the latest pass over the source, in rising order of sequence and offset.
 
-    `entries`: those of committed traces in the passes that count, in the order of the log. Two things can still disturb
-    that order. With at_least_once, a worker that was frozen may write older entries again behind newer ones. And 0.1.0
-    did not distinguish passes: after a reset to an older offset, the entries of its first pass are still there, with
-    greater sequences than the second's. A comparison with the entry of the greatest source offset, which was committed
-    last, shows both: within one pass, sequence and offset rise together.
+    `entries`: those of committed traces in the passes that count, in the order of the log. Two things can disturb it:
+    at least once, a worker that was frozen writes older entries behind newer ones; and 0.1.0 did not distinguish
+    passes, so a reset left entries with greater sequences. Within one pass, sequence and offset rise together: a
+    comparison with the entry of the greatest source offset, which was committed last, shows both.
     """
     if not entries:
         return []

@@ -1,4 +1,4 @@
-"""The output record of a scored trace or a dead letter, byte by byte, and how a dead letter is cut to fit its topic.
+"""The output record of a scored trace or a dead letter, and how a dead letter is cut to fit its topic.
 
 No wall clock and no random id: the same input from the same state gives the same bytes.
 """
@@ -104,8 +104,8 @@ def scored_record(
 ) -> OutputRecord:
     """Build the accepted or rejected record: the document with its score, the same key, the source's headers and ours.
 
-    `embedding`: include the vector (KP_OUTPUT_EMBEDDING), as it is in the cache. `clean` redacts
-    the document (KP_REDACT), `screen` finds what marks it (KP_SCREEN), as it is published; None: neither is done.
+    `embedding`: include the vector (KP_OUTPUT_EMBEDDING). `clean` redacts the document (KP_REDACT), `screen` finds what
+    marks it (KP_SCREEN), as it is published; None: neither is done.
     """
     decision = ACCEPTED if scored.accepted else REJECTED
     value, redactions = record.value or b"", None
@@ -169,56 +169,48 @@ def embedding_failed(error: BaseException) -> InvalidTrace:
 
 
 def evaluation_failed(error: Exception) -> InvalidTrace:
-    """Return the reason of a dead letter on which a function of the worker failed."""
-    return InvalidTrace(
+    """Return the reason of a dead letter on which a function of the worker failed, with its error as the cause.
+
+    Raises the error itself if it is no fault of a record (NO_FAULT_OF_A_RECORD).
+    """
+    if isinstance(error, NO_FAULT_OF_A_RECORD):
+        raise error
+    failed = InvalidTrace(
         Reason.EVALUATION_FAILED,
         "",
         f"the worker fails on this record with {raised(error)}. That is a bug: please report it, with the record if "
-        "you may, and redrive it to a version that mends it",
+        "you may, and redrive it once a version fixes it",
     )
-
-
-class one_record:  # noqa: N801 it reads as a function
-    """Turn what goes wrong with one record into the InvalidTrace that makes it a dead letter.
-
-    Errors that are no fault of a record (NO_FAULT_OF_A_RECORD) stay as they are. A class, and no generator: each record
-    passes through it more than once.
-    """
-
-    __slots__ = ()
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, (InvalidTrace, *NO_FAULT_OF_A_RECORD)):
-            raise evaluation_failed(error) from error
+    failed.__cause__ = error
+    return failed
 
 
 def dead_letter(record: SourceRecord, error: InvalidTrace) -> OutputRecord:
-    """Build the dead letter: the original bytes, key and headers unchanged, plus headers with the reason.
-
-    A dead letter that stands for several records has the offsets of the first and the last one.
-    """
-    headers = [*record.headers]
-    for name, value in (
-        ("kp-error-reason", str(error.reason)),
-        ("kp-error-path", error.path),
-        ("kp-error-message", error.message),
-        ("kp-source-topic", record.topic),
-        ("kp-source-partition", str(record.partition)),
-        ("kp-source-offset", str(record.offset)),
-        ("kp-source-timestamp", "" if record.timestamp_ms is None else str(record.timestamp_ms)),
-        ("kp-worker-version", __version__),
-    ):
-        headers.append((name, value.encode("utf-8", "backslashreplace")))
+    """Build the dead letter: value, key and headers unchanged, plus headers with reason and place."""
+    headers = [*record.headers, *error_headers(record, error.reason, error.path, error.message)]
     if record.fault is not None and record.fault.first_offset is not None:
         headers.append((FIRST_OFFSET, b"%d" % record.fault.first_offset))
         headers.append((LAST_OFFSET, b"%d" % record.offset))
     return OutputRecord(DEAD_LETTER, record.key, record.value, headers, record.timestamp_ms)
 
 
-TRUNCATED_HEADER: Final = "kp-error-truncated"
-"""How much of the value was kept; only if it was truncated."""
+def error_headers(record: SourceRecord, reason: str, path: str, message: str, **more: str) -> list[Header]:
+    """Return the headers that say why a record is refused, and where it is. `more`: by what follows kp-error-."""
+    said = {
+        "kp-error-reason": reason,
+        "kp-error-path": path,
+        "kp-error-message": message,
+        **{f"kp-error-{name}": text for name, text in more.items()},
+        "kp-source-topic": record.topic,
+        "kp-source-partition": str(record.partition),
+        "kp-source-offset": str(record.offset),
+        "kp-source-timestamp": "" if record.timestamp_ms is None else str(record.timestamp_ms),
+        "kp-worker-version": __version__,
+    }
+    return [(name, text.encode("utf-8", "backslashreplace")) for name, text in said.items()]
+
+
+TRUNCATED_HEADER: Final = "kp-error-truncated"  # how much of the value was kept; only if it was truncated
 
 DROPPED_HEADER: Final = "kp-error-dropped"
 """What else of the source record was dropped: `headers`, `key`, each with its size."""
@@ -229,8 +221,7 @@ SOURCE_KEY_HEADER: Final = "kp-source-key"
 FIRST_OF_OURS: Final = "kp-error-reason"
 """The worker's own headers start at the last header of this name; a producer may have used the name too."""
 
-VARINTS: Final = 8
-"""Bytes by which the varints of the value's and the record's lengths may grow with the value."""
+VARINTS: Final = 8  # bytes by which the varints of the value's and the record's lengths may grow with the value
 
 Header = tuple[str, bytes]
 
@@ -247,8 +238,8 @@ def fits(record: OutputRecord, limit: int) -> bool:
 def fit_dead_letter(record: OutputRecord, limit: int) -> OutputRecord:
     """Return the dead letter reduced to a topic's max.message.bytes (`limit`); unchanged if it fits.
 
-    First the value is truncated, then the original headers are dropped, then the key; a header reports each step. If
-    headers or key are dropped, the value keeps as many bytes as then fit.
+    First the value is truncated, then the original headers are dropped, then the key; a header reports each step, and
+    the value keeps as many bytes as then fit.
     """
     if fits(record, limit):
         return record
@@ -309,7 +300,6 @@ def split(headers: list[Header]) -> tuple[list[Header], list[Header]]:
 
 
 def _cut(record: OutputRecord, key: bytes | None, headers: list[Header], limit: int) -> OutputRecord | None:
-    """Return the record with this key, these headers, and as much of its value as fits; None if nothing fits."""
     whole = OutputRecord(record.kind, key, record.value, headers, record.timestamp_ms)
     if fits(whole, limit):
         return whole

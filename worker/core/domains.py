@@ -1,8 +1,4 @@
-"""Domains that have no profile of their own, and the profile that such a domain may mean.
-
-A
-profile is taken by the exact domain, whatever is found here: a near miss is said, never corrected.
-"""
+"""Domains without their own profile, and the one that each may mean: a near miss is said, never corrected."""
 
 from __future__ import annotations
 
@@ -36,10 +32,7 @@ class UnusedProfile:
 
 
 def without_profile(traces: Mapping[str, int], profiles: Collection[str]) -> list[DomainWithoutProfile]:
-    """Return the domains without a profile: near misses first, then by their number of traces, largest first.
-
-    `traces`: number of traces by domain.
-    """
+    """Return the domains (with their number of traces) without a profile: near misses first, then the most frequent."""
     found = [
         DomainWithoutProfile(domain, count, near_miss(domain, profiles))
         for domain, count in traces.items()
@@ -60,7 +53,7 @@ def near_miss(domain: str, profiles: Iterable[str]) -> str | None:
     """Return the profile that a domain without one may mean; None where the domain has a profile or none is near.
 
     Near is another spelling ("Finance", "customer-service", "finance "), then a misspelling ("finanse"). Names that
-    differ in their digits are different names. `default` is no profile that a domain can mean.
+    differ in their digits are different names, and no domain means `default`.
     """
     names = [name for name in profiles if name != DEFAULT_PROFILE]
     if domain in names or domain == DEFAULT_PROFILE:

@@ -54,10 +54,7 @@ SCREEN_DEFAULT: Final = frozenset(SCREEN_RULES) - SCREEN_OFF
 
 
 def rules_from(text: str) -> frozenset[str]:
-    """Return the rules that a list with commas names (KP_SCREEN_RULES): default, all, NAME, -NAME.
-
-    Raises ValueError for an unknown name, and where no rule is left.
-    """
+    """Return the rules of a list with commas (KP_SCREEN_RULES): default, all, NAME, -NAME. Raises ValueError."""
     chosen: set[str] = set()
     for part in [part.strip() for part in text.split(",")]:
         name = part.removeprefix("-")
@@ -72,19 +69,14 @@ def rules_from(text: str) -> frozenset[str]:
 
 
 class Screening(msgspec.Struct, frozen=True):
-    """What the screen found: the rules that matched, and the score and the verdict that the SDK gives for them.
-
-    `sdk_score` is the sum of the weights of the rules over that of all, 0..1, to three decimals. `sdk_verdict` is safe,
-    suspicious (from 0.3 on) or rejected (from 0.6 on). Rules that the SDK's classifier does not have weigh nothing.
-    """
+    """What the screen found: the rules that matched, and the SDK's score and verdict for them."""
 
     rules: tuple[str, ...]
-    sdk_score: float
-    sdk_verdict: str
+    sdk_score: float  # the weights of these rules over those of all, 0..1; rules that the SDK lacks weigh nothing
+    sdk_verdict: str  # safe, suspicious (from 0.3 on) or rejected (from 0.6 on)
 
 
 Clean = Callable[[bytes], tuple[bytes, dict[str, int]]]
 """Returns a trace document (JSON) without secrets, and how many markers of each type were set. Raises InvalidTrace."""
 
-Screen = Callable[[bytes], Screening]
-"""Returns what the screen finds in a JSON document."""
+Screen = Callable[[bytes], Screening]  # returns what the screen finds in a JSON document

@@ -1,7 +1,7 @@
 """Requests to forget, which are control records (control.py): when they count, what they remove, and their receipts.
 
-A copy of a request does no harm: it is bound to a topic by its id, a partition and a stretch of offsets. The name of a
-topic is not enough, because a recreated topic has it again, with the same offsets.
+A copy of a request does no harm: it is bound to a topic by its id (a recreated one has the same name and offsets), to a
+partition and to a stretch of offsets.
 """
 
 from __future__ import annotations
@@ -22,39 +22,30 @@ from worker.core.trace import InvalidTrace
 from worker.version import __version__
 
 MAX_BEHIND: Final = 10_000
-"""A control record is honoured up to this many offsets behind the end that it was signed for.
-
-Between reading a partition's end and writing to it, others may write; a topic with transactions also counts their
-markers. Beyond that, the record is a copy of an older one."""
+"""A control record is honoured up to this many offsets behind the end that it was signed for: meanwhile others may
+write, and markers of transactions count. Beyond that, it is a copy of an older one."""
 
 MAX_TRACE_IDS: Final = 500
 """Most trace ids of one request, so that body, receipt and changelog record are below Kafka's default limit of 1 MB."""
 
-LISTED_BYTES: Final = 262_144
-"""A receipt lists removed entries up to about this size; its count has all of them."""
-
-REQUEST_VERSION: Final = 2
-"""Of the body. Version 1 did not name the topic's id; it is never honoured."""
+LISTED_BYTES: Final = 262_144  # a receipt lists removed entries up to about this size; its count has all of them
+REQUEST_VERSION: Final = 2  # of the body. Version 1 did not name the topic's id; it is never honoured
 
 _Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
 
 
 class ForgetRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a control record (schemas/forget.schema.json). Either `trace_ids` or `agent_id` is given.
-
-    Ids are cut to the length that the cache keeps. `topic_id`: Kafka's id of the topic, in the form of Kafka's tools.
-    `end_offsets`: the ends of all partitions when the request was issued, by partition.
-    """
+    """The body of a control record (schemas/forget.schema.json). Either `trace_ids` or `agent_id` is given."""
 
     version: Literal[2]
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     issued_at: Annotated[str, Meta(min_length=1, max_length=40)]
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
-    topic_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{22}$")]
+    topic_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{22}$")]  # Kafka's, in the form of its tools
     partition: Annotated[int, Meta(ge=0)]
-    end_offsets: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+    end_offsets: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]  # when it was issued, by partition
     trace_ids: Annotated[list[_Id], Meta(min_length=1, max_length=MAX_TRACE_IDS)] | UnsetType = UNSET
-    agent_id: _Id | UnsetType = UNSET
+    agent_id: _Id | UnsetType = UNSET  # ids are cut to the length that the cache keeps
 
     def matcher(self) -> Callable[[Label], bool]:
         """Return the function that tells whether an entry is to be forgotten."""
@@ -123,7 +114,7 @@ def encode_request(request: ForgetRequest) -> bytes:
 def read_request(record: SourceRecord, keys: Sequence[bytes], topic_id: str | None) -> ForgetRequest:
     """Return the request of a control record. Raises InvalidTrace for one that must not be honoured.
 
-    `topic_id`: of the topic that the record is on; None if its broker has no ids. No request is honoured there.
+    `topic_id`: of the topic that the record is on; None if its broker has no ids, where no request is honoured.
     """
     body = record.value or b""
     check_signature(record.headers, body, keys, "KP_FORGET_KEY")
@@ -135,7 +126,7 @@ def read_request(record: SourceRecord, keys: Sequence[bytes], topic_id: str | No
             )
         request = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_control(f"the value is no request to forget (schemas/forget.schema.json): {error}") from error
+        raise bad_control(f"the value is not a request to forget (schemas/forget.schema.json): {error}") from error
     if isinstance(request.trace_ids, UnsetType) == isinstance(request.agent_id, UnsetType):
         raise bad_control("give either trace_ids or agent_id")
     if (request.topic, request.partition) != (record.topic, record.partition):
@@ -218,27 +209,21 @@ MAX_REQUESTS: Final = 2048
 
 _IdHash = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
-Row = tuple[bytes, bytes | None]
-"""Key and value of a changelog record; None is a tombstone."""
+Row = tuple[bytes, bytes | None]  # key and value of a changelog record; None is a tombstone
 
 
 class Processed(msgspec.Struct, frozen=True, array_like=True):
-    """A request that a partition has processed: where, in which pass, and what it matches.
-
-    `next_sequence`: of the cache at that record, for entries of `model`. `stream_time_ms`: None before the first trace.
-    `hashes`: of trace ids or of an agent id (see `id_hash`). They match entries of lower offsets alone. `end_offsets`:
-    those of the control record.
-    """
+    """A request that a partition has processed: where, in which pass, and what it matches, at lower offsets alone."""
 
     version: int
     request_id: Annotated[str, Meta(max_length=64)]
     source_offset: Offset
     pass_number: PassNumber
-    stream_time_ms: StreamTime | None
-    next_sequence: Offset
+    stream_time_ms: StreamTime | None  # None before the first trace
+    next_sequence: Offset  # of the cache at that record, for entries of `model`
     model: IdentityKey
-    hashes: Annotated[frozenset[_IdHash], Meta(max_length=MAX_TRACE_IDS)]
-    end_offsets: tuple[Offset, ...] = ()
+    hashes: Annotated[frozenset[_IdHash], Meta(max_length=MAX_TRACE_IDS)]  # `id_hash` of trace ids, or of an agent id
+    end_offsets: tuple[Offset, ...] = ()  # those of the control record
 
     def key(self) -> bytes:
         """Return the key of its record."""
@@ -282,10 +267,7 @@ def encode_processed(processed: Processed) -> bytes:
 
 
 def decode_processed(value: bytes, key: bytes | None = None) -> Processed:
-    """Read a processed request. Raises ValueError for what `encode_processed` of this version did not write.
-
-    `key`: that of its record, which must be its own.
-    """
+    """Read a processed request, whose record has this key. Raises ValueError."""
     try:
         processed = _unpacker.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -313,19 +295,15 @@ class Forgotten(NamedTuple):
 
 
 class Forgetting:
-    """What one partition needs to forget: an index of its changelog records, and the requests that it has processed.
-
-    `kept`: the live records with an entry, by key: those of the cache, of expired entries, of other models and
-    capacities. `processed`: in rising order of offset. `ttl_ms`: of the cache's entries, in stream time.
-    """
+    """What one partition needs to forget: an index of its changelog records, and the requests that it has processed."""
 
     def __init__(
         self,
-        kept: Mapping[bytes, Kept],
-        processed: Iterable[Processed],
+        kept: Mapping[bytes, Kept],  # live records with an entry: also expired ones, of other models and capacities
+        processed: Iterable[Processed],  # in rising order of offset
         pass_number: int,
         model: str,
-        ttl_ms: int | None,
+        ttl_ms: int | None,  # of the cache's entries, in stream time
     ) -> None:
         self._kept = dict(kept)
         self.processed = list(processed)
@@ -383,7 +361,6 @@ class Forgetting:
         return Forgotten(rows, removed, done)
 
     def _outdated(self, newest: Processed) -> list[Processed]:
-        """Add a request; return those that no longer matter."""
         stays = [each for each in self.processed if not self._outdates(newest, each)]
         stays = [*stays[-MAX_REQUESTS + 1 :], newest]
         keys = {each.key() for each in stays}

@@ -1,8 +1,7 @@
 """The group view: the committed entries of all partitions, for traces that are compared across partitions.
 
-A foreign entry counts like an entry of a restored cache: its model is ours, its pass is the one that counts at its
-source offset, and it is among the newest `capacity` of its partition. It lives by the stream time of the partition
-whose trace is scored.
+A foreign entry counts like one of a restored cache: its model is ours, its pass counts at its source offset, and it is
+among the newest `capacity` of its partition. It lives by the stream time of the partition whose trace is scored.
 """
 
 from __future__ import annotations
@@ -21,23 +20,19 @@ from worker.core.passes import MARKER_KEY, Chain, Found, at_offset, decode_marke
 from worker.core.scan import FROM_ROWS, Matrix, can_scan_codes
 from worker.core.track_record import RECORD_PREFIX, TrackRecord
 
-FREE: Final = -(2**63)
-"""The time of a row without an entry: older than every entry."""
+FREE: Final = -(2**63)  # the time of a row without an entry: older than every entry
 
 _NO_LABEL: Final = Label("")
 
 
 @dataclass(slots=True)
 class _Partition:
-    """What is known about one partition's changelog: its passes, and the rows of its keys.
-
-    `newest`: the greatest sequence number of an entry that counts. `order`: (sequence, key), in rising order.
-    """
+    """What is known about one partition's changelog: its passes, and the rows of its keys."""
 
     chain: Chain
-    newest: int = -1
+    newest: int = -1  # the greatest sequence number of an entry that counts
     rows: dict[bytes, int] = field(default_factory=dict)
-    order: deque[tuple[int, bytes]] = field(default_factory=deque)
+    order: deque[tuple[int, bytes]] = field(default_factory=deque)  # (sequence, key), in rising order
 
 
 def memory_bytes(entries: int, dimensions: int) -> int:
@@ -48,14 +43,9 @@ def memory_bytes(entries: int, dimensions: int) -> int:
 
 @dataclass(slots=True)
 class _Known:
-    """A request to forget: the offset of its control record in each partition that has processed it.
-
-    `keys`: that of its record in each partition that has it.
-    """
-
     request: Processed
-    done: dict[int, int] = field(default_factory=dict)
-    keys: dict[int, bytes] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)  # the offset of its control record, by partition
+    keys: dict[int, bytes] = field(default_factory=dict)  # that of its record, by partition that has it
 
     def forgets(self, partition: int, label: Label) -> bool:
         """Whether an entry is not compared: all that precedes the control record of its partition.
@@ -116,17 +106,13 @@ class _Requests:
 
 
 class GroupView:
-    """The committed entries of all partitions, at most `max_entries` together: those with the latest stream times.
-
-    `model`: the key of the embedder's identity. `capacity`: of each partition's cache. `ttl_ms`: None for no expiry.
-    `probes`: those of a service's model. `corrupt` counts the damaged records that were applied, and left out.
-    """
+    """The committed entries of all partitions, at most `max_entries` together: those with the latest stream times."""
 
     def __init__(
         self,
-        model: str,
+        model: str,  # the key of the embedder's identity
         dimensions: int,
-        capacity: int,
+        capacity: int,  # of each partition's cache
         ttl_ms: int | None,
         max_entries: int,
         probes: Probes | None = None,
@@ -148,9 +134,8 @@ class GroupView:
         self._used = 0  # rows that were ever written: the first ones
         self._free: list[int] = []  # those of them without an entry; a heap, so that the first rows are used first
         self._requests = _Requests()
-        self.corrupt = 0
-        self.records: dict[int, TrackRecord] = {}
-        """The agents' track records, by partition."""
+        self.corrupt = 0  # damaged records that were applied, and left out
+        self.records: dict[int, TrackRecord] = {}  # the agents' track records, by partition
 
     def __len__(self) -> int:
         """Return the number of entries held, expired ones among them."""
@@ -182,10 +167,9 @@ class GroupView:
         self._of(partition).newest = max(self._of(partition).newest, restored.next_sequence - 1)
 
     def apply(self, partition: int, key: bytes | None, value: bytes | None, position: int) -> bool:
-        """Apply the next record of a partition; return False if the partition must be loaded again.
+        """Apply a partition's next record; return False if the passes changed: it must be loaded again.
 
-        That is so where earlier entries may count now that did not count before: the passes are other ones. Raises
-        OtherModelError if another worker's probes are those of another model.
+        Raises OtherModelError if another worker's probes are those of another model.
         """
         if key is None:
             return True
@@ -219,7 +203,7 @@ class GroupView:
         return True
 
     def forget(self, partition: int, request: Processed) -> None:
-        """Compare with no entry that a request matches, from now on: a partition of this worker has processed it.
+        """Compare with no entry that a request matches: a partition of this worker has processed it.
 
         Until another partition has processed it too, all that is visible of that one precedes its control record.
         """

@@ -1,9 +1,8 @@
 """The novelty cache: the latest embeddings of one partition, and the closest of them to a new one.
 
-Memory is a ring: the entry with sequence number s is in row s % max_elements. Rows, and with them the shape of the
-matrix product, depend on the sequence number alone, so that a cache restored from the changelog computes the same bits
-as one that was never interrupted. So an entry that is forgotten leaves a gap: its row is never compared, and the other
-entries stay in their rows and live as long as they would have lived beside it.
+Memory is a ring: sequence number s is in row s % max_elements. So the shape of the matrix product depends on the
+sequence number alone, and a restored cache computes the same bits as one that was never interrupted. A forgotten entry
+leaves a gap: its row is never compared, and the other entries stay in their rows and live as long as beside it.
 """
 
 from __future__ import annotations
@@ -20,14 +19,11 @@ from worker.core.scan import Matrix, Ranges
 Vector = npt.NDArray[np.float32]
 
 CACHED_ID_LENGTH: Final = 256
-"""Characters of a trace id that the cache keeps for `nearest`. An id may be as long as a message: a thousand of them in
-memory, and one in every output, could exhaust the worker."""
+"""Characters of an id that the cache keeps. An id may be as long as a message: a thousand could exhaust the memory."""
 
 UNIT_TOLERANCE: Final = 2e-7
-"""A vector whose length is this close to 1 counts as unit length and is not changed.
-
-Rounding a unit vector to float32 changes its length by at most 6e-8, so `unit` is idempotent: a vector read back from
-the changelog keeps its bits. A larger tolerance would add the embedder's own rounding to the similarity."""
+"""A vector whose length is this close to 1 is not changed. Rounding to float32 changes a unit vector's length by at
+most 6e-8, so `unit` is idempotent; a larger tolerance would add the embedder's own rounding to the similarity."""
 
 LENGTH_TOLERANCE: Final = 1e-3
 """A vector whose length is farther from 1 than this is no unit vector that was rounded, but no unit vector at all."""
@@ -45,23 +41,19 @@ class Label(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """The live entry that is most similar: its trace id and cosine similarity (-1..1).
-
-    `partition`, `offset`: of its source record, in the novelty scope `group` alone.
-    """
+    """The live entry that is most similar: its trace id and cosine similarity (-1..1)."""
 
     trace_id: str
     similarity: float
-    partition: int | None = None
+    partition: int | None = None  # of its source record, in the novelty scope `group` alone
     offset: int | None = None
 
 
 def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
     """Return the vector as float32 of length 1 and shape (dimensions,); an all-zero vector stays zero.
 
-    All vectors get their length here: those of an embedder, means of several, and those of a caller. A vector that was
-    returned once is returned again, bit for bit, on any processor. Raises ValueError for another shape, or for values
-    that are not finite.
+    A vector that was returned once is returned again, bit for bit, on any processor. Raises ValueError for another
+    shape, or for values that are not finite.
     """
     if isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (dimensions,):
         wide = vector.astype(np.float64)
@@ -84,10 +76,7 @@ def unit(vector: npt.ArrayLike, dimensions: int) -> Vector:
 
 
 def unit_mean(vectors: Sequence[Vector]) -> Vector:
-    """Return the unit vector of the mean, shape (dimensions,); a single vector is returned as it is.
-
-    Raises ValueError where the mean has no direction.
-    """
+    """Return the unit vector of the mean, shape (dimensions,). Raises ValueError where the mean has no direction."""
     if len(vectors) == 1:
         return vectors[0]
     mean = np.sum(np.asarray(vectors, np.float64), axis=0)
@@ -116,7 +105,7 @@ class CacheMark(NamedTuple):
 class VectorCache:
     """At most `max_elements` vectors; the oldest is evicted first, and each lives while now - its time < `ttl_ms`.
 
-    Time never falls: a `now_ms` behind the latest one seen counts as the latest one.
+    Time never falls: a `now_ms` behind the latest one seen counts as that one.
     """
 
     def __init__(self, max_elements: int = 1000, dimensions: int = 384, ttl_ms: int | None = None) -> None:
@@ -187,17 +176,11 @@ class VectorCache:
         return self._now
 
     def add(self, vector: npt.ArrayLike, now_ms: int = 0, trace_id: str = "") -> int:
-        """Add a vector of any length, return its sequence number.
-
-        Raises ValueError for a wrong dimension or values that are not finite; the cache is then unchanged.
-        """
+        """Add a vector of any length, return its sequence number. Raises ValueError (`unit`), and changes nothing."""
         return self.add_unit(unit(vector, self.dimensions), now_ms, Label(trace_id))
 
     def max_cosine_similarity(self, vector: npt.ArrayLike, now_ms: int = 0) -> float:
-        """Return the greatest cosine similarity to a live entry, 0.0 if there is none.
-
-        Raises ValueError for a wrong dimension or values that are not finite.
-        """
+        """Return the greatest cosine similarity to a live entry, 0.0 if there is none. Raises ValueError (`unit`)."""
         neighbour = self.nearest(vector, now_ms)
         return 0.0 if neighbour is None else neighbour.similarity
 
@@ -238,10 +221,7 @@ class VectorCache:
         return sequence
 
     def forget(self, matches: Callable[[Label], bool]) -> list[tuple[int, Label]]:
-        """Remove the live entries whose label matches; return their sequence numbers and labels, oldest first.
-
-        The vector is overwritten. The next sequence number, and how long every other entry lives, stay the same.
-        """
+        """Remove the live entries whose label matches; return their sequence numbers and labels, oldest first."""
         forgotten = []
         for sequence in range(self._oldest, self._next):
             label = self._labels[sequence % self.max_elements]
@@ -277,9 +257,8 @@ class VectorCache:
     ) -> None:
         """Rebuild the cache from (sequence, time in ms, trace id or label, unit vector), in any order.
 
-        The next sequence is the greatest one plus 1, or `next_sequence` if that is greater; entries more than
-        `max_elements` behind it are not in the cache. A sequence number without an entry (forgotten, or lost) is a gap.
-        `now_ms`: the stream time, if it is known to be later than the last entry's.
+        The next sequence is the greatest one plus 1, or `next_sequence` if that is greater; one without an entry is a
+        gap. `now_ms`: the stream time, if it is known to be later than the last entry's.
         """
         self.clear()
         found = {entry[0]: entry for entry in entries}

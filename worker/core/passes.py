@@ -1,9 +1,8 @@
 """Passes over the source: which entries of the changelog belong to the current reading.
 
-A pass is one run of a group over a source partition, from the offset where it began. A restart continues the committed
-pass; a reset of the offset, or a recreated source topic, begins another. Each cache entry names its pass, and so does
-the metadata that is committed with the offset. One record on the changelog partition, the marker, contains the chain of
-passes, with the offsets at which each one counts.
+A restart continues the committed pass; a reset of the offset, or a recreated source topic, begins another. Each cache
+entry names its pass, and so does the metadata of the committed offset. One record on the changelog partition, the
+marker, has the chain of passes, with the offsets at which each one counts.
 
 Everything depends on committed data and the topic alone, not on a clock or on chance.
 """
@@ -24,18 +23,16 @@ MARKER_KEY: Final = b"passes"
 MARKER_VERSION: Final = 1
 
 MAX_SEGMENTS: Final = 64
-"""Most passes of a chain. Each has its own entries below the start of the next, and a changelog partition has about
-2000 entries: a group loses its oldest pass only if its offset is moved many times within those."""
+"""Most passes of a chain. A partition has about 2000 entries: only an offset moved often within those loses a pass."""
 
-MAX_PASS: Final = 10**18 - 1
-"""The greatest pass number that fits the committed metadata."""
+MAX_PASS: Final = 10**18 - 1  # the greatest pass number that fits the committed metadata
 
 LAST_OFFSET: Final = 2**63 - 1
 Offset = Annotated[int, Meta(ge=0, le=LAST_OFFSET)]
 PassNumber = Annotated[int, Meta(ge=0, le=MAX_PASS)]
 StreamTime = Annotated[int, Meta(ge=EARLIEST_MS, le=LATEST_MS)]
-"""Numbers in records of the changelog. Anything else is damage, or was written by somebody else: the record is skipped.
-Offsets and what cannot exceed one, pass numbers, and stream times (ms since 1970)."""
+"""Numbers in records of the changelog: offsets and what cannot exceed one, pass numbers, stream times (ms since 1970).
+A record with any other is damaged, or somebody else's, and skipped."""
 
 _KP1: Final = re.compile(r"kp1:(-?[0-9]{1,18})")
 _KP2: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18})?:([0-9]{1,18})")
@@ -43,15 +40,11 @@ _KP2: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The pass of a partition, as its entries and its committed metadata name it.
+    """The pass of a partition, as its entries and its committed metadata name it."""
 
-    `topic_id`: Kafka's id of the source topic, in the form of Kafka's tools; None if the broker has none.
-    `number`: None without an embedder, which reads and writes no entries. `start`: the source offset where it began.
-    """
-
-    topic_id: str | None = None
-    number: int | None = None
-    start: int = 0
+    topic_id: str | None = None  # Kafka's, in the form of its tools; None if the broker has none
+    number: int | None = None  # None without an embedder, which reads and writes no entries
+    start: int = 0  # the source offset where it began
 
     def metadata(self, stream_time_ms: int | None) -> str:
         """Return the metadata to commit with the offset, at most 90 characters."""
@@ -61,8 +54,7 @@ class Pass:
         )
 
 
-NO_PASS: Final = Pass()
-"""The default pass: nothing is known about the topic."""
+NO_PASS: Final = Pass()  # the default pass: nothing is known about the topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +83,14 @@ def committed_from(metadata: str) -> Committed | None:
 
 
 class Segment(NamedTuple):
-    """A pass in a chain: its number, the source offset where it began, and the changelog's end at that time.
-
-    `since` assigns entries without a pass number (0.1.0 wrote them): they belong to the pass that was current then.
-    """
+    """A pass in a chain. Entries of 0.1.0 have no number: they belong to the pass that was current then (`since`)."""
 
     number: PassNumber
-    start: Offset
-    since: Offset
+    start: Offset  # of the source, where it began
+    since: Offset  # the changelog's end at that time
 
 
-Chain = tuple[Segment, ...]
-"""Passes with rising starts: each counts from its start to the next one's."""
+Chain = tuple[Segment, ...]  # passes with rising starts: each counts from its start to the next one's
 
 BEFORE_PASSES: Final[Chain] = (Segment(0, 0, 0),)
 """The chain of a changelog without a marker: all that 0.1.0 wrote counts as one pass."""
@@ -165,17 +153,13 @@ def written_at(chain: Chain, position: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a partition continues, and what is known about its past.
+    """Where a partition continues, and what is known about its past."""
 
-    `offset`: the next source offset. `has_offset`: whether one was committed. `committed`: its metadata, if it is ours.
-    `recreated`: whether it was committed for another topic of this name. `topic_id`: that of the current topic.
-    """
-
-    offset: int
-    has_offset: bool = True
-    committed: Committed | None = None
-    topic_id: str | None = None
-    recreated: bool = False
+    offset: int  # of the source, the next one
+    has_offset: bool = True  # one was committed
+    committed: Committed | None = None  # its metadata, if it is ours
+    topic_id: str | None = None  # of the current topic
+    recreated: bool = False  # it was committed for another topic of this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +183,7 @@ def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Res
     A pass begins if the committed metadata is missing or not ours (somebody moved the offset), if no offset is
     committed, after a time without an embedder, and if the source topic was recreated. It gets the next number (the
     least free one where somebody has written the greatest), and inherits the entries below its start if they are of the
-    same topic. Otherwise the committed pass continues, also when an earlier worker (kp1) has committed meanwhile.
+    same topic. Otherwise the committed pass continues, even when an earlier worker (kp1) has committed meanwhile.
     """
     committed = None if found.recreated else found.committed
     base, foreign = _inherited(found, marker)

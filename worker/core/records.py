@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -16,13 +15,7 @@ IdentityKey = Annotated[str, Meta(max_length=1024)]
 
 
 class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The identity of an embedder. Two vectors may only be compared if all fields but `runtime` agree.
-
-    `long_texts`: the handling of a text of more than `max_tokens`; not written if it was truncated. `embed_text`: what
-    of a trace was embedded (trace.py); not written for its whole text. `objective_tokens`: where an objective that is
-    embedded apart was truncated; 0, and not written, where that is `max_tokens` (workers of 0.2.0), or where it is not
-    embedded apart.
-    """
+    """The identity of an embedder. Two vectors may only be compared if all fields but `runtime` agree."""
 
     name: str
     weights_sha256: str
@@ -30,9 +23,9 @@ class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int
     runtime: str
     precision: str
-    long_texts: str = "cut"
-    embed_text: str = "whole"
-    objective_tokens: int = 0
+    long_texts: str = "cut"  # the handling of a text of more than `max_tokens`
+    embed_text: str = "whole"  # what of a trace was embedded (trace.py)
+    objective_tokens: int = 0  # where an objective that is embedded apart was truncated; 0: at `max_tokens`
 
     def key(self) -> str:
         """Return the identity as one string, without the runtime (runtimes agree to 1e-6 in fp32)."""
@@ -50,34 +43,28 @@ JUDGED: Final = "judged"
 ASSEMBLED: Final = "assembled"
 SPANS: Final = "spans"
 
-BATCH_OVERHEAD: Final = 61
-"""Bytes of a record batch's header; a topic's max.message.bytes counts it."""
+BATCH_OVERHEAD: Final = 61  # bytes of a record batch's header; a topic's max.message.bytes counts it
 
 RECORD_OVERHEAD: Final = 21 + 3 * 5
-"""Most bytes of one record's own fields: length, attributes, timestamp and offset deltas, and the lengths of key, value
-and the list of headers (each a varint of at most 5 bytes, the timestamp of at most 10)."""
+"""Most bytes of one record's own fields: attributes, length, deltas of timestamp and offset, three lengths
+(varints)."""
 
-HEADER_OVERHEAD: Final = 2 * 5
-"""Most bytes of one header's two lengths."""
+HEADER_OVERHEAD: Final = 2 * 5  # most bytes of one header's two lengths
 
 HEADER_OBJECTS: Final = 128
-"""Bytes of the Python objects of one header (tuple and two bytes or str objects with their heads, measured with
-sys.getsizeof), however short it is: 700,000 empty headers are 1.4 MB on the wire and 80 MB in memory."""
+"""Bytes of the Python objects of one header, however short: 700,000 empty ones are 1.4 MB on the wire, 80 MB in
+memory."""
 
-Headers = Sequence[tuple[str, bytes]]
-"""Headers of a record; a producer may have sent null as a header's content."""
+Headers = Sequence[tuple[str, bytes]]  # headers of a record; a producer may have sent null as a header's content
 
 
 NO_FAULT_OF_A_RECORD: Final = (MemoryError, ImportError, OSError)
-"""Errors that say something of the machine or the installation. Any other Exception of a function that is given one
-record and nothing else is about this record: it would come again with it, and stop all that follows."""
+"""Errors of the machine or the installation. Any other Exception of a function that is given one record is about this
+record: it would come again with it, and stop all that follows."""
 
 
 def raised(error: BaseException) -> str:
-    """Return the type of an error and where it was raised, such as "IndexError (text.py:269)"; never its message.
-
-    A message may quote the record.
-    """
+    """Return an error's type and place, "IndexError (text.py:269)"; its message may quote the record."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -86,21 +73,15 @@ def raised(error: BaseException) -> str:
 
 
 class Fault(NamedTuple):
-    """Why a record, or the rest of a batch, cannot be used as it is (found while reading).
-
-    `first_offset`: of the records that this one stands for; its own offset is their last. None: it stands for itself.
-    """
+    """Why a record, or the rest of a batch, cannot be used as it is (found while reading)."""
 
     reason: Reason
     message: str
-    first_offset: int | None = None
+    first_offset: int | None = None  # of the records that this one stands for; its own offset is their last
 
 
 class SourceRecord(NamedTuple):
-    """A record as it was read; `timestamp_ms` is None if it has none, `size` is its memory_size.
-
-    A tuple, because one is created for every message. With a `fault` it becomes a dead letter, whatever its contents.
-    """
+    """A record as it was read; a tuple, because one is created for every message."""
 
     topic: str
     partition: int
@@ -109,26 +90,21 @@ class SourceRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
-    size: int = 0
-    fault: Fault | None = None
+    size: int = 0  # its memory_size
+    fault: Fault | None = None  # makes it a dead letter, whatever its contents
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRecord:
-    """A record to publish; `kind` (`ACCEPTED`, `REJECTED` and so on) names its topic.
-
-    `redactions` counts the markers in the value, by type; None: the value was not redacted. `screened`: the rules of
-    the screen that matched. `partition`: of the topic; None: the source record's, modulo the topic's partitions.
-    """
+class OutputRecord(msgspec.Struct, frozen=True):
+    """A record to publish; `kind` (`ACCEPTED`, `REJECTED` and so on) names its topic."""
 
     kind: str
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
     timestamp_ms: int | None
-    redactions: dict[str, int] | None = None
-    screened: tuple[str, ...] = ()
-    partition: int | None = None
+    redactions: dict[str, int] | None = None  # markers in the value, by type; None: it was not redacted
+    screened: tuple[str, ...] = ()  # the rules of the screen that matched
+    partition: int | None = None  # of the topic; None: the source record's, modulo the topic's partitions
 
 
 def encoded_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
@@ -145,7 +121,7 @@ def memory_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[
 
 
 def exact_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """Return the bytes of an uncompressed batch with this record alone: Kafka compares them with max.message.bytes.
+    """Return the bytes of an uncompressed batch with this record alone, which Kafka compares with max.message.bytes.
 
     Slower than `encoded_size`, and never greater.
     """

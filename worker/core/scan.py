@@ -1,9 +1,9 @@
 """The exact scan: which of many unit vectors is most similar to a query, bit for bit as the float32 product says.
 
-Memory bandwidth limits a scan of many float32 rows. From `FROM_ROWS` rows on, each row also has int8 codes, a quarter
-of the bytes, and an integer product with the query's codes (simsimd) bounds every similarity. Only the candidates, the
-rows whose upper bound reaches the greatest lower bound, are computed in float32, so the maximum and its bits are those
-of the full product. Without simsimd, with fewer rows, or with many candidates, the full product is computed.
+Memory bandwidth limits a scan. From `FROM_ROWS` rows on, each row also has int8 codes, a quarter of the bytes, and an
+integer product with the query's codes (simsimd) bounds every similarity. Only candidates, the rows whose upper bound
+reaches the greatest lower bound, are computed in float32, with the bits of the full product. Without simsimd, with
+fewer rows, or with many candidates, the full product is computed.
 """
 
 from __future__ import annotations
@@ -19,35 +19,31 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 Ranges = Sequence[tuple[int, int]]
-"""Half-open ranges of rows that do not overlap, the one with the greatest end first.
-
-The first of equals is the one in the earlier range, then the one with the lower row."""
+"""Half-open ranges of rows that do not overlap, the one with the greatest end first. The first of equals is in the
+earlier range, then the one with the lower row."""
 
 FROM_ROWS: Final = 8192
 """Rows from which the codes are worth their overhead: below, the float32 rows are in the processor's cache."""
 
 BLOCK: Final = 8
-"""BLAS computes the rows after the last multiple of 4 with another kernel, slightly differently. With whole blocks of 8
-rows, equal vectors have equal similarity in any row."""
+"""BLAS computes the rows after the last multiple of 4 with another kernel, slightly differently. In whole blocks of 8,
+equal vectors have equal similarity in any row."""
 
 TOGETHER: Final = 128
 """Rows that are copied or encoded together: 192 kB of float32, which stay in the processor's cache."""
 
-SHARE: Final = 6
-"""If more than 1 of so many rows is a candidate, the full product takes less time than copying them."""
+SHARE: Final = 6  # if more than 1 of so many rows is a candidate, the full product takes less time than copying them
 
 LONGEST_PAUSE: Final = 32
 """Most scans by the full product before the codes are tried again, while every trial finds too many candidates."""
 
 UNIT_ROUNDING: Final = 2.0**-24
-LONGEST: Final = 1.001
-"""A vector whose length is at most this has a bound; any longer row is always a candidate."""
+LONGEST: Final = 1.001  # a vector whose length is at most this has a bound; any longer row is always a candidate
 
 SMALLEST_SCALE: Final = np.float32(1e-30)
 """A row with a smaller scale has the codes 0, and its length as its residual: no quotient leaves int8's range."""
 
-UNBOUNDED: Final = np.float32(1e30)
-"""The residual of a row that is always a candidate."""
+UNBOUNDED: Final = np.float32(1e30)  # the residual of a row that is always a candidate
 
 
 def whole_blocks(rows: int) -> int:
@@ -58,8 +54,7 @@ def whole_blocks(rows: int) -> int:
 class Matrix:
     """Float32 rows of unit length (or zero), and the exact scan over some of them.
 
-    Memory: 4 bytes for each number of the rows and 4 for each row; with codes another byte for each number and 8 for
-    each row. Neither is touched, so that the system need not provide it, before rows are put there.
+    Memory, from when rows are put there: 4 bytes a number and 4 a row; with codes another byte a number and 8 a row.
     """
 
     def __init__(self, rows: int, dimensions: int) -> None:
@@ -139,7 +134,6 @@ class Matrix:
         return rows[similarities == greatest], float(greatest)
 
     def _product(self, query: Floats, ranges: Ranges, used: int) -> Floats:
-        """Compute the similarity of the rows in `ranges`, in whole blocks."""
         for first, end in _spans(ranges):
             np.dot(self._vectors[first:end], query, out=self._similarities[first:end])
         return self._similarities[:used]
@@ -224,10 +218,9 @@ class Codes:
             self._codes[part], self._scales[part], self._residuals[part] = int8_codes(vectors[part])
 
     def estimate(self, query: Floats, ranges: Ranges, out: Floats) -> tuple[list[Floats], float] | None:
-        """Write the estimated similarity of the rows in `ranges` to `out`.
+        """Write the estimated similarity of the rows in `ranges` to `out`; None for a query whose length is not 1.
 
-        Return each range's error bounds by row, and the common part c of the bounds; None for a query whose length is
-        not 1.
+        Return each range's error bounds by row, and the common part c of the bounds.
         """
         import simsimd
 
@@ -272,11 +265,7 @@ def int8_codes(vectors: Floats) -> tuple[npt.NDArray[np.int8], Floats, Floats]:
 
 @lru_cache
 def can_scan_codes(dimensions: int) -> bool:
-    """Return whether codes can be used: simsimd is installed, and BLAS computes copied rows with the same bits.
-
-    OpenBLAS does for all tested processors at the dimensions of common models. Wherever it does not, the full product
-    is computed.
-    """
+    """Return whether codes can be used: simsimd is installed, and BLAS computes copied rows with the same bits."""
     if not 64 <= dimensions <= 8192 or find_spec("simsimd") is None:
         return False
     vectors = np.sin(np.arange(1, 1 + 512 * dimensions, dtype=np.float32)).reshape(-1, dimensions)
@@ -289,7 +278,6 @@ def can_scan_codes(dimensions: int) -> bool:
 
 
 def _spans(ranges: Ranges) -> list[tuple[int, int]]:
-    """Return the ranges, extended to whole blocks."""
     return [(first // BLOCK * BLOCK, whole_blocks(end)) for first, end in ranges]
 
 

@@ -1,24 +1,22 @@
 """The scorer of one partition: its novelty cache and its stream time, and the decision on each trace.
 
-Calls follow the order of the partition: `PartitionScorer.score` is called once for each valid trace, in offset order,
-and never for a dead letter.
+`PartitionScorer.score` is called once for each valid trace, in offset order, and never for a dead letter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 import numpy.typing as npt
 
-from worker.core.documents import one_record, scored_record
+from worker.core.documents import evaluation_failed, scored_record
 from worker.core.findings import Clean, Screen
 from worker.core.forgetting import Processed
 from worker.core.group_view import GroupView
-from worker.core.novelty import CACHED_ID_LENGTH, Label, Neighbour, Vector, VectorCache, unit
+from worker.core.novelty import CACHED_ID_LENGTH, CacheMark, Label, Neighbour, Vector, VectorCache, unit
 from worker.core.records import RECORD_OVERHEAD, EmbedderIdentity, OutputRecord, SourceRecord, encoded_size
 from worker.core.scoring import (
     DEFAULT_THRESHOLD,
@@ -42,13 +40,16 @@ class Comparison(NamedTuple):
     stream_time_ms: int
 
 
+Mark = tuple[CacheMark, int | None]  # a cache's mark and the stream time (`PartitionScorer.mark`)
+
+
 class PartitionScorer:
     """The state of one source partition: its novelty cache, its stream time, and its agents' track records.
 
-    `confidence`: "stated" takes the outcome confidence of a trace as it is; "record" takes its agent's share of
-    successes by the verdicts (`judge`), if the trace claims success and no evaluation says so. `ttl_ms` None means that
-    entries do not expire. `threshold` (0..1) applies to every profile without its own. `max_step_ms`: how far one trace
-    may advance stream time; None: no limit. Raises ValueError for settings out of range.
+    `confidence`: "stated" takes a trace's outcome confidence as it is; "record" takes its agent's share of successes by
+    the verdicts, if the trace claims success and no evaluation says so. `ttl_ms` None: entries do not expire.
+    `threshold` (0..1) is that of profiles without their own. `max_step_ms`: how far one trace may advance stream time;
+    None: no limit. Raises ValueError for settings out of range.
     """
 
     def __init__(
@@ -76,8 +77,7 @@ class PartitionScorer:
         self._stream_time_ms: int | None = None
         self._by_record = confidence == "record"
         self._verdicts = 0
-        self.record = TrackRecord()
-        """The agents' track records: empty, or as restored."""
+        self.record = TrackRecord()  # the agents' track records: empty, or as restored
 
     @property
     def stream_time_ms(self) -> int | None:
@@ -87,15 +87,15 @@ class PartitionScorer:
     def score(self, trace: ReasoningTrace, vector: npt.ArrayLike | None, event_time_ms: int) -> ScoredTrace:
         """Score the partition's next trace and add its vector to the cache, whatever the decision.
 
-        `vector`: shape (dimensions,), any length, or None if no embedder is configured. Raises ValueError for a
-        wrong dimension or values that are not finite; the state is then unchanged.
+        `vector`: shape (dimensions,), any length, or None without an embedder. Raises ValueError for a wrong dimension
+        or values that are not finite; the state is then unchanged.
         """
         return self.decide(trace, self.compare(vector, event_time_ms))
 
     def join_group(self, partition: int, view: GroupView | None) -> None:
         """Take the novelty scope `group`: neighbours have a partition and an offset, and may be of other partitions.
 
-        `partition`: the number of this source partition. `view`: the entries of the others; None: there are no others.
+        `partition`: the number of this source partition. `view`: the entries of the others; None: there are none.
         """
         self._partition = partition
         self._group = view
@@ -139,25 +139,20 @@ class PartitionScorer:
         if scored.vector is not None:
             self.cache.add_unit(scored.vector, scored.stream_time_ms, label(trace, offset))
 
-    @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """Undo what `compare` does inside if anything fails, so that the state is as if there had been no trace.
+    def mark(self) -> Mark:
+        """Return what `back_to` needs to undo a `compare`."""
+        return self.cache.mark(), self._stream_time_ms
 
-        `keep` comes last, so that nothing can fail behind it.
-        """
-        mark, time = self.cache.mark(), self._stream_time_ms
-        try:
-            yield
-        except Exception:
-            self.cache.back_to(mark)
-            self._stream_time_ms = time
-            raise
+    def back_to(self, mark: Mark) -> None:
+        """Undo the `compare` since the mark, as if there had been no trace. After `keep` it is too late."""
+        cache, self._stream_time_ms = mark
+        self.cache.back_to(cache)
 
     def weigh(self, trace: ReasoningTrace, comparison: Comparison) -> ScoredTrace:
         """Score and decide; the state stays as it is. `sequence` is that which `keep` gives the vector."""
         query, nearest, now = comparison
         novelty = NEUTRAL_NOVELTY if nearest is None else 1.0 - nearest.similarity
-        confidence = self._confidence(trace)
+        confidence = self._confidence(trace) if self._by_record else None
         result = score_trace(trace, novelty, self._profiles, None if confidence is None else confidence.used)
         threshold = self._profiles[result.profile].threshold
         if threshold is None:
@@ -195,12 +190,9 @@ class PartitionScorer:
             "judge": judge,
         }  # fmt: skip
         verdict = make_verdict(line, topic="-", topic_id="-" * 22, issued_at=issued)
-        self.record.add(verdict, issued_ms(verdict, None), self._verdicts)
-        return self.record.standing(agent_id, task_domain)
+        return self.record.add(verdict, issued_ms(verdict, None), self._verdicts).standing
 
-    def _confidence(self, trace: ReasoningTrace) -> Confidence | None:
-        if not self._by_record:
-            return None
+    def _confidence(self, trace: ReasoningTrace) -> Confidence:
         stated = trace.outcome.confidence
         used, judged, succeeded = self.record.standing(trace.metadata.agent_id, trace.metadata.task_domain)
         claimed = trace.metadata.success and trace.outcome.evaluated is not True
@@ -214,9 +206,8 @@ class PartitionScorer:
     ) -> None:
         """Rebuild the state from (sequence, stream time in ms, trace id or label, unit vector) of committed traces.
 
-        Entries at or past the committed source offset must not be among them: their traces are read again.
-        `stream_time_ms` is the committed stream time, if it is known. `next_sequence`: the next entry's sequence number
-        is at least this (the newest entries may be forgotten).
+        Entries at or past the committed source offset must not be among them: their traces are read again. The next
+        entry's sequence number is at least `next_sequence` (the newest entries may be forgotten).
         """
         self.cache.restore(entries, stream_time_ms, next_sequence)
         self._stream_time_ms = self.cache.now_ms
@@ -233,10 +224,10 @@ def label(trace: ReasoningTrace, offset: int | None = None) -> Label:
 
 
 def event_time_ms(trace: ReasoningTrace, record_timestamp_ms: int | None, source: str = "created_at") -> int:
-    """Return the trace's event time, ms since 1970.
+    """Return the trace's event time, ms since 1970, not after the year 9999.
 
     `created_at`: the trace's own, but never later than the record's timestamp, so that one trace dated 2099 cannot
-    expire every entry; `record`: the record's timestamp alone, if it has one. No event time is after the year 9999.
+    expire every entry; `record`: the record's timestamp alone, if it has one.
     """
     if record_timestamp_ms is None or record_timestamp_ms < 0:
         return created_at_ms(trace)
@@ -250,21 +241,15 @@ class EvaluationConfig:
     """The settings: limits, which time counts (KP_EVENT_TIME), and what a document contains."""
 
     limits: Limits
-    event_time: str = "created_at"
+    event_time: str = "created_at"  # which time counts (KP_EVENT_TIME)
     output_embedding: bool = False
-    clean: Clean | None = None
-    """Redacts accepted documents; None: none is redacted (KP_REDACT=off)."""
-    clean_rejected: bool = False
-    """Whether rejected documents are redacted, too (KP_REDACT=all)."""
-    screen: Screen | None = None
-    """Finds what marks a document; None: none is marked (KP_SCREEN=off)."""
+    clean: Clean | None = None  # redacts accepted documents; None: none is redacted (KP_REDACT=off)
+    clean_rejected: bool = False  # whether rejected documents are redacted, too (KP_REDACT=all)
+    screen: Screen | None = None  # finds what marks a document; None: none is marked (KP_SCREEN=off)
 
 
 def _check_size(record: SourceRecord, limits: Limits) -> None:
-    """Raise InvalidTrace for a record that is too large with its key and headers, in bytes as they are encoded.
-
-    Kafka's framing does not count: KP_MAX_MESSAGE_BYTES is the largest value of a record without key and headers.
-    """
+    """Raise InvalidTrace for a record that is too large, with key and headers, without Kafka's framing."""
     size = encoded_size(record.key, record.value, record.headers) - RECORD_OVERHEAD
     if size > limits.max_bytes:
         raise InvalidTrace(
@@ -275,7 +260,7 @@ def _check_size(record: SourceRecord, limits: Limits) -> None:
 
 
 class Evaluation:
-    """The evaluation of one partition's records. `identity` is the embedder's; None without one.
+    """The evaluation of one partition's records.
 
     `evaluate` does all steps; a caller that measures each one calls the scorer's `compare`, `weigh` and `keep` itself.
     """
@@ -290,10 +275,14 @@ class Evaluation:
         limits = self._config.limits
         if record.fault is not None:
             raise InvalidTrace(record.fault.reason, "", record.fault.message)
-        with one_record():
+        try:
             if record.size > limits.max_bytes:  # the size in memory is never smaller than the encoded one
                 _check_size(record, limits)
             return parse_trace(record.value, limits)
+        except InvalidTrace:
+            raise
+        except Exception as error:
+            raise evaluation_failed(error) from error
 
     def event_time_ms(self, record: SourceRecord, trace: ReasoningTrace) -> int:
         """Return the time that counts for a trace (KP_EVENT_TIME), ms since 1970."""
@@ -318,9 +307,14 @@ class Evaluation:
 
         Raises InvalidTrace where that fails by a fault of the worker; the state is then unchanged.
         """
-        with one_record(), self._scorer.all_or_nothing():
-            comparison = self._scorer.compare(vector, self.event_time_ms(record, trace))
-            scored = self._scorer.weigh(trace, comparison)
+        scorer = self._scorer
+        mark = scorer.mark()
+        try:
+            comparison = scorer.compare(vector, self.event_time_ms(record, trace))
+            scored = scorer.weigh(trace, comparison)
             document = self.document(record, scored)
-            self._scorer.keep(trace, scored, record.offset)
-            return scored, document
+            scorer.keep(trace, scored, record.offset)  # last: nothing can fail behind it
+        except Exception as error:
+            scorer.back_to(mark)
+            raise evaluation_failed(error) from error
+        return scored, document

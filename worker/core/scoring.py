@@ -18,13 +18,11 @@ from worker.core.trace import ReasoningTrace, Step
 if TYPE_CHECKING:
     from worker.core.novelty import Neighbour, Vector
 
-NEUTRAL_NOVELTY = 0.5
-"""Novelty of a trace that has nothing to be compared with (empty cache, or no embedder)."""
+NEUTRAL_NOVELTY = 0.5  # novelty of a trace that has nothing to be compared with (empty cache, or no embedder)
 
 NOVELTY_ROUNDING = 2e-3
-"""How far a novelty may lie outside of 0..2. A similarity in float32 may exceed 1 (by 2e-7, measured), and a vector
-that somebody else wrote to the changelog may be longer by novelty.LENGTH_TOLERANCE. This is more than both, so that no
-trace can fail here, and far less than a wrong argument."""
+"""How far a novelty may lie outside of 0..2: a float32 similarity may exceed 1 by 2e-7, and a vector of somebody else's
+entry may be longer by novelty.LENGTH_TOLERANCE. No trace can fail here, and a wrong argument does."""
 
 DEFAULT_PROFILE = "default"
 DEFAULT_THRESHOLD = 0.75
@@ -183,11 +181,10 @@ def score_trace(
     profiles: Mapping[str, Profile] = PROFILES,
     confidence: float | None = None,
 ) -> Score:
-    """Score one trace, given its novelty (0..2).
+    """Score one trace, given its novelty (0..2). Raises ValueError for another novelty.
 
-    `confidence` (0..1) takes the place of the one that the trace states; None: that counts. A domain that has no
-    profile takes `profiles["default"]`. The result is clamped to 0..1 at the very end only,
-    so that each override works on the raw result of the one before. Raises ValueError for another novelty.
+    `confidence` (0..1) takes the place of the stated one. A domain without a profile takes `profiles["default"]`. Only
+    the result is clamped to 0..1, so that each override works on the raw result of the one before.
     """
     if not -NOVELTY_ROUNDING <= novelty <= 2.0 + NOVELTY_ROUNDING:
         raise ValueError(f"novelty must lie in 0..2 (1 - cosine similarity), got {novelty}")
@@ -264,28 +261,19 @@ def arithmetic(components: Components, weights: Weights, overrides: Sequence[str
 
 
 class Confidence(Struct, frozen=True):
-    """The outcome confidence with KP_CONFIDENCE=record: what the trace states, and what the score was made with.
-
-    `judged`, `succeeded`: the verdicts kept on its agent in its domain, and the sum of their successes.
-    """
+    """The outcome confidence with KP_CONFIDENCE=record: what the trace states, and what the score was made with."""
 
     stated: float
     used: float
-    judged: int
-    succeeded: float
+    judged: int  # verdicts kept on its agent in its domain
+    succeeded: float  # the sum of their successes
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredTrace:
-    """The decision on one trace and everything that explains it.
-
-    `domain` is the trace's task domain, which decides the profile. `sequence` and `vector` (unit length) entered the
-    cache; None if there was no vector. `stream_time_ms` is the partition's stream time after this trace. `confidence`:
-    None where the stated one counts, whatever the verdicts say.
-    """
+class ScoredTrace(Struct, frozen=True):
+    """The decision on one trace and everything that explains it."""
 
     trace_id: str
-    domain: str
+    domain: str  # the trace's task domain, which decides the profile
     score: float
     accepted: bool
     threshold: float
@@ -294,7 +282,7 @@ class ScoredTrace:
     weights: Weights
     overrides: tuple[str, ...]
     nearest: Neighbour | None
-    stream_time_ms: int
-    sequence: int | None
-    vector: Vector | None
-    confidence: Confidence | None = None
+    stream_time_ms: int  # the partition's, after this trace
+    sequence: int | None  # None if there was no vector
+    vector: Vector | None  # unit length, as it entered the cache
+    confidence: Confidence | None = None  # None where the stated one counts

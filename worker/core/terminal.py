@@ -1,4 +1,4 @@
-r"""Text that is safe for a terminal or a log: characters that control a terminal, or hide or reverse text, are escaped.
+r"""Text for a terminal or a log: safe, because characters that control it, or hide or reverse text, are escaped.
 
 All text from a record, a broker, a file or a file name passes through here.
 """
@@ -22,8 +22,13 @@ _UNSAFE: Final = re.compile(
 """The joiners U+200C and U+200D stay: Persian and Hindi words and some emoji are written with them."""
 
 
+def number_of(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: "1 trace", "2,000 traces". `many`: the plural, where an s is not enough."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 def clean(text: str, keep: str = "") -> str:
-    r"""Return the text with its unsafe characters as Python escapes them (`\x1b`, `\u202e`), but for those in `keep`.
+    r"""Return the text with its unsafe characters as Python escapes them (`\x1b`, `\u202e`), except those in `keep`.
 
     `keep`: "\n" where the caller writes several lines.
     """

@@ -71,15 +71,15 @@ class Reason(enum.StrEnum):
     UNREADABLE = "unreadable"  # a record, or the rest of a batch, that does not follow Kafka's format
     REFUSED_BY_TOPIC = "refused_by_topic"  # its output topic refused the scored trace for good
     BAD_CONTROL = "bad_control"  # a control record that must not be honoured, with KP_FORGET=true
-    NOT_OTLP = "not_otlp"  # a record on a topic of spans that is no OTLP
+    NOT_OTLP = "not_otlp"  # a record on a topic of spans that is not OTLP
     LATE_SPAN = "late_span"  # spans of a run that is closed
     ASSEMBLY_FAILED = "assembly_failed"  # spans from which no trace could be made, by a fault of the worker
 
 
 class InvalidTrace(ValueError):
-    """A document that is no valid trace: why (`reason`), where (`path`, "" is the document), and what to do.
+    """Why a document is not a valid trace: `reason`, `path` (`steps.1.tool.name`; "": the document), and what to do.
 
-    A path looks like `steps.1.tool.name`. It holds names of the schema and indexes only, never content.
+    A path has names of the schema and indexes only, never content.
     """
 
     def __init__(self, reason: Reason, path: str, message: str) -> None:
@@ -166,10 +166,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """How it ended. `evaluated` True: its confidence is no claim of the agent's, but comes from an evaluation.
-
-    Any other value of `evaluated` means nothing, as in a trace that has never heard of it.
-    """
+    """How it ended. `evaluated` True: its confidence comes from an evaluation; any other value means nothing."""
 
     result_summary: str
     confidence: Fraction
@@ -213,7 +210,7 @@ class ReasoningTrace(Struct, frozen=True, kw_only=True):
 
 # Untyped first, typed after: decoding to plain values checks every byte, unknown fields included, and lets
 # the last of duplicate keys win; a typed decoder does neither. The hook reads 1e400 as inf, not as an error.
-_document_decoder = msgspec.json.Decoder(float_hook=float)
+document_decoder = msgspec.json.Decoder(float_hook=float)
 _fields_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 _ADVICE = {
@@ -232,7 +229,7 @@ _ADVICE = {
 
 
 def parse_trace(raw: bytes | bytearray | memoryview | str | None, limits: Limits = DEFAULT_LIMITS) -> ReasoningTrace:
-    """Return the trace that `raw` holds as UTF-8 JSON. Raises InvalidTrace; TypeError for what is no text."""
+    """Return the trace that `raw` holds as UTF-8 JSON. Raises InvalidTrace; TypeError for what is not a text."""
     if not isinstance(raw, str | bytes | bytearray | memoryview | None):
         raise TypeError(
             f"parse_trace takes the JSON of a trace, as bytes or str, not {type(raw).__name__}; a document that is "
@@ -296,7 +293,7 @@ def _parse_json(raw: bytes, limits: Limits) -> Any:
         message = f"{len(raw)} bytes, the limit is {limits.max_bytes}; shorten the trace or raise the limit"
         raise InvalidTrace(Reason.TOO_LARGE, "", message)
     try:
-        document = _document_decoder.decode(raw)
+        document = document_decoder.decode(raw)
         brackets = raw.count(b"{") + raw.count(b"[")
         too_deep = brackets > limits.max_depth and _deeper_than(limits.max_depth, document)
     except UnicodeDecodeError as error:
@@ -348,8 +345,7 @@ def _fields_of(struct: type[Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
 def _explain(value: Any, kind: Any, path: tuple[str | int, ...], *, optional: bool = False) -> None:
     """Raise InvalidTrace for the first problem in the order of the schema; return if `value` is a `kind`.
 
-    Asked only once `convert` has refused the document: on its own `convert` names the first problem in the
-    order of the document, with missing fields last.
+    `convert` alone names the first problem in the order of the document, with missing fields last.
     """
     try:
         msgspec.convert(value, kind)
@@ -385,8 +381,7 @@ def _explain(value: Any, kind: Any, path: tuple[str | int, ...], *, optional: bo
 def _first_bad(items: list[Any], kind: Any) -> int | None:
     """Return the index of the first item that keeps `items` from being a `kind` (list[...]); None: there is none.
 
-    By halves, since a call for each of 340,000 items would hold the event loop for a third of a second: 2n items are
-    converted, in log2(n) calls.
+    By halves: a call for each of 340,000 items would hold the event loop for a third of a second.
     """
     low, high = 0, len(items)
     if _converts(items, kind):
@@ -413,15 +408,14 @@ def _refuse(reason: Reason, path: tuple[str | int, ...], problem: str) -> None:
     raise InvalidTrace(reason, where, f"{where or 'document'}: {problem}")
 
 
-View = Literal["whole", "objective"]
 WHOLE: Final = "whole"
 
 
 def embedded_texts(trace: ReasoningTrace, view: str = WHOLE) -> tuple[str, ...]:
     """Return the texts whose unit mean is the trace's vector.
 
-    `whole`: the objective and the contents of all steps, as one text. `objective`: the objective, and that text. A
-    trace whose steps have no content is its objective alone.
+    `whole`: the objective and the contents of all steps, as one text. `objective`: the objective, and that text, if any
+    step has content.
     """
     text = embedding_text(trace)
     if view == WHOLE:

@@ -1,9 +1,8 @@
 """The track record of a partition's agents: their last verdicts, and the outcome confidence that follows from them.
 
-An agent's record in a domain is a set of verdicts: of each judge's verdicts on a trace the one that was issued last
-(ties: the later offset), and of those the KEPT that were issued last. So neither a copy nor a late arrival of a verdict
-changes it, and a restart that reads some of them again finds the same.
-Successes are integers (millionths), so that every sum is exact, and equal on any machine.
+An agent's record in a domain is a set of verdicts: of each judge's verdicts on a trace the one issued last (ties: the
+later offset), and of those the KEPT that were issued last. So neither a copy nor a late arrival changes it, and a
+restart that reads some again finds the same. Successes are integers (millionths), so that every sum is exact.
 """
 
 from __future__ import annotations
@@ -24,56 +23,48 @@ from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.passes import LAST_OFFSET, Offset
 from worker.core.verdicts import MILLION, Verdict
 
-RECORD_PREFIX: Final = b"record:"
-"""The changelog's key of a record: `record:` and the hash of agent and domain."""
+RECORD_PREFIX: Final = b"record:"  # the changelog's key of a record: `record:` and the hash of agent and domain
 
 RECORD_VERSION: Final = 1
 
-KEPT: Final = 200
-"""Verdicts that a record keeps. The standard error of a success rate of 200 verdicts is at most .035."""
+KEPT: Final = 200  # verdicts that a record keeps. The standard error of a success rate of 200 verdicts is at most .035
 
 HALF: Final = 50
-"""A verdict behind 50 later ones of its agent and domain has half their weight: an agent changes with its releases.
+"""A verdict behind 50 later ones of its agent and domain has half their weight, as an agent changes with its releases.
 The weights of 200 verdicts sum to 68, so the standard error of the rate is at most .06."""
 
 PRIOR_WEIGHT: Final = 4
-"""The verdicts that the prior stands for. A beta-binomial fitted to the outcomes of 36 agents (3,469 public runs) says
-5; between 2 and 8 the Brier score on them hardly changes."""
+"""The verdicts that the prior stands for. A beta-binomial fitted to 36 agents (3,469 public runs) says 5; between 2 and
+8 the Brier score hardly changes."""
 
-MAX_RECORDS: Final = 100_000
-"""Most records of a partition; beyond it, the one goes whose latest verdict is oldest."""
+MAX_RECORDS: Final = 100_000  # most records of a partition; beyond it, the one goes whose latest verdict is oldest
 
 _UNIT: Final = 1 << 32
 _WEIGHTS: Final = [round(_UNIT * 0.5 ** (age / HALF)) for age in range(KEPT)]
 """The weight of a verdict by its age, 0 for the latest: integers, so that their sums are exact."""
 
-_WEIGHT_OF: Final = [0, *itertools.accumulate(_WEIGHTS)]
-"""The sum of the weights of so many verdicts."""
+_WEIGHT_OF: Final = [0, *itertools.accumulate(_WEIGHTS)]  # the sum of the weights of so many verdicts
 
 _SUMS: Final = np.array([[1, weight] for weight in reversed(_WEIGHTS)], dtype=np.int64)
-"""The successes of verdicts, the latest one last, multiplied by as many last rows of it: their sum, and the weighted
-one."""
+"""Multiplied with the successes of verdicts, the latest last: their sum, and the weighted one."""
 
 _ENTRY: Final = np.dtype([("issued", ">u8"), ("trace", "S16"), ("judge", "S8"), ("offset", ">u8"), ("success", ">u4")])
+_SUCCESS: Final = _ENTRY["success"]
 _SIZE: Final = _ENTRY.itemsize
 _ORDER: Final = 32
 _DROPPED: Final = _ORDER + 8
-"""A verdict in a record is 44 bytes: when it was issued (ms, see `_ISSUED`), hashes of the trace and of the judge, its
-source offset, and its success (millionths). Its first 32 bytes order it among the others; a copy has the same. Of a
-verdict that had to go, order and offset are kept."""
+"""A verdict in a record is 44 bytes: when it was issued (ms, see `_ISSUED`), hashes of trace and judge, its source
+offset, its success (millionths). The first 32 order it; a copy has the same. Of one that had to go, order and offset
+are kept."""
 
-_ISSUED: Final = 1 << 62
-"""Added to an issue time, so that years before 1970 are positive too."""
+_ISSUED: Final = 1 << 62  # added to an issue time, so that years before 1970 are positive too
 
 Millionths = Annotated[int, Meta(ge=0, le=MILLION)]
 _Name = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
 
 
 class Standing(NamedTuple):
-    """What is known of an agent in a domain: the verdicts kept, their sum of successes, and the confidence they give.
-
-    `used`: 0 to 1. `judged` and `succeeded` are not faded.
-    """
+    """What is known of an agent in a domain: its confidence (0 to 1), verdicts and sum of successes, not faded."""
 
     used: float
     judged: int
@@ -99,31 +90,27 @@ NOTHING: Final = Tally(0, 0, 0, 0)
 def standing(tally: Tally, records: int, firsts: int) -> Standing:
     """Return what follows from an agent's tally, the number of all records, and the sum of their first successes.
 
-    used = (successes + PRIOR_WEIGHT * prior) / (verdicts + PRIOR_WEIGHT), where verdicts and successes fade (HALF),
-    and prior is the rate of success of all records' first verdicts, itself drawn to .5 by PRIOR_WEIGHT. A newcomer
-    has the prior: agents that begin again under another name move it, and old agents' good records do not.
+    used = (successes + PRIOR_WEIGHT * prior) / (verdicts + PRIOR_WEIGHT), where verdicts and successes fade (HALF), and
+    prior is the rate of success of all records' first verdicts, itself drawn to .5 by PRIOR_WEIGHT. A newcomer has the
+    prior: agents that begin again under another name move it, and old agents' good records do not.
     """
     prior = (firsts / MILLION + PRIOR_WEIGHT / 2) / (records + PRIOR_WEIGHT)
     used = (tally.weighted / MILLION + PRIOR_WEIGHT * _UNIT * prior) / (tally.weight + PRIOR_WEIGHT * _UNIT)
     return Standing(used, tally.judged, tally.succeeded / MILLION)
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """A record on the changelog. `topic_id`: of the topic whose offsets it has.
-
-    `last_offset`: the greatest offset of a verdict that ever entered it. `dropped`: order and offset of the latest
-    verdict that had to go; none of a lower order enters. `first`: success of the first verdict that had to go.
-    `verdicts`: in rising order (see `_ENTRY`).
-    """
+class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A record on the changelog."""
 
     version: int
     agent_id: _Name
     domain: _Name
-    topic_id: Annotated[str, Meta(max_length=22)]
-    last_offset: Offset
+    topic_id: Annotated[str, Meta(max_length=22)]  # of the topic whose offsets it has
+    last_offset: Offset  # the greatest one of a verdict that ever entered it
     dropped: Annotated[bytes, Meta(max_length=_DROPPED)]
-    first: Millionths | None
-    verdicts: Annotated[bytes, Meta(min_length=_SIZE, max_length=KEPT * _SIZE)]
+    """Order and offset of the latest verdict that had to go; none of a lower order enters."""
+    first: Millionths | None  # success of the first verdict that had to go
+    verdicts: Annotated[bytes, Meta(min_length=_SIZE, max_length=KEPT * _SIZE)]  # rising (see `_ENTRY`)
 
     def problem(self) -> str | None:
         """Return what is damaged, although each field has a possible value."""
@@ -185,7 +172,6 @@ def _order(verdict: Verdict, issued_ms: int) -> bytes:
 
 
 def _success(verdicts: bytes) -> int:
-    """Return the success of the first one, in millionths."""
     return int.from_bytes(verdicts[_SIZE - 4 : _SIZE])
 
 
@@ -195,39 +181,40 @@ def _judge_hash(judge: str) -> bytes:
 
 
 class _Record:
-    """The record of one agent in one domain (`Stored`), ready to change."""
+    """The record of one agent in one domain (`Stored`), as it is after one verdict: it never changes."""
 
     __slots__ = ("_tally", "agent_id", "domain", "dropped", "first_dropped", "key", "last_offset", "verdicts")
 
-    def __init__(self, agent_id: str, domain: str) -> None:
+    def __init__(
+        self, agent_id: str, domain: str, key: bytes, last_offset: int = -1, dropped: bytes = b"",
+        first_dropped: int | None = None, verdicts: bytes = b"",
+    ) -> None:  # fmt: skip
         self.agent_id = agent_id
         self.domain = domain
-        self.key = record_key(agent_id, domain)
-        self.last_offset = -1
-        self.dropped = b""
-        self.first_dropped: int | None = None
-        self.verdicts = b""
+        self.key = key
+        self.last_offset = last_offset
+        self.dropped = dropped
+        self.first_dropped = first_dropped
+        self.verdicts = verdicts
         self._tally: Tally | None = None
 
     @classmethod
     def of(cls, stored: Stored, below: int) -> _Record | None:
         """Return the record as it was before the source offset `below`; None if it had no verdict then.
 
-        A verdict that a later one has replaced or pushed out is not there any more. If the one that had to go last is
-        read again, those that are read with it may enter again: what pushed them out may be refused now.
+        A verdict that was replaced or pushed out is not there any more. If the one that had to go last is read again,
+        those that are read with it may enter again: what pushed them out may be refused now.
         """
-        record = cls(stored.agent_id, stored.domain)
-        if int.from_bytes(stored.dropped[_ORDER:]) < below:
-            record.dropped = stored.dropped
-        record.first_dropped = stored.first
-        if stored.last_offset < below:
-            record.verdicts, record.last_offset = stored.verdicts, stored.last_offset
-        else:
-            rows = np.frombuffer(stored.verdicts, _ENTRY)
+        dropped = stored.dropped if int.from_bytes(stored.dropped[_ORDER:]) < below else b""
+        verdicts, last_offset = stored.verdicts, stored.last_offset
+        if last_offset >= below:
+            rows = np.frombuffer(verdicts, _ENTRY)
             rows = rows[rows["offset"] < below]
-            record.verdicts = rows.tobytes()
-            record.last_offset = int(rows["offset"].max(initial=0)) if len(rows) else -1
-        return record if record.verdicts else None
+            if not len(rows):
+                return None
+            verdicts, last_offset = rows.tobytes(), int(rows["offset"].max())
+        key = record_key(stored.agent_id, stored.domain)
+        return cls(stored.agent_id, stored.domain, key, last_offset, dropped, stored.first, verdicts)
 
     @property
     def first(self) -> int:
@@ -236,33 +223,33 @@ class _Record:
             return self.first_dropped
         return _success(self.verdicts)
 
-    def add(self, order: bytes, offset: int, success: int) -> bool:
-        """Add a verdict; return False if it changes nothing.
+    def with_verdict(self, order: bytes, offset: int, success: int) -> _Record | None:
+        """Return the record with a verdict added; None if that changes nothing.
 
-        That is so where it is a copy, where the judge has issued a later one on the trace, and where later ones have
-        pushed it out before it came.
+        So does a copy, a verdict whose judge has issued a later one on the trace, and one that later ones have pushed
+        out.
         """
-        if self.dropped and order <= self.dropped[:_ORDER]:
-            return False
+        dropped, first_dropped = self.dropped, self.first_dropped
+        if dropped and order <= dropped[:_ORDER]:
+            return None
         verdicts, same = self.verdicts, self._place(order[8:])
         if same is not None:
             known = verdicts[same : same + _SIZE]
             if known[:_ORDER] > order or (known[:_ORDER] == order and known[-4:] == success.to_bytes(4)):
-                return False
+                return None
             verdicts = verdicts[:same] + verdicts[same + _SIZE :]
         place = len(verdicts)
         while place and verdicts[place - _SIZE : place - _SIZE + _ORDER] > order:
             place -= _SIZE
-        verdicts = verdicts[:place] + order + offset.to_bytes(8) + success.to_bytes(4) + verdicts[place:]
+        verdicts = b"".join((verdicts[:place], order, offset.to_bytes(8), success.to_bytes(4), verdicts[place:]))
         if len(verdicts) > KEPT * _SIZE:
-            self.dropped = verdicts[:_DROPPED]
-            if self.first_dropped is None:
-                self.first_dropped = _success(verdicts)
+            dropped = verdicts[:_DROPPED]
+            if first_dropped is None:
+                first_dropped = _success(verdicts)
             verdicts = verdicts[_SIZE:]
-        self.verdicts = verdicts
-        self.last_offset = max(self.last_offset, offset)
-        self._tally = None
-        return True
+        return _Record(
+            self.agent_id, self.domain, self.key, max(self.last_offset, offset), dropped, first_dropped, verdicts
+        )
 
     def _place(self, who: bytes) -> int | None:
         """Return where the verdict with these hashes, of trace and judge, begins."""
@@ -276,9 +263,9 @@ class _Record:
     def tally(self) -> Tally:
         """Return the sums."""
         if self._tally is None:
-            success = np.frombuffer(self.verdicts, _ENTRY)["success"].astype(np.int64)
-            count = len(success)
-            succeeded, weighted = (success @ _SUMS[-count:]).tolist()
+            count = len(self.verdicts) // _SIZE
+            success = np.ndarray((count,), _SUCCESS, self.verdicts, _DROPPED, (_SIZE,))
+            succeeded, weighted = success.dot(_SUMS[-count:]).tolist()
             self._tally = Tally(count, succeeded, _WEIGHT_OF[count], weighted)
         return self._tally
 
@@ -290,19 +277,24 @@ class _Record:
         )  # fmt: skip
 
 
-class TrackRecord:
-    """The records of one source partition, by agent and domain.
+class Weighed(NamedTuple):
+    """What a verdict does."""
 
-    `topic_id`: of the source topic. `others`: those of the other partitions, in the scope `group`.
-    """
+    record: _Record | None  # the agent's, with it; None: it changes nothing
+    gained: int  # what it adds to the sum of first successes
+    standing: Standing  # the agent's, then
+    changes: list[Change]
+
+
+class TrackRecord:
+    """The records of one source partition, by agent and domain."""
 
     def __init__(self, topic_id: str = "", others: Callable[[], Iterable[TrackRecord]] = tuple) -> None:
         self._topic_id = topic_id
         self._others = others
         self._records: OrderedDict[tuple[str, str], _Record] = OrderedDict()  # the one of the latest verdict last
         self._keys: dict[bytes, tuple[str, str]] = {}
-        self.firsts = 0
-        """Sum of the first verdicts' successes, in millionths."""
+        self.firsts = 0  # sum of the first verdicts' successes, in millionths
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -311,30 +303,55 @@ class TrackRecord:
     def standing(self, agent_id: str, domain: str) -> Standing:
         """Return what is known of an agent in a domain (see `standing`)."""
         name = _name(agent_id, domain)
-        every = (self, *self._others())
-        tally = functools.reduce(Tally.plus, (it.tally(name) for it in every))
-        return standing(tally, sum(len(it) for it in every), sum(it.firsts for it in every))
+        return self._with_others(name, self.tally(name), len(self._records), self.firsts)
 
-    def add(self, verdict: Verdict, issued_ms: int, offset: int) -> list[Change] | None:
-        """Add the verdict at a source offset; return what changes on the changelog, None if nothing does."""
+    def _with_others(self, name: tuple[str, str], tally: Tally, records: int, firsts: int) -> Standing:
+        for other in self._others():
+            tally = tally.plus(other.tally(name))
+            records += len(other)
+            firsts += other.firsts
+        return standing(tally, records, firsts)
+
+    def weigh(self, verdict: Verdict, issued_ms: int, offset: int) -> Weighed:
+        """Return what the verdict at a source offset does; nothing changes before `keep`."""
         name = _name(verdict.agent_id, verdict.task_domain)
-        record = self._records.get(name)
-        if record is None:
-            record = _Record(*name)
+        old = self._records.get(name)
+        new = (old or _Record(*name, record_key(*name))).with_verdict(
+            _order(verdict, issued_ms), offset, verdict.millionths
+        )
+        if new is None:
+            return Weighed(None, 0, self.standing(*name), [])
+        records, gained = len(self._records), new.first
+        changes = [new.change(self._topic_id)]
+        if old is not None:
+            gained -= old.first
+        elif records < MAX_RECORDS:
+            records += 1
         else:
-            self.firsts -= record.first
-        changed = record.add(_order(verdict, issued_ms), offset, verdict.millionths)
-        self.firsts += record.first
-        if not changed:
-            return None
-        self._put(name, record)
-        return [record.change(self._topic_id), *self._overflow()]
+            oldest = next(iter(self._records.values()))
+            gained -= oldest.first
+            changes.append((oldest.key, None))
+        return Weighed(new, gained, self._with_others(name, new.tally(), records, self.firsts + gained), changes)
+
+    def keep(self, weighed: Weighed) -> None:
+        """Let the verdict count that was weighed last. Nothing here can fail."""
+        record = weighed.record
+        if record is None:
+            return
+        self.firsts += weighed.gained
+        self._put((record.agent_id, record.domain), record)
+        if len(self._records) > MAX_RECORDS:
+            _, oldest = self._records.popitem(last=False)
+            del self._keys[oldest.key]
+
+    def add(self, verdict: Verdict, issued_ms: int, offset: int) -> Weighed:
+        """Weigh and keep the verdict at a source offset."""
+        weighed = self.weigh(verdict, issued_ms, offset)
+        self.keep(weighed)
+        return weighed
 
     def forget(self, request: ForgetRequest) -> list[Row]:
-        """Remove the records of the agent that a request names; return their tombstones.
-
-        A request for single traces removes none: a record has hashes of traces alone.
-        """
+        """Remove the records of the agent that a request names; return their tombstones."""
         gone = [name for name in self._records if name[0] == request.agent_id]
         return [self._remove(name) for name in gone]
 
@@ -342,8 +359,8 @@ class TrackRecord:
         """Take the records as they were before the source offset `below`, where the partition continues.
 
         Return the rows that the next commit must write: of records that had verdicts at or past it, or of another
-        topic, or `removed` by a request. A reset of the offset therefore brings back no verdict that is refused when it
-        is read again.
+        topic, or `removed` by a request. So a reset of the offset brings back no verdict that is refused when it is
+        read again.
         """
         rows: list[Row] = []
         found = []

@@ -1,8 +1,7 @@
 """Verdicts: what became of a trace, who says so, and when. Control records, signed by their judge's key.
 
-A verdict is signed for one partition of one topic, which its id names: a recreated topic has another. It is not signed
-for an offset, so it can be redriven. A copy of it changes nothing, because it has the issue time of the original
-(track_record.py).
+A verdict is signed for one partition of one topic, by its id: a recreated topic has another. It is not signed for an
+offset, so it can be redriven. A copy changes nothing: it has the issue time of the original (track_record.py).
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from worker.version import __version__
 
 VERDICT_VERSION: Final = 1
 
-MILLION: Final = 1_000_000
-"""A success is kept in millionths, so that sums are exact and do not depend on their order."""
+MILLION: Final = 1_000_000  # a success is kept in millionths, so that sums are exact and do not depend on their order
 
 _Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
 _Name = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
@@ -32,12 +30,7 @@ JudgeName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@:/-]{1,64}(?![\s\S])")]
 
 
 class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of a verdict (schemas/verdict.schema.json).
-
-    `success`: 0 to 1. Ids and domain are cut to the length that the cache keeps. `topic_id`: Kafka's id of the topic,
-    in the form of Kafka's tools. `score`, `decision` and `used` (the confidence that the score was made with) are those
-    of the scored document that the verdict was made from; null without one.
-    """
+    """The value of a verdict (schemas/verdict.schema.json)."""
 
     version: Literal[1]
     trace_id: _Id
@@ -49,6 +42,7 @@ class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     topic_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{22}$")]
     partition: Annotated[int, Meta(ge=0)]
+    # Of the scored document that it was made from; null without one. `used`: the confidence of its score.
     score: Annotated[float, Meta(ge=0, le=1)] | None = None
     decision: Literal["accepted", "rejected"] | None = None
     used: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -60,19 +54,16 @@ class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ruling(NamedTuple):
-    """What a verdict did: it counts, or one that was issued later counts already.
-
-    `used`: the agent's confidence in the domain after it.
-    """
+    """What a verdict did: it `counts`, or one that was issued later counts already."""
 
     verdict: Verdict
     counts: bool
-    used: float
+    used: float  # the agent's confidence in the domain after it
 
 
 class _Metadata(Struct):
+    task_domain: str
     agent_id: str = ""
-    task_domain: str = ""
 
 
 class _Confidence(Struct):
@@ -91,17 +82,30 @@ class _Scoring(Struct):
 
 
 class _Judged(Struct):
-    """A line of the command's input: a scored document, or the few fields that a verdict needs."""
-
     success: bool | float
     judge: str
-    id: str | None = None
-    metadata: _Metadata | None = None
-    scoring: _Scoring | None = None
-    trace_id: str | None = None
-    agent_id: str | None = None
-    task_domain: str | None = None
-    partition: int | None = None
+
+
+class _Fields(_Judged):
+    """The few fields that a verdict needs."""
+
+    trace_id: str
+    agent_id: str
+    task_domain: str
+    partition: int
+
+
+class _Document(_Judged):
+    """A scored document. Its trace may have members of any name beside these: none of them says what is judged."""
+
+    id: str
+    metadata: _Metadata
+    scoring: _Scoring
+
+    def fields(self) -> _Fields:
+        """Return what the verdict is on."""
+        of, at = self.metadata, self.scoring.source
+        return _Fields(self.success, self.judge, self.id, of.agent_id, of.task_domain, at.partition)
 
 
 _decoder = msgspec.json.Decoder(Verdict)
@@ -139,45 +143,40 @@ def sign_verdict(verdict: Verdict, key: bytes) -> SignedVerdict:
 def make_verdict(judged: Mapping[str, Any], *, topic: str, topic_id: str, issued_at: datetime) -> Verdict:
     """Make a verdict of a scored document with `success` and `judge` beside its fields, or of the fields alone.
 
-    `judged`: either a document of the accepted or rejected topic, which names its partition in `scoring.source`, or
-    trace_id, agent_id, task_domain and partition. `issued_at`: with a time zone. Raises ValueError.
+    A document of an output topic names its partition in `scoring.source`; otherwise trace_id, agent_id, task_domain and
+    partition are given. `issued_at`: with a time zone. Raises ValueError.
     """
-    line = msgspec.convert(judged, _Judged, strict=True)
-    scoring, metadata = line.scoring, line.metadata
-    trace_id = line.trace_id if line.trace_id is not None else line.id
-    partition = line.partition if line.partition is not None else None if scoring is None else scoring.source.partition
-    agent_id = line.agent_id if line.agent_id is not None else None if metadata is None else metadata.agent_id
-    named = line.task_domain if line.task_domain is not None else None if metadata is None else metadata.task_domain
-    for name, value in (
-        ("trace_id", trace_id),
-        ("agent_id", agent_id),
-        ("task_domain", named),
-        ("partition", partition),
-    ):
-        if value is None:
-            raise ValueError(
-                f"{name} is missing: give a scored document with success and judge beside its fields, or trace_id, "
-                "agent_id, task_domain, partition, success and judge"
-            )
-    success = float(line.success)
+    scoring = None
+    try:
+        if "scoring" in judged:
+            document = msgspec.convert(judged, _Document)
+            scoring, fields = document.scoring, document.fields()
+        else:
+            fields = msgspec.convert(judged, _Fields)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            f"{error}: give a scored document with success and judge beside its fields, or trace_id, agent_id, "
+            "task_domain, partition, success and judge"
+        ) from None
+    success = float(fields.success)
     if not (math.isfinite(success) and 0.0 <= success <= 1.0):
-        raise ValueError(f"success must be true, false or a number from 0 to 1, got {line.success}")
-    confidence = None if scoring is None else scoring.confidence
+        raise ValueError(f"success must be true, false or a number from 0 to 1, got {fields.success}")
+    confidence = scoring and scoring.confidence
     return msgspec.convert(
         {
             "version": VERDICT_VERSION,
-            "trace_id": str(trace_id)[:CACHED_ID_LENGTH],
-            "agent_id": str(agent_id)[:CACHED_ID_LENGTH],
-            "task_domain": str(named)[:CACHED_ID_LENGTH],
+            "trace_id": fields.trace_id[:CACHED_ID_LENGTH],
+            "agent_id": fields.agent_id[:CACHED_ID_LENGTH],
+            "task_domain": fields.task_domain[:CACHED_ID_LENGTH],
+            "partition": fields.partition,
             "success": success,
-            "judge": line.judge,
+            "judge": fields.judge,
             "issued_at": issued_at,
             "topic": topic,
             "topic_id": topic_id,
-            "partition": partition,
-            "score": None if scoring is None else scoring.score,
-            "decision": None if scoring is None else scoring.decision,
-            "used": None if confidence is None else confidence.used,
+            "score": scoring and scoring.score,
+            "decision": scoring and scoring.decision,
+            "used": confidence and confidence.used,
         },
         Verdict,
     )
@@ -186,8 +185,7 @@ def make_verdict(judged: Mapping[str, Any], *, topic: str, topic_id: str, issued
 def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> Verdict:
     """Return the verdict in a control record. Raises InvalidTrace for one that must not count.
 
-    `judges`: empty if verdicts are not honoured. `topic_id`: of the topic that the record is on; None if its broker has
-    no ids.
+    `topic_id`: of the topic that the record is on; None if its broker has no ids.
     """
     body = record.value or b""
     if not judges:
@@ -195,7 +193,7 @@ def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> 
     try:
         verdict = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_control(f"the value is no verdict (schemas/verdict.schema.json): {error}") from error
+        raise bad_control(f"the value is not a verdict (schemas/verdict.schema.json): {error}") from error
     keys = judges.get(verdict.judge)
     if keys is None:
         raise bad_control(f"KP_VERDICT_KEY_FILE has no key of judge {verdict.judge}")
@@ -213,17 +211,16 @@ def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> 
 
 
 def judged_record(record: SourceRecord, ruling: Ruling) -> OutputRecord:
-    """Build the record that KP_JUDGED_TOPIC gets for a verdict; its key is the source record's.
-
-    It has no timestamp, so that no topic refuses it for one.
-    """
-    verdict = ruling.verdict
+    """Build a verdict's record for KP_JUDGED_TOPIC; without a timestamp, for which a topic could refuse it."""
+    verdict, issued_at, latest_ms = ruling.verdict, ruling.verdict.issued_at, record.timestamp_ms
+    if latest_ms is not None and 0 <= latest_ms < (issued_at - _EPOCH) // _MS:  # readers count as `issued_ms` does
+        issued_at = _EPOCH + latest_ms * _MS
     value = {
         "version": 1,
         "trace_id": verdict.trace_id,
         "agent_id": verdict.agent_id,
         "task_domain": verdict.task_domain,
-        "verdict": {"success": verdict.success, "judge": verdict.judge, "issued_at": verdict.issued_at},
+        "verdict": {"success": verdict.success, "judge": verdict.judge, "issued_at": issued_at},
         "counts": ruling.counts,
         "used": {"then": verdict.used, "now": ruling.used},
         "score": verdict.score,

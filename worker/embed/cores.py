@@ -1,9 +1,8 @@
 """Which cores embed a text: all of them, or one of several equal shares.
 
-Two texts at once with one core each need less CPU than one after the other with two cores: the threads of one text wait
-for each other between layers, and spin meanwhile (short texts: 33 ms of CPU against 38, and 45 where they arrive one by
-one). But a text alone is done in 20 ms with two cores, and in 33 with one. So texts share the cores under load, but for
-those that would take too long for the budget.
+Two texts side by side with a core each take 33 ms of CPU a text, one after the other with two cores 38 to 45: threads
+of one text spin while they wait for each other. But a text alone is done in 20 ms with two cores, in 33 with one. So
+texts share the cores under load, except those that would take too long for the budget.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from dataclasses import dataclass
 from typing import Final
 
 QUIET_USE: Final = 0.5
-"""Use of the cores by the embedder below which a text gets all of them. At 20 % of the full rate it is about 0.3,
-at half of it 0.5 to 0.7."""
+"""Use of the cores by the embedder below which a text gets all of them: 0.3 at 20 % of the full rate, 0.5 to 0.7 at
+half."""
 
-MEMORY_SECONDS: Final = 2.0
-"""Time constant of the running mean of that use."""
+MEMORY_SECONDS: Final = 2.0  # time constant of the running mean of that use
 
 
 def available_cores() -> int:
@@ -32,19 +30,17 @@ def available_cores() -> int:
 
 
 LONGEST: Final = 0.75
-"""A text that would take longer on a share than this part of the budget gets all cores. The rest is for its wait, and
-for what its neighbours take from it."""
+"""A text that would take longer on a share than this part of the budget gets all cores."""
 
 FORGET: Final = 0.95
 """Weight of the earlier texts in the estimate of a token's time, at each further text: about 20 texts count."""
 
-OUTLIER: Final = 2.0
-"""A text counts at most this many times what was expected: the machine may have paused."""
+OUTLIER: Final = 2.0  # a text counts at most this many times what was expected: the machine may have paused
 
 LAST_PART: Final = 0.15
 LEAD_SECONDS: Final = 0.002
-"""The next text is admitted this much before the one that has all cores is expected to be done: a part of the expected
-time, plus the time for parsing and the switch to the thread. A part of 0.35 gave no more texts a second."""
+"""How much earlier the next text is admitted than the one with all cores is expected to end: a part of the expected
+time, plus parsing and the switch to the thread. A part of 0.35 gave no more texts a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +53,7 @@ class CoreShares:
     """Gives each text all cores, or a free share of them. At most `shares` texts may ask at a time.
 
     A text that would take more than LONGEST of `budget_seconds` on a share gets all cores, unless it is done earlier on
-    a share than after its wait for the others. How long a token takes is observed: it depends on the machine and on its
-    neighbours.
+    a share than after its wait for the others. The time of a token is observed: it depends on machine and neighbours.
     """
 
     def __init__(
@@ -80,8 +75,8 @@ class CoreShares:
     def take(self, tokens: int) -> int | None:
         """Return a share's number, or None for all cores, for a text of this many tokens.
 
-        While little is to do, each text gets all cores, and waits for one that has them: two texts of different widths
-        would slow each other down.
+        While little is to do, each text gets all cores, and waits for one that has them: they would slow each other
+        down.
         """
         with self._done:
             long = self._expected(tokens) > self._limit
@@ -122,8 +117,7 @@ class CoreShares:
     def pause(self, texts: int) -> float:
         """Return how long the next text should wait elsewhere, s: here, it would wait for one that has all cores.
 
-        `texts`: how many are in the embedder. Of those that have not come here yet, the length is not known, and until
-        the first one is done nothing is.
+        `texts`: how many are in the embedder; the length of those that have not come here yet is not known.
         """
         with self._done:
             if self._present < texts or (texts and not self._tokens):
@@ -137,10 +131,9 @@ class CoreShares:
             return max(0.0, remaining - LAST_PART * expected - LEAD_SECONDS)
 
     def _expected(self, tokens: int, *, alone: bool = False) -> float:
-        """How long a text takes on a share, or `alone` with all cores, s; 0.0 while nothing is known.
+        """Return how long a text takes on a share, or `alone` with all cores, s; 0.0 while nothing is known.
 
-        With all cores it takes longer than the time on a share divided by the shares. So a text that had all cores
-        counts as longer than on a share, and texts whose length is near the limit do not move to and fro.
+        A text that had all cores counts as longer than on a share, so those near the limit do not move to and fro.
         """
         on_share = tokens * self._seconds / self._tokens if self._tokens else 0.0
         return on_share / self._shares if alone else on_share
@@ -150,7 +143,6 @@ class CoreShares:
         return max(0.0, text.started + self._expected(text.tokens, alone=share is None) - self._clock())
 
     def _learn(self, tokens: int, seconds: float) -> None:
-        """Move the estimate: a text took so long, as on a share."""
         if self._tokens:
             seconds = min(seconds, OUTLIER * self._expected(tokens))
         self._seconds = FORGET * self._seconds + seconds

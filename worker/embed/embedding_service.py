@@ -20,17 +20,10 @@ from worker.core.novelty import Vector, unit
 from worker.core.terminal import clean
 from worker.version import __version__
 
-CONNECT_SECONDS: Final = 5.0
-"""Longest time for a connection, TLS included."""
-
-NUMBER_BYTES: Final = 32
-"""Most bytes of one number of an answer with its comma; float64 takes up to 25."""
-
-FRAME_BYTES: Final = 1 << 16
-"""Most bytes of an answer beside its vectors."""
-
-TOLD: Final = 200
-"""Characters of an error's answer that a message repeats."""
+CONNECT_SECONDS: Final = 5.0  # longest time for a connection, TLS included
+NUMBER_BYTES: Final = 32  # most bytes of one number of an answer with its comma; float64 takes up to 25
+FRAME_BYTES: Final = 1 << 16  # most bytes of an answer beside its vectors
+TOLD: Final = 200  # characters of an error's answer that a message repeats
 
 REFUSALS: Final = frozenset({400, 413, 422})
 """The service finds fault with the request: with a text, or with their number or size."""
@@ -40,22 +33,17 @@ UNRELATED: Final = frozenset({401, 403, 404, 405, 410, 429, 503})
 
 
 class ServiceError(Exception):
-    """A request brought no vectors. The message holds nothing of the texts, the answer or the token.
-
-    `refused`: the service finds fault with the request. `unrelated`: it says nothing about the texts. `configured`: the
-    settings are to blame, as far as one can tell. `pause_seconds`: what the service asks for (Retry-After). `answer`:
-    the beginning of its answer, which may quote the texts.
-    """
+    """A request brought no vectors. The message has nothing of the texts, the answer or the token."""
 
     def __init__(
         self,
         message: str,
         *,
-        refused: bool = False,
-        unrelated: bool = False,
-        configured: bool = False,
-        pause_seconds: float = 0.0,
-        answer: str = "",
+        refused: bool = False,  # the service finds fault with the request
+        unrelated: bool = False,  # it says nothing about the texts
+        configured: bool = False,  # the settings are to blame, as far as one can tell
+        pause_seconds: float = 0.0,  # what the service asks for (Retry-After)
+        answer: str = "",  # the beginning of its answer, which may quote the texts
     ) -> None:
         super().__init__(message)
         self.refused = refused
@@ -92,8 +80,8 @@ _decoder = msgspec.json.Decoder(_Answer)
 def read_answer(body: bytes, texts: int, dimensions: int | None = None) -> Answer:
     """Read an answer with a vector for each of so many texts. Raises ValueError that says what is wrong with it.
 
-    Vectors may be in any order with their `index`, as lists or as base64 of little-endian float32, of any length:
-    they get the length 1. `dimensions` None: any number, the same for all.
+    Vectors may be in any order with their `index`, lists or base64 of <f4, of any length. `dimensions` None: any
+    number.
     """
     try:
         found = _decoder.decode(body)
@@ -144,14 +132,10 @@ class EmbeddingService:
         self._model = model
         self._token = token
         self._timeout = timeout_seconds
-        self.requests = 0
-        """Requests that were answered with embeddings."""
-        self.failures = 0
-        """Requests that were not."""
-        self.texts = 0
-        """Texts of the answered requests."""
-        self.seconds = 0.0
-        """Time of all requests."""
+        self.requests = 0  # requests that were answered with embeddings
+        self.failures = 0  # requests that were not
+        self.texts = 0  # texts of the answered requests
+        self.seconds = 0.0  # time of all requests
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -238,7 +222,7 @@ def _refusal(status: int, retry_after: str, answer: str) -> ServiceError:
         429: "the service asks for fewer requests (429)",
     }.get(status, f"the service answers {status}")
     if redirect:
-        words += ", a redirection; set KP_EMBEDDER_URL to the address that answers"
+        words += ", a redirect; set KP_EMBEDDER_URL to its target"
     return ServiceError(
         words,
         refused=status in REFUSALS,

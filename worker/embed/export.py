@@ -1,8 +1,4 @@
-"""`kp-worker export-model`: from a sentence-transformers model to a directory that OpenVinoEmbedder loads.
-
-all-MiniLM-L6-v2 needs only the fast extra, any other
-model also the model extra.
-"""
+"""`kp-worker export-model`: from a sentence-transformers model to a directory that OpenVinoEmbedder loads."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from worker.embed.embedder import Embedding, ModelError
+from worker.embed.embedder import Embedding, ModelError, file_sha256
 from worker.embed.export_source import CHECK_TOKENS, TEXTS, ExportSource, open_export_source
 from worker.embed.model_dir import (
     FORMAT,
@@ -28,7 +24,6 @@ from worker.embed.model_dir import (
     ExportedPrecision,
     Manifest,
     default_directory,
-    file_sha256,
     is_exported,
 )
 from worker.embed.multilingual import WEIGHTS_FILE, open_multilingual
@@ -39,9 +34,8 @@ from worker.version import __version__
 def quantise(openvino: ModuleType, model: Any) -> int:
     """Replace the weights of matrix products by uint8 with scale and zero point for each row; return how many.
 
-    The form of the weights lets OpenVINO quantise the activations, too, at run time, so nothing is calibrated.
-    Embedding tables and biases stay float32. For all-MiniLM-L6-v2 the cosine is .9990 on average and .9985 at least;
-    NNCF's static int8 has .9964 and .984 (25 traces of tests/data/traces.jsonl, AMD Zen 4).
+    OpenVINO then quantises the activations, too, at run time, so nothing is calibrated. For all-MiniLM-L6-v2 the cosine
+    is .9990 on average and .9985 at least; NNCF's static int8 has .9964 and .984 (25 traces, AMD Zen 4).
     """
     ops = openvino.opset13
     count = 0
@@ -68,12 +62,11 @@ def _to_uint8(weights: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]
     return values.astype(np.uint8), scale, zero.astype(np.uint8)
 
 
-DEFAULT_PRECISIONS: Final = ("fp32", "bf16")
-"""bf16 needs no file of its own: it is computed from the fp32 graph."""
+DEFAULT_PRECISIONS: Final = ("fp32", "bf16")  # bf16 needs no separate file: it is computed from the fp32 graph
 
 LEAST_COSINE: Final = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.98}
-"""Every text's cosine to sentence-transformers must reach this, or the export fails. The least for all-MiniLM-L6-v2 is
-.9999999, .99993 and .992; far less means a wrong graph (other pooling, extra layers), not rounding."""
+"""The least cosine of any text to sentence-transformers, or the export fails. all-MiniLM-L6-v2 has .9999999, .99993 and
+.992; far less means a wrong graph (other pooling, extra layers), not rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +87,8 @@ def export_model(
 ) -> ExportReport:
     """Export a model (directory, hub name; None: the default one) and check it; fp32 is always among the precisions.
 
-    `output` None: the user's cache directory, where KP_EMBEDDER=auto finds the default model. An exported directory is
-    replaced, anything else is not changed. Raises ModelError, and then writes nothing.
+    `output` None: the user's cache directory. An exported directory is replaced, anything else is not changed. Raises
+    ModelError, and then writes nothing.
     """
     wanted = tuple(dict.fromkeys(("fp32", *precisions)))
     unknown = set(wanted) - set(PRECISIONS)
@@ -135,7 +128,6 @@ def _work_directory(target: Path) -> Path:
 
 
 def _write_unchecked(openvino: ModuleType, source: ExportSource, work: Path, wanted: Sequence[str]) -> Manifest:
-    """Write graphs, tokenizer and manifest; the check loads them with the embedder."""
     files = _write_files(openvino, source, work, wanted)
     manifest = Manifest(
         format=FORMAT,

@@ -89,8 +89,7 @@ TEXTS: Final = (
 """48 texts."""
 
 
-CHECK_TOKENS: Final = 256
-"""Token limit with which the vectors are compared."""
+CHECK_TOKENS: Final = 256  # token limit with which the vectors are compared
 
 REFERENCE_VECTORS: Final = "data/reference_vectors.npz"
 """sentence-transformers' vectors for TEXTS with all-MiniLM-L6-v2 (`python -m tests.support.reference_vectors`)."""
@@ -138,7 +137,7 @@ def recorded_vectors() -> list[Embedding]:
     """Return the recorded embeddings of TEXTS. Raises ModelError if they were recorded for other texts."""
     with files("worker").joinpath(REFERENCE_VECTORS).open("rb") as file, np.load(file) as recorded:
         if str(recorded["texts"]) != texts_sha256():
-            raise ModelError("this is a bug: the recorded vectors belong to other texts than export_samples.TEXTS")
+            raise ModelError("this is a bug: the recorded vectors belong to other texts than export_source.TEXTS")
         pairs = zip(recorded["vectors"], recorded["truncated"], strict=True)
         return [Embedding(vector, bool(truncated)) for vector, truncated in pairs]
 
@@ -174,8 +173,8 @@ def _through_torch(openvino: ModuleType, model: str | None) -> ExportSource:
 def convert(openvino: ModuleType, model: SentenceTransformer) -> Any:
     """Convert a model to one graph: token ids (1, n) int64 -> unit vector (1, dimensions) float32, mean pooling inside.
 
-    Each text is embedded alone and unpadded, so there is no attention mask. Other poolings and extra layers are not
-    converted: the export's check finds the difference.
+    Each text is embedded alone and unpadded, without attention mask. The export's check finds other poolings and
+    layers.
     """
     import torch
 

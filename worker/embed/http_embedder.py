@@ -1,12 +1,12 @@
 """KP_EMBEDDER=http: a model behind a service with OpenAI's POST /v1/embeddings.
 
-Texts that wait while all requests are on their way go together with the next one: no timer, and no text waits where a
-request is free. After a failure nothing is sent until the service embeds the probes, a few fixed texts, with the same
-vectors as before. So an outage only makes texts wait, and a text fails alone if the service does its work otherwise.
+Texts that wait while all requests are on their way go together with the next one. After a failure nothing is sent until
+the service embeds the probes, a few fixed texts, with the same vectors as before. So an outage only makes texts wait,
+and a text fails alone if the service does its work otherwise.
 
 A gateway may answer the probes from its memory and refuse all else. So before a text fails alone, the service must
-embed a text that nobody has sent before, and of many that fail in a row only the first few do. The others are held, and
-tried again from time to time, until the service embeds one of the callers' texts.
+embed a new text, and of many that fail in a row only the first few do. The others are held, and tried again from time
+to time, until the service embeds one of the callers' texts.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from worker.config.token import Token, TokenError
 from worker.core.changelog import PROBE_DISTANCE, Probes, probe_distance
 from worker.core.novelty import Vector
 from worker.core.records import EmbedderIdentity
+from worker.core.terminal import number_of
 from worker.embed.embedder import MAX_CHARS, OFFICIAL_NAME, Embedding, ModelError, ServiceUnavailableError
 from worker.embed.embedding_service import EmbeddingService, ServiceError
 from worker.embed.export_source import CHECK_TOKENS, TEXTS, recorded_vectors
@@ -45,8 +46,7 @@ Result = TypeVar("Result")
 MOST_TEXTS: Final = 32
 """Most texts of a request: what TEI accepts by default (--max-client-batch-size) and Infinity embeds at a time."""
 
-TRIES: Final = 5
-"""Failures in a row for which a text alone is to blame, while the service embeds the probes after each."""
+TRIES: Final = 5  # failures in a row for which a text alone is to blame, while the service embeds the probes after each
 
 REFUSED_TRIES: Final = 2
 """The same for a text that the service refuses (400, 413, 422): once more, as a gateway may refuse in error."""
@@ -61,44 +61,35 @@ LONGEST_PAUSE_SECONDS: Final = 10.0
 LONGEST_ASKED_SECONDS: Final = 60.0
 """A service that asks for a longer pause (Retry-After) is asked again after this time."""
 
-START_SECONDS: Final = 15.0
-"""Longest time of the checks at the start."""
+START_SECONDS: Final = 15.0  # longest time of the checks at the start
 
 RECHECK_SECONDS: Final = 300.0
 """How often the probes are compared while texts are embedded: a service behind a balancer may be replaced unseen."""
 
-SLOW_SECONDS: Final = 10.0
-"""A request without an answer for this long makes the worker not ready."""
+SLOW_SECONDS: Final = 10.0  # a request without an answer for this long makes the worker not ready
 
 PROBES: Final = tuple(TEXTS[place] for place in (0, 3, 11, 12))
 """Fixed texts of 11, 60 and 200 tokens, and a Spanish one: they differ in length and in what a tokenizer does."""
 
 REFERENCE_DISTANCE: Final = 4e-3
-"""Most distance of a vector of all-MiniLM-L6-v2 from the recorded one, for scores within 1e-3 of the demo's. Measured:
-fp16 .0022 at most, and scores .0002 off; bf16 .019, and .002 off (docs/models.md)."""
+"""Most distance of a vector of all-MiniLM-L6-v2 from the recorded one, for scores within 1e-3 of the demo's: fp16 .0022
+at most, and scores .0002 off; bf16 .019, and .002 off (docs/models.md)."""
 
-LONG_TEXT: Final = TEXTS[-1]
-"""Over 512 tokens: whether the service cuts, and for all-MiniLM-L6-v2 also where."""
+LONG_TEXT: Final = TEXTS[-1]  # over 512 tokens: whether the service cuts, and for all-MiniLM-L6-v2 also where
 
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """A text that is to be embedded.
-
-    `may_wait`: its caller goes on with other texts meanwhile. `failed_at`: when it was held first, s of the monotonic
-    clock.
-    """
-
     text: str
-    may_wait: bool
+    may_wait: bool  # its caller goes on with other texts meanwhile
     future: Future[Embedding] = field(default_factory=Future)
-    failed_at: float = math.inf
+    failed_at: float = math.inf  # when it was held first, s of the monotonic clock
 
 
 class HttpEmbedder:
-    """Embeds by a service, with several requests at a time, in an event loop of its own thread.
+    """Embeds by a service, with several requests at a time, in an event loop in its own thread.
 
-    Constructing it checks the service, in at most START_SECONDS. Raises ServiceUnavailableError, and ModelError where
+    Constructing it checks the service for START_SECONDS at most. Raises ServiceUnavailableError, and ModelError where
     waiting does not help: the settings are wrong, or the model is not the one that they name.
     """
 
@@ -170,7 +161,7 @@ class HttpEmbedder:
         if self._refusal:
             return (
                 f"the embedding service at {self.service.url} embeds fixed texts, but fails on one text after another; "
-                f"look for what refuses them in front of it. Texts that wait: {len(self._held)}. The last failure: "
+                f"something in front of it refuses them: find it. Waiting texts: {len(self._held)}. The last failure: "
                 f"{self._refusal}"
             )
         oldest = min(tuple(self._sent), default=None)
@@ -348,7 +339,7 @@ class HttpEmbedder:
         """Note that the service has embedded a text, and let those that are held be tried again."""
         self._embedded_at, self._blamed = time.monotonic(), 0
         if self._held:
-            log.info("the embedding service embeds texts again; %d have waited", len(self._held))
+            log.info("the embedding service embeds texts again; %s waited", number_of(len(self._held), "text"))
             self._waiting.extend(self._held)
             self._held.clear()
             self._refusal = ""
@@ -399,7 +390,9 @@ class HttpEmbedder:
         results = [*await self._embed(texts[:half]), *await self._embed(texts[half:])]
         if failure.refused and half < self._most_texts and not any(isinstance(it, Exception) for it in results):
             self._most_texts = half
-            log.info("the service refuses %d texts at once (%s): it gets at most %d", len(texts), failure, half)
+            log.info(
+                "the service refuses %d texts at once (%s): from now on it gets at most %d", len(texts), failure, half
+            )
         return results
 
     async def _send(self, texts: Sequence[str]) -> list[Vector]:
@@ -468,12 +461,10 @@ def _deliver(each: _Text, result: Vector | Exception) -> None:
 async def _service(
     url: str, model: str, token: Token | None, timeout_seconds: float, connections: int
 ) -> EmbeddingService:
-    """Return the connections, made in the loop that uses them."""
     return EmbeddingService(url, model, token, timeout_seconds, connections)
 
 
 def _token(path: Path | None, url: str) -> Token | None:
-    """Return the token of KP_EMBEDDER_TOKEN_FILE. Raises ModelError."""
     if path is None:
         return None
     parts = urlsplit(url)

@@ -63,10 +63,7 @@ def load_configured(settings: Settings, side_by_side: int = 1, budget_seconds: f
 
 
 def slow_runtime(kind: str, model: str | None) -> str | None:
-    """Return why KP_EMBEDDER=auto takes the slow runtime, and what mends it; None where it does not.
-
-    Loads nothing. docs/benchmarks.md has the speed of both, docs/capacity.md their memory.
-    """
+    """Return why KP_EMBEDDER=auto takes the slow runtime, and what to do; None where it does not. Loads nothing."""
     if kind != "auto" or model == MULTILINGUAL or not find_spec("sentence_transformers"):
         return None
     if not find_spec("openvino"):
@@ -96,10 +93,9 @@ def load_embedder(
 ) -> Embedder | None:
     """Load the embedder that KP_EMBEDDER names; None for `none`. Blocks for seconds. Raises ModelError.
 
-    `auto` uses the exported model (`kp-worker export-model`) if there is one for KP_MODEL and the runtime is installed,
-    otherwise sentence-transformers. In fp32 both give the same scores to 1e-6. `side_by_side`: how many texts the
-    exported model embeds at a time, as far as `budget_seconds` permits it; sentence-transformers always embeds one
-    after the other.
+    `auto` uses the exported model if there is one for KP_MODEL and OpenVINO is installed, otherwise
+    sentence-transformers. `side_by_side`: texts that the exported model embeds at a time, as far as `budget_seconds`
+    permits.
     """
     if kind == "none":
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Final
@@ -16,11 +15,11 @@ from worker.embed.embedder import (
     OFFICIAL_NAME,
     OFFICIAL_SHA256,
     ModelError,
+    file_sha256,
 )
 
 MANIFEST: Final = "kp-model.json"
-FORMAT: Final = 1
-"""Format of the manifest. Another format is refused, because its graphs may expect other inputs."""
+FORMAT: Final = 1  # format of the manifest. Another format is refused, because its graphs may expect other inputs
 
 EXPORT_HINT: Final = "export the model again: kp-worker export-model"
 
@@ -81,8 +80,7 @@ def _models() -> Path:
 def find_exported(model: str | None) -> Path | None:
     """Return the exported directory for KP_MODEL; None: not exported.
 
-    That is the directory itself, or the default or the multilingual model's, or the one that was exported under a hub
-    name (None if there are several: only the hub knows which weights are meant).
+    It may be exported under a hub name (None if there are several: only the hub knows which weights are meant).
     """
     if model is None:
         found = [default_directory(OFFICIAL_NAME, OFFICIAL_SHA256)]
@@ -134,9 +132,3 @@ def checked_path(directory: Path, expected: CheckedFile) -> Path:
             f"the file is damaged or was replaced; {EXPORT_HINT}"
         )
     return path
-
-
-def file_sha256(path: Path) -> str:
-    """Hash a file (hex)."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

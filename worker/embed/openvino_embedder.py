@@ -42,20 +42,18 @@ PRECISIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "bf16": {"INFERENCE_PRECISION_HINT": "bf16", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"},
     "int8": {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "128"},
 }
-"""Runtime settings of each precision. Without the hint OpenVINO silently uses bf16 on every CPU that has it. Groups of
-128 activations share a scale: 64 is 5 % slower, 384 loses twice as much (cosine .9979 against .9990), 768 is slow."""
+"""Runtime settings of each precision. Without the hint OpenVINO uses bf16 on every CPU that has it. Groups of 128
+activations share a scale: 64 is 5 % slower, 384 loses twice as much (cosine .9979 against .9990)."""
 
 CPU_FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "fp32": frozenset(),
     "bf16": frozenset({"avx512_bf16", "amx_bf16"}),
     "int8": frozenset({"avx512_vnni"}),
 }
-"""A precision is supported if the CPU has one of these flags; all of them were measured. OpenVINO also reports BF16
-when it only emulates it, more than ten times slower than fp32 (oneDNN limited to AVX512_CORE_VNNI), so its report is
-ignored."""
+"""A precision is supported if the CPU has one of these flags. OpenVINO's own report is ignored: it also reports BF16
+when it only emulates it, more than ten times slower than fp32."""
 
-_WORD: Final = "word "
-"""At least one token in any vocabulary."""
+_WORD: Final = "word "  # at least one token in any vocabulary
 
 INSTALL_HINT: Final = f"{install_extra('fast')}, or set KP_EMBEDDER=sentence-transformers"
 
@@ -64,10 +62,10 @@ class OpenVinoEmbedder:
     """An exported model on CPU. `embed` may be called from `side_by_side` threads at a time.
 
     `threads` 0: one for each core. With `side_by_side` above 1 the graph is compiled twice: for one text with all
-    threads, and for that many texts that share the threads, as far as `budget_seconds` permits it (cores.py). The
-    vectors are the same, bit for bit. A text of more than `max_tokens` is embedded as the mean of its first `windows`
-    windows; 1: it is truncated. `embed_text` "objective": the caller embeds objectives apart; they are truncated at
-    `objective_limit`. Raises ModelError if the directory, the precision or the CPU does not fit.
+    threads, and for that many that share them, as far as `budget_seconds` permits (cores.py); the vectors are the same,
+    bit for bit. A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is
+    truncated. `embed_text` "objective": the caller embeds objectives apart. Raises ModelError if directory, precision
+    or CPU do not fit.
     """
 
     def __init__(
@@ -159,11 +157,7 @@ class OpenVinoEmbedder:
 
 
 def _unmap_pages(files: Sequence[Path]) -> None:
-    """Give back the resident pages of mapped weights (Linux): 86 MiB of all-MiniLM-L6-v2.
-
-    The compiled graphs have packed copies of all but the word embeddings. Pages that are needed again come back from
-    the file. The mapping is the runtime's, so Python's mmap cannot do it.
-    """
+    """Give back resident pages of mapped weights (Linux), 86 MiB: the compiled graphs have copies of most."""
     if sys.platform != "linux":
         return
     names = {str(file.resolve()) for file in files}
@@ -217,10 +211,8 @@ def _requests(
 ) -> tuple[Any, list[Any]]:
     """Compile a graph file for this CPU (0.2 s): return what infers a text with all threads, and what with each share.
 
-    Compiled graphs are not portable, so none is stored. The runtime keeps the kernels of each length of a text that it
-    has met, three a length and graph (CPU_RUNTIME_CACHE_CAPACITY, 5000 by default): some 55 MiB when a worker has met
-    all lengths up to 256 tokens. Without them it makes them anew for each text, 4 ms of CPU (39.0 ms instead of 34.9
-    with 8 kernels, 37.0 with 32, on a processor with AVX-512).
+    The runtime keeps the kernels of each length that it has met (CPU_RUNTIME_CACHE_CAPACITY): some 55 MiB for all
+    lengths up to 256 tokens. Without them it makes them anew for each text, 4 ms of CPU.
     """
     settings = {
         **PRECISIONS[precision],

@@ -55,8 +55,7 @@ def _moved(mean: float, value: float) -> float:
 
 LEAD_SHARE: Final = 0.35
 """The next text for a lone thread is admitted by this part of the expected time, and LEAD_SECONDS, before the thread is
-expected to be done. With less, the embedder idles more often than with two texts submitted at a time (measured at full
-load)."""
+expected to be done. With less, the embedder idles more often than with two texts submitted at a time."""
 
 _OBJECTIVE: Final = b"objective"
 """Keeps the hash of an objective apart from that of an equal text, which may be truncated earlier."""
@@ -65,11 +64,9 @@ _OBJECTIVE: Final = b"objective"
 class EmbeddingPool:
     """Embeds off the event loop, in the order of submission; equal texts once.
 
-    One thread for each text that the embedder takes at a time (ConcurrentEmbedder.side_by_side, otherwise 1). Fleets
-    resend and retry, so the last `remembered` texts are found by their hash; the vector equals the model's, bit for
-    bit. With one thread, `in_flight` is the most traces that are admitted and not embedded; with several, there is one
-    text for each thread. A ServedEmbedder needs no threads: it gets what it makes use of at a time, and the rest is its
-    own.
+    One thread for each text that the embedder takes at a time. Fleets resend and retry, so the last `remembered` texts
+    are found by their hash, with the same bits. With one thread, `in_flight` is the most traces that are admitted and
+    not embedded; with several, there is one text for each. A ServedEmbedder needs no threads.
     """
 
     def __init__(
@@ -98,8 +95,7 @@ class EmbeddingPool:
         self._expected = 0.0  # s, of all of them
         self._in_flight = 0
         self._freed = asyncio.Event()
-        self.hits = 0
-        """Texts that were remembered, since the start."""
+        self.hits = 0  # texts that were remembered, since the start
 
     @property
     def permitted(self) -> float:
@@ -117,7 +113,7 @@ class EmbeddingPool:
         """Wait until the next text should be submitted. One task at a time may wait.
 
         A trace's evaluation starts when it is taken off the queue. So the next one is taken when a share of the cores
-        is free, or when the text that has all of them is nearly done: earlier, it would only wait inside.
+        is free, or when the text that has all of them is nearly done.
         """
         while (full := self._full()) or (pause := self.pause()) > 0:
             self._freed.clear()
@@ -129,10 +125,10 @@ class EmbeddingPool:
         return self._in_flight >= self._most or (self._concurrent is not None and self._texts >= self._most)
 
     def embed(self, *texts: str) -> asyncio.Future[Embedding] | Embedding:
-        """Return the embedding of a trace: of its text, or the unit mean of its texts (`embedded_texts`).
+        """Return the embedding of a trace: the unit mean of its `embedded_texts`. Call this on the event loop.
 
-        At once if all are remembered; otherwise the other texts are submitted. The future fails as that of
-        `submit` does. The trace is in flight until its future is done. Call this on the event loop.
+        At once if all are remembered; otherwise the trace is in flight until its future is done, which fails as
+        `submit`'s.
         """
         view = self.identity.embed_text
         found = [self.submit(text, is_objective(index, view)) for index, text in enumerate(texts)]
@@ -149,10 +145,9 @@ class EmbeddingPool:
         return future
 
     def submit(self, text: str, objective: bool = False) -> Future[Embedding] | Embedding:
-        """Return a text's embedding if it is remembered, otherwise queue the text, whatever else is in flight.
+        """Return a text's embedding if it is remembered, otherwise queue the text. Call this from one thread.
 
-        The future fails with the embedder's exception, or with ModelError if the model is broken; equal texts may
-        share it. Call this from one thread.
+        The future fails with the embedder's exception, or ModelError if the model is broken; equal texts may share it.
         """
         if not self._remembered:
             return self._queue(text, objective)
@@ -243,8 +238,6 @@ def embed_trace(embedder: Embedder, texts: Sequence[str], view: str) -> Embeddin
 
 
 def _together(parts: Sequence[asyncio.Future[Embedding] | Embedding]) -> asyncio.Task[Embedding]:
-    """Wait for all texts of a trace."""
-
     async def wait() -> Embedding:
         await asyncio.gather(*[part for part in parts if isinstance(part, asyncio.Future)])
         return mean_of_parts([part.result() if isinstance(part, asyncio.Future) else part for part in parts])

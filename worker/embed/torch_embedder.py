@@ -48,11 +48,7 @@ def token_limit(model: SentenceTransformer, otherwise: int = 512) -> int:
 
 
 class SentenceTransformersEmbedder:
-    """Any sentence-transformers model, on CPU or GPU, in fp32.
-
-    A text of more than `max_tokens` is embedded as the mean of its first `windows` windows; 1: it is truncated.
-    `embed_text` "objective": the caller embeds objectives apart; they are truncated at `objective_limit`.
-    """
+    """Any sentence-transformers model, on CPU or GPU, in fp32; the arguments are those of OpenVinoEmbedder."""
 
     def __init__(
         self, model: str | None, max_tokens: int, threads: int, windows: int = 1, embed_text: str = "whole"
@@ -104,7 +100,6 @@ class SentenceTransformersEmbedder:
         return self._embed(text, self._limit, self._max_windows)
 
     def _embed(self, text: str, limit: int, most: int) -> Embedding:
-        """Embed at most `most` windows of at most `limit` tokens."""
         self.model.max_seq_length = limit
         if len(text.encode()) <= limit - 2:  # a token is at least one byte; two tokens are special
             return embedding_of(self._encode(text), False)
@@ -116,7 +111,6 @@ class SentenceTransformersEmbedder:
         return Embedding(mean_of_windows(vectors, tokens_of_each[:most]), left_over or len(windows) > most)
 
     def _read(self, text: str) -> tuple[str, int]:
-        """Return the text and its number of tokens."""
         return text, len(self.model.tokenizer(text, truncation=False, padding=False, verbose=False)["input_ids"])
 
     def _encode(self, text: str) -> Vector:
@@ -134,7 +128,6 @@ class SentenceTransformersEmbedder:
         return found["input_ids"], [len(mask) - sum(mask) for mask in found["special_tokens_mask"]]
 
     def _forward(self, ids: list[int]) -> Vector:
-        """Embed the tokens of one window."""
         import torch
 
         tokens = torch.tensor([ids], device=self.model.device)

@@ -1,9 +1,7 @@
 """The private names of aiokafka that we use.
 
-One function or class for each use of a name that begins with an underscore or is in a module that aiokafka does not
-document, with that name and why the public API does not suffice. No other module touches them
-(tests/unit/test_layering.py). tests/unit/kafka/test_aiokafka_private.py has a guard for each: a version of aiokafka
-that changes one fails there by name. Decisions of ours come as arguments or in subclasses.
+One function or class for each use of an underscored or undocumented name, with that name and why the public API does
+not suffice. No other module touches them. tests/unit/kafka/test_aiokafka_private.py has a guard for each.
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ AnyRequest = TypeVar("AnyRequest", bound=type[Request[Any]])
 RecordBatch: Final = DefaultRecordBatch
 """aiokafka's parser of a batch (magic 2); the public API parses whole fetches only."""
 
-LegacyBatch: Final = LegacyRecordBatch
-"""The same for magic 0 and 1."""
+LegacyBatch: Final = LegacyRecordBatch  # the same for magic 0 and 1
 
 
 # -- requests
@@ -80,10 +77,7 @@ def has_version(request: type[Request[Any]], least: int, most: int) -> bool:
 
 
 async def ask_once(host: str, port: int, request: Request[Any], **connection: Any) -> Any:
-    """Connect to one broker, send a request and disconnect (`conn.create_conn`).
-
-    The public clients log why a connection fails and raise an error without the reason.
-    """
+    """Connect to one broker, send a request and disconnect (`conn.create_conn`); public clients hide why that fails."""
     opened = await create_conn(host, port, **connection)
     try:
         return await opened.send(request)
@@ -111,9 +105,8 @@ def _authenticator_oauth(connection: AIOKafkaConnection) -> _OAuth:
 def check_oauth_answers() -> None:
     """Let every connection of this process fail if the broker rejects its token; may be called again.
 
-    The broker rejects it in its answer (RFC 7628, 3.2.2), which aiokafka ignores: a client would continue with a
-    connection that the broker closes at the first request. Replaces `AIOKafkaConnection.authenticator_oauth`; the
-    public API does not accept an authenticator.
+    aiokafka ignores the rejection (RFC 7628, 3.2.2), and its client goes on with a connection that the broker then
+    closes. Replaces `AIOKafkaConnection.authenticator_oauth`; the public API does not accept an authenticator.
     """
     AIOKafkaConnection.authenticator_oauth = _authenticator_oauth
 
@@ -140,10 +133,10 @@ class _NoticingProtocol(AIOKafkaProtocol):  # type: ignore[misc]  # aiokafka is 
 def notice_lost_brokers(seconds: int) -> None:
     """Let every connection of this process fail when its broker is unreachable for so long; may be called again.
 
-    A broker whose network is cut, or whose machine loses power, closes no connection: a request would wait for the
-    client's request timeout, which must be long, since a busy broker may take as long. The operating system knows the
-    difference: it gets no acknowledgements. Connecting and the first requests of a connection get the same time.
-    Replaces `conn.AIOKafkaProtocol` and `AIOKafkaConnection.connect`; the public API does not give the socket away.
+    A broker that loses its network or power closes no connection: a request would wait for the client's request
+    timeout, which must be long, as a busy broker may take as long. The operating system knows the difference: no
+    acknowledgements. Replaces `conn.AIOKafkaProtocol` and `AIOKafkaConnection.connect`; the public API does not give
+    the socket away.
     """
     _NoticingProtocol.seconds = seconds
     conn.AIOKafkaProtocol = _NoticingProtocol
@@ -170,7 +163,7 @@ async def closed(close: Coroutine[Any, Any, None]) -> None:
         closing.result()
     else:
         closing.cancel()
-        log.warning("a Kafka client has not closed in %.0f s; it is left behind", CLOSE_SECONDS)
+        log.warning("a Kafka client has not closed in %.0f s; the worker goes on without waiting for it", CLOSE_SECONDS)
 
 
 # -- producers
@@ -179,7 +172,7 @@ async def closed(close: Coroutine[Any, Any, None]) -> None:
 def sender_task(producer: AIOKafkaProducer) -> asyncio.Task[None]:
     """Return the task that sends (`AIOKafkaProducer._sender`, `Sender.sender_task`).
 
-    It ends with the first fatal error. The public API does not report that, and acknowledgements then never arrive.
+    It ends with the first fatal error, and acknowledgements then never arrive; the public API does not report that.
     """
     task: asyncio.Task[None] = producer._sender.sender_task
     return task
@@ -305,7 +298,7 @@ class BatchBuilder:
 def raise_group_error(consumer: AIOKafkaConsumer) -> None:
     """Raise the error of the group's coordinator, a missing ACL for example (`AIOKafkaConsumer._coordinator`).
 
-    The public API raises it in a fetch only, and a member without partitions never fetches.
+    The public API raises it only in a fetch, and a member without partitions never fetches.
     """
     if consumer._coordinator is not None:
         consumer._coordinator.check_errors()
@@ -314,8 +307,8 @@ def raise_group_error(consumer: AIOKafkaConsumer) -> None:
 async def group_assignment(consumer: AIOKafkaConsumer, group: str) -> tuple[str, set[TopicPartition]]:
     """Return the state of the consumer's group and the partitions that its members own. Raises KafkaError.
 
-    Uses `GroupCoordinator._send_req` and `ConsumerProtocol`: the public API describes groups only with an admin client,
-    which needs another connection, and does not decode assignments.
+    Uses `GroupCoordinator._send_req` and `ConsumerProtocol`: the public API needs another connection, and does not
+    decode assignments.
     """
     answer = await consumer._coordinator._send_req(DescribeGroupsRequest([group], False))
     error, _, state, _, _, members, *_ = answer.groups[0]
@@ -333,8 +326,7 @@ def rejoin_group(consumer: AIOKafkaConsumer) -> None:
 async def count_partitions(consumer: AIOKafkaConsumer, topics: Iterable[str]) -> dict[str, int] | None:
     """Ask a broker how many partitions topics of the subscription have now; None: it did not answer.
 
-    Uses `AIOKafkaClient.force_metadata_update`: the public API tells what was known at the last update. If there are
-    new ones, the consumer joins its group again.
+    Uses `AIOKafkaClient.force_metadata_update`. If there are new partitions, the consumer joins its group again.
     """
     if not await consumer._client.force_metadata_update():
         return None
@@ -364,13 +356,11 @@ async def _fetch_that_may_be_cancelled(self: Any, *request: Any) -> Any:
 def forget_cancelled_fetches() -> None:
     """Let every consumer of this process forget a fetch that was cancelled; may be called again.
 
-    `Fetcher.fetched_records` waits for a future, which it removes from `_fetch_waiters` once it is done. Of a fetch
-    that is cancelled it never is: each rebalance would leave one future a partition, for as long as the consumer lives.
-    Nothing else refers to such a future. Replaces `Fetcher.__init__`; the public API has no way to end a fetch.
+    A cancelled fetch stays in `_fetch_waiters`: each rebalance would leave one future a partition. A WeakSet in its
+    place lets it go. Replaces `Fetcher.__init__`; the public API has no way to end a fetch.
 
-    `Fetcher.close` cancels and awaits its requests. One that waits for an answer then returns False; one that pauses
-    after an error, as all do while the broker is away, would end `stop` with CancelledError and leave the connections
-    open. Replaces `Fetcher._proc_fetch_request`.
+    `Fetcher.close` cancels and awaits its requests. One that pauses after an error would end `stop` with CancelledError
+    and leave the connections open. Replaces `Fetcher._proc_fetch_request`.
     """
     fetcher.Fetcher.__init__ = _fetcher_that_forgets
     fetcher.Fetcher._proc_fetch_request = _fetch_that_may_be_cancelled
@@ -379,8 +369,8 @@ def forget_cancelled_fetches() -> None:
 def read_fetches_with(batches: type[Any], records: type[PartitionRecords], result: type[FetchResult]) -> None:
     """Let every consumer of this process read fetch responses by these classes; may be called again.
 
-    Replaces `MemoryRecords`, `PartitionRecords` and `FetchResult` in `aiokafka.consumer.fetcher`: the public API does
-    not accept a reader, and aiokafka's is not bounded in memory and stops at a record that it cannot parse.
+    Replaces `MemoryRecords`, `PartitionRecords` and `FetchResult` in `aiokafka.consumer.fetcher`: the public API
+    accepts no reader, and aiokafka's is not bounded in memory and stops at a record that it cannot parse.
     """
     fetcher.MemoryRecords = batches
     fetcher.PartitionRecords = records
@@ -388,10 +378,7 @@ def read_fetches_with(batches: type[Any], records: type[PartitionRecords], resul
 
 
 class PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
-    """aiokafka's iterator over the records of one partition, which can restart after an error.
-
-    A subclass defines `recovers`, and may define `consumer_record`, which replaces `_consumer_record`.
-    """
+    """aiokafka's iterator over a partition's records; it can restart after an error that a subclass `recovers`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -10,8 +10,8 @@ Then:
  6. drain: let what is in flight be committed;
  7. close: stop the producers.
 
-Steps 1 to 4 run in a task, because this member's heartbeats must go out meanwhile. Step 6 waits for them: a producer
-that starts late would fence the next owner. The worker takes the same steps on Faust (stream/assignment.py).
+Steps 1 to 4 run in a task, because heartbeats must go out meanwhile. Step 6 waits for them: a producer that starts late
+would fence the next owner. The worker takes the same steps on Faust (stream/assignment.py).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from aiokafka.abc import ConsumerRebalanceListener
 
 from worker.config import Settings
 from worker.core.records import SourceRecord
+from worker.core.terminal import number_of
 from worker.kafka.cluster.connections import connected
 from worker.kafka.cluster.topic_watch import TopicLostError, TopicWatch
 from worker.kafka.reading.fetches import source_record
@@ -39,8 +40,7 @@ log = logging.getLogger(__name__)
 
 GAUGE_SECONDS: Final = 1.0
 
-POLL_MS: Final = 500
-"""How long a poll waits for the first record."""
+POLL_MS: Final = 500  # how long a poll waits for the first record
 
 NO_POLL_LIMIT_MS: Final = 2**31 - 1
 """The work on a batch may take longer than Kafka's limit between two polls; heartbeats show that the process lives."""
@@ -106,12 +106,9 @@ class Claim:
 
     tp: TopicPartition
     consumer: AIOKafkaConsumer
-    producer: Producer
-    """It has started, so the former owner is fenced."""
-    position: Position
-    """Where the work begins."""
-    stop: Stop = field(default_factory=Stop)
-    """Set when the partition is revoked, and when the process ends."""
+    producer: Producer  # it has started, so the former owner is fenced
+    position: Position  # where the work begins
+    stop: Stop = field(default_factory=Stop)  # set when the partition is revoked, and when the process ends
 
     async def poll(self, most: int) -> list[SourceRecord]:
         """Return the next records, at most so many; none where none come for a while. Raises StoppedError."""
@@ -123,10 +120,8 @@ class Claim:
 class Work(Protocol):
     """The work on one partition."""
 
-    next_offset: int
-    """Behind the last record that is done."""
-    idle: bool
-    """Whether no record is left: what lies between `next_offset` and the end are markers of transactions."""
+    next_offset: int  # behind the last record that is done
+    idle: bool  # whether no record is left: what lies between `next_offset` and the end are markers of transactions
 
     async def run(self) -> None:
         """Do step 5 until the claim's `stop` is set; then do step 6, and raise StoppedError."""
@@ -165,11 +160,7 @@ class Job(Protocol[AnyWork]):
 
 
 class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]  # aiokafka is untyped
-    """One process's share of the topics. `failed` is set with the first error, `failure`.
-
-    `drain_seconds`: how long the group waits for step 6. `watch`: the topics without which the work cannot go on.
-    `set_ready` takes 1 or 0, the gauge of readiness.
-    """
+    """One process's share of the topics. The first error sets `failure` and `failed`."""
 
     def __init__(
         self,
@@ -179,9 +170,9 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
         *,
         group: str,
         topics: Collection[str],
-        drain_seconds: float,
-        watch: TopicWatch,
-        set_ready: Callable[[float], None],
+        drain_seconds: float,  # how long the group waits for step 6
+        watch: TopicWatch,  # of the topics without which the work cannot go on
+        set_ready: Callable[[float], None],  # takes 1 or 0
     ) -> None:
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
@@ -316,8 +307,8 @@ class Member(ConsumerRebalanceListener, Generic[AnyWork]):  # type: ignore[misc]
                 found[TopicPartition(topic, number)] = position
                 if position.lost:
                     log.error(
-                        "%s/%d: %d records were deleted by retention before they were read",
-                        topic, number, position.lost,
+                        "%s/%d: retention deleted %s before it was read",
+                        topic, number, number_of(position.lost, "record"),
                     )  # fmt: skip
         return found
 

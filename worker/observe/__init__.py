@@ -1,1 +1,1 @@
-"""What others see of a worker: metrics, logs, spans, health and the status page."""
+"""All that can be observed of a worker: metrics, logs, spans, health and the status page."""

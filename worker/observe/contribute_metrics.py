@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+from functools import partial
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+from prometheus_client import CollectorRegistry, Gauge, Info
 
 from worker.core.findings import STRICT_TYPES
-from worker.observe.metrics import Histogram
+from worker.observe.metrics import Histogram, counter_at_zero, drop
 
 SKIP_REASONS: Final = ("visibility", "privacy", "lost")
 REFUSAL_REASONS: Final = (
@@ -27,66 +27,40 @@ class ContributeMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.posted = Counter(
-            "kp_contribute_posted_total", "Traces that the registry has stored (201).", registry=registry
-        )
-        self.found = Counter(
+        counter, gauge = partial(counter_at_zero, registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.posted = counter("kp_contribute_posted_total", "Traces that the registry stored (201).")
+        self.found = counter(
             "kp_contribute_found_total",
-            "Traces that the registry already had with the same content; they were not posted again.",
-            registry=registry,
+            "Traces that the registry already had with the same content.",
         )
-        self.refused = Counter(
-            "kp_contribute_refused_total", "Traces refused for good, by reason.", ["reason"], registry=registry
-        )
-        self.skipped = Counter(
+        self.refused = counter("kp_contribute_refused_total", "Traces refused for good.", reason=REFUSAL_REASONS)
+        self.skipped = counter(
             "kp_contribute_skipped_total",
             "Traces kept back by KP_CONTRIBUTE_VISIBILITY or KP_CONTRIBUTE_PRIVACY, or deleted by retention (lost).",
-            ["reason"],
-            registry=registry,
+            reason=SKIP_REASONS,
         )
-        self.redactions = Counter(
-            "kp_contribute_redactions_total", "Markers set in posted traces, by type.", ["type"], registry=registry
+        self.redactions = counter("kp_contribute_redactions_total", "Markers in posted traces.", type=STRICT_TYPES)
+        self.lag = gauge("kp_contribute_lag", "Accepted records not yet processed.", ["partition"])
+        self.held = gauge(
+            "kp_contribute_held", "Traces that wait because something other than the registry answers.", ["partition"]
         )
-        self.lag = Gauge("kp_contribute_lag", "Accepted records not yet processed.", ["partition"], registry=registry)
-        self.held = Gauge(
-            "kp_contribute_held",
-            "Traces that wait because something other than the registry answers.",
-            ["partition"],
-            registry=registry,
-        )
-        self.rate_left = Gauge(
-            "kp_contribute_rate_left", "POSTs that the registry still allows now, by its answers.", registry=registry
-        )
-        self.duration = Histogram(
+        self.rate_left = gauge("kp_contribute_rate_left", "POSTs that the registry still allows, by its answers.")
+        self.duration = histogram(
             "kp_contribute_request_duration_seconds",
-            "Time of one request to the registry, with or without an answer.",
+            "Time of one request to the registry, answered or not.",
             buckets=REQUEST_SECONDS,
-            registry=registry,
         )
-        self.late = Counter(
+        self.late = counter(
             "kp_contribute_late_total",
-            "Requests that took effect after the look-up had found nothing, as far as can be seen.",
-            registry=registry,
+            "Requests known to have taken effect after a look-up had found nothing.",
         )
-        self.retries = Counter(
-            "kp_contribute_retries_total",
-            "Requests that failed and are tried again, by cause.",
-            ["cause"],
-            registry=registry,
+        self.retries = counter(
+            "kp_contribute_retries_total", "Requests that failed and are tried again.", cause=RETRY_CAUSES
         )
-        self.ready = Gauge("kp_contribute_ready", "1 while /readyz answers 200.", registry=registry)
+        self.ready = gauge("kp_contribute_ready", "1 while /readyz answers 200.")
         self.build = Info("kp_contribute_build", "Version and consumer group.", registry=registry)
-        for counter, values in (
-            (self.refused, REFUSAL_REASONS),
-            (self.skipped, SKIP_REASONS),
-            (self.redactions, STRICT_TYPES),
-            (self.retries, RETRY_CAUSES),
-        ):
-            for value in values:
-                counter.labels(value)
 
     def forget_partition(self, partition: int) -> None:
         """Drop the gauges of a partition that is no longer assigned."""
-        for gauge in (self.lag, self.held):
-            with contextlib.suppress(KeyError):
-                gauge.remove(str(partition))
+        drop((self.lag, self.held), str(partition))

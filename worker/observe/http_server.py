@@ -1,7 +1,7 @@
 """The HTTP port: /metrics, /healthz, /readyz, and the pages it is given. No client can block the others.
 
-Anyone who reaches the port may use it. So there is one answer for each connection, there are few connections, and each
-lasts a few seconds. A new one closes the oldest: a probe or a scrape takes milliseconds, so the oldest one hangs.
+Anyone who reaches the port may use it. So each connection gets one answer and lasts a few seconds, and one connection
+too many closes the oldest: a probe or a scrape takes milliseconds, so the oldest one hangs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ from worker.core.terminal import clean
 
 log = logging.getLogger(__name__)
 
-Check = Callable[[], str | None]
-"""Returns None when all is well, otherwise one sentence that says what is wrong."""
+Check = Callable[[], str | None]  # returns None when all is well, otherwise one sentence that says what is wrong
 
 MAX_CONNECTIONS: Final = 64
 """Most connections at a time: more than probes and scrapers need, and few of the process's file descriptors."""
 
-CONNECTION_SECONDS: Final = 10.0
-"""Longest time that a connection may last, whatever it does: a scrape takes some ms."""
-
-FAILURE_LENGTH: Final = 200
-"""Most characters of a failure in the log: its message may quote the request."""
+CONNECTION_SECONDS: Final = 10.0  # longest time that a connection may last, whatever it does: a scrape takes some ms
+FAILURE_LENGTH: Final = 200  # most characters of a failure in the log: its message may quote the request
 
 CONTENT_TYPE: Final = re.compile(r"[\w/.;= -]{1,200}", re.ASCII)
 """A valid content type. The client library copies parts of the Accept header into it."""
@@ -48,10 +44,7 @@ HEADERS: Final = {
 
 
 class HttpServer:
-    """Serves metrics and health. `healthy` is for liveness, `ready` for readiness.
-
-    `pages`: path -> page, whose headers go over HEADERS.
-    """
+    """Serves metrics and health. `pages`: by path, with headers that go over HEADERS."""
 
     def __init__(
         self,
@@ -77,7 +70,7 @@ class HttpServer:
         return int(self._runner.addresses[0][1])
 
     def cannot_listen(self, error: OSError) -> str:
-        """Return what to say when `start` has failed."""
+        """Return the message for a `start` that has failed."""
         return (
             f"cannot listen on KP_HTTP_HOST={self._host} KP_HTTP_PORT={self._port}: {error.strerror or error}; "
             "set KP_HTTP_PORT to a free port (0: any)"
@@ -104,10 +97,7 @@ class HttpServer:
 
 
 def _metrics(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Return the metrics and their content type; the text format where the Accept header asks for an unknown one.
-
-    The client library trusts the header: it compares version=abc with numbers, and fails.
-    """
+    """Return the metrics and their content type; text where the library fails on the Accept header."""
     try:
         encode, content_type = choose_encoder(accept)
         if CONTENT_TYPE.fullmatch(content_type):

@@ -31,8 +31,8 @@ BURST: Final = 5
 class RateLimit(logging.Filter):
     """Writes `BURST` log records of one template in each window, and reports how many it suppressed.
 
-    It applies to messages that any record on a topic or any request to the HTTP port can cause: those of the LIMITED
-    loggers, and the worker's own about one source record (those with an offset). Debug messages are never suppressed.
+    It applies to what any record on a topic or any request to the HTTP port can cause: the LIMITED loggers, and the
+    worker's messages about one source record (those with an offset); never to debug messages.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -104,10 +104,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """The same as one JSON object per line: time, level, logger, message, the fields, and the exception, if any.
-
-    Characters that end a line are escaped, which is the same JSON.
-    """
+    """The same as one JSON object per line: time, level, logger, message, the fields, and the exception, if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write the record as JSON."""

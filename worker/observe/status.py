@@ -1,7 +1,6 @@
-"""The status page: what the HTTP port shows a person at `/`, and the numbers behind it at `/status.json`.
+"""The status page: the page for people at `/` of the HTTP port, and its numbers at `/status.json`.
 
-Numbers that /metrics also has come from Metrics, so that both say the same. Without KP_STATUS_PAGE none of this is
-created.
+Numbers that /metrics also has come from Metrics. Without KP_STATUS_PAGE none of this is created.
 """
 
 from __future__ import annotations
@@ -35,36 +34,25 @@ from worker.version import __version__
 KEPT_TRACES: Final = 50
 KEPT_DEAD_LETTERS: Final = 20
 
-KEPT_DOMAINS: Final = 50
-"""Domains that are known by name; the one that came longest ago goes first."""
-
-KEPT_OF_DOMAIN: Final = 20
-"""Traces of one domain that are kept, so that the filter finds those of a rare one, too."""
+KEPT_DOMAINS: Final = 50  # domains that are known by name; the one that came longest ago goes first
+KEPT_OF_DOMAIN: Final = 20  # traces of one domain that are kept, so that the filter finds those of a rare one, too
 
 KEPT_OBJECTIVES: Final = 2000
 """Traces whose objective is known to a later one that has them as its nearest; only where texts may be shown."""
 
-TEXT_LENGTH: Final = 200
-"""Most characters of an objective that are kept."""
-
-DOMAIN_LENGTH: Final = 100
-"""Most characters of a domain that are kept: domains are told apart by these."""
+TEXT_LENGTH: Final = 200  # most characters of an objective that are kept
+DOMAIN_LENGTH: Final = 100  # most characters of a domain that are kept: these distinguish domains
 
 
-# Raw fields: of a key given twice the last value counts, as for the parser, and 1e400 elsewhere is no error.
+# Raw fields: of a key given twice the last value counts, as for the parser, and 1e400 elsewhere is not an error.
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text: Final = msgspec.json.Decoder(str)
 
 
 class TraceRow(NamedTuple):
-    """A committed trace; `objective` is None unless texts may be shown. `number` counts the worker's traces.
+    """A committed trace. Ids are cut to CACHED_ID_LENGTH, and made safe when the row is shown: most never are."""
 
-    `nearest_objective`: that of the nearest trace, if it is one of the last KEPT_OBJECTIVES.
-    Ids are as the record has them, cut to CACHED_ID_LENGTH: they are made safe when the row is shown, because most rows
-    never are.
-    """
-
-    number: int
+    number: int  # of the worker's traces
     committed_ms: int
     partition: int
     offset: int
@@ -81,8 +69,8 @@ class TraceRow(NamedTuple):
     similarity: float | None
     nearest_partition: int | None
     nearest_offset: int | None
-    objective: str | None
-    nearest_objective: str | None
+    objective: str | None  # None unless texts may be shown
+    nearest_objective: str | None  # of the nearest trace, if it is one of the last KEPT_OBJECTIVES
 
     def explained(self) -> dict[str, Any]:
         """Return the row with the steps that lead to its score; components, weights and parts in the score's order."""
@@ -112,8 +100,6 @@ class DeadLetterRow(NamedTuple):
 
 @dataclass(slots=True)
 class _Domain:
-    """A domain's traces since it is known, its last ones, and the profile that they took."""
-
     traces: int = 0
     profile: str = ""
     rows: deque[TraceRow] = field(default_factory=lambda: deque(maxlen=KEPT_OF_DOMAIN))
@@ -210,8 +196,7 @@ class LastRows:
     def _texts_of(self, record: SourceRecord, output: OutputRecord, scored: ScoredTrace) -> tuple[str, str | None]:
         """Return the start of the trace's domain, and of its objective if texts may be shown.
 
-        What a redacted document no longer contains is shown nowhere. A document is only parsed again where it must be:
-        every committed trace comes here.
+        What a redacted document no longer contains is shown nowhere. It is only parsed again where it must be.
         """
         if output.redactions is None and not self._texts:
             return self._domain_name(scored.domain[:DOMAIN_LENGTH]), None
@@ -233,7 +218,6 @@ def now_ms() -> int:
 
 
 def _texts(value: bytes | None) -> tuple[str, str]:
-    """Return the start of a valid trace's domain and of its objective."""
     document = _fields.decode(value or b"")
     metadata, task = _fields.decode(document["metadata"]), _fields.decode(document["task"])
     domain, objective = _text.decode(metadata["task_domain"]), _text.decode(task["objective"])
@@ -241,7 +225,6 @@ def _texts(value: bytes | None) -> tuple[str, str]:
 
 
 def _shown(text: str, length: int) -> str:
-    """Return the start of a record's text, safe to be shown."""
     return clean(text[:length])[:length]
 
 
@@ -286,10 +269,7 @@ def explain_command(settings: Settings) -> str:
 
 
 class Status:
-    """The page's data. `problem` says why the worker is not ready, None when it is; `warning` what should be changed.
-
-    All methods are called from the event loop's thread.
-    """
+    """The page's data. `problem` says why the worker is not ready; `warning` what should be changed."""
 
     def __init__(
         self, settings: Settings, metrics: Metrics, problem: Callable[[], str | None], warning: str | None = None
@@ -321,10 +301,7 @@ class Status:
         )
 
     def snapshot(self, domain: str | None = None) -> dict[str, Any]:
-        """Return everything that the page shows; times in ms since 1970 where the name ends in _ms.
-
-        `domain`: of the traces only those of this one; None: of all.
-        """
+        """Return everything that the page shows; *_ms is ms since 1970. `domain`: only its traces."""
         settings, metrics = self._settings, self._metrics
         build = _samples(metrics.build)
         return {
@@ -368,7 +345,6 @@ class Status:
         }
 
     def _verdicts(self) -> dict[str, Any]:
-        """Return accepted and rejected traces, dead letters, and the reasons of these."""
         verdicts = _samples(self._metrics.traces, "kp_traces_total")
         letters = _samples(self._metrics.dead_letters, "kp_dead_letters_total")
         counts = {
@@ -424,7 +400,7 @@ class Status:
 def content_security_policy(html: bytes) -> str:
     """Return the header that lets the page run its own script and style, talk to its own port, and nothing else.
 
-    Trusted Types take `innerHTML` and its like away from the script itself: all data can only be inserted as text.
+    Trusted Types take `innerHTML` and its like away from the script itself: data can only be inserted as text.
     """
     allowed = {}
     for element in (b"script", b"style"):
@@ -446,5 +422,4 @@ def _samples(metric: Any, name: str | None = None) -> list[tuple[dict[str, str],
 
 
 def _value(counter: Any) -> float:
-    """Return the value of a counter without labels."""
     return _samples(counter)[0][1]

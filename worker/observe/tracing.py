@@ -1,16 +1,14 @@
-"""OpenTelemetry spans: one for each source record, from taken to committed. None are made unless KP_TRACING=true.
-
-OpenTelemetry is imported only when tracing is on (the extra `tracing`).
-"""
+"""OpenTelemetry spans: one for each source record, from taken to committed, if KP_TRACING=true."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from worker.config import ConfigError, Settings
 from worker.core.records import Headers, OutputRecord, SourceRecord
@@ -24,55 +22,14 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-CONTEXT_HEADERS: Final = ("traceparent", "tracestate")
-"""W3C Trace Context, as Kafka headers."""
+CONTEXT_HEADERS: Final = ("traceparent", "tracestate")  # W3C Trace Context, as Kafka headers
 
 FLUSH_SECONDS: Final = 3.0
 """Longest wait for the last spans when the worker stops: a collector that is away must not delay a restart."""
 
 
-class NoTracing:
-    """Makes no spans: tracing is off."""
-
-    def begin(self, record: SourceRecord) -> None:
-        """Begin none."""
-
-    def trace_id(self, span: Span | None) -> str | None:
-        """Return None: there is no trace."""
-
-    def embedded(self, span: Span | None) -> None:
-        """Note nothing."""
-
-    def scored(
-        self, span: Span | None, trace: ReasoningTrace, scored: ScoredTrace, output: OutputRecord
-    ) -> OutputRecord:
-        """Return the output as it is."""
-        return output
-
-    def refused(self, span: Span | None, reason: Reason) -> None:
-        """Note nothing."""
-
-    def forgotten(self, span: Span | None) -> None:
-        """Note nothing."""
-
-    def judged(self, span: Span | None) -> None:
-        """Note nothing."""
-
-    def end(self, spans: Iterable[Span | None]) -> None:
-        """End none."""
-
-    def stop(self) -> None:
-        """Export nothing."""
-
-
-NO_TRACING: Final = NoTracing()
-
-
 class Tracing:
-    """Makes spans for the records of one consumer group. Nothing here waits for the exporter.
-
-    Without a span (None, as NoTracing gives) the methods do nothing.
-    """
+    """Makes spans for the records of one consumer group; without a span (None) the methods do nothing."""
 
     def __init__(self, provider: TracerProvider, group: str) -> None:
         from opentelemetry import trace
@@ -84,7 +41,7 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._group = group
 
-    def begin(self, record: SourceRecord) -> Span:
+    def begin(self, record: SourceRecord) -> Span | None:
         """Begin a record's span: a child of the span in its `traceparent`, or the first of a new trace."""
         attributes: dict[str, str | int | bool] = {
             "messaging.system": "kafka",
@@ -160,18 +117,37 @@ class Tracing:
                 span.end()
 
     def stop(self) -> None:
-        """Export what is left, for at most FLUSH_SECONDS."""
+        """Export the remaining spans, for at most FLUSH_SECONDS."""
         flush = threading.Thread(target=self._provider.shutdown, name="tracing-flush", daemon=True)
         flush.start()
         flush.join(FLUSH_SECONDS)
+
+
+class NoTracing(Tracing):
+    """Makes no spans: tracing is off."""
+
+    def __init__(self) -> None:
+        pass
+
+    def begin(self, record: SourceRecord) -> None:
+        """Begin none."""
+
+    def end(self, spans: Iterable[Span | None]) -> None:
+        """End none."""
+
+    def stop(self) -> None:
+        """Export nothing."""
+
+
+NO_TRACING: Final = NoTracing()
 
 
 def _context_headers(headers: Headers) -> dict[str, str]:
     return {name: (value or b"").decode("latin-1") for name, value in headers if name in CONTEXT_HEADERS}
 
 
-def start_tracing(settings: Settings) -> Tracing | NoTracing:
-    """Start to export spans as the OTEL_* variables say, where tracing is on. Raises ConfigError."""
+def start_tracing(settings: Settings) -> Tracing:
+    """Start to export spans as the OTEL_* variables say, if tracing is on. Raises ConfigError."""
     if not settings.tracing:
         return NO_TRACING
     try:

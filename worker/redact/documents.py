@@ -1,33 +1,25 @@
-"""Redaction: secrets and personal data in a text, and in a trace document, become markers such as [REDACTED:email].
-
-`redact_text` gives, character by character, what the KnowledgePulse SDK's cleaner gives. The SDK's patterns are
-JavaScript's: case is ignored in ASCII only, a word is [0-9A-Za-z_], white space includes U+00A0 and U+FEFF, and a
-character beyond U+FFFF counts as two. Each pattern works on the result of the one before.
-
-Time is linear in the length of the text. At each place a pattern looks at a bounded number of characters, or at
-characters at which it looks from no other place: an address is found from its @, and unbounded repeats never back off.
-Lookaheads at the beginning of a pattern only save time.
-"""
+"""Redaction: secrets and personal data in a text, and in a trace document, become markers such as [REDACTED:email]."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from worker.core.findings import LEVELS, STRICT_TYPES, TYPES
 from worker.core.trace import InvalidTrace, Metadata, Outcome, Reason, ReasoningTrace, Step, Task, Tool
-from worker.redact import strict
-from worker.redact.fold import fold
-from worker.redact.markers import Found, bounded, put_markers
-from worker.redact.names import is_named_secret, is_secret_after, is_secret_member
+from worker.redact.markers import Found, put_markers
 from worker.redact.own import OwnPattern, replace_own
+from worker.redact.reference import PASSWORD_MARKER, found_by_reference, redact_as_reference
+from worker.redact.strict.find import find_secrets
+from worker.redact.strict.fold import fold
+from worker.redact.strict.members import is_named_secret, is_secret_after, is_secret_member
 
 RULES: Final = ("reference", "strict")
-"""The sets of rules: the SDK's, and those with what else transcripts contain (strict.py)."""
+"""The sets of rules: the SDK's, and those with what else transcripts contain (strict/)."""
 
 
 class Rules(NamedTuple):
@@ -41,71 +33,6 @@ class Rules(NamedTuple):
         """Return the types of markers that these rules set."""
         return (*(STRICT_TYPES if self.name == "strict" else TYPES), *(pattern.name for pattern in self.own))
 
-
-_PASSWORD_MARKER: Final = "[REDACTED:password]"  # noqa: S105 no password
-
-_SHORTEST: Final = 6
-"""Characters of the shortest text in which a pattern finds something: a@b.cc, xoxb-1."""
-
-_SIGNS: Final = re.compile("[-0-9:=@/_AB]")
-"""Whatever a pattern finds has one of these characters; the letters are those of AKIA and Bearer."""
-
-_SPACE: Final = r"\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-_BREAK: Final = f"[-.{_SPACE}]"
-_OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
-_URL_SCHEME: Final = r"(?=[AMPRampr])(?i:postgres(?:ql)?|mysql|rediss?|mongodb(?:\+srv)?|amqps?)"
-_ASSIGNED: Final = "(?=[APSTapst])(?i:passw(?:or)?d|secret|token|api_?key|api_secret|access_token|auth_token)"
-_BARE: Final = rf"""[^{_SPACE}'"`,;)}}\[\]]"""
-# Two of JavaScript's characters at least, which one character beyond U+FFFF is.
-_PASSWORD: Final = rf"(?:(['\"])[^'\"]*+\2|(?:{_BARE}{{2}}|(?=[\U00010000-\U0010ffff]){_BARE}){_BARE}*+)"
-_USER_NAME: Final = "[a-zA-Z0-9._-]++"
-_REST_OF_PATH: Final = rf"""[^{_SPACE}'"`,;)}}\]]*+"""
-
-
-class _Rule(NamedTuple):
-    """One pattern, and a text without which it finds nothing."""
-
-    kind: str
-    hint: str
-    pattern: re.Pattern[str]
-    replacement: str | Callable[[re.Match[str]], str]
-
-
-def _rule(kind: str, hint: str, pattern: str, kept: str = "") -> _Rule:
-    """Return the rule; `kept` is what stays before the marker."""
-    return _Rule(kind, hint, re.compile(pattern, re.ASCII), f"{kept}[REDACTED:{kind}]")
-
-
-_SECRETS: Final = (
-    # first, so that no later rule finds half of an address with a password in it
-    _rule("connection_string", "://", rf"""{_URL_SCHEME}://[^{_SPACE}'"`,)}}\]]++"""),
-    _rule("bearer_token", "Bearer", rf"Bearer[{_SPACE}]++(?!kp_)[A-Za-z0-9_.~+/=-]{{20,}}+", "Bearer "),
-    _rule("api_key", "sk-", "sk-[A-Za-z0-9]{20,}+"),  # OpenAI
-    _rule("api_key", "gh", "gh[poas]_[A-Za-z0-9]{36,}+"),  # GitHub
-    _rule("api_key", "AKIA", "AKIA[A-Z0-9]{16}"),  # AWS
-    _rule("api_key", "kp_", "kp_[a-f0-9]{16,}+"),  # KnowledgePulse
-    _rule("api_key", "xox", "xox[bpras]-[A-Za-z0-9-]++"),  # Slack
-    _Rule(
-        "password",
-        "",
-        re.compile(rf"(\b{_ASSIGNED}[{_SPACE}]*+[=:][{_SPACE}]*+)(?!\[(?i:REDACTED)){_PASSWORD}", re.ASCII),
-        lambda match: f"{match[1]}{_PASSWORD_MARKER}",
-    ),
-)
-
-_LOCAL_PART: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._%+-"
-_ADDRESS_FROM_AT: Final = re.compile(r"(?<=[0-9A-Za-z._%+-])@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}+")
-
-# NANP numbers: the ten digits, and what may stand before them.
-_TEN_DIGITS: Final = re.compile(rf"[0-9]{{3}}\)?{_BREAK}?[{_SPACE}]?[0-9]{{3}}{_BREAK}[0-9]{{4}}\b", re.ASCII)
-_COUNTRY_CODE: Final = re.compile(rf"(?:\+?1{_BREAK}?\(?|\()\Z")
-
-_IDENTIFIERS: Final = (
-    _rule("phone", "+", r"\+[1-9][0-9]{6,14}\b"),
-    _rule("ip", ".", rf"\b(?=[0-9]){_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}\b"),
-    _rule("filepath", "/", rf"/(?:home|Users)/{_USER_NAME}(?:/{_REST_OF_PATH})?"),
-    _rule("filepath", ":\\Users\\", rf"[A-Z]:\\Users\\{_USER_NAME}(?:\\{_REST_OF_PATH})?"),
-)
 
 _PASSWORD_NAME: Final = re.compile(r"(?i:passw(?:or)?d|secret|token|api[\W_]?key)[\W_]*+\Z")
 """Names of members that hold a password: those of the pattern above, also at the end of a longer name."""
@@ -142,19 +69,23 @@ def redact_document(
 def redact_json(raw: bytes, rules: str | Rules = "reference") -> tuple[bytes, dict[str, int]]:
     """Return a trace document as JSON without secrets, and how many markers of each type were set.
 
-    The level is the document's own metadata.privacy_level, or `aggregated` where that is none of LEVELS. The document
-    is written anew, so nothing stays in an earlier value of a duplicate key; numbers keep their spelling. Raises
-    InvalidTrace for what is no JSON object.
+    The level is the document's own (`level_of`). The document is written anew, so nothing stays in an earlier value of
+    a duplicate key; numbers keep their spelling. Raises InvalidTrace for what is not a JSON object.
     """
     try:
         document = _decoder.decode(raw)
-        metadata = document.get("metadata")
-        level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
-        cleaned, counts = redact_document(document, level if level in LEVELS else LEVELS[0], rules)
+        cleaned, counts = redact_document(document, level_of(document), rules)
         return msgspec.json.encode(cleaned), counts
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         # without the library's message, which may quote the text
         raise InvalidTrace(Reason.NOT_JSON, "", "cannot be redacted; send one JSON object") from None
+
+
+def level_of(document: Mapping[str, Any]) -> str:
+    """Return a document's metadata.privacy_level; `aggregated`, which redacts most, where that is none of LEVELS."""
+    metadata = document.get("metadata")
+    level = metadata.get("privacy_level") if isinstance(metadata, dict) else None
+    return level if isinstance(level, str) and level in LEVELS else LEVELS[0]
 
 
 def _checked(level: str, rules: str | Rules) -> Rules:
@@ -168,15 +99,14 @@ def _checked(level: str, rules: str | Rules) -> Rules:
 
 
 def _redact(text: str, level: str, rules: Rules, counts: dict[str, int]) -> str:
-    before, text = text, _redact_as_reference(text, level, counts)
+    before, text = text, redact_as_reference(text, level, counts)
     if rules.name == "strict":
         text = _redact_strictly(text, level, counts)
-        for _ in range(
-            _MOST_ROUNDS if len(text) <= _SHORT else 1
-        ):  # markers show what is a secret behind or between them, so that twice is once
+        # Markers show what is a secret behind or between them; after these rounds, twice is once.
+        for _ in range(_MOST_ROUNDS if len(text) <= _SHORT else 1):
             if text == before:
                 break
-            before, text = text, _redact_strictly(_redact_as_reference(text, level, counts), level, counts)
+            before, text = text, _redact_strictly(redact_as_reference(text, level, counts), level, counts)
     return replace_own(rules.own, text, counts) if rules.own else text
 
 
@@ -187,94 +117,12 @@ _SHORT: Final = 1 << 14
 
 def _redact_strictly(text: str, level: str, counts: dict[str, int]) -> str:
     folded = fold(text)
-    found = strict.find_secrets(folded.text, level)
+    found = find_secrets(folded.text, level)
     if folded.text is not text:
-        found += _found_by_reference(folded.text, level)
+        found += found_by_reference(folded.text, level)
         found = [Found(*folded.original(start, end), kind) for start, end, kind in found]
     return put_markers(text, found, counts) if found else text
 
-
-def _found_by_reference(text: str, level: str) -> Iterator[Found]:
-    """Find what the reference's patterns find once the disguise is off."""
-    for rule in (*_SECRETS, *(_IDENTIFIERS if level != "private" else ())):
-        if rule.hint in text:
-            group = 1 if rule.kind == "password" else 0
-            places = (
-                Found(match.end(1) if group else match.start(), match.end(), rule.kind)
-                for match in rule.pattern.finditer(text)
-            )
-            yield from bounded(places, len(text))
-    if level != "private":
-        for kind, pattern, begin in _LEFTWARDS:
-            places = (Found(start, end, kind) for start, end in _leftwards(pattern, begin, text))
-            yield from bounded(places, len(text))
-
-
-def _redact_as_reference(text: str, level: str, counts: dict[str, int]) -> str:
-    if len(text) < _SHORTEST or not _SIGNS.search(text):
-        return text
-    text = _apply(_SECRETS, text, counts)
-    if level == "private":
-        return text
-    if "@" in text:
-        text = _apply_leftwards("email", _ADDRESS_FROM_AT, _local_part, text, counts)
-    text = _apply_leftwards("phone", _TEN_DIGITS, _country_code, text, counts)
-    return _apply(_IDENTIFIERS, text, counts)
-
-
-def _apply(rules: tuple[_Rule, ...], text: str, counts: dict[str, int]) -> str:
-    for rule in rules:
-        if rule.hint in text:
-            text, found = rule.pattern.subn(rule.replacement, text)
-            if found:
-                counts[rule.kind] = counts.get(rule.kind, 0) + found
-    return text
-
-
-def _apply_leftwards(
-    kind: str, pattern: re.Pattern[str], begin: Callable[[str, int, int], int | None], text: str, counts: dict[str, int]
-) -> str:
-    """Replace what the pattern finds, and what belongs to it on its left."""
-    pieces: list[str] = []
-    done = 0
-    for start, end in _leftwards(pattern, begin, text):
-        pieces.append(text[done:start])
-        done = end
-    if not pieces:
-        return text
-    counts[kind] = counts.get(kind, 0) + len(pieces)
-    return f"[REDACTED:{kind}]".join([*pieces, text[done:]])
-
-
-def _leftwards(
-    pattern: re.Pattern[str], begin: Callable[[str, int, int], int | None], text: str
-) -> Iterator[tuple[int, int]]:
-    """Yield the places of what the pattern finds with what belongs to it on its left.
-
-    `begin(text, done, start)` returns where the match that the pattern finds at `start` begins, not before `done`;
-    None: it is no match.
-    """
-    done = 0
-    for match in pattern.finditer(text):
-        start = begin(text, done, match.start())
-        if start is not None:
-            done = match.end()
-            yield start, done
-
-
-def _local_part(text: str, done: int, at: int) -> int | None:
-    """Return where an address begins. A pattern that begins there would read a long word from each of its letters."""
-    # At `done` the part before the @ belongs to the previous address.
-    return None if at == done else done + len(text[done:at].rstrip(_LOCAL_PART))
-
-
-def _country_code(text: str, done: int, start: int) -> int:
-    """Return where a phone number begins. A pattern that begins there would try each of its forms at every digit."""
-    before = _COUNTRY_CODE.search(text, max(done, start - 4), start)
-    return start if before is None else before.start()
-
-
-_LEFTWARDS: Final = (("email", _ADDRESS_FROM_AT, _local_part), ("phone", _TEN_DIGITS, _country_code))
 
 _decoder: Final = msgspec.json.Decoder(dict[str, Any], float_hook=lambda number: msgspec.Raw(number.encode()))
 
@@ -282,7 +130,6 @@ _FREE, _TRACE, _TASK, _SCHEMA = range(4)
 """Where a value is: anywhere, or it is the document, its task, or the task's input_schema (or inside that)."""
 
 _PLACES: Final = {(_TRACE, "task"): _TASK, (_TASK, "input_schema"): _SCHEMA}
-
 
 _FIELDS: Final[dict[str, tuple[str, dict[str, int], bool]]] = {
     info.encode_name: (info.encode_name, {}, False)
@@ -311,8 +158,7 @@ class _Walk:
             if isinstance(source, dict):
                 self._fill_object(source, target, place)
             else:
-                inside = _SCHEMA if place == _SCHEMA else _FREE
-                target.extend(self._items(source, inside))
+                target.extend(self._items(source, _SCHEMA if place == _SCHEMA else _FREE))
         return copy
 
     def _begin(self, container: Any, place: int) -> Any:
@@ -356,21 +202,18 @@ class _Walk:
         known = self._names.get(name)
         if known is None:
             counts: dict[str, int] = {}
-            known = self._names[name] = (
-                _redact(name, self._level, self._rules, counts),
-                counts,
-                _PASSWORD_NAME.search(name) is not None,
-            )
+            cleaned = _redact(name, self._level, self._rules, counts)
+            known = self._names[name] = cleaned, counts, _PASSWORD_NAME.search(name) is not None
         cleaned, counts, is_password = known
         if counts:
             self.counts.update(counts)
         return cleaned, is_password
 
     def _password(self, value: Any) -> Any:
-        if value is None or value is True or value is False or value in ("", [], {}, _PASSWORD_MARKER):
+        if value is None or value is True or value is False or value in ("", [], {}, PASSWORD_MARKER):
             return value
         self.counts["password"] += 1
-        return _PASSWORD_MARKER
+        return PASSWORD_MARKER
 
 
 def _unique(name: str, taken: set[str], numbers: dict[str, int]) -> str:

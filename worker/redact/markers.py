@@ -1,7 +1,7 @@
 """Places of secrets in a text: how a rule finds them, how many are looked at, and markers in their place.
 
 A rule has a pattern for one form of secrets, and a hint: the rules whose hints a text lacks cost it nothing, as one
-automaton looks for all hints at once (strict.py). Time is linear in the length of the text: every repeat in a
+automaton looks for all hints at once (strict/find.py). Time is linear in the length of the text: every repeat in a
 pattern has a bound or never gives back what it has read, what is read behind a match is bounded, and so is the number
 of secrets of one rule.
 """

@@ -39,13 +39,13 @@ class OwnPattern(NamedTuple):
 def own_pattern(name: str, pattern: str, replacement: str | None = None) -> OwnPattern:
     """Return the pattern, in RE2's syntax; a match ends with its line. `replacement`: by default [REDACTED:name].
 
-    Raises ValueError for a name that is no word of a-z, 0-9 and _, and for a pattern that is wrong, that matches the
+    Raises ValueError for a name that is not a word of a-z, 0-9 and _, and for a pattern that is wrong, that matches the
     empty text, or that finds its own replacement.
     """
-    import re2  # 1.5 MB that only a team with patterns of its own needs
+    import re2  # 1.5 MB that only a team with its own patterns needs
 
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name; use a-z, 0-9 and _, at most 64 characters, such as customer_number")
+        raise ValueError(f"{name!r} is not a name; use a-z, 0-9 and _, at most 64 characters, such as customer_number")
     options = re2.Options()
     options.log_errors = False
     options.never_nl = True  # what is read for a match ends with the line

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from worker.runs.chat import MEDIA_PARTS, part_type_of
-from worker.runs.fields import Counts, RunRefused, call_id_of, count_unread, shown, text_field
+from worker.runs.fields import Counts, RunRefused, count_unread, shown, text_field
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
 
 BLOCKS: Final = frozenset(
@@ -18,6 +18,9 @@ _ROLES: Final[dict[str, Role]] = {"user": "user", "assistant": "assistant", "sys
 
 _USES: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
 
+_LEFT_OUT: Final = frozenset({*MEDIA_PARTS, "redacted_thinking", "document", "search_result", "container_upload"})
+"""Types of blocks that have no text for a trace."""
+
 _OF_RESPONSE: Final = {"id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage", "container"}
 """Fields of a message that is a response."""
 
@@ -28,15 +31,16 @@ def anthropic_messages(messages: list[Any], counts: Counts, place: str = "messag
         where = f"{place}.{number}"
         role = message.get("role") if isinstance(message, dict) else None
         if not isinstance(role, str) or role not in _ROLES:
-            raise RunRefused("not_a_run", f"{where}: role {shown(role)} is none of {', '.join(_ROLES)}")
+            raise RunRefused("not_a_run", f"{where}: role {shown(role)} is not one of {', '.join(_ROLES)}")
         if role == "system":
             counts.drop("system messages")
-        yield Message(_ROLES[role], tuple(_parts(message.get("content"), f"{where}.content", role, counts)))
+        yield Message(_ROLES[role], tuple(parts_of(message.get("content"), f"{where}.content", role, counts)))
         count_unread(message, _OF_RESPONSE if message.get("type") == "message" else {"role", "content"}, "messages[].",
                      counts)  # fmt: skip
 
 
-def _parts(content: Any, place: str, role: str, counts: Counts) -> Iterator[Part]:
+def parts_of(content: Any, place: str, role: str, counts: Counts) -> Iterator[Part]:
+    """Yield the parts of a message's content: a text, or a list of blocks. Raises RunRefused, with the place."""
     if content is None or isinstance(content, str):
         yield Text(content or "")
         return
@@ -48,6 +52,11 @@ def _parts(content: Any, place: str, role: str, counts: Counts) -> Iterator[Part
         yield Text("\n".join(block.text for block in blocks if isinstance(block, Text)))
     else:
         yield from (block for block in blocks if block is not None)
+
+
+def is_known(kind: str) -> bool:
+    """Return whether a block of this type can be read, or is known to have no text."""
+    return kind in _LEFT_OUT or kind in _USES or kind in ("text", "thinking") or kind.endswith("tool_result")
 
 
 def _block(block: Any, place: str, counts: Counts) -> Part | None:
@@ -63,14 +72,14 @@ def _block(block: Any, place: str, counts: Counts) -> Part | None:
         name = block.get("name")
         if not isinstance(name, str):
             raise RunRefused("not_a_run", f"{place}: a {kind} needs a name")
-        return ToolCall(name, block.get("input"), call_id_of(block.get("id"), f"{place}.id"))
+        return ToolCall(name, block.get("input"), text_field(block, "id", place))
     if kind is not None and kind.endswith("tool_result"):
-        call_id = call_id_of(block.get("tool_use_id"), f"{place}.tool_use_id")
+        call_id = text_field(block, "tool_use_id", place)
         text, failed = _result_text(block.get("content"), f"{place}.content", counts)
         return ToolResult(text, call_id, is_error=failed or block.get("is_error") is True)
     if kind == "redacted_thinking":
         counts.drop("redacted thinking")
-    elif kind in MEDIA_PARTS or kind in ("document", "search_result", "container_upload"):
+    elif kind in _LEFT_OUT:
         counts.drop(MEDIA_PARTS.get(str(kind), "documents"))
     else:
         raise RunRefused("not_a_run", f"{place}: block type {shown(kind)} is not known")

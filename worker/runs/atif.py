@@ -11,12 +11,12 @@ from worker.runs.fields import (
     Counts,
     RunRefused,
     as_time,
-    call_id_of,
     count_unread,
     is_empty,
     objects_of,
     says_error,
     shown,
+    text_field,
 )
 from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult
 from worker.runs.steps import Transcript
@@ -69,7 +69,7 @@ def read_atif(run: Any, transcript: Transcript) -> None:
 def _read_step(step: dict[str, Any], place: str, transcript: Transcript) -> None:
     source, counts = step.get("source"), transcript.counts
     if source not in SOURCES:
-        raise RunRefused("not_a_run", f"{place}: source {shown(source)} is none of {', '.join(SOURCES)}")
+        raise RunRefused("not_a_run", f"{place}: source {shown(source)} is not one of {', '.join(SOURCES)}")
     text = text_of(step.get("message"), f"{place}.message", "steps[].message[]", counts)
     if step.get("is_copied_context") is True:
         counts.drop("steps copied from an earlier trajectory")
@@ -91,7 +91,7 @@ def _read_step(step: dict[str, Any], place: str, transcript: Transcript) -> None
     observation = step.get("observation")
     if not is_empty(observation):
         if not isinstance(observation, dict):
-            raise RunRefused("not_a_run", f"{place}.observation: {shown(observation)} is no object")
+            raise RunRefused("not_a_run", f"{place}.observation: {shown(observation)} is not an object")
         results = enumerate(objects_of(observation, "results", f"{place}.observation.results"))
         read = [_result(result, f"{place}.observation.results.{number}", counts) for number, result in results]
         transcript.add(Message("tool", tuple(read)))
@@ -104,7 +104,7 @@ def _call(call: dict[str, Any], place: str, counts: Counts) -> ToolCall:
     name = call.get("function_name")
     if not isinstance(name, str):
         raise RunRefused("not_a_run", f"{place}: a tool call needs a function_name")
-    call_id = call_id_of(call.get("tool_call_id"), f"{place}.tool_call_id")
+    call_id = text_field(call, "tool_call_id", place)
     count_unread(call, {"tool_call_id", "function_name", "arguments"}, "steps[].tool_calls[].", counts)
     return ToolCall(name, call.get("arguments"), call_id)
 
@@ -112,7 +112,7 @@ def _call(call: dict[str, Any], place: str, counts: Counts) -> ToolCall:
 def _result(result: dict[str, Any], place: str, counts: Counts) -> ToolResult:
     kind = "steps[].observation.results[]."
     text = text_of(result.get("content"), f"{place}.content", f"{kind}content[]", counts)
-    call_id = call_id_of(result.get("source_call_id"), f"{place}.source_call_id")
+    call_id = text_field(result, "source_call_id", place)
     extra = result.get("extra")
     if isinstance(extra, dict):
         count_unread(extra, {"is_error", "status"}, f"{kind}extra.", counts)

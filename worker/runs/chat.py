@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from worker.runs.fields import Counts, RunRefused, call_id_of, count_unread, is_empty, says_error, shown, text_field
+from worker.runs.fields import Counts, RunRefused, count_unread, is_empty, says_error, shown, text_field
 from worker.runs.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult
 
 TEXT_PARTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -45,10 +45,10 @@ def chat_messages(messages: list[Any], counts: Counts, place: str = "messages") 
 
 def _message(message: Any, place: str, counts: Counts) -> Message:
     if isinstance(message, dict) and "role" not in message:
-        raise RunRefused("not_a_run", f"{place} has no role: it is no message in OpenAI's style")
+        raise RunRefused("not_a_run", f"{place} has no role: it is not a message in OpenAI's style")
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in _READ:
-        raise RunRefused("not_a_run", f"{place}: role {shown(role)} is none of {', '.join(_READ)}")
+        raise RunRefused("not_a_run", f"{place}: role {shown(role)} is not one of {', '.join(_READ)}")
     text = text_of(message.get("content"), f"{place}.content", "messages[].content[]", counts)
     if role in ("system", "developer"):
         counts.drop(f"{role} messages")
@@ -58,7 +58,7 @@ def _message(message: Any, place: str, counts: Counts) -> Message:
     elif role == "assistant":
         read = Message("assistant", tuple(_assistant_parts(message, text, place, counts)))
     else:
-        call_id = call_id_of(message.get("tool_call_id"), f"{place}.tool_call_id")
+        call_id = text_field(message, "tool_call_id", place)
         name = text_field(message, "name", place)
         read = Message("tool", (ToolResult(text, call_id, name, is_error=says_error(message)),))
     count_unread(message, _READ[role], "messages[].", counts)
@@ -80,7 +80,7 @@ def _assistant_parts(message: dict[str, Any], text: str, place: str, counts: Cou
         yield _call({"function": legacy}, f"{place}.function_call", counts)
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
-        raise RunRefused("not_a_run", f"{place}.tool_calls: {shown(calls)} is no list")
+        raise RunRefused("not_a_run", f"{place}.tool_calls: {shown(calls)} is not a list")
     for number, call in enumerate(calls):
         yield _call(call, f"{place}.tool_calls.{number}", counts)
 
@@ -92,7 +92,7 @@ def _call(call: Any, place: str, counts: Counts) -> ToolCall:
     name = called.get("name") if isinstance(called, dict) else None
     if not isinstance(name, str):
         raise RunRefused("not_a_run", f"{place}: a tool call needs a {kind} with a name")
-    call_id = call_id_of(call.get("id"), f"{place}.id")
+    call_id = text_field(call, "id", place)
     arguments = {"input": called.get("input")} if kind == "custom" else called.get("arguments")
     count_unread(call, {"id", "type", kind}, "messages[].tool_calls[].", counts)
     count_unread(called, {"name", "input" if kind == "custom" else "arguments"}, f"messages[].tool_calls[].{kind}.",

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from worker.runs.fields import json_value
+from worker.runs.fields import json_value, plain
 from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult
 from worker.runs.steps import Transcript
 
@@ -23,7 +23,10 @@ FINAL_TOOLS: Final = frozenset({"final_answer", "final_result"})
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """What a tool's own record says, such as its span. `arguments` and `result` are None where it does not say them."""
+    """What a tool's own record says, such as its span. `arguments` and `result` are None where it does not say them.
+
+    `no_result`: the tool failed, and `result` says why in its place.
+    """
 
     name: str
     call_id: str
@@ -32,6 +35,7 @@ class ToolRun:
     is_error: bool
     start_ns: int
     end_ns: int
+    no_result: bool = False
 
     @property
     def latency_ms(self) -> float:
@@ -51,7 +55,8 @@ class _Call:
         """Return the result as the model was told it, or as the tool's record has it where that alone is JSON."""
         run, told = self.run, self.told
         text = None if run is None else run.result
-        if told is not None and (text is None or (told.call_id and (_is_json(told.text) or not _is_json(text)))):
+        is_weak = text is None or (run is not None and run.no_result)
+        if told is not None and (is_weak or (told.call_id and (_is_json(told.text) or not _is_json(text or "")))):
             text = told.text
         is_error = (run is not None and run.is_error) or (told is not None and told.is_error)
         return None if text is None else ToolResult(text, is_error=is_error)
@@ -78,6 +83,8 @@ class Conversation:
     turns: list[_Turn] = field(default_factory=list)
     objective: str | None = None
     _known: dict[str, list[int]] = field(default_factory=dict)
+    _said: dict[str, list[int]] = field(default_factory=dict)  # calls without their ids, and texts of turns with calls
+    _unsaid: list[tuple[Message, int]] = field(default_factory=list)  # messages with calls that are not in _said yet
     _calls: dict[str, list[_Call]] = field(default_factory=dict)
     _reasons: set[str] = field(default_factory=set)
     _users: set[str] = field(default_factory=set)
@@ -86,6 +93,8 @@ class Conversation:
     def add(self, inputs: Sequence[Message], outputs: Sequence[Message], start_ns: int = 0, end_ns: int = 0) -> None:
         """Add what is new in a call of the model: the end of its input, and its output. Times in ns since 1970."""
         places = self._places(inputs)
+        if self.turns and not any(message.parts for message in outputs) and not _goes_on(inputs, places):
+            return  # a call beside the run, such as for a summary of it, that failed
         last = max((index for index, place in enumerate(places) if place is not None), default=-1)
         after = max((place for place in places if place is not None), default=-1)
         count = len(self.turns)
@@ -100,6 +109,7 @@ class Conversation:
                 reasons += [part.text for part in message.parts if isinstance(part, Reasoning)]
                 if place is not None:
                     turn = self.turns[place]
+                    self._add_ids(turn, message)
                     self._add_reasons(turn, reasons)
                     reasons = []
             elif message.role == "assistant":
@@ -115,6 +125,7 @@ class Conversation:
     def _places(self, inputs: Sequence[Message]) -> list[int | None]:
         """Return the turn that each message of the agent is, in the turns' order; None where no call had it before."""
         after, places = 0, list[int | None]()
+        before = ""
         for message in inputs:
             found = None
             if message.role == "assistant":
@@ -123,13 +134,49 @@ class Conversation:
                         found = turns[min(bisect_left(turns, after), len(turns) - 1)]
                         after = max(after, found + 1) if _is_last_of(key, message) else max(after, found)
                         break
+                else:
+                    same = places[-1] if before == "assistant" and places else None
+                    found = self._said_otherwise(message, after, same)
+                    after = after if found is None else found + 1
             places.append(found)
+            before = message.role
         return places
+
+    def _said_otherwise(self, message: Message, after: int, same: int | None) -> int | None:
+        """Return the turn that a message repeats with other ids of its calls, or without them, as some frameworks do.
+
+        `same`: the turn of the message just before it, of which it may be another part.
+        """
+        for earlier, number in self._unsaid:
+            calls = [_name_and_arguments(call.name, call.arguments) for call in earlier.calls()]
+            for key in (*calls, *(text.strip() for text in _texts(earlier))):
+                _append(self._said.setdefault(key, []), number)
+        self._unsaid.clear()
+        keys = [_name_and_arguments(call.name, call.arguments) for call in message.calls()] or _texts(message)
+        for key in keys:
+            turns = self._said.get(key.strip(), [])
+            if same in turns:
+                return same
+            if (index := bisect_left(turns, after)) < len(turns):
+                return turns[index]
+        return None
 
     def _is_repeated(self, outputs: Sequence[Message], after: int) -> bool:
         """Return whether a turn after the last one of the input (`after`) has said this: the call is there twice."""
         keys = [key for message in outputs for key in _keys(message)]
         return bool(keys) and all(self._known.get(key, [-1])[-1] > after for key in keys)
+
+    def _add_ids(self, turn: _Turn, message: Message) -> None:
+        """Give the calls of a turn the ids that only a later message has."""
+        for each in message.calls():
+            if each.call_id and each.call_id not in turn.ids:
+                key = _name_and_arguments(each.name, each.arguments)
+                for call in turn.names.get(each.name, []):
+                    if not call.call.call_id and _name_and_arguments(each.name, call.call.arguments) == key:
+                        call.call = each
+                        turn.ids[each.call_id] = call
+                        self._calls.setdefault(each.call_id, []).append(call)
+                        break
 
     def _add_reasons(self, turn: _Turn, reasons: Iterable[str]) -> None:
         new = [text for text in dict.fromkeys(reasons) if text.strip() and text not in self._reasons]
@@ -158,6 +205,8 @@ class Conversation:
         text = "\n".join(_texts(message))
         if message.role == "user" and text and not known:
             self._add_user(text, time_ns, goes_on=goes_on)
+        elif message.role == "user" and text and turn is None and self.objective is None:
+            self.objective = text  # the first call did not have it
 
     def _called(self, result: ToolResult, turn: _Turn | None, number: int) -> _Call | None:
         """Return the call that a result belongs to. `number`: how many results without an id the name had before.
@@ -198,15 +247,15 @@ class Conversation:
                 turn.ids[call.call_id] = added
                 turn.names.setdefault(call.name, []).append(added)
                 self._calls.setdefault(call.call_id, []).append(added)
+        if message.calls():
+            self._unsaid.append((message, number))
         for key in _keys(message):
-            turns = self._known.setdefault(key, [])
-            if number not in turns[-1:]:
-                turns.append(number)
+            _append(self._known.setdefault(key, []), number)
 
     def add_tools(self, runs: Sequence[ToolRun]) -> None:
         """Match the records of tools with the calls: by id, else by name and arguments, else by name, in their order.
 
-        A record whose tool no model has called becomes a turn of its own, at its time.
+        A record whose tool no model has called becomes a separate turn, at its time.
         """
         calls = [call for turn in self.turns for call in turn.calls]
         rest = [run for run in runs if not self._match_id(run)]
@@ -214,17 +263,17 @@ class Conversation:
             waiting: dict[str, list[_Call]] = {}
             for call in reversed(calls):
                 if call.run is None:
-                    waiting.setdefault(key(call.call.name, call.call.arguments), []).append(call)
+                    waiting.setdefault(key(plain(call.call.name), call.call.arguments), []).append(call)
             left = []
             for run in rest:
-                same = waiting.get(key(run.name, run.arguments))
+                same = waiting.get(key(plain(run.name), run.arguments))
                 if same:
                     same.pop().run = run
                 else:
                     left.append(run)
             rest = left
-        called = {call.call.name for call in calls} | FINAL_TOOLS
-        self._insert([run for run in rest if run.name not in called])
+        called = {plain(call.call.name) for call in calls} | {plain(name) for name in FINAL_TOOLS}
+        self._insert([run for run in rest if plain(run.name) not in called])
 
     def _match_id(self, run: ToolRun) -> bool:
         """Return whether a call has the record's id; of two records of a call the first one counts."""
@@ -285,6 +334,18 @@ class Conversation:
             for call in turn.calls:
                 if (result := call.result()) is not None:
                     transcript.add_result(result.text, call.call.call_id, call.call.name, is_error=result.is_error)
+
+
+def _append(numbers: list[int], number: int) -> None:
+    if number not in numbers[-1:]:
+        numbers.append(number)
+
+
+def _goes_on(inputs: Sequence[Message], places: Sequence[int | None]) -> bool:
+    """Return whether a call goes on with the run: it repeats a turn of it, or has a result."""
+    return any(place is not None for place in places) or any(
+        isinstance(part, ToolResult) for message in inputs for part in message.parts
+    )
 
 
 def _keys(message: Message) -> list[str]:

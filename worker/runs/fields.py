@@ -1,4 +1,4 @@
-"""Fields of a logged run: how they are found and checked, and what a run that gives no trace is told."""
+"""Fields of a logged run: how they are found and checked, and why a run gives no trace."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, get_args
 
 import msgspec
@@ -45,6 +46,10 @@ class Counts:
     dropped: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
 
+    def copy(self) -> Counts:
+        """Return counts that change apart from these."""
+        return Counts(self.steps.copy(), self.dropped.copy(), self.changed.copy())
+
     def drop(self, kind: str, count: int = 1) -> None:
         """Count what has no place in a trace: `kind` is a word, or a field's path such as `messages[].name`."""
         if count:
@@ -69,13 +74,24 @@ def is_empty(value: Any) -> bool:
 
 
 def json_value(value: Any) -> Any:
-    """Return the value of a JSON text; a text that is no JSON as it is; any other value as JSON can have it."""
+    """Return the value of a JSON text; a text that is not JSON as it is; any other value as JSON can have it."""
     if isinstance(value, str):
         try:
             return msgspec.json.decode(value)
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             return value
     return _plain(value)
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """Return the object that a value is, or holds as JSON; {} where it is none."""
+    parsed = json_value(value)
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def plain(name: str) -> str:
+    """Return what is the same in all spellings of a name, as in a model's request and in a title for readers."""
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def _plain(value: Any) -> Any:
@@ -93,10 +109,10 @@ def objects_of(value: Mapping[str, Any], name: str, place: str) -> list[dict[str
     """Return a list of objects, [] where it is absent. Raises RunRefused, with the place."""
     items = value.get(name) or []
     if not isinstance(items, list):
-        raise RunRefused("not_a_run", f"{place}: {shown(items)} is no list")
+        raise RunRefused("not_a_run", f"{place}: {shown(items)} is not a list")
     for number, item in enumerate(items):
         if not isinstance(item, dict):
-            raise RunRefused("not_a_run", f"{place}.{number}: {shown(item)} is no object")
+            raise RunRefused("not_a_run", f"{place}.{number}: {shown(item)} is not an object")
     return items
 
 
@@ -104,15 +120,8 @@ def text_field(value: Mapping[str, Any], name: str, place: str) -> str:
     """Return a field that is a text, "" where it is absent or null. Raises RunRefused, with the place."""
     text = value.get(name)
     if not isinstance(text, str | None):
-        raise RunRefused("not_a_run", f"{place}.{name}: {shown(text)} is no text")
+        raise RunRefused("not_a_run", f"{place}.{name}: {shown(text)} is not a text")
     return text or ""
-
-
-def call_id_of(value: Any, place: str) -> str:
-    """Return the id of a call; "" where there is none. Raises RunRefused, with the place."""
-    if value is not None and not isinstance(value, str):
-        raise RunRefused("not_a_run", f"{place}: {shown(value)} is no text")
-    return value or ""
 
 
 def count_unread(value: Mapping[str, Any], read: Set[str], place: str, counts: Counts) -> None:
@@ -191,20 +200,14 @@ def as_text(value: Any) -> str:
     return text.lower() if isinstance(value, bool) else text
 
 
-def as_visibility(value: Any) -> str:
-    """Return a metadata.visibility. Raises ValueError."""
-    return _one_of(value, VISIBILITIES)
-
-
-def as_privacy(value: Any) -> str:
-    """Return a metadata.privacy_level. Raises ValueError."""
-    return _one_of(value, PRIVACY_LEVELS)
-
-
-def _one_of(value: Any, allowed: tuple[str, ...]) -> str:
+def _one_of(allowed: tuple[str, ...], value: Any) -> str:
     if value not in allowed:
-        raise ValueError(f"{shown(value)} is none of {', '.join(allowed)}")
+        raise ValueError(f"{shown(value)} is not one of {', '.join(allowed)}")
     return str(value)
+
+
+as_visibility: Final = partial(_one_of, VISIBILITIES)
+as_privacy: Final = partial(_one_of, PRIVACY_LEVELS)
 
 
 def as_time(value: Any) -> str:
@@ -217,7 +220,7 @@ def as_time(value: Any) -> str:
         utc = moment.astimezone(UTC)
     except (TypeError, ValueError, OverflowError, OSError):
         known = "use ISO 8601 such as 2026-04-14T08:00:00Z, or seconds (not milliseconds) since 1970"
-        raise ValueError(f"{shown(value)} is no time; {known}") from None
+        raise ValueError(f"{shown(value)} is not a time; {known}") from None
     if moment.tzinfo is None:
         raise ValueError(f"{shown(value)} has no time zone; end it with Z if it is UTC")
     return utc.replace(tzinfo=None).isoformat() + "Z"

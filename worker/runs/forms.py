@@ -79,7 +79,6 @@ _LOOKS: Final = (
     ({"conversations"}, _SHAREGPT),
     ({"contents"}, "a request to Gemini: write its contents as chat messages"),
     ({"run_type", "inputs"}, "a run of LangSmith: give --from langchain --messages @PATH, such as @outputs.messages"),
-    ({"sessionId", "message"}, "a line of a session: jq -sc '{messages: [.[].message | select(.)]}' makes a run of it"),
     ({"resourceSpans"}, "OTLP: give --from otlp"),
     ({"resourceLogs"}, "OTLP: give --from otlp"),
     ({"context", "attributes"}, "a span of OpenTelemetry's console exporter: export it as OTLP, and give --from otlp"),
@@ -153,7 +152,7 @@ def _messages(run: Any, form: str, path: FieldPath | None, used: set[FieldPath])
     if isinstance(messages, str) and form == "responses":
         messages = [{"role": "user", "content": messages}]
     if not isinstance(messages, list):
-        raise RunRefused("not_a_run", f"{shown(messages)} is no list of messages")
+        raise RunRefused("not_a_run", f"{shown(messages)} is not a list of messages")
     if messages and (isinstance(messages[0], list) or _is_run(messages[0], _places(form, path))):
         raise RunRefused("not_a_run", "this is a list of runs; one run a line is expected: jq -c '.[]' FILE")
     return place, messages

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from worker.runs.chat import MEDIA_PARTS, TEXT_PARTS, part_type_of
-from worker.runs.fields import Counts, RunRefused, call_id_of, count_unread, objects_of, shown, text_field
+from worker.runs.fields import Counts, RunRefused, count_unread, objects_of, shown, text_field
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
 
 _KINDS: Final[dict[str, Role]] = {
@@ -44,10 +44,12 @@ def langchain_messages(messages: list[Any], counts: Counts, place: str = "messag
         where = f"{place}.{number}"
         kind = kind_of(message)
         if kind is None:
-            raise RunRefused("not_a_run", f"{where}: type {shown(part_type_of(message))} is no message of LangChain's")
+            raise RunRefused(
+                "not_a_run", f"{where}: type {shown(part_type_of(message))} is not a message of LangChain's"
+            )
         body = message.get("kwargs" if message["type"] == "constructor" else "data", message)
         if not isinstance(body, dict):
-            raise RunRefused("not_a_run", f"{where}: {shown(body)} is no object")
+            raise RunRefused("not_a_run", f"{where}: {shown(body)} is not an object")
         yield _message(kind, body, where, counts)
 
 
@@ -56,7 +58,7 @@ def _message(kind: str, body: dict[str, Any], place: str, counts: Counts) -> Mes
     parts = list(_parts(body.get("content"), f"{place}.content", counts))
     if role == "tool":
         text = "\n".join(part.text for part in parts if isinstance(part, Text))
-        call_id = call_id_of(body.get("tool_call_id"), f"{place}.tool_call_id")
+        call_id = text_field(body, "tool_call_id", place)
         failed = body.get("status") == "error"
         parts = [ToolResult(text, call_id, "" if call_id else text_field(body, "name", place), is_error=failed)]
     elif role == "assistant":
@@ -109,14 +111,16 @@ def _calls(body: dict[str, Any], place: str) -> Iterator[ToolCall]:
         name = each.get("name")
         if not isinstance(name, str):
             raise RunRefused("not_a_run", f"{place}.tool_calls: a tool call needs a name")
-        yield ToolCall(name, each.get("args"), call_id_of(each.get("id"), f"{place}.tool_calls.id"))
+        yield ToolCall(name, each.get("args"), text_field(each, "id", f"{place}.tool_calls"))
     extra = body.get("additional_kwargs")
     if calls or invalid or not isinstance(extra, dict):
         return
     for each in objects_of(extra, "tool_calls", f"{place}.additional_kwargs.tool_calls"):
         called = each.get("function")
         if isinstance(called, dict) and isinstance(called.get("name"), str):
-            yield ToolCall(called["name"], called.get("arguments"), call_id_of(each.get("id"), place))
+            yield ToolCall(
+                called["name"], called.get("arguments"), text_field(each, "id", f"{place}.additional_kwargs.tool_calls")
+            )
     legacy = extra.get("function_call")
     if isinstance(legacy, dict) and isinstance(legacy.get("name"), str):
         yield ToolCall(legacy["name"], as_text(legacy.get("arguments")))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from worker.runs.chat import part_type_of, text_of
-from worker.runs.fields import Counts, RunRefused, call_id_of, count_unread, objects_of, shown, text_field
+from worker.runs.fields import Counts, RunRefused, count_unread, objects_of, shown, text_field
 from worker.runs.messages import Message, Reasoning, Role, Text, ToolCall, ToolResult, as_text
 
 ITEMS: Final = frozenset({"function_call", "function_call_output", "reasoning", "custom_tool_call", "item_reference"})
@@ -19,7 +19,9 @@ _ROLES: Final[dict[str, Role]] = {
 _OUTPUTS: Final = ("output", "outputs", "results", "result", "error")
 """Fields of the call of a built-in tool that hold what it returned."""
 
-_NO_INPUT: Final = frozenset({"id", "type", "status", *_OUTPUTS})
+_NO_INPUT: Final = frozenset({
+    "id", "type", "status", "call_id", "metadata", "internal_chat_message_metadata_passthrough", *_OUTPUTS,
+})  # fmt: skip
 
 
 def responses_messages(items: list[Any], counts: Counts, place: str = "input") -> Iterator[Message]:
@@ -48,14 +50,14 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
             if isinstance(output, list)
             else as_text(output)
         )
-        call_id = call_id_of(item.get("call_id"), f"{place}.call_id")
+        call_id = text_field(item, "call_id", place)
         yield Message("tool", (ToolResult(text, call_id, is_error=item.get("status") == "incomplete"),))
     elif kind == "item_reference":
         counts.drop("references to items of other responses")
     elif kind is not None and kind.endswith("_call"):
-        yield from _built_in(item, kind, place)
+        yield from _built_in(item, kind, place, counts)
     elif kind is not None and kind.endswith("_call_output"):
-        call_id = call_id_of(item.get("call_id"), f"{place}.call_id")
+        call_id = text_field(item, "call_id", place)
         yield Message("tool", (ToolResult(as_text(item.get("output")), call_id),))
     elif kind in ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction"):
         counts.drop(f"{kind} items")
@@ -66,7 +68,7 @@ def _item(item: Any, place: str, counts: Counts) -> Iterator[Message]:
 def _message(item: Any, place: str, counts: Counts) -> Message:
     role = item.get("role") if isinstance(item, dict) else None
     if not isinstance(role, str) or role not in _ROLES:
-        raise RunRefused("not_a_run", f"{place}: role {shown(role)} is none of {', '.join(_ROLES)}")
+        raise RunRefused("not_a_run", f"{place}: role {shown(role)} is not one of {', '.join(_ROLES)}")
     if _ROLES[role] == "system":
         counts.drop(f"{role} messages")
     text = text_of(item.get("content"), f"{place}.content", "input[].content[]", counts)
@@ -78,16 +80,19 @@ def _call(item: dict[str, Any], arguments: Any, place: str, id_name: str) -> Too
     name = item.get("name")
     if not isinstance(name, str):
         raise RunRefused("not_a_run", f"{place}: a tool call needs a name")
-    return ToolCall(name, arguments, call_id_of(item.get(id_name), f"{place}.{id_name}"))
+    return ToolCall(name, arguments, text_field(item, id_name, place))
 
 
-def _built_in(item: dict[str, Any], kind: str, place: str) -> Iterator[Message]:
+def _built_in(item: dict[str, Any], kind: str, place: str, counts: Counts) -> Iterator[Message]:
     """A built-in tool's call, and its result where it is in the same item."""
+    if kind == "image_generation_call":
+        counts.drop("images", "result" in item)
+        item = {name: value for name, value in item.items() if name != "result"}
     id_name = "call_id" if "call_id" in item else "id"
     if kind == "mcp_call":
         call = _call(item, item.get("arguments"), place, id_name)
     else:
-        arguments = {name: value for name, value in item.items() if name not in _NO_INPUT and name != "call_id"}
+        arguments = {name: value for name, value in item.items() if name not in _NO_INPUT}
         call = _call({**item, "name": kind.removesuffix("_call")}, arguments, place, id_name)
     yield Message("assistant", (call,))
     for name in _OUTPUTS:

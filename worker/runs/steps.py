@@ -25,6 +25,8 @@ class Transcript:
     given: frozenset[str] = frozenset()
     objective: str | None = None
     framework: str | None = None
+    agent: str | None = None
+    success: bool | None = None
     created_at: str | None = None
     last_text: str | None = None
     used: set[FieldPath] = field(default_factory=set)
@@ -68,7 +70,7 @@ class Transcript:
         if arguments is None:
             arguments = {}
         if not isinstance(arguments, dict):
-            self.counts.change("arguments that are no JSON object, kept as input.arguments")
+            self.counts.change("arguments that are not JSON objects, kept as input.arguments")
             arguments = {"arguments": arguments}
         self._waiting[call_id, "" if call_id else name] += 1
         self._last_action = len(self.steps)
@@ -145,7 +147,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number; write null")
+    raise ValueError(f"{name} is not a JSON number; write null")
 
 
 def _finite(digits: str) -> float:

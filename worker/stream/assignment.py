@@ -19,6 +19,7 @@ from worker.core.forgetting import Forgetting, RemovedBy
 from worker.core.group_view import GroupView
 from worker.core.passes import without_embedder
 from worker.core.records import EmbedderIdentity
+from worker.core.terminal import number_of
 from worker.core.track_record import TrackRecord
 from worker.embed.load import new_scorer
 from worker.kafka.cluster.describe import current_limit
@@ -41,24 +42,18 @@ async def prepare_layout(settings: Settings, client: Mapping[str, Any], identity
 class Assignment:
     """The partitions of one worker, by number.
 
-    A partition is kept if it took part in the previous generation and has no uncommitted records: its state then equals
-    the changelog. Any other one is restored, because another worker may have processed it meanwhile.
+    A partition is kept if it was in the previous generation and has no uncommitted records: its state then equals the
+    changelog. Any other is restored, because another worker may have processed it meanwhile.
 
-    The steps are those of kafka/member.py. For a new partition the guarantee depends on their order:
+    The steps are those of kafka/member.py, and the guarantee depends on their order. For a new partition:
      1. fence: start the producer (exactly once: this fences the former owner and ends its open transaction);
      2. read the committed offset;
      3. restore: read the changelog to its end; entries below that offset form the cache;
      4. open: only then is the first record fetched;
      5. run (partition.py).
-    For each one, before a rebalance and at the end:
-     6. drain: commit the records taken;
+    For each partition, before a rebalance and at the end:
+     6. drain: commit the records taken. This waits for producers that are starting: they would fence the next owner;
      7. close, unless it is kept: stop the producer.
-
-    Step 1 must not come late: once the group has given the partition to another worker, it would fence that one. So
-    step 6 waits for producers that are starting.
-
-    `client`: the arguments of every Kafka client. `generation` returns the group's current generation, as far as this
-    member knows. `commit_offset` commits an offset as a member of the group (at least once).
     """
 
     def __init__(
@@ -67,8 +62,8 @@ class Assignment:
         client: Mapping[str, Any],
         layout: Layout,
         context: Context,
-        generation: Callable[[], int],
-        commit_offset: Callable[[TopicPartition, int, str], Awaitable[None]],
+        generation: Callable[[], int],  # the group's current one, as far as this member knows
+        commit_offset: Callable[[TopicPartition, int, str], Awaitable[None]],  # as a member (at least once)
     ) -> None:
         self.partitions: dict[int, Partition] = {}
         self._settings = settings
@@ -87,10 +82,10 @@ class Assignment:
         return {TopicPartition(topic, each.number): each.committed for each in self.partitions.values()}
 
     async def change(self, mine: Sequence[int], generation: int) -> int:
-        """Take over the partitions of a new generation: close former ones, open new ones; return their number.
+        """Close former partitions and open those of a new generation (1 to 3); return how many are new.
 
-        The caller does step 4: it calls `confirm`, unless the group is rebalancing again, and then fetches. It must not
-        call this method while the group is rebalancing.
+        Step 4 is the caller's: unless the group rebalances again, it calls `confirm` and fetches. Never call this
+        during a rebalance.
         """
         async with self._fencing:
             new, publishers = await self._fence(mine, generation)
@@ -163,7 +158,6 @@ class Assignment:
             partition.start()  # 5; the caller lets records flow (4)
 
     def _publisher(self, partition: int) -> Publisher:
-        """Return a new publisher for a source partition, by KP_DELIVERY."""
         settings, layout = self._settings, self._layout
         timeout = settings.transaction_timeout_seconds
         source = TopicPartition(settings.source_topic, partition)
@@ -195,8 +189,8 @@ class Assignment:
             self._metrics.lost.inc(records)
             places = ", ".join(f"partition {n} at offset {each.offset} ({each.lost} lost)" for n, each in lost.items())
             log.error(
-                "%d records were deleted from %s before they were scored (retention, or by hand); continuing with %s",
-                records, settings.source_topic, places,
+                "%s deleted from %s before scoring (by retention, or by hand); continuing with %s",
+                number_of(records, "record"), settings.source_topic, places,
             )  # fmt: skip
         return positions
 
@@ -225,7 +219,6 @@ class Assignment:
         return restored
 
     async def _restore_records(self, positions: dict[int, Position]) -> dict[int, Restored]:
-        """Do `_restore` without an embedder: no entry of the changelog is restored, but each can be forgotten."""
         settings = self._settings
         result = {
             partition: Restored(current=without_embedder(position.found())) for partition, position in positions.items()
@@ -271,16 +264,11 @@ class Assignment:
 
 
 def _others(view: GroupView | None, partition: int) -> Iterable[TrackRecord]:
-    """Return the track records of all other partitions, in the scope `group`."""
     return () if view is None else (it for number, it in view.records.items() if number != partition)
 
 
 def _return_memory() -> None:
-    """Give the memory that a restore needed, and that closed partitions had, back to the system (glibc only).
-
-    The allocator keeps it, in pieces which the next restore often cannot use. After 10 and 40 rebalances with 4
-    partitions of 1,000 entries each, a worker had 143 and 154 MiB; with this it has 109 and 111.
-    """
+    """Give memory of restores and closed partitions back to the system (glibc): otherwise rebalances add up."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,7 +1,7 @@
-"""When a partition's decided records are committed, and how many at once: a pure policy. Time is an argument, s.
+"""When a partition's decided records are committed, and how many at once. Pure; time is an argument, in seconds.
 
-A transaction costs a third of an embedding's CPU, whether it carries one record or hundreds. So decided records linger
-while others can still join them, and are committed at once otherwise. Scoring continues meanwhile.
+A transaction costs a third of an embedding's CPU, however many records it carries. So decided records linger while
+others can still join them.
 """
 
 from __future__ import annotations
@@ -16,30 +16,24 @@ MAX_COMMIT_BYTES: Final = 8 << 20
 """Most bytes of one transaction (SourceRecord.size and output values), so that large documents do not accumulate."""
 
 BUSY_LINGER_SECONDS: Final = 0.1
-"""While records of any partition wait, it lingers at least this long: 44 traces a second of 4 partitions then make 20
-transactions a second, not 44."""
+"""Least linger while records of any partition wait: 44 traces/s of 4 partitions then make 20 transactions/s, not 44."""
 
 
 class Upstream(NamedTuple):
-    """What can still join a partition's batch.
+    """What can still join a partition's batch."""
 
-    `busy`: records of any partition wait to be taken. `waiting`: some of this one do. `ahead`: some that waited when
-    the batch began are not decided yet. `has_turn`: the partition's records are taken next. `undecided`: some are
-    taken, and not decided yet.
-    """
-
-    busy: bool
-    waiting: bool
-    ahead: bool
-    has_turn: bool
-    undecided: bool
+    busy: bool  # records of any partition wait to be taken
+    waiting: bool  # some of this one do
+    ahead: bool  # some that waited when the batch began are not decided yet
+    has_turn: bool  # the partition's records are taken next
+    undecided: bool  # some are taken, and not decided yet
 
 
 def linger_seconds(upstream: Upstream, interval_seconds: float) -> float:
-    """Return how long a batch waits for further records; `interval_seconds` is the longest time.
+    """Return how long a batch waits for further records: at most `interval_seconds`.
 
-    A backlog of the partition's own becomes one batch, as far as it is decided within the interval: with a time for
-    each record instead, a slower machine had more transactions. Records that come later are not waited for.
+    It waits for the partition's backlog at its start, not for records that come later. A time for each record instead
+    would give a slower machine more transactions.
     """
     if not upstream.busy:
         return 0.0
@@ -54,10 +48,9 @@ def linger_seconds(upstream: Upstream, interval_seconds: float) -> float:
 def seconds_left(
     now: float, first: float, last_commit: float, records: int, upstream: Upstream, interval_seconds: float
 ) -> float:
-    """Return the time until a batch is to be committed; 0 or less: now.
+    """Return the time until a batch is committed; 0 or less: now.
 
-    `first`: when its first record was decided; `last_commit`: when the last transaction began; `records`: how many are
-    decided.
+    `first`: when its first record was decided; `last_commit`: when the last transaction began.
     """
     if records >= MAX_COMMIT_RECORDS:
         return 0.0

@@ -1,20 +1,18 @@
 """Faust's consumer as this worker needs it. The only module that uses private names of Faust.
 
-What is changed, and why (measured on faust-streaming 0.15.3):
-- records go to the fetch buffer in whole fetches, and the stream gets an event only to wake the agent. Faust itself
-  creates four tasks for each message, and sleeps for a second whenever back-pressure has paused every partition;
-- only committed records of the source are read. Faust's consumer does this only with its own `exactly_once`, which does
-  not work;
+What is changed, and why (faust-streaming 0.15.3):
+- whole fetches go to the fetch buffer, past Faust's topics. Those create four tasks for each message, and sleep for a
+  second whenever back-pressure has paused every partition. The agent's channel asks the buffer instead;
+- only committed records are read. Faust does this only with its own `exactly_once`, which does not work;
 - the worker joins its group at once. Faust waits for a second at each start;
 - Faust commits nothing: offsets are part of the transaction, and a later plain commit could move them back. Where Faust
-  waits for open messages (`wait_empty`: at a rebalance and at shutdown), this consumer waits for the partitions;
+  waits for open messages (`wait_empty`), this consumer waits for the partitions;
 - with static membership, every member looks for partitions that no member owns. aiokafka leaves that to the group's
   leader, but a leader that restarts as a static member does not learn that it is the leader.
 
 Private names used: Consumer._drain_messages, ._new_consumer_thread, AIOKafkaConsumerThread._create_worker_consumer,
 ._ensure_consumer, ._consumer, Fetcher._stopped, App._create_directories, App.rebalancing_count,
-TableManager._update_channels.
-tests/unit/stream/test_faust_consumer.py fails when one changes. Those of aiokafka are in kafka/aiokafka_private.py.
+TableManager._update_channels. tests/unit/stream/test_faust_consumer.py fails when one changes.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from aiokafka.structs import OffsetAndMetadata
 from faust.exceptions import ConsumerNotStarted
 from faust.tables.manager import TableManager
 from faust.transport.drivers import aiokafka as driver
-from faust.types.tuples import TP, ConsumerMessage
+from faust.types.tuples import TP
 from mode import CrashingSupervisor, Service
 
 from worker.config import Settings
@@ -51,7 +49,7 @@ FETCH_RECORDS: Final = 512
 """Most records of one fetch of one partition. A larger number gains nothing and delays the other partitions."""
 
 FETCH_BYTES: Final = 1 << 20
-"""About the most bytes of one fetch of one partition: 512 records of 100 kB in one compressed batch are 50 MB."""
+"""About the most bytes of one fetch of one partition: 512 records of 100 kB in a compressed record batch are 50 MB."""
 
 RESPONSE_BYTES: Final = 16 << 20
 """Most bytes of one response for all partitions of a broker; aiokafka's default is 50 MiB."""
@@ -60,12 +58,10 @@ FETCH_WAIT_MS: Final = 500
 """How long a fetch waits for the first record; an idle worker fetches each partition twice per second."""
 
 HEARTBEAT_MS: Final = 300
-"""Time between two heartbeats. A member learns of a rebalance from the answer to one, and the group waits for the last
-member: with aiokafka's 3 s, partitions without an owner stand still for that long. Ten times as many heartbeats cost a
-worker about 1 ms of CPU a second, and the broker nothing that could be measured."""
+"""Time between two heartbeats, whose answers announce a rebalance. The group waits for its last member, so with
+aiokafka's 3 s partitions stand still for that long. This costs a worker about 1 ms of CPU a second."""
 
-GROUP_CHECK_SECONDS: Final = 1.0
-"""How often the worker checks whether the group's coordinator has refused it."""
+GROUP_CHECK_SECONDS: Final = 1.0  # how often the worker checks whether the group's coordinator has refused it
 
 MAX_POLL_INTERVAL_SECONDS: Final = 600.0
 """The group removes a member that does not fetch for this long: longer than any restore or drain."""
@@ -76,27 +72,23 @@ UNHELD_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the consumer needs from the worker.
-
-    `drain` waits until every record taken is committed. `positions` returns the next offsets to read. `fail` stops the
-    worker.
-    """
+    """What the consumer needs from the worker."""
 
     settings: Settings
     client: Mapping[str, Any] = field(repr=False)  # holds secrets
     buffer: FetchBuffer
     budget: Budget
-    drain: Callable[[], Awaitable[None]]
-    positions: Callable[[], Mapping[TopicPartition, int]]
-    fail: Callable[[BaseException], None]
+    take_all: Callable[[], Awaitable[None]]  # lets the partitions take records until the buffer is empty
+    drain: Callable[[], Awaitable[None]]  # waits until every record taken is committed
+    positions: Callable[[], Mapping[TopicPartition, int]]  # the next offsets to read
+    fail: Callable[[BaseException], None]  # stops the worker
 
 
 @dataclass(slots=True)
 class _Portion:
-    """The records of one fetch; the lease reserves their bytes in the memory budget until the fetch buffer counts them.
+    """The records of one fetch; the lease holds their bytes until the fetch buffer counts them.
 
-    Not a future's result: futures between threads form cycles, which would keep the records until the garbage collector
-    runs.
+    Not a future's result: futures between threads form cycles, which would keep the records in memory.
     """
 
     records: list[SourceRecord] = field(default_factory=list)
@@ -162,8 +154,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     async def rejoin_for_unheld_partitions(self) -> set[int]:
         """Rejoin if a stable group does not own all partitions of the source; return those that no member owns.
 
-        Only a join of the group's leader starts a rebalance, whether it knows that it is the leader or not. So every
-        member has to check. Raises KafkaError while the coordinator is not available.
+        Only a join of the group's leader starts a rebalance, and it may not know that it leads: so every member checks.
+        Raises KafkaError while the coordinator is not available.
         """
         settings = self.hooks.settings
         consumer = self._ensure_consumer()
@@ -179,8 +171,8 @@ class _ConsumerThread(driver.AIOKafkaConsumerThread):
     def lag(self, tp: TopicPartition, committed: int, idle: bool) -> int | None:
         """Return the records between a committed offset and the last stable one; None before the first fetch.
 
-        `idle`: no fetched record waits. Everything read past the committed offset is then a transaction marker or an
-        aborted record, which would look like a permanent lag.
+        `idle`: no fetched record waits, so what was read past the committed offset is markers or aborted records, no
+        lag.
         """
         consumer = self._ensure_consumer()
         if tp not in consumer.assignment():
@@ -210,7 +202,7 @@ class KpConsumer(driver.Consumer):
     async def _watch_group(self) -> None:
         """Stop the worker if the coordinator does not let it join its group.
 
-        aiokafka raises that error only from a fetch. A member without partitions never fetches, and would wait forever.
+        aiokafka raises that error only from a fetch, and a member without partitions never fetches.
         """
         while not self.should_stop:
             await self.sleep(GROUP_CHECK_SECONDS)
@@ -261,10 +253,7 @@ class KpConsumer(driver.Consumer):
                 continue
             records = portion.records
             if records and self.flow_active and self.app.consumer_generation_id == generation:
-                idle = not self.hooks.buffer
                 self.hooks.buffer.add(tp.partition, records)
-                if idle:  # otherwise the agent is running and sees them
-                    await self.callback(_wake_up(tp, records[0].offset, generation))
             if portion.lease is not None:
                 portion.lease.end()
             del records, portion, fetch  # free them while the next fetch waits
@@ -302,28 +291,22 @@ class KpConsumer(driver.Consumer):
             super().resume_flow()
 
     async def wait_empty(self) -> None:
-        """Wait until no fetch is running and the partitions have committed the records they took.
+        """Stop fetching, then wait until the partitions have committed the records they took.
 
-        The order matters: a running fetch could move the position after Faust's seek to the committed offset.
+        In this order: a running fetch could move the position after Faust's seek to the committed offset.
         """
         await self.halt()
         await self.hooks.drain()
 
     async def halt(self) -> None:
-        """Stop fetching and drop waiting records; Faust's resume_flow starts fetching again after the seek.
-
-        If a rebalance starts during the restore of an earlier one, the earlier one may have resumed the flow.
-        """
+        """Stop fetching and drop waiting records, until Faust resumes the flow after its seek."""
         self.stop_flow()
         await self._stop_fetches()
         self.hooks.buffer.clear()
         self.hooks.budget.forget_waiting()
 
     async def perform_seek(self) -> None:
-        """Continue at the offsets of the partitions (Faust calls this before it lets records flow).
-
-        Faust would use aiokafka's committed offsets; aiokafka returns none while the coordinator moves or loads.
-        """
+        """Continue at the partitions' offsets: aiokafka returns none while the coordinator moves or loads."""
         await self._thread.call_thread(self._thread.seek_all, self.hooks.positions())
 
     async def commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
@@ -331,10 +314,7 @@ class KpConsumer(driver.Consumer):
         return False
 
     def verify_event_path(self, now: float, tp: TP) -> None:
-        """Do nothing: Faust compares its own books, which do not know our fetches and commits.
-
-        After the first five minutes it reported partitions as stuck that were only rebalanced or behind.
-        """
+        """Do nothing: Faust's books do not know our fetches and commits, and report live partitions as stuck."""
 
     async def commit_offset(self, tp: TopicPartition, offset: int, metadata: str) -> None:
         """Commit one offset (at least once). Raises what aiokafka raises, for example after a rebalance."""
@@ -345,11 +325,17 @@ class KpConsumer(driver.Consumer):
         return self._thread.lag(tp, committed, idle)
 
 
-def _wake_up(tp: TP, offset: int, generation: int) -> ConsumerMessage:
-    """Return an empty message. The agent sleeps until its stream has one, and takes the records from the buffer."""
-    return ConsumerMessage(
-        tp.topic, tp.partition, offset, 0.0, 0, None, b"", b"", None, 0, 0, tp, generation_id=generation
-    )
+class _Arrivals(faust.Channel[int]):
+    """The agent's channel: it has an item whenever records wait. `create_app` sets `buffer` on a subclass.
+
+    Nothing is put into it: Faust empties the queues of its channels whenever it likes during a rebalance.
+    """
+
+    buffer: FetchBuffer
+
+    async def __anext__(self) -> Any:
+        await self.buffer.filled()
+        return len(self.buffer)
 
 
 class _App(faust.App):
@@ -374,7 +360,7 @@ def connect(signal: Any, handler: Callable[..., Awaitable[None]]) -> None:
 
 
 def create_app(hooks: Hooks) -> faust.App:
-    """Build the Faust app: group membership, rebalances and the agent's stream. It neither produces nor commits."""
+    """Build the Faust app: the agent, group membership and rebalances. It neither produces nor commits."""
     settings = hooks.settings
     app = _App(
         settings.group_id,
@@ -392,6 +378,13 @@ def create_app(hooks: Hooks) -> faust.App:
         broker_request_timeout=max(90.0, settings.session_timeout_seconds),
     )
     app.boot_strategy.enable_kafka_producer = False
+    arrivals = type("Arrivals", (_Arrivals,), {"buffer": hooks.buffer})
+
+    @app.agent(arrivals(app), name="score")
+    async def score(stream: faust.StreamT[int]) -> None:
+        async for _ in stream:
+            await hooks.take_all()
+
     consumer = type("Consumer", (KpConsumer,), {"hooks": hooks})
     transport = type("Transport", (driver.Transport,), {"Consumer": consumer})
     app.transport = transport([app.conf.broker[0]], app)

@@ -1,11 +1,9 @@
-"""The fetch buffer: fetched records that wait to be taken.
+"""The fetch buffer: fetched records that wait to be taken, and whose turn it is.
 
-The bounds limit memory: a partition is fetched again only when its queue is below them, so that a topic full of large
-documents uses a few MiB per partition. A share of the memory budget limits all partitions together; a record counts
-there from its fetch until its commit.
+A partition is fetched again only when its queue is below the bounds. A share of the memory budget limits all partitions
+together; a record counts there from its fetch until its commit.
 
-Behind a backlog a partition keeps its turn for a while, so that its next transaction carries many records: a
-transaction costs a third of an embedding's CPU, whether it carries one record or hundreds.
+With a backlog a partition keeps its turn for a while, so that its next transaction carries many records.
 """
 
 from __future__ import annotations
@@ -22,27 +20,22 @@ from worker.kafka.reading.budget import Share
 LOW_WATER_RECORDS: Final = 256
 """Fetch again when fewer records wait: enough for the duration of one fetch (a few ms) at the rate without a model."""
 
-LOW_WATER_BYTES: Final = 1 << 20
-"""The same in bytes. One fetch adds at most 1 MiB, or a single larger record."""
+LOW_WATER_BYTES: Final = 1 << 20  # the same in bytes. One fetch adds at most 1 MiB, or a single larger record
 
 
 TURN_SECONDS: Final = 0.25
-"""How long a turn lasts at least while another partition waits.
-
-A partition with a backlog waits for at most two turns of each other waiting partition. One that has just received
-records goes before those: it waits for at most two turns of each partition that has just received some too."""
+"""Least length of a turn while another partition waits. A partition with a backlog waits for at most two turns of each
+other one; one that has just received records waits for at most two turns of each that has just received some, too."""
 
 TURN_RECORDS: Final = 16
 LONGEST_TURN_SECONDS: Final = 2.0
-"""A turn that has fewer records lasts longer, up to this time. A transaction costs up to 20 ms of CPU: 4 % of the
-embedding of 16 traces."""
+"""A turn with fewer records lasts longer, up to this time: a transaction costs 4 % of the embedding of 16 traces."""
 
 
 class Turns:
     """The partitions with waiting records.
 
-    Partitions that had no waiting record before come in one queue, partitions with records left after their turn in
-    another. The queues alternate, so neither can be starved by the other.
+    One queue has those that had none before, another those left after their turn. They alternate, so neither starves.
     """
 
     def __init__(self) -> None:
@@ -52,8 +45,7 @@ class Turns:
         self._from_new = False
         self._began = 0.0
         self._records = 0
-        self.current: int | None = None
-        """The partition that has the turn."""
+        self.current: int | None = None  # the partition that has the turn
 
     def __bool__(self) -> bool:
         """Whether any partition has waiting records."""
@@ -69,9 +61,9 @@ class Turns:
         self.current = None
 
     def choose(self, held: Collection[int], now: float) -> float | None:
-        """Set `current` to the partition from which the next record is taken, or None if all that wait are held.
+        """Set `current` to the partition to take from, None if all that wait are held.
 
-        Return how long it has waited for its turn, s; None if it has had the turn already, or if there is none.
+        Return how long it has waited for its turn, s; None if it had the turn already, or there is none.
         """
         former = self.current
         if former is not None and self._lasts(now) and former not in held:
@@ -121,9 +113,9 @@ class _Queue:
 
 
 class FetchBuffer:
-    """The waiting records of all assigned partitions, counted in the `share` until they are given back.
+    """The waiting records of all assigned partitions; they count in the `share` until they are given back.
 
-    `on_turn` is called when a turn begins, with the seconds for which the partition has waited for it.
+    `on_turn` is called with the seconds that a partition has waited, when its turn begins.
     """
 
     def __init__(
@@ -139,6 +131,7 @@ class FetchBuffer:
         self._turns = Turns()
         self._held: set[int] = set()
         self._released = asyncio.Event()
+        self._added = asyncio.Event()
 
     def __bool__(self) -> bool:
         """Whether any record waits."""
@@ -188,6 +181,13 @@ class FetchBuffer:
         queue.bytes += size
         self._share.take(size)
         queue.update()
+        self._added.set()
+
+    async def filled(self) -> None:
+        """Wait until any record waits."""
+        while not self:
+            self._added.clear()
+            await self._added.wait()
 
     def hold(self, partition: int) -> None:
         """Let no record of a partition be taken until `release`, or the next assignment."""

@@ -13,6 +13,7 @@ from aiokafka import TopicPartition
 
 from worker.core.capacity import advice, is_short
 from worker.core.novelty import VectorCache
+from worker.core.terminal import number_of
 from worker.embed.embedder import ServedEmbedder
 from worker.embed.pool import EmbeddingPool
 from worker.observe.metrics import Metrics, lag_seconds
@@ -22,8 +23,7 @@ from worker.stream.partition import Partition
 
 log = logging.getLogger(__name__)
 
-WARNING_SECONDS: Final = 3600.0
-"""Pause between two warnings of one worker."""
+WARNING_SECONDS: Final = 3600.0  # pause between two warnings of one worker
 
 
 class CacheReach:
@@ -58,7 +58,8 @@ def _warn(reach_ms: int, partition: int, cache: VectorCache, others: int) -> Non
         "partition %d: entries leave the full cache (KP_CACHE_MAX_ELEMENTS=%d) after %g s, the TTL is %g s: %s%s",
         partition, cache.max_elements, round(reach_ms / 1000, 2), ttl_ms / 1000,
         advice(rate, reach_ms, ttl_ms, cache.dimensions),
-        f"; {others} more partitions evict before half of the TTL" if others else "",
+        f"; {number_of(others, 'more partition evicts', 'more partitions evict')} before half of the TTL"
+        if others else "",
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from worker.config import Settings
 from worker.core.changelog import Probes
 from worker.core.group_view import GroupView
 from worker.core.records import EmbedderIdentity
+from worker.core.terminal import number_of
 from worker.embed.embedder import Embedder, ServedEmbedder
 from worker.kafka.cluster.topics import Layout
 from worker.kafka.state.changelog_follower import ChangelogFollower
@@ -51,16 +52,17 @@ class GroupScope:
         self._counted = 0  # of the view's corrupt records
 
     async def start(self, advance: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        """Load the view, and follow the changelog. Raises what `ChangelogFollower.load` raises.
+        """Load the view and follow the changelog. Raises what `ChangelogFollower.load` raises.
 
-        `advance` lets traces that wait be decided; `fail` stops the worker.
+        `advance` lets waiting traces be decided; `fail` stops the worker.
         """
         started = time.perf_counter()
         await self._follower.load(range(self._partitions))
         self.update_metrics()
         log.info(
-            "group view: %d entries of %d partitions in %.2f s",
-            len(self.view), self._partitions, time.perf_counter() - started,
+            "group view: %s of %s in %.2f s",
+            number_of(len(self.view), "entry", "entries"), number_of(self._partitions, "partition"),
+            time.perf_counter() - started,
         )  # fmt: skip
         self._advance = advance
         self._task = asyncio.create_task(self._follow(fail), name="group-view")

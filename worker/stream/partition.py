@@ -1,12 +1,12 @@
 """One assigned partition: the life of its records, in offset order, from top to bottom.
 
-1. take: the record is parsed, and its text goes to the embedder (evaluator.py);
+1. take: the fetched record is parsed, and its text goes to the embedder (evaluator.py);
 2. evaluate: in offset order, it is compared, scored, and becomes an output and a changelog entry;
 3. batch: decided records linger as long as others can join them (batching.py);
 4. commit: outputs, entries and the source offset, in one transaction (kafka/writing/publisher.py);
 5. settle: the committed records are counted, and their bytes given back.
 
-Steps 1 and 2 of later records go on while a batch is committed; one batch is committed at a time.
+Steps 1 and 2 of later records go on during a commit; one batch is committed at a time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from worker.core.changelog import SLACK, Probes
 from worker.core.control import NO_CONTROL, ControlConfig
 from worker.core.records import SourceRecord
 from worker.core.scorer import EvaluationConfig
+from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Reason
+from worker.core.verdicts import Ruling
 from worker.embed.pool import EmbeddingPool
 from worker.kafka.writing.publisher import Publisher
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
-from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
+from worker.observe.tracing import NO_TRACING, Tracing
 from worker.stream import batching
 from worker.stream.batching import Upstream
 from worker.stream.evaluator import Evaluator
@@ -43,15 +45,15 @@ MAX_PENDING_BYTES: Final = 16 << 20
 """Most bytes of one partition's uncommitted records (SourceRecord.size); budget.py limits all partitions together."""
 
 
+YIELD_SECONDS: Final = 0.002  # how long records are taken before other tasks run (heartbeats, HTTP, commits)
+
+
 class DeadLetterLimitError(Exception):
     """Too many of the last records were dead letters; the worker stops so that the cause is examined."""
 
 
 class DeadLetterLimit:
-    """Raises an error when more than `share` (0..1) of the last `window` records were dead letters.
-
-    It needs a full window: the first `window` records after each start are not limited.
-    """
+    """Raises when more than `share` (0..1) of the last `window` records were dead letters; it needs a full window."""
 
     def __init__(self, share: float, window: int) -> None:
         self._share = share
@@ -79,25 +81,44 @@ class Context:
     buffer: FetchBuffer
     metrics: Metrics
     evaluation: EvaluationConfig
-    fail: Callable[[int, BaseException], None]
-    """Called once, with a partition and the error that ended it."""
-    pool: EmbeddingPool | None = None
-    """None: traces are not embedded."""
+    fail: Callable[[int, BaseException], None]  # called once, with a partition and the error that ended it
+    pool: EmbeddingPool | None = None  # none: traces are not embedded
     latency_budget_seconds: float = 0.1
     commit_interval_seconds: float = 1.0
     dead_letter_limit: DeadLetterLimit | None = None
-    tracing: Tracing | NoTracing = NO_TRACING
+    tracing: Tracing = NO_TRACING
     status: Status | None = None
-    group: GroupScope | None = None
-    """None: the novelty scope is the partition."""
-    control: ControlConfig = NO_CONTROL
-    """The control records that are honoured."""
+    group: GroupScope | None = None  # none: the novelty scope is the partition
+    control: ControlConfig = NO_CONTROL  # the control records that are honoured
     confirm_topic: Callable[[str | None], Awaitable[None]] | None = None
     """Raises if the source topic's id, as a broker knows it now, is not this one."""
     drain_seconds: float | None = None
     """How long a drain waits for undecided records before it drops them; None: as long as the embedder takes."""
-    probes: Probes | None = None
-    """Those of a model elsewhere."""
+    probes: Probes | None = None  # those of a model elsewhere
+
+
+async def take_all(buffer: FetchBuffer, pool: EmbeddingPool | None, partitions: dict[int, Partition]) -> None:
+    """Let the partitions take their records until none waits; the buffer says whose turn it is."""
+    yields = time.perf_counter() + YIELD_SECONDS
+    last: int | None = None
+    while buffer:
+        if pool is not None:
+            await pool.admission()
+        record = buffer.next()
+        turn = None if record is None else record.partition
+        if turn != last and last in partitions:
+            partitions[last].turn_ended()
+        last = turn
+        if record is None:
+            if buffer:  # all partitions with waiting records are full: one must commit first
+                await buffer.released()
+            continue
+        partitions[record.partition].take(record)
+        if time.perf_counter() > yields:
+            await asyncio.sleep(0)
+            yields = time.perf_counter() + YIELD_SECONDS
+    for partition in partitions.values():
+        partition.turn_ended()
 
 
 class Partition:
@@ -223,7 +244,6 @@ class Partition:
             self._fail(error)
 
     async def _linger(self) -> None:
-        """Wait while further records can join the batch."""
         while self.has_room() and not self._draining:
             left = batching.seconds_left(
                 time.perf_counter(), self._first_decided, self._last_commit, len(self._decided), self._upstream(),
@@ -296,6 +316,7 @@ class Partition:
         decisions: Counter[tuple[str, str]] = Counter()  # finding a labelled counter costs more than counting
         ages: list[float] = []
         scores: list[float] = []
+        rulings: list[Ruling] = []
         for pending in batch:
             result, timestamp_ms = pending.result, pending.record.timestamp_ms
             if timestamp_ms is not None and timestamp_ms >= 0:
@@ -304,7 +325,7 @@ class Partition:
                 metrics.control_records.labels("honoured").inc()
                 metrics.forgotten_entries.inc(len(pending.forgotten.removed))
             if pending.ruling is not None and result is None:
-                metrics.judge(pending.ruling)
+                rulings.append(pending.ruling)
             if isinstance(result, InvalidTrace):
                 metrics.dead_letters.labels(str(result.reason)).inc()
                 if result.reason is Reason.BAD_CONTROL:
@@ -318,6 +339,8 @@ class Partition:
                     screened.update(pending.output.screened)
         metrics.end_to_end.observe_all(ages)
         metrics.score.observe_all(scores)
+        if rulings:
+            metrics.judge(rulings)
         for labels, count in decisions.items():
             metrics.traces.labels(*labels).inc(count)
         for kind, count in redactions.items():
@@ -339,7 +362,7 @@ class Partition:
     async def drain(self) -> None:
         """Wait until every record taken is committed, or the partition has failed.
 
-        Records that may not be decided now, or wait too long for their embeddings, are dropped, and will be read again.
+        Records that may not be decided now, or wait too long for an embedding, are dropped and will be read again.
         """
         self._draining = True
         self.turn_ended()
@@ -355,7 +378,7 @@ class Partition:
 
     def _drop_undecided(self) -> None:
         size = sum(pending.record.size for pending in self._taken)
-        log.info("partition %d: %d records are not decided, and will be read again", self.number, len(self._taken))
+        log.info("partition %d: %s undecided, to be read again", self.number, number_of(len(self._taken), "record"))
         self._abandon_embeddings()
         self._taken_to = self._taken[0].record.offset - 1
         count = len(self._taken)

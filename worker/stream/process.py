@@ -1,7 +1,7 @@
-"""The process of `kp-worker run`: what it prepares, and what it says of itself meanwhile.
+"""The process of `kp-worker run`: what it prepares, and what it reports meanwhile.
 
-Exit codes: 0 after SIGTERM or SIGINT, when every record taken is committed. 1 after a failure: uncommitted work is
-discarded, and the restarted worker continues at the committed offsets. 2: the settings or the topics are wrong.
+Exit codes: 0 after SIGTERM or SIGINT, with every record taken committed; 1 after a failure: uncommitted work is
+discarded, and the next start continues at the committed offsets; 2: the settings or the topics are wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worker.config.redaction_rules import output_rules
 from worker.core.records import EmbedderIdentity
 from worker.embed.embedder import Embedder, ModelError, ServiceUnavailableError
 from worker.embed.load import load_for_worker, slow_runtime
-from worker.kafka.cluster.client import client_arguments, patch_aiokafka
+from worker.kafka.cluster.client import prepare_clients
 from worker.observe.http_server import Page
 from worker.observe.metrics import Metrics, process_registry
 from worker.observe.status import Status
@@ -30,8 +30,7 @@ from worker.version import __version__
 
 log = logging.getLogger(__name__)
 
-SERVICE_SECONDS: Final = 5.0
-"""Pause before an embedding service that does not answer at the start is asked again."""
+SERVICE_SECONDS: Final = 5.0  # pause before an embedding service that does not answer at the start is asked again
 
 START_CHECKS: Final[Mapping[str, Callable[[Settings], object]]] = {
     "forget": lambda settings: forget_keys(settings) if settings.forget else None,
@@ -42,10 +41,7 @@ START_CHECKS: Final[Mapping[str, Callable[[Settings], object]]] = {
 
 
 class WorkerProcess:
-    """The parts of one process (commands/shared/service.py): metrics and status page from the start, then the worker.
-
-    `load` returns the model.
-    """
+    """The parts of one process (commands/shared/service.py): first metrics and status page, then the worker."""
 
     name = ""
     finished = "every record taken is committed"
@@ -70,11 +66,10 @@ class WorkerProcess:
         """Load the model and check the topics. Raises ConfigError."""
         settings = self._settings
         for check in START_CHECKS.values():
-            check(settings)  # what is wrong is told before the model is loaded
+            check(settings)  # errors are reported before the model is loaded
         tracing = start_tracing(settings)
         until_end.push_async_callback(asyncio.to_thread, tracing.stop)
-        patch_aiokafka(settings)
-        client = client_arguments(settings)
+        client = prepare_clients(settings)
         if settings.embedder != "none":
             log.info("loading the model")
         try:

@@ -16,7 +16,7 @@ from worker.core.scorer import PartitionScorer, label
 from worker.core.scoring import ScoredTrace
 from worker.core.trace import InvalidTrace, Reason, ReasoningTrace
 from worker.core.track_record import RECORD_PREFIX, Change, encode_row
-from worker.core.verdicts import Ruling, Verdict, issued_ms
+from worker.core.verdicts import Ruling, Verdict
 from worker.embed.embedder import Embedding
 from worker.kafka.writing.publisher import Commit
 
@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 
 class Pending:
-    """A record between its fetch and its commit.
-
-    `embedding` None: nothing is embedded. What follows it is set by the record's decision: its output, its score or
-    error, and its row for the changelog. `forgotten`: what a request removed; `ruling`: what a verdict did, with its
-    `changes` of the changelog. The result is then None, or why a dead letter replaces the output.
-    """
+    """A record between its fetch and its commit. Its decision sets all that follows `text_hash`."""
 
     __slots__ = (
         "changes", "embedding", "entry", "forgotten", "output", "parsed", "record", "result", "ruling", "span",
@@ -42,14 +37,14 @@ class Pending:
         self.record = record
         self.span: Span | None = None
         self.parsed: ReasoningTrace | InvalidTrace | ForgetRequest | Verdict | None = None
-        self.embedding: Embedding | asyncio.Future[Embedding] | None = None
+        self.embedding: Embedding | asyncio.Future[Embedding] | None = None  # None: nothing is embedded
         self.text_hash = b""  # of what is embedded
         self.output: OutputRecord
-        self.result: ScoredTrace | InvalidTrace | None = None
-        self.entry: tuple[bytes, bytes] | None = None
-        self.forgotten: Forgotten | None = None
-        self.ruling: Ruling | None = None
-        self.changes: Sequence[Change] = ()
+        self.result: ScoredTrace | InvalidTrace | None = None  # None: of a request or a verdict that counts
+        self.entry: tuple[bytes, bytes] | None = None  # for the changelog
+        self.forgotten: Forgotten | None = None  # what a request removed
+        self.ruling: Ruling | None = None  # what a verdict did
+        self.changes: Sequence[Change] = ()  # of the changelog, by a verdict
 
     def ready(self) -> bool:
         """Whether the record can be decided."""
@@ -67,20 +62,16 @@ class Pending:
 
 
 class PartitionState:
-    """The restored state of a partition, updated by each batch.
-
-    `next_offset` is the offset of the first record to take. `replay` contains the entries of records that will be read
-    again, by source offset. `forgetting` None: control records are not honoured.
-    """
+    """The restored state of a partition, updated by each batch."""
 
     def __init__(
         self,
         scorer: PartitionScorer,
-        next_offset: int,
-        replay: Mapping[int, Entry] | None = None,
+        next_offset: int,  # of the first record to take
+        replay: Mapping[int, Entry] | None = None,  # of records that will be read again, by source offset
         source_pass: Pass = NO_PASS,
         housekeeping: Housekeeping | None = None,
-        forgetting: Forgetting | None = None,
+        forgetting: Forgetting | None = None,  # None: control records are not honoured
     ) -> None:
         self.scorer = scorer
         self.next_offset = next_offset
@@ -124,10 +115,7 @@ class PartitionState:
         return key, value
 
     def forget(self, request: ForgetRequest, offset: int) -> Forgotten:
-        """Remove what the control record at an offset asks for; only with `forgetting`.
-
-        Ready embeddings of later records go too: these are embedded again.
-        """
+        """Remove what the control record at an offset asks for, with ready embeddings of later records."""
         if self.forgetting is None:
             raise RuntimeError("this is a bug: control records are not honoured")
         matches = request.matcher()
@@ -136,13 +124,6 @@ class PartitionState:
         self.scorer.forget_in_group(forgotten.processed)
         forgotten.rows.extend(self.scorer.record.forget(request))
         return forgotten
-
-    def judge(self, verdict: Verdict, record: SourceRecord) -> tuple[Ruling, Sequence[Change]]:
-        """Add a verdict to its agent's track record; return what it did, and what changes on the changelog."""
-        track = self.scorer.record
-        changes = track.add(verdict, issued_ms(verdict, record.timestamp_ms), record.offset)
-        used = track.standing(verdict.agent_id, verdict.task_domain).used
-        return Ruling(verdict, changes is not None, used), changes or ()
 
     def commit(self, decided: Sequence[Pending]) -> Commit:
         """Return what to commit for these records, the partition's next in offset order."""

@@ -7,9 +7,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, cast
 
-import faust
 from aiokafka import TopicPartition
 
 from worker.config import Settings
@@ -26,36 +26,28 @@ from worker.kafka.reading.budget import Budget
 from worker.kafka.state.restore import confirm_topic
 from worker.observe.metrics import Metrics
 from worker.observe.status import Status
-from worker.observe.tracing import NO_TRACING, NoTracing, Tracing
+from worker.observe.tracing import NO_TRACING, Tracing
 from worker.stream.assignment import Assignment
 from worker.stream.faust_consumer import Hooks, KpConsumer, connect, create_app
 from worker.stream.fetch_buffer import FetchBuffer
 from worker.stream.gauges import Gauges
 from worker.stream.group_scope import group_scope
-from worker.stream.partition import Context, DeadLetterLimit
+from worker.stream.partition import Context, DeadLetterLimit, take_all
 
 log = logging.getLogger(__name__)
-
-YIELD_SECONDS: Final = 0.002
-"""How long the agent takes records before it yields to other tasks (heartbeats, HTTP, commits)."""
 
 LEAVE_SECONDS: Final = 5.0
 """After a failure, how long the worker may take to leave its group and close its connections before it exits."""
 
-GAUGE_SECONDS: Final = 1.0
-"""How often the gauges of lag, cache size and stream time are updated."""
+GAUGE_SECONDS: Final = 1.0  # how often the gauges of lag, cache size and stream time are updated
 
 
 DRAIN_SECONDS: Final = 5.0
-"""With a model elsewhere, how long a drain waits for embeddings: well below KP_SHUTDOWN_TIMEOUT_SECONDS, and what the
-other members of the group wait at most during an outage."""
+"""How long a drain waits for a model elsewhere: well below KP_SHUTDOWN_TIMEOUT_SECONDS, as the group waits for it."""
 
 
 class Worker:
-    """One member of the group, and its assigned partitions.
-
-    `failure` is the first error; `failed` is set at the same time, and the worker must then stop.
-    """
+    """One member of the group, and its partitions. The first error sets `failure` and `failed`: it must then stop."""
 
     def __init__(
         self,
@@ -64,7 +56,7 @@ class Worker:
         layout: Layout,
         embedder: Embedder | None,
         metrics: Metrics,
-        tracing: Tracing | NoTracing = NO_TRACING,
+        tracing: Tracing = NO_TRACING,
         status: Status | None = None,
     ) -> None:
         self.failure: BaseException | None = None
@@ -74,7 +66,9 @@ class Worker:
         self._status = status
         self._stopping = asyncio.Event()
         self._assigned = False
-        self._pool = _new_pool(embedder, settings)
+        self._pool: EmbeddingPool | None = None
+        if embedder is not None:
+            self._pool = EmbeddingPool(embedder, settings.embed_remembered, settings.most_in_flight)
         self._service = embedder if isinstance(embedder, ServedEmbedder) else None
         budget = Budget(settings.memory_budget_bytes)
         self._buffer = FetchBuffer(budget.records, metrics.turn_wait.observe)
@@ -126,16 +120,13 @@ class Worker:
             cache=changelog,
         )  # fmt: skip
         self._gauges = Gauges(metrics, settings.source_topic, self._buffer, self._pool, self._service)
-        hooks = Hooks(settings, client, self._buffer, budget, self._drain, self._assignment.next_offsets, self._fail)
-        self.app = self._create_app(hooks)
-
-    def _create_app(self, hooks: Hooks) -> faust.App:
-        app = create_app(hooks)
-        topic = app.topic(self._settings.source_topic, key_serializer="raw", value_serializer="raw")
-        app.agent(topic, name="score")(self._agent)
-        connect(app.on_rebalance_complete, self._on_assigned)
-        connect(app.on_partitions_revoked, self._on_revoked)
-        return app
+        take = partial(take_all, self._buffer, self._pool, self._assignment.partitions)
+        hooks = Hooks(
+            settings, client, self._buffer, budget, take, self._drain, self._assignment.next_offsets, self._fail
+        )  # fmt: skip
+        self.app = create_app(hooks)
+        connect(self.app.on_rebalance_complete, self._on_assigned)
+        connect(self.app.on_partitions_revoked, self._on_revoked)
 
     @property
     def _consumer(self) -> KpConsumer:
@@ -164,36 +155,6 @@ class Worker:
         if self._service is not None and (problem := self._service.problem()) is not None:
             return problem
         return None if self._group is None else self._group.not_ready()
-
-    # -- the agent
-
-    async def _agent(self, stream: faust.StreamT[Any]) -> None:
-        async for _ in cast("faust.Stream[Any]", stream).noack().events():
-            await self._take_all()
-
-    async def _take_all(self) -> None:
-        """Take records until none waits; the buffer says from which partition. After its turn a partition commits."""
-        partitions = self._assignment.partitions
-        yields = time.perf_counter() + YIELD_SECONDS
-        last: int | None = None
-        while self._buffer:
-            if self._pool is not None:
-                await self._pool.admission()
-            record = self._buffer.next()
-            turn = None if record is None else record.partition
-            if turn != last and last in partitions:
-                partitions[last].turn_ended()
-            last = turn
-            if record is None:
-                if self._buffer:  # all partitions with waiting records are full: one must commit first
-                    await self._buffer.released()
-                continue
-            partitions[record.partition].take(record)
-            if time.perf_counter() > yields:
-                await asyncio.sleep(0)
-                yields = time.perf_counter() + YIELD_SECONDS
-        for partition in partitions.values():
-            partition.turn_ended()
 
     # -- rebalances
 
@@ -251,10 +212,7 @@ class Worker:
     # -- start and stop
 
     async def run(self) -> None:
-        """Work until `stop` is called or something fails, then leave the group.
-
-        Without a failure, every record taken is committed before.
-        """
+        """Work until `stop` is called or something fails; leave the group, without a failure after the last commit."""
         working = asyncio.create_task(self._work())
         ends = [asyncio.create_task(event.wait()) for event in (self.failed, self._stopping)]
         await asyncio.wait({working, *ends}, return_when=asyncio.FIRST_COMPLETED)
@@ -279,6 +237,7 @@ class Worker:
         if self._group is not None:
             await self._group.start(self._assignment.advance, self._fail)
         self.app.finalize()
+        self.app.topics.add(self.app.topic(self._settings.source_topic))
         await self.app.start()
         while not self.app.crashed:
             self._gauges.update(self._assignment.partitions, self._consumer)
@@ -300,9 +259,3 @@ class Worker:
             await self._group.stop()
         if self._pool is not None:
             self._pool.close()
-
-
-def _new_pool(embedder: Embedder | None, settings: Settings) -> EmbeddingPool | None:
-    if embedder is None:
-        return None
-    return EmbeddingPool(embedder, settings.embed_remembered, settings.most_in_flight)

@@ -2,7 +2,7 @@
 
 Each part of the measurement is one module (`embedding`, `clients`, `scan`, `restore`, `processes`, `footprint`).
 Lives here beside them: the job that every peer does (`job`, `peers/`), what is read and checked (`workload`), how a
-process is watched (`watch`), how numbers become tables and goals (`results`, `plot`).
+process is watched (`watch`), how numbers become tables and goals (`results`, `page`).
 
 To run all of it, install the peers (`pip install -e '.[bench]'`) and export the model for the faster precisions
 (`kp-worker export-model --precision bf16 --precision int8`). `ARGS="--only a --seconds 5 --rounds 3"` runs a part.
@@ -16,7 +16,7 @@ How the figures are made:
 - Every peer does the same job with a record: the worker's own core. Only the Kafka side differs. The cache entry goes
   to the changelog topic as an ordinary record, in favour of the peers, who have no restore that would use it.
 - A broker that has just started takes twice the CPU, so its JVM compiles what the runs need before anything is measured
-  (`warm`).
+  (`bench.warm`).
 
 The parts:
 

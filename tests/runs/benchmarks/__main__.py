@@ -25,20 +25,20 @@ from tests.runs.benchmarks import (
     embedding,
     footprint,
     handover,
-    machine,
     partitions,
     processes,
     restoring,
     scan,
+    verdicts,
 )
 from tests.runs.benchmarks.bench import Bench
-from tests.runs.benchmarks.results import Results, show_goals, show_part
+from tests.runs.benchmarks.results import Results, describe, show_goals, show_part
 from tests.runs.benchmarks.watch import BenchmarkError
 
 PARTS: Final = {
     "a": ("the embedder alone and the worker through Kafka", embedding.run),
     "b": ("the same job without a model, other clients", clients.run_without_model),
-    "c": ("the same job with the model, what a user would write", clients.run_with_model),
+    "c": ("the same job with the model, as a user would write it", clients.run_with_model),
     "d": ("one scan of the cache", scan.run),
     "e": ("restore", restoring.run),
     "f": ("several worker processes without a model", processes.run),
@@ -46,9 +46,10 @@ PARTS: Final = {
     "h": ("hand-over of partitions", handover.run),
     "j": ("many partitions on one worker", partitions.run),
     "k": ("what sizes a fleet", capacity.run),
+    "l": ("what verdicts cost", verdicts.run),
 }
 
-ORDER: Final = "bfjheacgdk"
+ORDER: Final = "bfjheacgdkl"
 """The parts that let the broker work hardest come first: its compiler is done when the others look at single traces."""
 
 
@@ -70,7 +71,7 @@ def main() -> int:
 
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # retries while a new topic gets its leaders
     console = Console(width=None if sys.stdout.isatty() else 180)
-    results = Results(machine.describe())
+    results = Results(describe())
     results.machine |= {"seconds": given.seconds, "rounds": given.rounds}
     for name, value in results.machine.items():
         console.print(f"[bold]{name}[/]: {value}", highlight=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from rich.console import Console
 
 from tests.runs.benchmarks.results import Results
-from tests.runs.benchmarks.warm import warm
 from tests.runs.benchmarks.watch import Outputs, Timeline, follow, memory_mib, read_outputs, wait_until
-from tests.runs.benchmarks.workload import Source, Topics, produce
+from tests.runs.benchmarks.workload import PARTITIONS, Source, Topics, documents, fill, fresh_topics, produce
 from tests.support.kafka_fixtures import LoggedProcess, WorkerProcess
+from worker.core.records import ACCEPTED
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 
 PRODUCT: Final = "worker"
@@ -38,10 +38,6 @@ class PeerProcess(LoggedProcess):
     def __init__(self, module: str, arguments: list[str], log_path: Path) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("KP_", "Quix__"))}
         super().__init__(module, arguments, {**inherited, "OPENBLAS_NUM_THREADS": "1"}, log_path)
-
-    def wait(self, timeout: float) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired."""
-        return self.process.wait(timeout)
 
 
 @dataclass
@@ -234,7 +230,53 @@ def stopped(process: PeerProcess | WorkerProcess) -> Iterator[None]:
         try:
             process.terminate()
             process.wait(15)
-        except (subprocess.TimeoutExpired, AssertionError):
+        except AssertionError:
             pass
         finally:
             process.close()
+
+
+RECORDS: Final = 20_000
+"""Records written in large batches and read: the other half of what the runs do."""
+
+
+async def warm(bootstrap: str, transactions: int) -> None:
+    """Make so many transactions like the worker's, one producer for each partition, with a reader behind them."""
+    source = await fill(bootstrap, documents(RECORDS))
+    topics = await fresh_topics(bootstrap)
+    output = topics.outputs[ACCEPTED]
+    async with AIOKafkaConsumer(
+        output, source.name, bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
+    ) as consumer:
+        reading = asyncio.create_task(_read(consumer))
+        each = transactions // PARTITIONS
+        await asyncio.gather(
+            *(
+                _transact(bootstrap, source, n, topics.group, (output, topics.changelog), each)
+                for n in range(PARTITIONS)
+            )
+        )
+        reading.cancel()
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    await admin.delete_topics([source.name, topics.changelog, *topics.outputs.values()])
+    await admin.close()
+
+
+async def _read(consumer: AIOKafkaConsumer) -> None:
+    while True:
+        await consumer.getmany(timeout_ms=500)
+
+
+async def _transact(
+    bootstrap: str, source: Source, partition: int, group: str, targets: tuple[str, ...], count: int
+) -> None:
+    tp = TopicPartition(source.name, partition)
+    value = source.values[partition]
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{group}-warm-{partition}") as producer:
+        for i in range(count):
+            async with producer.transaction():
+                sent = [await producer.send(target, value, b"key", partition) for target in targets]
+                await asyncio.gather(*sent)
+                await producer.send_offsets_to_transaction({tp: i + 1}, group)
+            await asyncio.sleep(0.005)  # at once, it would wait for the markers of the last one (20 ms, aiokafka's)

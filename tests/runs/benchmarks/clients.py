@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.runs.benchmarks import latency, machine
+from tests.runs.benchmarks import latency
 from tests.runs.benchmarks.bench import PRODUCT, STAND_IN, Bench, PeerProcess
 from tests.runs.benchmarks.job import table_embed
+from tests.runs.benchmarks.results import installed
 from tests.runs.benchmarks.watch import Outputs, Timeline, wait_until
 from tests.runs.benchmarks.workload import (
     PARTITIONS,
@@ -99,7 +100,7 @@ def available(bench: Bench, part: str, contenders: tuple[Contender, ...]) -> lis
     """Leave out what is not installed, and say so."""
     found = []
     for contender in contenders:
-        if machine.installed(*contender.needs):
+        if installed(*contender.needs):
             found.append(contender)
         else:
             missing = ", ".join(contender.needs)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from tests.runs.benchmarks import machine
 from tests.runs.benchmarks.bench import Bench
+from tests.runs.benchmarks.results import installed
 from tests.runs.benchmarks.steady import PATIENCE_SECONDS, Load
 from tests.runs.benchmarks.watch import BenchmarkError, wait_until
 from tests.runs.benchmarks.workload import fill, fresh_topics
@@ -40,7 +40,7 @@ QUIX: Final = f"quix-streams: {ROLLED}"
 
 def run(bench: Bench) -> None:
     """Part h."""
-    quix = machine.installed("quixstreams")
+    quix = installed("quixstreams")
     for _ in bench.each_round():
         for session in SESSIONS:
             kill(bench, session)

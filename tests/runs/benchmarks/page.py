@@ -6,13 +6,15 @@ all sentences stay. `--run` prints what the run was measured on instead.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.runs.benchmarks.results import spread
+from tests.runs.benchmarks.results import number, spread
 from tests.support.surroundings import DOCS
 
 PAGE = DOCS / "benchmarks.md"
@@ -34,10 +36,10 @@ def update(page: str, found: dict[str, Any]) -> str:
     A part without a section on the page has its goals there alone.
     """
     for part, rows in found["results"].items():
-        section = re.search(rf"^## {part}\) .*\n(?:(?!## |\|).*\n)*((?:\|.*\n)+)", page, re.MULTILINE)
+        section = re.search(rf"^## {part}\) .*\n(?:(?!## |\|).*\n)*((?:\|.*\n|\n(?=\|))+)", page, re.MULTILINE)
         if section is None:
             continue
-        page = page[: section.start(1)] + _table(rows) + page[section.end(1) :]
+        page = page[: section.start(1)] + _tables(rows) + page[section.end(1) :]
     goals = re.search(r"^\| \| goal \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     if goals is None:
         raise ValueError("docs/benchmarks.md has no table of goals")
@@ -46,16 +48,15 @@ def update(page: str, found: dict[str, Any]) -> str:
     return page[: goals.start(1)] + "".join(f"{line}\n" for line in lines) + page[goals.end(1) :]
 
 
-def _table(rows: dict[str, dict[str, list[float]]]) -> str:
-    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    lines = [
-        "| | " + " | ".join(column.replace("_", " ") for column in columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
-    ]
-    for name, row in rows.items():
-        cells = (spread(row[column]) if column in row else "" for column in columns)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+def _tables(rows: dict[str, dict[str, list[float]]]) -> str:
+    """Return the medians, without the length of the runs; rows with the same columns share a table."""
+    tables = []
+    for columns, group in itertools.groupby(rows.items(), lambda row: tuple(it for it in row[1] if it != "seconds")):
+        head = "| | " + " | ".join(column.replace("_", " ") for column in columns) + " |\n"
+        tables.append(head + "|---" * (len(columns) + 1) + "|\n")
+        for name, row in group:
+            tables[-1] += f"| {name} | " + " | ".join(number(statistics.median(row[it])) for it in columns) + " |\n"
+    return "\n".join(tables)
 
 
 def _goal(goal: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from worker.core.records import ACCEPTED, DEAD_LETTER, REJECTED, SourceRecord
 from worker.kafka.cluster.topic_plan import CHANGELOG_CONFIG
 
 BROKEN_EVERY: Final = 100
-"""One record in so many is no valid trace."""
+"""One record in so many is not a valid trace."""
 
 PARTITIONS: Final = 4
 

@@ -13,16 +13,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tests.runs.cluster.client import NAMESPACE, Client, CommandError, Object
+import yaml
+
+from tests.runs.cluster.client import NAMESPACE, Check, Client, CommandError, Object, admit, rights, token
 from tests.runs.cluster.lifecycle import Lifecycle
 from tests.runs.cluster.mistakes import make_mistakes, without_crds
-from tests.runs.cluster.pods import admit, rights, token
 from tests.runs.cluster.programs import ProgramError, programs
-from tests.runs.cluster.roles import compare_with_requests
 from tests.runs.cluster.server import ADMIN, INSTALLER, ApiServer, ServerError
 from tests.runs.engine.checks import Checks
 from tests.support.surroundings import ROOT
@@ -53,6 +53,42 @@ SURROUNDINGS: Final[list[Object]] = [
         "value": 1000,
     },
 ]
+
+
+Right = tuple[str, str, str]
+REFUSED: Final = (401, 403)
+
+
+def granted(role: Path) -> set[Right]:
+    """Return (API group, resource, verb) of each right of a Role."""
+    rules = yaml.safe_load(role.read_text("utf-8"))["rules"]
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used(events: Iterable[Mapping[str, Any]]) -> tuple[set[Right], set[Right]]:
+    """Return the rights that the installer's requests needed, and those that were refused for want of a right."""
+    needed: set[Right] = set()
+    refused: set[Right] = set()
+    for event in events:
+        target = event.get("objectRef", {})
+        if event["user"]["username"] == INSTALLER and target.get("namespace") == NAMESPACE:
+            right = (target.get("apiGroup", ""), target["resource"], event["verb"])
+            (refused if event["responseStatus"]["code"] in REFUSED else needed).add(right)
+    return needed, refused
+
+
+def compare_with_requests(role: Path, events: Iterable[Mapping[str, Any]], check: Check) -> None:
+    """The role has each right that helm used, and none that it did not."""
+    needed, refused = used(events)
+    check("requests of helm that were refused for want of a right", sorted(refused), [])
+    check("rights of installer-role.yaml that helm never used", sorted(granted(role) - needed), [])
+    check("rights that helm used", len(needed), len(granted(role)))
 
 
 def main() -> int:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from tests.runs.cluster.client import NAMESPACE, Client, Object, Result, documents, versions
-from tests.runs.cluster.pods import template_pods
+from tests.runs.cluster.client import NAMESPACE, Check, Client, Object, Result, documents, template_pods, versions
 
 RELEASE: Final = "kp-worker"
 CHANGE: Final = ("--set", "config.KP_THRESHOLD=0.81")
-
-Check = Callable[[str, object, object], None]
 
 
 class Lifecycle:

@@ -5,14 +5,11 @@ deploy/checks/helm.sh has the values that the chart itself refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.runs.cluster.client import Client, CommandError, Result, versions
-from tests.runs.cluster.pods import template_pods
-
-Check = Callable[[str, object, object], None]
+from tests.runs.cluster.client import Check, Client, CommandError, Result, template_pods, versions
 
 RELEASE: Final = "mistaken"
 LEAST: Final = ("--set", "kafka.bootstrapServers=kafka:9092")

@@ -32,8 +32,7 @@ from tests.runs.compose.surroundings import PORTS, check_grafana, check_hardened
 from tests.runs.engine.checks import Checks, check_outputs, publish_reference
 from tests.runs.engine.docker import DockerEngine, docker_engine
 from tests.runs.engine.errors import EngineError
-from tests.support.chaos import wait_until
-from tests.support.kafka_fixtures import committed
+from tests.support.kafka_fixtures import committed, wait_until
 from tests.support.surroundings import ROOT
 from worker.lab.broker.kafka_jars import BrokerError
 from worker.lab.broker.ports import is_free

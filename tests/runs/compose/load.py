@@ -14,8 +14,8 @@ from typing import Final
 from tests.runs.compose.project import BOOTSTRAP, PATIENCE_S, Project
 from tests.runs.engine.checks import Checks
 from tests.support import oracle
-from tests.support.chaos import Load, traces, wait_settled, wait_until
-from tests.support.kafka_fixtures import committed, consume_all
+from tests.support.chaos import Load, traces, wait_settled
+from tests.support.kafka_fixtures import committed, consume_all, wait_until
 from worker.embed.load import load_embedder
 
 SETTINGS: Final = {

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tests.runs.compose.project import Project
 from tests.runs.engine.checks import Checks
-from tests.support.chaos import wait_until
+from tests.support.kafka_fixtures import wait_until
 from tests.support.monitoring import GRAFANA, dashboard_queries, rules
 
 URL: Final = "http://127.0.0.1:9090/api/v1/"

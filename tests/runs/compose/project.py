@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tests.runs.engine.docker import DockerEngine
 from tests.runs.engine.errors import EngineError
-from tests.support.chaos import wait_until
+from tests.support.kafka_fixtures import wait_until
 from tests.support.surroundings import ROOT
 
 NAME: Final = "kp-worker-test"

@@ -40,7 +40,7 @@ exec /opt/jre/bin/java {heap} ${{KAFKA_JVM_PERFORMANCE_OPTS:--XX:+UseG1GC}} -cp 
 """
 KAFKA_RUN: Final = """#!/bin/sh
 export CLUSTER_ID="${CLUSTER_ID:-5L6g3nShT-eMCtK--X86sw}"
-# As in the image: a volume that is formatted already is no error.
+# As in the image: a volume that is formatted already is not an error.
 said=$(/opt/kafka/bin/setup setup --default-configs-dir /etc/kafka/docker --mounted-configs-dir /mnt/shared/config \
   --final-configs-dir /opt/kafka/config 2>&1) ||
   echo "$said" | grep -i 'already formatted' || { echo "$said"; exit 1; }

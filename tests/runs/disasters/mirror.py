@@ -18,11 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tests.runs.disasters.group_tool import GroupTool
-from tests.runs.disasters.scene import Scene, Verdict, scene
+from tests.runs.disasters.scene import GroupTool, Scene, Verdict, scene
 from tests.support import chaos
-from tests.support.chaos import Fleet, wait_settled, wait_until
-from tests.support.kafka_fixtures import committed, consume_all
+from tests.support.chaos import Fleet, wait_settled
+from tests.support.kafka_fixtures import committed, consume_all, wait_until
 from tests.support.surroundings import DOCS
 from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_jars import KAFKA_VERSION, default_cache, extra, install

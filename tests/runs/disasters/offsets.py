@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.runs.disasters.group_tool import GroupTool
-from tests.runs.disasters.scene import Scene, Verdict, scene
+from tests.runs.disasters.scene import GroupTool, Scene, Verdict, scene
 from tests.support import oracle
 from tests.support.crash_worker import hash_vector
 from tests.support.kafka_fixtures import committed

@@ -1,18 +1,30 @@
 """One of three brokers is partitioned off: the group's coordinator, then a transaction coordinator; at last only from
-the other brokers, while clients still reach it. Needs root and iproute2 (network.py).
+the other brokers, while clients still reach it.
+
+The brokers are in network namespaces of their own, on a switch that is a namespace, too: needs root and iproute2.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 
-from tests.runs.disasters.network import SplitCluster, split_cluster
-from tests.runs.disasters.scene import Scene, Verdict, scene
+from tests.runs.disasters.scene import MissingError, Scene, Verdict, scene
+from worker.lab.broker.kafka_jars import default_cache, install
+from worker.lab.broker.kafka_node import KafkaNode, server_properties
 
 CUT_S: Final = 40.0
 STALL_S: Final = 60.0
@@ -64,3 +76,161 @@ def run(work: Path, seed: int) -> Verdict:
                 s, cluster, coordinator(bootstrap, s.group, 0), "the group's coordinator", clients_too=False
             )
             return s.finish(exits=(1,))
+
+
+PREFIX: Final = "kp-net"
+NODES: Final = 3
+PORTS: Final = {"PLAINTEXT": 9092, "CONTROLLER": 9093}
+START_S: Final = 120.0
+CLONE_NEWNET: Final = 0x40000000
+
+# As Kafka has them, not as the embedded broker: how long a lost broker holds its partitions is what is measured.
+CONFIG: Final = {"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "9000"}
+
+
+def _ip(*arguments: str, check: bool = True) -> str:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise MissingError(f"ip {' '.join(arguments)}: {done.stderr.strip()} (network namespaces need root)")
+    return done.stdout
+
+
+def sweep() -> None:
+    """Remove the namespaces of earlier runs whose process is gone."""
+    for name in re.findall(rf"^({PREFIX}-(\d+)-\w+)", _ip("netns", "list"), re.MULTILINE):
+        if not Path(f"/proc/{name[1]}").exists():
+            _ip("netns", "delete", name[0], check=False)
+
+
+@contextmanager
+def _namespace(name: str) -> Iterator[str]:
+    _ip("netns", "add", name)
+    try:
+        _ip("-n", name, "link", "set", "lo", "up")
+        yield name
+    finally:
+        _ip("netns", "delete", name, check=False)
+
+
+def _free_subnet() -> str:
+    """Return the first three numbers of a /24 that no interface of this machine is in."""
+    taken = _ip("-4", "route", "show", "table", "all")
+    return next(f"10.213.{n}" for n in range(1, 250) if f"10.213.{n}." not in taken)
+
+
+def inside(namespace: str, action: Callable[[], None]) -> None:
+    """Call an action in a thread of that network namespace: the processes that it starts stay there."""
+    failure: list[BaseException] = []
+
+    def enter() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            with Path(f"/var/run/netns/{namespace}").open() as file:
+                if libc.setns(file.fileno(), CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), "setns")
+            action()
+        except BaseException as error:  # raised below
+            failure.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+
+
+class SplitCluster:
+    """Three brokers, each behind a link of its own."""
+
+    def __init__(self, directory: Path, names: list[str], switch: str, subnet: str) -> None:
+        self._names, self._switch = names, switch
+        self._addresses = [f"{subnet}.{11 + i}" for i in range(NODES)]
+        runtime = install(default_cache())
+        self._nodes = [KafkaNode(i, directory / f"node-{i}", runtime, heap_mb=256) for i in range(NODES)]
+        voters = ",".join(f"{i}@{address}:{PORTS['CONTROLLER']}" for i, address in enumerate(self._addresses))
+        for i, node in enumerate(self._nodes):
+            listeners = ",".join(f"{name}://{self._addresses[i]}:{port}" for name, port in PORTS.items())
+            own = {"listeners": listeners, "controller.quorum.voters": voters, **CONFIG}
+            protocols = dict.fromkeys(PORTS, "PLAINTEXT")
+            node.write_files(server_properties(i, [PORTS] * NODES, protocols, node.data, own))
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Return the addresses of all brokers."""
+        return ",".join(f"{address}:{PORTS['PLAINTEXT']}" for address in self._addresses)
+
+    def start(self) -> None:
+        """Format and start all; return when each knows all."""
+        for node in self._nodes:
+            node.start_format("kp-split-cluster-00000", {})
+        for node in self._nodes:
+            if node.reap(START_S) != 0:
+                raise AssertionError(node.tail())
+        for name, node in zip(self._names, self._nodes, strict=True):
+            inside(name, node.start)
+        deadline = time.monotonic() + START_S
+        while not all(node.ready(set(range(NODES))) for node in self._nodes):
+            if time.monotonic() > deadline:
+                raise AssertionError("\n".join(node.tail() for node in self._nodes))
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Kill all: the data is temporary."""
+        for node in self._nodes:
+            with contextlib.suppress(Exception):
+                node.end(9)  # type: ignore[arg-type]
+            with contextlib.suppress(Exception):
+                node.reap(10)
+
+    def cut(self, i: int) -> None:
+        """Pull a broker's cable: neither brokers nor clients reach it."""
+        _ip("-n", self._switch, "link", "set", f"port{i}", "down")
+
+    def join(self, i: int) -> None:
+        """Put the cable back."""
+        _ip("-n", self._switch, "link", "set", f"port{i}", "up")
+
+    def cut_from_brokers(self, i: int) -> None:
+        """Drop what a broker sends to the other brokers; clients still reach it."""
+        for address in self._others(i):
+            _ip("-n", self._names[i], "route", "add", "blackhole", f"{address}/32")
+
+    def join_brokers(self, i: int) -> None:
+        """Let it send again."""
+        for address in self._others(i):
+            _ip("-n", self._names[i], "route", "del", "blackhole", f"{address}/32")
+
+    def _others(self, i: int) -> list[str]:
+        return [address for number, address in enumerate(self._addresses) if number != i]
+
+
+@contextmanager
+def split_cluster(directory: Path) -> Iterator[SplitCluster]:
+    """Yield three brokers on a network of their own, which this machine reaches. Raises MissingError."""
+    if shutil.which("ip") is None:
+        raise MissingError("ip is missing: apt-get install iproute2")
+    if os.geteuid():
+        raise MissingError("network namespaces need root")
+    sweep()
+    mine, subnet = f"{PREFIX}-{os.getpid()}", _free_subnet()
+    with ExitStack() as stack:
+        switch = stack.enter_context(_namespace(f"{mine}-switch"))
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        names = [stack.enter_context(_namespace(f"{mine}-{i}")) for i in range(NODES)]
+        for i, name in enumerate(names):
+            _ip("-n", switch, "link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("-n", switch, "link", "set", f"port{i}", "master", "bridge", "up")
+            _ip("-n", name, "address", "add", f"{subnet}.{11 + i}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+        host = f"kpnet{os.getpid() % 10**6}"
+        _ip("-n", switch, "link", "add", "uplink", "type", "veth", "peer", "name", host, "netns", str(os.getpid()))
+        _ip("-n", switch, "link", "set", "uplink", "master", "bridge", "up")
+        _ip("address", "add", f"{subnet}.1/24", "dev", host)
+        _ip("link", "set", host, "up")
+        cluster = SplitCluster(directory, names, switch, subnet)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -20,9 +21,10 @@ from types import MappingProxyType
 from typing import Final
 
 from tests.support import chaos, oracle
-from tests.support.chaos import Fleet, Load, Slot, settings, traces, wait_settled, wait_until
+from tests.support.chaos import Fleet, Load, Slot, settings, traces, wait_settled
 from tests.support.crash_worker import hash_vector
-from tests.support.kafka_fixtures import create_topics
+from tests.support.kafka_fixtures import create_topics, wait_until
+from tests.support.kafka_tools import write_scripts
 
 PARTITIONS: Final = 4
 RATE: Final = 15.0
@@ -255,3 +257,18 @@ def scene(
         yield found
     finally:
         found.close()
+
+
+class GroupTool:
+    """Kafka's own tool, as the pages use it."""
+
+    def __init__(self, bootstrap: str, group: str, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        write_scripts(directory)
+        script = directory / "kafka-consumer-groups.sh"
+        self._command = [str(script), "--bootstrap-server", bootstrap, "--group", group]
+
+    def run(self, *options: str) -> None:
+        """Run it. Raises AssertionError with its output where it fails."""
+        done = subprocess.run([*self._command, *options], capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """Root file systems for base images, made of this machine's Debian where no container registry can be reached.
 
-Each is a tarball in the user's cache directory: `docker import` and buildah take the same one.
+Each is a tarball in the user's cache directory, for `docker import`.
 """
 
 from __future__ import annotations

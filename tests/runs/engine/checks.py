@@ -26,7 +26,7 @@ class Checks:
 
 
 def publish_reference(bootstrap: str, topic: str) -> int:
-    """Publish the reference's traces and a record that is no trace; return how many records that is."""
+    """Publish the reference's traces and a record that is not a trace; return how many records that is."""
     values = [*LINES[:TRACES], b"no JSON"]
     produce(bootstrap, topic, [(b"reference", value) for value in values])
     return len(values)

@@ -1,4 +1,4 @@
-"""`docker_engine()`: the Docker engine that answers, or else one of our own, with plugins and base images."""
+"""`docker_engine()`: the Docker engine that answers, or else one of our own, its base images and the product's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from tests.runs.engine import base
 from tests.runs.engine.errors import EngineError, attempt, call
 from tests.runs.engine.own import own_engine
 from tests.runs.engine.plugins import configure
+from tests.support.surroundings import ROOT
+from worker.version import __version__
+
+IMAGE: Final = f"kp-worker:{__version__}"
+"""The product's image."""
 
 
 class DockerEngine:
@@ -100,3 +105,12 @@ def _terminated() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def build_image(engine: DockerEngine, tag: str = IMAGE, arguments: Mapping[str, str] | None = None) -> str:
+    """Build deploy/Dockerfile with build arguments; return the base image's name. Raises EngineError."""
+    if "BASE" not in (arguments or {}):
+        engine.python_base()
+    options = [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
+    engine.show("build", *options, "--file", "deploy/Dockerfile", "--tag", tag, ".", cwd=ROOT)
+    return (arguments or {}).get("BASE", base.PYTHON_NAME)

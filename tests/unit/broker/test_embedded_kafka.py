@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import kafka_versions
 from worker.lab.broker import kafka_jars
 from worker.lab.broker.kafka_jars import KAFKA_VERSION, BrokerError, Jre, Runtime
 from worker.lab.broker.kafka_node import java_properties, server_properties
@@ -70,26 +69,6 @@ def test_missing_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(BrokerError, match=r"pip install '\.\[broker\]' from a checkout"):
         kafka_jars.install(tmp_path)
-
-
-def test_the_locks_of_other_releases_are_whole() -> None:
-    for version in kafka_versions.versions():
-        if version != KAFKA_VERSION:
-            jars = kafka_jars.read_lock(kafka_versions.LOCKS / f"{version}.lock")
-            assert kafka_jars.kafka_version(jars) == version
-            assert len({jar.name for jar in jars}) == len(jars) > 40
-            assert all(len(bytes.fromhex(jar.sha256)) == 32 for jar in jars)
-
-
-def test_a_release_is_chosen_by_its_number_or_its_minor() -> None:
-    assert kafka_versions.versions() == sorted(kafka_versions.versions(), key=lambda v: [int(n) for n in v.split(".")])
-    assert kafka_versions.chosen("3.9.1") == "3.9.1"
-    assert kafka_versions.chosen("3.9") == "3.9.2"
-    assert kafka_versions.chosen("4.1") == "4.1.2"
-    assert kafka_versions.chosen("4.3") == KAFKA_VERSION
-    for wrong in ("3.8", "3", "", "4.1.20", "3.9.1.", "v3.9"):
-        with pytest.raises(ValueError, match=r"take one of 3\.5\.2, 3\.9\.1, .*4\.3\.0"):
-            kafka_versions.chosen(wrong)
 
 
 def test_an_older_java_is_not_given_what_it_does_not_know() -> None:

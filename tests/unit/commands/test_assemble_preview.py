@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from tests.support import spans
 from worker.cli import cli
-from worker.commands.assemble import preview
-from worker.commands.assemble.preview import Preview
 from worker.commands.convert import otlp as convert_otlp
+from worker.commands.shared import preview
+from worker.commands.shared.preview import Preview
 from worker.runs.otlp import mapping
 from worker.runs.otlp import spans as otlp_spans
 
@@ -35,7 +35,7 @@ def test_a_run_is_shown_with_its_steps_and_result() -> None:
     assert "  result: Task 2 is done." in said
     assert said[-3:] == [
         "2 records: 1 otlp_json, 1 otlp_proto",
-        "2 traces of OpenTelemetry, 0 of them without their root or a parent",
+        "2 OpenTelemetry traces, 0 of them without their root or a parent",
         "2 reasoning traces would come out",
     ]
 
@@ -49,8 +49,20 @@ def test_what_is_missing_is_said_with_a_way_to_have_it() -> None:
     said = lines((None, spans.as_json(bare)), (None, b"{"))
     assert said[0].endswith(", not ended")
     assert said[1] == "  no trace: its content was not captured"
-    assert "no trace for 1 runs: its content was not captured" in said
+    assert "no trace for 1 run: its content was not captured" in said
     assert any(line.startswith("2 records: 1 otlp_json, 1 unreadable (not_json") for line in said)
+
+
+def test_content_where_nothing_reads_it_is_named() -> None:
+    strange = spans.run_spans(1)
+    for each in strange:
+        each["attributes"] = {name.replace("gen_ai.", "desk."): value for name, value in each["attributes"].items()}
+        each["attributes"]["gen_ai.request.model"] = "m"
+    said = lines((None, spans.as_json(strange)))
+    assert said[1] == "  no trace: its content seems to be in attributes that nothing reads, see below"
+    (named,) = [line for line in said if line.startswith("not read, and looks like content: ")]
+    assert "desk.input.messages (1 runs)" in named
+    assert "desk.output.messages (1 runs)" in named
 
 
 def test_a_fault_in_one_run_or_record_names_it_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +85,7 @@ def test_a_fault_in_one_run_or_record_names_it_and_costs_no_other(monkeypatch: p
     values = [spans.as_json(spans.run_spans(number)) for number in (1, 2, 3, 4)]
     said = lines(*((None, value) for value in values))
     assert f"{spans.trace_id(2)}: 4 spans: KeyError while it was converted; report it with this run" in said
-    assert "no trace for 1 runs: a fault of kp-worker; report it with the spans" in said
+    assert "no trace for 1 run: a bug in kp-worker; please report it, with the spans" in said
     assert "2 reasoning traces would come out" in said
     assert "4 records: 3 otlp_json, 1 unreadable (ZeroDivisionError while it was converted" in "".join(said)
     options = ["--confidence", "1", "--domain", "a", "--visibility", "org", "--privacy", "private"]
@@ -94,7 +106,7 @@ def test_the_command_reads_a_file_and_names_what_is_not_set(tmp_path: Path) -> N
     file = tmp_path / "spans.json"
     file.write_bytes(spans.as_json(spans.run_spans(1)) + b"\n")
     done = CliRunner().invoke(cli, ["assemble", "--try", str(file)], env=spans.SETTINGS)
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 reasoning traces would come out")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 reasoning trace would come out")
     file.write_bytes(b"{}\n")
     assert CliRunner().invoke(cli, ["assemble", "--try", str(file)], env=spans.SETTINGS).exit_code == 1
     missing = CliRunner().invoke(cli, ["assemble", "--try", str(tmp_path / "none")], env=spans.SETTINGS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,16 +14,15 @@ from tests.support.damaged import bad_entries, entry_fields, mutated, packed, so
 from worker.commands.cache.caches import (
     CachedPartition,
     PartitionLog,
-    export_caches,
+    Query,
+    nearest_report,
     newest_rows,
     restore_cache,
     restore_latest,
     stats,
 )
-from worker.commands.cache.nearest import Query, nearest_report
 from worker.commands.cache.view import print_entries, print_nearest, print_stats
 from worker.commands.doctor import traces
-from worker.commands.shared.console import CommandError
 from worker.config import Settings, load
 from worker.core.changelog import Entry, Log, decode_all, encode, slot_key
 from worker.core.novelty import unit
@@ -144,7 +142,7 @@ def test_entries_are_listed_newest_first_and_by_agent_and_trace() -> None:
 
 
 @pytest.mark.slow
-def test_damaged_entries_are_counted_and_no_command_fails_whatever_there_is(seed: int, tmp_path: Path) -> None:
+def test_damaged_entries_are_counted_and_no_command_fails_whatever_there_is(seed: int) -> None:
     rng, settings = random.Random(seed), settings_of(10, 60.0)
     made = vectors(np.random.default_rng(seed), 20)
     skipped = 0
@@ -172,8 +170,6 @@ def test_damaged_entries_are_counted_and_no_command_fails_whatever_there_is(seed
         ):
             print_rows(rows)  # type: ignore[operator]
         skipped += cached.restored.skipped["corrupt"]
-        if cached.live:
-            assert export_caches([cached], tmp_path / "cache.npz") == len(cached.live)
         decoded = decode_all([mutated(rng, [packed(fields)]) for _ in range(10)])
         entries = [*cached.live, *(entry for entry in decoded if isinstance(entry, Entry))]
         if entries:
@@ -225,43 +221,6 @@ def test_another_model_s_entries_are_counted_and_never_mixed_in() -> None:
     assert stats(part.read(), cached).other_model == 1
     ours = restore_cache(part.settings, part.read(), IDENTITY.key(), IDENTITY.dimensions)
     assert [entry.trace_id for entry in ours.live] == ["kp:trace:0"]
-
-
-def test_numpy_reads_the_export_without_pickle(tmp_path: Path, seed: int) -> None:
-    settings = settings_of(30, "none")
-    parts = [Written(0, settings), Written(1, settings), Written(2, settings)]
-    made = vectors(np.random.default_rng(seed), 50)
-    for number, vector in enumerate(made):
-        parts[number % 2].score(vector, T0 + number, f"kp:trace:{number}-é", f"agent-{number % 3}")
-    path = tmp_path / "out"
-    assert export_caches([part.cached() for part in parts], path) == 50
-    assert list(tmp_path.iterdir()) == [path]
-    with np.load(path, allow_pickle=False) as found:
-        assert found["vectors"].dtype == np.float32
-        assert found["vectors"].shape == (50, 8)
-        order = [*range(0, 50, 2), *range(1, 50, 2)]
-        lengths = np.linalg.norm(made[order].astype(np.float64), axis=1, keepdims=True)
-        np.testing.assert_allclose(found["vectors"], made[order] / lengths, atol=1e-6)
-        assert found["trace_id"].tolist() == [f"kp:trace:{number}-é" for number in order]
-        assert found["agent_id"].tolist() == [f"agent-{number % 3}" for number in order]
-        assert found["partition"].tolist() == [0] * 25 + [1] * 25
-        assert found["source_offset"].tolist() == found["sequence"].tolist() == [*range(25), *range(25)]
-        assert found["stream_time_ms"].tolist() == [T0 + number for number in order]
-        assert str(found["identity"]) == IDENTITY.key()
-
-
-def test_an_export_is_of_one_model_and_is_not_left_half_written(tmp_path: Path) -> None:
-    settings = settings_of(10, "none")
-    one, other = Written(0, settings), Written(1, settings, "another:1:8")
-    with pytest.raises(CommandError, match="no partition has a live entry"):
-        export_caches([one.cached()], tmp_path / "out.npz")
-    for part in (one, other):
-        part.score(np.eye(8)[0], T0, "kp:trace:0")
-    with pytest.raises(CommandError, match="partition 1: another:1:8"):
-        export_caches([one.cached(), other.cached()], tmp_path / "out.npz")
-    with pytest.raises(CommandError, match="cannot be written: No such file or directory"):
-        export_caches([one.cached()], tmp_path / "none" / "out.npz")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -5,62 +5,28 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
+from tests.support import converted
+from tests.support.converted import VALUES, lines, traces_of
 from tests.support.message_logs import ERROR, expected_parts, message_log
+from tests.support.otlp import shape
 from tests.support.processes import start_command
 from tests.support.surroundings import environment
 from worker.cli import cli
 from worker.commands.score.lines import score_lines
 from worker.commands.shared.console import PIPE_CLOSED
 from worker.config import Settings
-from worker.core.trace import parse_trace
 
-VALUES = {
-    "--success": "true", "--confidence": "0.8", "--domain": "travel", "--visibility": "private",
-    "--privacy": "aggregated", "--created-at": "2026-04-14T08:00:00Z",
-}  # fmt: skip
 MINIMAL = [{"role": "user", "content": "Book a seat"}, {"role": "assistant", "content": "Done"}]
 
 
-def convert(data: bytes, *more: str, source: str = "chat", **values: str | None) -> Result:
-    """Run the command on standard input, with VALUES but for what is given here (None: without the option)."""
-    named = VALUES | {f"--{name.replace('_', '-')}": value for name, value in values.items()}
-    options = [word for name, value in named.items() if value is not None for word in (name, value)]
-    result = CliRunner().invoke(cli, ["convert", "--from", source, *options, *more, "-"], input=data)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def lines(*runs: Any) -> bytes:
-    return b"".join(json.dumps(run).encode() + b"\n" for run in runs)
-
-
-def traces_of(result: Result) -> list[dict[str, Any]]:
-    for raw in result.stdout_bytes.split(b"\n")[:-1]:
-        parse_trace(raw)
-    return [json.loads(raw) for raw in result.stdout_bytes.split(b"\n")[:-1]]
-
-
-def trace_of(run: Any, *more: str, source: str = "chat", **values: str | None) -> dict[str, Any]:
-    result = convert(lines(run), *more, source=source, **values)
-    assert result.exit_code == 0, result.stderr
-    (trace,) = traces_of(result)
-    return trace
-
-
-def shape(trace: dict[str, Any]) -> list[str]:
-    """Return the steps in short: "thought: content", "tool_call: name input"."""
-    return [
-        f"tool_call: {step['tool']['name']} {json.dumps(step['input'])}"
-        if step["type"] == "tool_call"
-        else f"{step['type']}: {step['content']}"
-        for step in trace["steps"]
-    ]
+convert, trace_of = partial(converted.convert, source="chat"), partial(converted.trace_of, source="chat")
 
 
 # -- many runs, against an independent reading
@@ -216,8 +182,8 @@ def test_values_come_from_fields() -> None:
         ("confidence", "@f", True, "True is not a number from 0 to 1 (--confidence)"),
         ("confidence", "@f", 80, "80 is not a number from 0 to 1"),
         ("domain", "@f", " ", "' ' is not a text"),
-        ("visibility", "@f", "public", "'public' is none of private, org, network (--visibility)"),
-        ("privacy", "@f", {}, "an object is none of aggregated, federated, private (--privacy)"),
+        ("visibility", "@f", "public", "'public' is not one of private, org, network (--visibility)"),
+        ("privacy", "@f", {}, "an object is not one of aggregated, federated, private (--privacy)"),
         ("created_at", "@f", "2026-04-14T08:00:00", "no time zone; end it with Z"),
         ("created_at", "@f", 1776153600000, "seconds (not milliseconds) since 1970"),
         ("created_at", "@f", "yesterday", "use ISO 8601"),
@@ -237,14 +203,14 @@ def test_a_wrong_value_of_a_run_refuses_the_run_and_names_the_option(
     [
         ({"success": "maybe"}, "--success: 'maybe' is neither true nor false"),
         ({"confidence": "nan"}, "--confidence: 'nan' is not a number from 0 to 1"),
-        ({"visibility": "public"}, "--visibility: 'public' is none of"),
+        ({"visibility": "public"}, "--visibility: 'public' is not one of"),
         ({"created_at": "2026-04-14"}, "--created-at: '2026-04-14' has no time zone"),
         ({"created_at": None}, "Missing: --created-at (messages of chat have no time)."),
-        ({"domain": "@a..b"}, "--domain: @a..b is no path"),
+        ({"domain": "@a..b"}, "--domain: @a..b is not a path"),
         ({"keep": "x"}, "--keep: 'x' is not NAME=@path"),
         ({"keep": "task=@x"}, "--keep: task is a field of every trace"),
-        ({"messages": "traj"}, "--messages: 'traj' is no path; begin it with @"),
-        ({"error_prefix": ""}, "--error-prefix: every result begins with an empty text"),
+        ({"messages": "traj"}, "--messages: 'traj' is not a path; begin it with @"),
+        ({"error_prefix": ""}, "--error-prefix must not be empty: every result begins with an empty text"),
         ({"success": None}, "Missing: --success."),
         *(({name: None}, f"Missing option '--{name}'") for name in ("confidence", "domain", "visibility", "privacy")),
     ],
@@ -277,26 +243,26 @@ def test_a_time_is_written_in_utc(logged: str | float, written: str) -> None:
     ("run", "said"),
     [
         (b'{"a"', "not_json: Expecting ':' delimiter at character 5"),
-        (b'{"a": NaN}', "not_json: NaN is no JSON number"),
+        (b'{"a": NaN}', "not_json: NaN is not a JSON number"),
         (b'{"a": 1, "a": 2}', "not_json: an object has a key twice"),
         (b'["\xff"]', "not_json: "),
         (b"[" * 100_000, "not_json: it is nested too deeply"),
-        (b'"text"', "not_a_run: 'text' is no list of messages"),
+        (b'"text"', "not_a_run: 'text' is not a list of messages"),
         (b'{"role": "user", "content": "x"}', "not_a_run: this is a message, not a run"),
         (b'[{"messages": []}]', "not_a_run: this is a list of runs"),
         (b'[[{"role": "user", "content": "x"}]]', "not_a_run: this is a list of runs"),
-        (b'[{"from": "human", "value": "x"}]', "not_a_run: messages.0 has no role: it is no message in OpenAI's style"),
+        (b'[{"from": "human", "value": "x"}]', "messages.0 has no role: it is not a message in OpenAI's style"),
         (b'[{"role": "user", "content": "x"}, {"text": "y"}]', "not_a_run: messages.1 has no role"),
         (b'{"turns": []}', "not_a_run: the run has no field messages: --messages says where"),
         (b"[]", "missing_value: the run has no text of a user: give --objective"),
         (b'[{"role": "user", "content": "x"}]', "missing_value: the run has no text of the agent: give --result-summ"),
-        (b'[{"role": "narrator"}]', "not_a_run: messages.0: role 'narrator' is none of system, developer, user"),
-        (b'[{"role": []}]', "not_a_run: messages.0: role a list is none of"),
+        (b'[{"role": "narrator"}]', "not_a_run: messages.0: role 'narrator' is not one of system, developer, user"),
+        (b'[{"role": []}]', "not_a_run: messages.0: role a list is not one of"),
         (b'[{"role": "user", "content": 7}]', "not_a_run: messages.0.content: 7 is neither a text nor a list of parts"),
         (b'[{"role": "user", "content": [{"type": "tool_use"}]}]', "messages.0.content.0: part type 'tool_use' is not"),
         (b'[{"role": "user", "content": [{"type": {}}]}]', "part type None is not known"),
-        (b'[{"role": "user", "content": [{"type": "text", "text": 1}]}]', "messages.0.content.0.text: 1 is no text"),
-        (b'[{"role": "assistant", "tool_calls": {"a": 1}}]', "messages.0.tool_calls: an object is no list"),
+        (b'[{"role": "user", "content": [{"type": "text", "text": 1}]}]', "messages.0.content.0.text: 1 is not a text"),
+        (b'[{"role": "assistant", "tool_calls": {"a": 1}}]', "messages.0.tool_calls: an object is not a list"),
         (b'[{"role": "assistant", "tool_calls": [{"function": {}}]}]', "messages.0.tool_calls.0: a tool call needs a"),
         (b'[{"role": "assistant", "tool_calls": [{"id": 1, "function": {"name": "f"}}]}]', "tool_calls.0.id: 1 is no"),
         (b'[{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "x"}]', "not_utf8: "),
@@ -339,7 +305,7 @@ def test_a_file_of_one_run_and_a_file_of_lines(tmp_path: Path) -> None:
     first, second = json.loads(report.read_bytes())["files"]
     assert first == {
         "file": str(one), "runs": {"read": 1, "written": 1, "refused": 0}, "steps": {"thought": 1}, "dropped": {},
-        "changed": {}, "refused": {"by_reason": {}, "first": []},
+        "changed": {}, "unread_lines": {}, "refused": {"by_reason": {}, "first": []},
     }  # fmt: skip
     assert second["runs"] == {"read": 2, "written": 1, "refused": 1}
     assert second["dropped"] == {"run": 1}
@@ -349,7 +315,7 @@ def test_a_file_of_one_run_and_a_file_of_lines(tmp_path: Path) -> None:
 def test_a_document_over_several_lines_is_told_once() -> None:
     result = convert(json.dumps({"messages": MINIMAL}, indent=2).encode())
     assert result.exit_code == 1
-    assert "one run a line is expected: jq -c . makes" in result.stderr
+    assert "each line must hold one run: jq -c . writes" in result.stderr
     assert "1 run read, 0 written, 1 refused" in result.stderr
 
 
@@ -385,7 +351,7 @@ def test_what_has_no_place_is_counted() -> None:
         "names of results without a call", "messages[].tool_calls[].index", "messages[].tool_calls[].function.parsed",
     ], "1") | {"images": "2", "audio": "2", "messages[].name": "2"}  # fmt: skip
     assert changed == {
-        "arguments that are no JSON object, kept as input.arguments": "1",
+        "arguments that are not JSON objects, kept as input.arguments": "1",
         "results without a call, kept as observations": "2",
         "tool calls without a result": "1",
     }

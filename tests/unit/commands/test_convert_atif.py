@@ -7,30 +7,23 @@ import random
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from worker.cli import cli
+from tests.support import converted
+from tests.support.converted import dropped_by
 from worker.core.trace import parse_trace
 
-OPTIONS = (
-    "--success", "@extra.reward", "--confidence", "0.8", "--domain", "code", "--visibility", "org", "--privacy",
-    "aggregated",
-)  # fmt: skip
-
-
-def convert(*runs: Any, options: tuple[str, ...] = OPTIONS) -> Result:
-    data = b"".join(json.dumps(run).encode() + b"\n" for run in runs)
-    result = CliRunner().invoke(cli, ["convert", "--from", "atif", *options, "-"], input=data)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+VALUES: dict[str, Any] = {
+    "source": "atif", "success": "@extra.reward", "domain": "code", "visibility": "org", "created_at": None,
+}  # fmt: skip
 
 
 def trace_of(run: Any, *more: str) -> dict[str, Any]:
-    result = convert(run, options=(*OPTIONS, *more))
-    assert result.exit_code == 0, result.stderr
-    parse_trace(result.stdout_bytes)
-    trace: dict[str, Any] = json.loads(result.stdout_bytes)
-    return trace
+    return converted.trace_of(run, *more, **VALUES)
+
+
+def convert(*runs: Any, more: tuple[str, ...] = ()) -> Result:
+    return converted.convert(converted.lines(*runs), *more, **VALUES)
 
 
 def trajectory(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -43,11 +36,6 @@ def trajectory(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 USER = {"source": "user", "message": "Mend the build"}
 DONE = {"source": "agent", "message": "It builds"}
-
-
-def dropped_by(result: Result) -> dict[str, int]:
-    text = result.stderr.split("not in the traces:\n")[1].split("  changed:")[0]
-    return {kind: int(count) for count, kind in (line.split(maxsplit=1) for line in text.strip().split("\n"))}
 
 
 def test_a_trajectory_becomes_a_trace() -> None:
@@ -104,7 +92,7 @@ def test_options_win_over_the_trajectory() -> None:
     trace = trace_of(run, *more)
     assert (trace["metadata"]["created_at"], trace["metadata"]["framework"]) == ("2026-04-14T08:00:00Z", "mine")
     assert trace["x_session"] == "s"
-    dropped = dropped_by(convert(run, options=(*OPTIONS, *more)))
+    dropped = dropped_by(convert(run, more=more))
     assert (dropped["steps[].timestamp"], dropped["agent"]) == (2, 1)
 
 
@@ -135,14 +123,14 @@ def test_subagents_are_counted() -> None:
         ({"schema_version": "ATIF-v2.0"}, "not_a_run: schema_version 'ATIF-v2.0' is not ATIF-v1.x"),
         ({"schema_version": 1}, "not_a_run: schema_version 1 is not ATIF-v1.x"),
         ({"steps": {}}, "missing_value: the run has no time"),
-        ({"steps": {"a": 1}}, "not_a_run: steps: an object is no list"),
-        ({"steps": [1]}, "not_a_run: steps.0: 1 is no object"),
-        ({"steps": [{"source": "robot"}]}, "not_a_run: steps.0: source 'robot' is none of system, user, agent"),
+        ({"steps": {"a": 1}}, "not_a_run: steps: an object is not a list"),
+        ({"steps": [1]}, "not_a_run: steps.0: 1 is not an object"),
+        ({"steps": [{"source": "robot"}]}, "not_a_run: steps.0: source 'robot' is not one of system, user, agent"),
         ({"steps": [{"source": "agent", "message": 1}]}, "not_a_run: steps.0.message: 1 is neither a text nor a list"),
         ({"steps": [{"source": "agent", "reasoning_content": 1}]}, "not_a_run: steps.0.reasoning_content: 1 is"),
         ({"steps": [{"source": "agent", "tool_calls": [{}]}]}, "steps.0.tool_calls.0: a tool call needs a function_"),
         ({"steps": [{"source": "agent", "observation": []}]}, "missing_value"),
-        ({"steps": [{"source": "agent", "observation": [1]}]}, "not_a_run: steps.0.observation: a list is no object"),
+        ({"steps": [{"source": "agent", "observation": [1]}]}, "steps.0.observation: a list is not an object"),
         ({"steps": [USER, DONE]}, "missing_value: the run has no time: give --created-at"),
         ({"steps": [USER, DONE | {"timestamp": "2026-04-14T08:00:00"}]}, "no time zone; end it with Z"),
         ({"extra": {}}, "missing_value: the run has no field extra.reward, which --success names"),
@@ -157,7 +145,7 @@ def test_a_wrong_trajectory_is_refused_with_its_place(change: dict[str, Any], sa
 
 
 def test_messages_go_with_chat() -> None:
-    result = convert(options=(*OPTIONS, "--messages", "@x"))
+    result = convert(more=("--messages", "@x"))
     assert (result.exit_code, "--messages requires --from chat" in result.stderr) == (2, True)
 
 
@@ -176,9 +164,7 @@ def test_damaged_runs_are_converted_or_refused(source: str, seed: int) -> None:
     run = trajectory(USER, work, DONE) if source == "atif" else {"messages": messages, "extra": {"reward": 1}}
     runs = [_damaged(json.loads(json.dumps(run)), rng) for _ in range(500)]
     data = b"".join(json.dumps(each).encode() + b"\n" for each in runs)
-    options = (*OPTIONS, "--created-at", "2026-04-14T08:00:00Z")
-    result = CliRunner().invoke(cli, ["convert", "--from", source, *options, "-"], input=data)
-    assert isinstance(result.exception, SystemExit | None), result.exception
+    result = converted.convert(data, source=source, success="@extra.reward")
     written = result.stdout_bytes.split(b"\n")[:-1]
     for raw in written:
         parse_trace(raw)

@@ -7,67 +7,18 @@ import sys
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
+from tests.support.converted import convert, dropped_by, lines, trace_of, traces_of
 from tests.support.otlp import as_json, as_protobuf, shape, span
-from worker.cli import cli
-from worker.core.trace import parse_trace
 from worker.version import install_extra
-
-VALUES = {
-    "--success": "true",
-    "--confidence": "0.8",
-    "--domain": "code",
-    "--visibility": "org",
-    "--privacy": "aggregated",
-    "--created-at": "2026-04-14T08:00:00Z",
-}
 
 USER = {"role": "user", "content": "Mend the build"}
 
 
-def convert(data: bytes, *more: str, **values: str | None) -> Result:
-    """Run the command on standard input, with VALUES but for what is given here (None: without the option)."""
-    named = VALUES | {f"--{name.replace('_', '-')}": value for name, value in values.items()}
-    options = [word for name, value in named.items() if value is not None for word in (name, value)]
-    result = CliRunner().invoke(cli, ["convert", *options, *more, "-"], input=data)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def lines(*runs: Any) -> bytes:
-    return b"".join(json.dumps(run).encode() + b"\n" for run in runs)
-
-
-def traces_of(result: Result) -> list[dict[str, Any]]:
-    found = result.stdout_bytes.split(b"\n")[:-1]
-    for raw in found:
-        parse_trace(raw)
-    return [json.loads(raw) for raw in found]
-
-
-def trace_of(run: Any, *more: str, **values: str | None) -> dict[str, Any]:
-    result = convert(lines(run), *more, **values)
-    assert result.exit_code == 0, result.stderr
-    (trace,) = traces_of(result)
-    return trace
-
-
-def dropped_by(result: Result) -> dict[str, int]:
-    body = result.stderr.split("not in the traces:\n")[-1].split("  changed:")[0]
-    return {
-        kind: int(count) for count, kind in (line.split(maxsplit=1) for line in body.splitlines() if line[:4] == "    ")
-    }
-
-
 STEPS = [
-    "thought: It names its file.",
-    "thought: I read the log.",
-    'tool_call: shell {"command": "tail"}',
-    "error_recovery: no such file",
-    "observation: more",
-    "thought: Done",
-]
+    "thought: It names its file.", "thought: I read the log.", 'tool_call: shell {"command": "tail"}',
+    "error_recovery: no such file", "observation: more", "thought: Done",
+]  # fmt: skip
 
 ANTHROPIC = {
     "system": "Be brief.",
@@ -77,8 +28,7 @@ ANTHROPIC = {
             "role": "assistant",
             "content": [
                 {"type": "thinking", "thinking": "It names its file.", "signature": "s"},
-                {"type": "redacted_thinking", "data": "x"},
-                {"type": "text", "text": "I read the log."},
+                {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "I read the log."},
                 {"type": "tool_use", "id": "t1", "name": "shell", "input": {"command": "tail"}},
             ],
         },
@@ -86,52 +36,38 @@ ANTHROPIC = {
             "role": "user",
             "content": [
                 {
-                    "type": "tool_result",
-                    "tool_use_id": "t1",
-                    "is_error": True,
+                    "type": "tool_result", "tool_use_id": "t1", "is_error": True,
                     "content": [{"type": "text", "text": "no such file"}, {"type": "image", "source": {}}],
-                },
-                {"type": "text", "text": "more"},
-                {"type": "image", "source": {}},
+                }, {"type": "text", "text": "more"}, {"type": "image", "source": {}},
             ],
-        },
-        {"role": "assistant", "content": "Done"},
+        }, {"role": "assistant", "content": "Done"},
     ],
-}
+}  # fmt: skip
 
 RESPONSES = {
     "instructions": "Be brief.",
     "input": [
-        USER,
-        {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "It names its file."}]},
+        USER, {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "It names its file."}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I read the log."}]},
         {"type": "function_call", "call_id": "t1", "name": "shell", "arguments": '{"command": "tail"}', "status": "a"},
         {"type": "function_call_output", "call_id": "t1", "output": "no such file"},
         {"role": "user", "content": [{"type": "input_text", "text": "more"}]},
-    ],
-    "output": [
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done"}]},
-    ],
-}
+    ], "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done"}]}],
+}  # fmt: skip
 
 LANGCHAIN = [
-    ("system", {"content": "Be brief."}),
-    ("human", {"content": "Mend the build"}),
+    ("system", {"content": "Be brief."}), ("human", {"content": "Mend the build"}),
     (
         "ai",
         {
             "content": [
-                {"type": "reasoning", "reasoning": "It names its file."},
-                {"type": "text", "text": "I read the log."},
+                {"type": "reasoning", "reasoning": "It names its file."}, {"type": "text", "text": "I read the log."},
                 {"type": "tool_use", "id": "t1", "name": "shell", "input": {}},
-            ],
-            "tool_calls": [{"name": "shell", "args": {"command": "tail"}, "id": "t1", "type": "tool_call"}],
+            ], "tool_calls": [{"name": "shell", "args": {"command": "tail"}, "id": "t1", "type": "tool_call"}],
         },
-    ),
-    ("tool", {"content": "no such file", "tool_call_id": "t1", "status": "error", "name": "shell"}),
-    ("human", {"content": "more"}),
-    ("ai", {"content": "Done", "response_metadata": {"finish_reason": "stop"}}),
-]
+    ), ("tool", {"content": "no such file", "tool_call_id": "t1", "status": "error", "name": "shell"}),
+    ("human", {"content": "more"}), ("ai", {"content": "Done", "response_metadata": {"finish_reason": "stop"}}),
+]  # fmt: skip
 
 CLASSES = {"system": "SystemMessage", "human": "HumanMessage", "ai": "AIMessage", "tool": "ToolMessage"}
 
@@ -143,13 +79,9 @@ DUMPED = [
 PLAIN = [{"type": kind, **data} for kind, data in LANGCHAIN]
 
 RUNS: dict[str, Any] = {
-    "anthropic": ANTHROPIC,
-    "responses": RESPONSES,
-    "langchain": BY_DICT,
-    "dumpd": {"messages": DUMPED},
-    "langgraph": {"values": {"messages": PLAIN}, "next": []},
-    "checkpoint": {"channel_values": {"messages": DUMPED}},
-}
+    "anthropic": ANTHROPIC, "responses": RESPONSES, "langchain": BY_DICT, "dumpd": {"messages": DUMPED},
+    "langgraph": {"values": {"messages": PLAIN}, "next": []}, "checkpoint": {"channel_values": {"messages": DUMPED}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -160,7 +92,7 @@ def test_each_form_becomes_the_same_steps_and_is_recognised(name: str) -> None:
     assert shape(trace) == STEPS
     assert [step.get("tool_call_id") for step in trace["steps"]] == [None, None, "t1", "t1", None, None]
     form = name if name in ("anthropic", "responses") else "langchain"
-    assert trace_of(RUNS[name], "--from", form, *prefix) == trace
+    assert trace_of(RUNS[name], *prefix, source=form) == trace
 
 
 def test_what_a_step_cannot_hold_is_counted() -> None:
@@ -182,20 +114,30 @@ def test_tools_of_a_server_are_calls_with_results() -> None:
     ]
     items = [
         USER,
-        {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"query": "x"}},
+        {
+            "type": "web_search_call",
+            "id": "ws",
+            "status": "completed",
+            "action": {"query": "x"},
+            "internal_chat_message_metadata_passthrough": {"turn_id": "t"},
+        },
+        {
+            "type": "image_generation_call",
+            "id": "ig",
+            "status": "completed",
+            "revised_prompt": "a cat",
+            "result": "iVBOR",
+        },
         {"type": "mcp_call", "id": "m", "name": "find", "arguments": '{"a": 1}', "server_label": "s", "output": "y"},
         {"type": "custom_tool_call", "call_id": "c", "name": "run", "input": "ls"},
         {"type": "custom_tool_call_output", "call_id": "c", "output": "z"},
         {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No"}]},
     ]
     assert shape(trace_of({"input": items})) == [
-        'tool_call: web_search {"action": {"query": "x"}}',
-        'tool_call: find {"a": 1}',
-        "observation: y",
-        'tool_call: run {"input": "ls"}',
-        "observation: z",
-        "thought: No",
-    ]
+        'tool_call: web_search {"action": {"query": "x"}}', 'tool_call: image_generation {"revised_prompt": "a cat"}',
+        'tool_call: find {"a": 1}', "observation: y",
+        'tool_call: run {"input": "ls"}', "observation: z", "thought: No",
+    ]  # fmt: skip
 
 
 def test_langchain_calls_that_were_no_json_and_those_of_old_versions() -> None:
@@ -211,12 +153,9 @@ def test_langchain_calls_that_were_no_json_and_those_of_old_versions() -> None:
         {"type": "ai", "content": ["So ", {"type": "text", "text": "be it"}]},
     ]
     assert shape(trace_of(run)) == [
-        'tool_call: shell {"arguments": "{oops"}',
-        "thought: Hm",
-        'tool_call: find {"a": 1}',
-        "thought: So ",
+        'tool_call: shell {"arguments": "{oops"}', "thought: Hm", 'tool_call: find {"a": 1}', "thought: So ",
         "thought: be it",
-    ]
+    ]  # fmt: skip
 
 
 # -- logs of requests and responses
@@ -286,12 +225,9 @@ def test_calls_of_a_conversation_are_one_run(field: str) -> None:
 
 def test_a_call_without_its_group_is_refused_and_the_others_are_written() -> None:
     result = convert(
-        lines({**calls("a")[0], "session": {}}, calls("b")[0], "x", calls("b")[1]),
-        *GROUPED,
-        "--group-by",
-        "session.id",
-        success=None,
-    )
+        lines({**calls("a")[0], "session": {}}, calls("b")[0], "x", calls("b")[1]), *GROUPED, "--group-by",
+        "session.id", success=None,
+    )  # fmt: skip
     assert result.exit_code == 1
     assert "3 runs read, 1 written, 2 refused" in result.stderr
     assert "1: missing_value: the run has no text or number session.id, which --group-by names" in result.stderr
@@ -384,7 +320,7 @@ def test_what_spans_do_not_give_is_said() -> None:
     assert result.exit_code == 1
     assert "3 runs read, 0 written, 3 refused" in result.stderr
     assert "no_content: the content of its messages was not captured; pydantic-ai: Instrumentation" in result.stderr
-    assert "standard input: 2: invalid_type: resourceSpans: a number, but a list is expected" in result.stderr
+    assert "standard input:2: invalid_type: resourceSpans: a number, but a list is expected" in result.stderr
     assert "no_value: no span has an attribute that an option names" in result.stderr
     other = convert(lines(as_json([span(1, "GET /", trace=OTHER)]), RECORDS[0]), created_at=None)
     assert dropped_by(other) == {"traces without a span of a model, a tool or an agent": 1}
@@ -401,7 +337,6 @@ def test_what_spans_do_not_give_is_said() -> None:
         ({"contents": []}, "this looks like a request to Gemini"),
         ({"choices": []}, "a response alone"),
         ({"run_type": "chain", "inputs": {}}, "a run of LangSmith: give --from langchain"),
-        ({"sessionId": "s", "message": {}}, "a line of a session: jq -sc"),
         ({"context": {}, "attributes": {}}, "a span of OpenTelemetry's console exporter"),
         ({"role": "user", "content": "x"}, "a message, not a run: jq -sc"),
         ({"b": 1, "a": []}, "an object with 'a, b'; --messages @PATH names its list of messages"),
@@ -445,9 +380,9 @@ def test_runs_of_every_form_may_be_in_one_file(run: Any, form: str) -> None:
     [
         (["--from", "anthropic"], "Missing: --created-at (messages of anthropic have no time)"),
         (["--from", "atif", "--append", "@a"], "--append requires --from chat, or another form of messages"),
-        (["--from", "otlp", "--keep", "a=@b", "--agent-id", "x"], "--agent-id, --keep: OTLP has no place for it"),
-        (["--append", "a"], "--append: 'a' is no path; begin it with @"),
-        (["--group-by", "@"], "@ is no path"),
+        (["--from", "otlp", "--keep", "a=@b", "--agent-id", "x"], "--agent-id, --keep: spans have no place for it"),
+        (["--append", "a"], "--append: 'a' is not a path; begin it with @"),
+        (["--group-by", "@"], "@ is not a path"),
     ],
 )
 def test_wrong_options(options: list[str], said: str) -> None:
@@ -456,7 +391,7 @@ def test_wrong_options(options: list[str], said: str) -> None:
     assert said in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize(("form", "said"), [("auto", "--success (not for OTLP)"), ("chat", "--success")])
+@pytest.mark.parametrize(("form", "said"), [("auto", "--success (not for OTLP and sessions)"), ("chat", "--success")])
 def test_success_is_required_where_a_log_does_not_say_it(form: str, said: str) -> None:
     result = convert(lines([USER]), "--from", form, success=None)
     assert result.exit_code == 2
@@ -466,29 +401,32 @@ def test_success_is_required_where_a_log_does_not_say_it(form: str, said: str) -
 @pytest.mark.parametrize(
     ("form", "run", "said"),
     [
-        ("anthropic", [{"role": "tool"}], "messages.0: role 'tool' is none of user, assistant, system"),
+        ("anthropic", [{"role": "tool"}], "messages.0: role 'tool' is not one of user, assistant, system"),
         ("anthropic", [{"role": "user", "content": 7}], "messages.0.content: 7 is neither a text nor a list of blocks"),
         (
-            "anthropic",
-            [{"role": "user", "content": [{"type": "x"}]}],
+            "anthropic", [{"role": "user", "content": [{"type": "x"}]}],
             "messages.0.content.0: block type 'x' is not known",
         ),
         (
-            "anthropic",
-            [{"role": "assistant", "content": [{"type": "tool_use"}]}],
+            "anthropic", [{"role": "assistant", "content": [{"type": "tool_use"}]}],
             "messages.0.content.0: a tool_use needs a name",
-        ),
-        ("responses", [{"type": "x"}], "messages.0: item type 'x' is not known"),
-        ("responses", [{"role": "x"}], "messages.0: role 'x' is none of user, assistant, system, developer"),
+        ), ("responses", [{"type": "x"}], "messages.0: item type 'x' is not known"),
+        ("responses", [{"role": "x"}], "messages.0: role 'x' is not one of user, assistant, system, developer"),
         ("responses", [{"type": "function_call"}], "messages.0: a tool call needs a name"),
         ("responses", {"input": 7}, "input: 7 is neither a text nor a list of items"),
-        ("langchain", [{"type": "x"}], "messages.0: type 'x' is no message of LangChain's"),
-        ("langchain", [{"type": "ai", "data": 7}], "messages.0: 7 is no object"),
+        ("langchain", [{"type": "x"}], "messages.0: type 'x' is not a message of LangChain's"),
+        ("langchain", [{"type": "ai", "data": 7}], "messages.0: 7 is not an object"),
         ("langchain", [{"type": "ai", "content": [{"type": "x"}]}], "messages.0.content.0: part type 'x' is not known"),
         ("langchain", [{"type": "ai", "tool_calls": [{}]}], "messages.0.tool_calls: a tool call needs a name"),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_cannot_be_read_is_refused_with_its_place(form: str, run: Any, said: str) -> None:
     result = convert(lines(run), "--from", form)
     assert result.exit_code == 1
     assert f"standard input:1: not_a_run: {said}" in result.stderr
+
+
+def test_content_of_spans_where_nothing_reads_it_is_named() -> None:
+    strange = as_json([span(1, "ask", {"gen_ai.request.model": "m", "desk.prompt": "Plan a trip."}, scope="desk")])
+    result = convert(lines(strange), "--from", "otlp", success=None, created_at=None)
+    assert "no_content: its content seems to be in attributes that nothing reads: desk desk.prompt" in result.stderr

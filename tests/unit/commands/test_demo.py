@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import json
 import math
 import os
@@ -14,15 +12,14 @@ from typing import Any
 
 import pytest
 from aiokafka.partitioner import DefaultPartitioner
-from rich.console import Console, RenderableType
 
-from tests.support.surroundings import ROOT
 from worker import InvalidTrace, PartitionScorer, parse_trace
 from worker.commands.shared.samples import SAMPLES, samples
+from worker.commands.shared.scored_rows import TailRecord
 from worker.core.documents import scored_record
 from worker.core.records import SourceRecord
 from worker.core.scorer import event_time_ms
-from worker.lab.demo import view as demo_view
+from worker.lab.demo import show as demo_view
 from worker.lab.demo.flow import DemoOutcome
 from worker.lab.demo.process import PARTITIONS, _environment
 from worker.observe.metrics import quantile
@@ -30,13 +27,6 @@ from worker.observe.metrics import quantile
 LINES = SAMPLES.read_bytes().splitlines()
 DOCUMENTS: list[dict[str, Any]] = [json.loads(line) for line in LINES]
 FIRST, RETOLD, LATE = demo_view.STORY
-
-
-def shown(part: RenderableType, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(part)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def scored(similarity: dict[str, tuple[str, float]] | None = None, *, embedder: bool = True) -> list[dict[str, Any]]:
@@ -114,52 +104,6 @@ def test_broken_samples_are_broken_in_different_ways() -> None:
     ]  # fmt: skip
 
 
-def test_table_fits_and_shows_every_trace() -> None:
-    documents = scored({RETOLD: (full_id(FIRST), 0.9861)})
-    names = ["single_thought", "error_recovery_bonus", "low_tool_diversity_penalty"]
-    for width in (demo_view.WIDE, 100, 80):
-        lines = [line.rstrip() for line in shown(demo_view.scores_table(documents, width), width).splitlines()]
-        assert max(map(len, lines)) <= width
-        assert not any("…" in line for line in lines)
-        assert len(lines) == len(documents) + 2
-        assert all(any(line.endswith(name) for line in lines) for name in names) is (width == demo_view.WIDE)
-    row = next(line for line in shown(demo_view.scores_table(documents)).splitlines() if line.startswith(RETOLD[9:]))
-    assert row.split() == [
-        RETOLD[9:], "08:40", "finance", "0.87", "0.01", "0.86", "0.93", "0.682", "rejected", FIRST[9:], "0.99",
-    ]  # fmt: skip
-
-
-def test_dead_letters_table_shows_reason_and_path() -> None:
-    headers = json.loads((ROOT / "schemas/examples/dead-letter-headers.json").read_text())
-    text = shown(demo_view.dead_letters_table([headers]))
-    assert "2:1848 invalid_value outcome.confidence 90 is not allowed; give a number from 0 to 1" in text
-
-
-def test_explanation_does_the_arithmetic() -> None:
-    documents = scored({RETOLD: (full_id(FIRST), 0.9861)})
-    retold = next(document for document in documents if document["id"].startswith(RETOLD))
-    text = str(demo_view.explanation(retold, documents))
-    products = [float(number) for number in re.findall(r" x .* = ([\d.]+)", text)]
-    assert math.isclose(sum(products), retold["scoring"]["score"], abs_tol=2e-4)
-    assert "= 0.6817 < 0.75: rejected" in text
-    assert f"Nearest is {FIRST[9:]}, similarity 0.9861: practically the same text" in text
-    assert "39 minutes earlier" in text
-    assert "With an empty cache (novelty 0.5) its score would be 0.8032" in text
-
-
-@pytest.mark.parametrize("override", ["single_thought", "error_recovery_bonus", "low_tool_diversity_penalty"])
-def test_explanation_names_overrides_and_a_neutral_novelty(override: str) -> None:
-    document = next(document for document in scored(embedder=False) if override in document["scoring"]["overrides"])
-    text = str(demo_view.explanation(document, []))
-    assert f"override {override}" in text
-    assert "no embedder is configured" in text
-
-
-def test_explanation_of_a_nearest_trace_that_is_not_at_hand() -> None:
-    document = scored({FIRST: ("kp:trace:elsewhere", 0.2)})[1]
-    assert "Nearest is elsewher, similarity 0.2000: hardly related.\n" in str(demo_view.explanation(document, []))
-
-
 def test_story() -> None:
     documents = scored({RETOLD: (full_id(FIRST), 0.9861), LATE: (DOCUMENTS[0]["id"], 0.31)})
     first, second, third = str(demo_view.story(documents)).splitlines()
@@ -171,10 +115,10 @@ def test_story() -> None:
 
 
 def test_imbalance_names_what_is_missing_and_what_came_twice() -> None:
-    documents = scored()
+    documents = [TailRecord(None, document, None) for document in scored()]  # type: ignore[arg-type]
     outcome = DemoOutcome([(0, offset) for offset in range(len(documents))], documents)
     assert outcome.imbalance() is None
-    outcome.scored = [*documents[1:], copy.deepcopy(documents[2])]
+    outcome.records = [*documents[1:], documents[2]]
     problem = outcome.imbalance()
     assert problem is not None
     assert problem.startswith(f"the counts do not add up: published {len(documents)}, but accepted ")

@@ -21,7 +21,7 @@ def test_entries_of_another_embedder_are_named_with_what_follows() -> None:
     other = msgspec.structs.replace(NOW, max_tokens=256)
     (finding,) = other_entries(NOW, {other.key(): 1, NOW.key(): 3})
     assert finding.level == "warn"
-    assert f"of 1 partition are of another embedder, {other.key()}; that of these settings is {NOW.key()}" in str(
+    assert f"of 1 partition were made by another embedder ({other.key()}); with these settings ({NOW.key()})" in str(
         finding
     )
     assert "starts there with an empty cache, once" in str(finding)
@@ -30,7 +30,7 @@ def test_entries_of_another_embedder_are_named_with_what_follows() -> None:
 
 def test_entries_of_0_2_0_with_a_truncated_objective_are_explained() -> None:
     (finding,) = other_entries(NOW, {msgspec.structs.replace(NOW, objective_tokens=0).key(): 2})
-    assert "of 2 partitions are" in str(finding)
+    assert "of 2 partitions were made" in str(finding)
     assert "workers of 0.2.0 truncated the objective at KP_MAX_TOKENS, this one reads it whole" in str(finding)
 
 

@@ -26,12 +26,13 @@ from tests.support.builders import (
     trace_document,
 )
 from worker.cli import cli
-from worker.commands.explain.steps import RecordPlace, explain_trace
 from worker.commands.explain.target import is_file, parse_target
-from worker.commands.explain.view import explanation_text
 from worker.commands.shared.console import Command, CommandError
+from worker.commands.shared.explanation import explain_trace
+from worker.commands.shared.explanation_view import explanation_text
 from worker.commands.shared.json_lines import read_document
 from worker.commands.shared.options import given_options, settings_options
+from worker.commands.shared.scored_document import RecordPlace
 from worker.config import load
 from worker.core.documents import scored_record
 from worker.core.scorer import PartitionScorer
@@ -138,31 +139,20 @@ def test_text_of_a_trace_cannot_steer_the_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "line", "words"),
+    ("change", "words"),
     [
-        (('"confidence": 0.9', '"confidence": 90'), '"confidence": 90', "outcome.confidence: 90 is not allowed"),
-        (('"type": "observation"', '"type": "look"'), '"type": "look"', "steps.4.type"),
-        (('"name": "search"', '"nam": "search"'), '"tool": {', "steps.1.tool.name: required"),
-        (('"result_summary": "Done",', ""), '"outcome": {', "outcome.result_summary: required"),
-        (('"objective": "Explain"', '"objective": Explain'), '"objective": Explain', "not_json"),
-        (('"Done"', '"\udcff"'), "\udcff", "not_utf8"),
+        (('"confidence": 0.9', '"confidence": 90'), "outcome.confidence: 90 is not allowed"),
+        (('"name": "search"', '"nam": "search"'), "steps.1.tool.name: required"),
+        (('"objective": "Explain"', '"objective": Explain'), "not_json"),
+        (('"Done"', '"\udcff"'), "not_utf8"),
     ],
 )
-def test_a_problem_is_told_with_its_line(change: tuple[str, str], line: str, words: str) -> None:
+def test_a_problem_is_told_with_its_place(change: tuple[str, str], words: str) -> None:
     text = json.dumps(trace_document(), indent=1).replace(*change)
-    number = text[: text.index(line)].count("\n") + 1
     result = run(text.encode(errors="surrogateescape"))
     assert result.exit_code == 1
-    assert f"<stdin>: line {number}: " in result.output
+    assert "<stdin>: " in result.output
     assert words in result.output
-
-
-def test_the_last_of_equal_keys_is_the_one_that_counts() -> None:
-    text = json.dumps(trace_document(), indent=1)
-    text = text.replace('"outcome": {', '"outcome": {"confidence": 0.5,\n')
-    result = run(text.replace('"confidence": 0.9', '\n"confidence": 9').encode())
-    number = text[: text.index('"confidence": 0.9')].count("\n") + 2
-    assert f"line {number}: " in result.output
 
 
 def test_json_lines_are_told_apart_from_a_broken_document() -> None:
@@ -249,8 +239,8 @@ def test_what_is_no_file_is_an_id_or_a_place(target: str, wanted: object) -> Non
     [
         ("no/such/file", "no such file"),
         ("trace.json", "no such file"),
-        ("kp:trace:", "is no id"),
-        ("elsewhere:0:7", "is none of the topics traces, traces.accepted, traces.rejected, traces.dead-letter"),
+        ("kp:trace:", "is not an id"),
+        ("elsewhere:0:7", "is not one of the topics traces, traces.accepted, traces.rejected, traces.dead-letter"),
         (".", "Is a directory"),
     ],
 )
@@ -266,7 +256,7 @@ def test_a_line_goes_with_a_file() -> None:
 
 
 def test_a_near_miss_of_the_domain_is_named() -> None:
-    assert "which has no profile (is 'finance' meant?)" in run(trace_bytes(domain="Finance")).output
+    assert "which has no profile (did you mean 'finance'?)" in run(trace_bytes(domain="Finance")).output
     assert "meant" not in run(trace_bytes(domain="gardening")).output
 
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from tests.support.builders import TextEmbedder, trace_bytes
 from tests.support.schemas import VALIDATORS
 from worker.commands.doctor.model import _findings
-from worker.commands.explain.steps import explain_trace
-from worker.commands.explain.view import explanation_text
 from worker.commands.score.lines import score_lines
-from worker.commands.tail.records import TailRecord, rows
+from worker.commands.shared.explanation import explain_trace
+from worker.commands.shared.explanation_view import explanation_text
+from worker.commands.shared.scored_rows import TailRecord, rows
 from worker.config import Settings
 
 SCOPES = ("partition", "group")

@@ -134,7 +134,7 @@ def test_a_line_that_is_too_long_is_named_and_not_read(command: str, tmp_path: P
         "convert one run": f"{path}: too_large: {problem}",
         "report": f"  line 2: {problem}",
         "whatif": f"  line 2: {problem}",
-        "evaluate": f"three.jsonl: line 2: too_large: : {problem}",
+        "evaluate": f"three.jsonl:2: too_large: {problem}",
         "explain": f"{path}: line 2: more than 1048576 bytes",
     }[command]
     assert expected in output

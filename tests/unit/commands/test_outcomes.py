@@ -220,10 +220,14 @@ def test_the_same_seed_gives_the_same_figures_and_tables_page_and_sentences_are_
     ("field", "value", "told"),
     [
         ("success", None, "line 2 has no outcome at x_won"),
-        ("x_won", "yes", 'line 2: x_won is "yes": --outcome names a field with true, false or a number from 0 to 1'),
+        (
+            "x_won",
+            "yes",
+            'line 2: x_won is "yes"; --outcome must name a field with true, false or a number from 0 to 1',
+        ),
         ("x_won", 1.5, "x_won is 1.5"),
         ("x_won", [], "x_won is []"),
-        ("x_claimed", "done", 'x_claimed is "done": --claimed names a field with true, false or null'),
+        ("x_claimed", "done", 'x_claimed is "done"; --claimed must name a field with true, false or null'),
     ],
 )
 def test_a_field_of_another_kind_is_named_with_its_line(tmp_path: Path, field: str, value: Any, told: str) -> None:
@@ -251,7 +255,8 @@ def test_runs_must_differ_and_options_must_go_together(tmp_path: Path) -> None:
     assert "no run has a claim at x_claimed" in run(file, "--claimed", "x_claimed").stderr
     assert "has no task at x_none" in run(file, "--label", "x_none").stderr
     for arguments in (
-        ("--verdicts", "0"), ("--verdicts", "2"), ("--late", "5"), ("--grid", "max_tokens=1"), ("--partition-by", "id"),
+        ("--verdicts", "0"), ("--verdicts", "2"), ("--late", "5"), ("--grid", "max_tokens=1"),
+        ("--claimed", "metadata.success"),
     ):  # fmt: skip
         assert run(file, *arguments).exit_code == 2
     assert CliRunner().invoke(cli, ["evaluate", str(file)]).exit_code == 2

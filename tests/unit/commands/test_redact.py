@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
 def test_what_would_go_is_shown_by_type_and_masked(file: Path) -> None:
     done = CliRunner().invoke(cli, ["redact", "--try", str(file), "--text"])
     assert done.exit_code == 0, done.output
-    assert "1 of 2 traces would change by the rules strict." in done.output
+    assert "the strict rules would change 1 of 2 traces." in done.output
     assert "password: 2" in done.output
     assert "1: steps[0].content: export DB_PASSWORD=«aaaaaa9a» && mail [REDACTED:email]" in done.output
     assert "1: steps[0].input.client_secret: «aaaAAA999»" in done.output
@@ -64,5 +64,5 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
     path.write_text('[]\n{"password": "hunter2"}\n', "utf-8")
     done = CliRunner().invoke(cli, ["redact", "--try", str(path), "--text"])
     assert done.exit_code == 1
-    assert "bad.jsonl:1: it is no JSON object" in done.output
+    assert "bad.jsonl:1: not a JSON object" in done.output
     assert "«aaaaaa9»" in done.output

@@ -153,7 +153,7 @@ def test_a_threshold_can_be_chosen_for_each_domain() -> None:
     [cutoffs] = [table for table in tables if "best 10%" in table]
     assert cutoffs.count("domain ") == DOMAINS_SHOWN
     assert "10 others" in cutoffs
-    assert words(page).count("10 smaller domains are one row.") == 3
+    assert words(page).count("10 smaller domains are in one row.") == 3
 
 
 def test_in_print_headings_and_notes_stay_with_what_follows() -> None:

@@ -189,7 +189,7 @@ def test_a_file_over_several_lines_is_recognised(run: Run, tmp_path: Path) -> No
     result = run(json.dumps(json.loads(GOOD), indent=2).encode())
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        f"Error: {tmp_path}/in.jsonl holds JSON over several lines; one trace a line is expected: "
+        f"Error: {tmp_path}/in.jsonl holds JSON over several lines; one trace per line is expected: "
         f"jq -c . {tmp_path}/in.jsonl"
     )
 
@@ -198,7 +198,7 @@ def test_an_array_over_several_lines_is_told_in_one_line(run: Run, tmp_path: Pat
     result = run(json.dumps([json.loads(GOOD)] * 70, indent=2).encode())
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        f"Error: {tmp_path}/in.jsonl holds JSON over several lines; one trace a line is expected: "
+        f"Error: {tmp_path}/in.jsonl holds JSON over several lines; one trace per line is expected: "
         f"jq -c '.[]' {tmp_path}/in.jsonl\n"
     )
 

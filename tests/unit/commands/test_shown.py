@@ -14,12 +14,11 @@ from rich.console import Console
 
 from tests.support.builders import trace_bytes
 from tests.support.reports import render, scored_document, summary_of, words
-from worker.commands.explain.steps import explain_trace
-from worker.commands.explain.view import explanation_text
+from worker.commands.shared.explanation import explain_trace
+from worker.commands.shared.explanation_view import explanation_text
+from worker.commands.shared.scored_rows import TailRecord, rows
 from worker.commands.shared.shown import shown_score, shown_threshold
-from worker.commands.tail.records import TailRecord, rows
 from worker.config import Settings
-from worker.lab.demo import view as demo_view
 
 
 def printed(renderable: Any, width: int) -> list[str]:
@@ -72,7 +71,7 @@ JUST_BELOW = (0.7497, 0.749996)
 
 
 @pytest.mark.parametrize("score", [*JUST_BELOW, math.nextafter(0.75, 0)])
-def test_tail_and_the_demo_show_the_digits_and_keep_to_the_terminal(score: float) -> None:
+def test_tail_shows_the_digits_and_keeps_to_the_terminal(score: float) -> None:
     documents = [scored_document(n, score=it, domain="a_domain_of_16_c") for n, it in enumerate((score, 0.5))]
     records = [TailRecord(None, document, None) for document in documents]  # type: ignore[arg-type]
     lines = printed(rows(records, 80, header=True, only_dead_letters=False), 80)
@@ -80,8 +79,6 @@ def test_tail_and_the_demo_show_the_digits_and_keep_to_the_terminal(score: float
     assert re.search(rf" {score} rejected ", lines[1])
     assert re.search(r" 0\.500 rejected ", lines[2])
     assert lines[1].count("…") == 1, "only the domain is cut"
-    assert any(f"{score} rejected" in line for line in printed(demo_view.scores_table(documents, 100), 100))
-    assert f"= {score} < 0.75: rejected" in str(demo_view.explanation(documents[0], []))
 
 
 @pytest.mark.parametrize("score", JUST_BELOW)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -16,8 +17,10 @@ from tests.support.builders import T0, random_trace_bytes
 from tests.support.whatif import changed
 from worker import PartitionScorer, parse_trace
 from worker.cli import cli
-from worker.commands.explain.steps import explain_trace
+from worker.commands.doctor.traces import Head
+from worker.commands.doctor.verdicts import judged_shares
 from worker.commands.score.lines import score_lines
+from worker.commands.shared.explanation import explain_trace
 from worker.commands.shared.placed_verdicts import (
     PlacedVerdict,
     Standings,
@@ -257,3 +260,40 @@ def test_a_document_whose_stated_confidence_is_not_its_own_is_left_out(tmp_path:
     file.write_bytes(changed(document, "scoring.confidence.stated", 0.123))
     found = run("whatif", str(file), "--json")
     assert "confidence.stated is 0.123" in found.stderr
+
+
+# -- whether accepted and rejected traces are judged alike
+
+
+@pytest.mark.parametrize(
+    ("accepted", "rejected", "warns"),
+    [
+        ((20, 100), (0, 100), True),
+        ((2, 100), (30, 100), True),
+        ((5, 5), (0, 5), True),  # five of ten, and just those
+        ((20, 100), (11, 100), False),  # less than twice as often
+        ((2, 100), (0, 100), False),  # by chance, perhaps
+        ((1, 2), (0, 2), False),
+        ((0, 100), (0, 100), False),
+        ((10, 10), (0, 0), False),  # there is nothing to compare with
+    ],
+)
+def test_doctor_warns_where_one_decision_is_judged_more_often(
+    accepted: tuple[int, int], rejected: tuple[int, int], warns: bool
+) -> None:
+    documents, judged = [], set()
+    for decision, (with_verdict, number) in (("accepted", accepted), ("rejected", rejected)):
+        for n in range(number):
+            trace_id = f"{decision}-{n}".ljust(300, "x")  # verdicts have ids that are cut
+            scoring = {"source": {"partition": n % 3}, "decision": decision}
+            document = {"id": trace_id, "metadata": {"task_domain": "code"}, "scoring": scoring}
+            documents.append(msgspec.convert(document, Head))
+            if n < with_verdict:
+                judged.add((n % 3, trace_id[:256]))
+    found = judged_shares(documents, judged)
+    assert (found is not None) == warns
+    if found is not None:
+        assert (
+            f"{accepted[0]} of the last {accepted[1]} accepted traces have a verdict, and {rejected[0]}"
+            in found.message
+        )

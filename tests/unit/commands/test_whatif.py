@@ -377,7 +377,7 @@ def test_what_is_left_out_is_said_on_standard_error(documents: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "skipped, since they have a score that does not follow from their own figures: 1" in result.stderr
     assert "  line 50: kp:trace:0: score is 0.123, but " in result.stderr
-    assert "repeated documents (equal to the byte), counted once: 1" in result.stderr
+    assert "repeated documents (identical bytes), counted once: 1" in result.stderr
     assert f"skipped, since they cannot be read: {LEFT_OUT_SHOWN + 2}" in result.stderr
     assert "  and 2 more" in result.stderr
     found = json.loads(result.stdout)

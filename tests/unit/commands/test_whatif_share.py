@@ -295,7 +295,7 @@ def test_ties_near_misses_and_default_are_said() -> None:
     told = " ".join(whatif("-", "--share", "10%", "--text", data=data).stdout.split())
     assert "Finance: 30 traces tie, so 30 are accepted, not 3; a threshold above the tie accepts 0" in told
     assert "Finance has no profile; did you mean finance?" in told
-    assert "default: its threshold holds for every domain without a profile, too" in told
+    assert "default: its threshold also applies to every domain without a profile" in told
 
 
 def test_long_names_do_not_break_the_config() -> None:
@@ -325,9 +325,9 @@ def test_no_label_anywhere_is_an_error(documents: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--label", "x"], "--label goes with --share"),
-        (["--share", "0.1", "--export", "csv"], "--share goes without --flips and --export"),
-        (["--share", "0.1", "--flips", "0"], "--share goes without --flips and --export"),
+        (["--label", "x"], "--label requires --share"),
+        (["--share", "0.1", "--export", "csv"], "--share cannot be used with --flips or --export"),
+        (["--share", "0.1", "--flips", "0"], "--share cannot be used with --flips or --export"),
     ],
 )
 def test_options_that_do_not_go_together(documents: Path, arguments: list[str], message: str) -> None:

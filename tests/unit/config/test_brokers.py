@@ -26,10 +26,10 @@ def test_addresses_are_taken_without_their_spaces(given: str, taken: str) -> Non
         ("kafka:", "'kafka:' has no port"),
         ("kafka:0", "a port is a number from 1 to 65535"),
         ("kafka:65536", "a port is a number from 1 to 65535"),
-        ("a:1,", "'' is no address of a broker"),
-        ("::1:9092", "'::1:9092' is no address of a broker"),
-        ("ka fka:9092", "'ka fka:9092' is no address of a broker"),
-        ("kafka:\uff11", "is no address of a broker"),  # a digit, but not ours
+        ("a:1,", "'' is not the address of a broker"),
+        ("::1:9092", "'::1:9092' is not the address of a broker"),
+        ("ka fka:9092", "'ka fka:9092' is not the address of a broker"),
+        ("kafka:\uff11", "is not the address of a broker"),  # a digit, but not ours
     ],
 )
 def test_another_form_is_named_with_the_right_one(given: str, words: str) -> None:

@@ -109,6 +109,8 @@ def test_every_setting_is_read_from_the_environment(env: Environment) -> None:
     assert (settings.delivery, settings.cache_ttl_ms, settings.model) == ("at_least_once", 500, "/models/x")
     assert (settings.limits.max_depth, settings.limits.strict_context) == (99, True)
     assert settings.changelog == "g-novelty-changelog"
+    env(KP_CHANGELOG_TOPIC="cache")
+    assert load().changelog == "cache"
 
 
 def test_an_empty_variable_is_as_good_as_none(env: Environment) -> None:
@@ -135,11 +137,6 @@ def test_a_ttl_is_at_least_a_millisecond(env: Environment) -> None:
     assert load().cache_ttl_ms == 1
     env(KP_CACHE_TTL_SECONDS="3600")
     assert load().cache_ttl_ms == 3_600_000
-
-
-def test_the_changelog_topic_can_be_named(env: Environment) -> None:
-    env(KP_CHANGELOG_TOPIC="cache")
-    assert load().changelog == "cache"
 
 
 # -- errors
@@ -320,9 +317,7 @@ LOGIN = {"KP_SECURITY_PROTOCOL": "SASL_SSL", "KP_SASL_MECHANISM": "PLAIN", "KP_S
         ),
     ],
 )
-def test_security_settings_that_do_not_fit_are_explained(
-    env: Environment, variables: dict[str, str], words: list[str]
-) -> None:
+def test_unfit_security_settings_are_explained(env: Environment, variables: dict[str, str], words: list[str]) -> None:
     message = env.error(**variables)
     for word in words:
         assert word in message
@@ -336,9 +331,9 @@ def test_settings_cannot_be_changed_later() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"spans_topic": "otlp spans"}, "'otlp spans' is no topic's name"),
-        ({"spans_topic": "a,a"}, "a topic is there twice"),
-        ({"spans_topic": "a,"}, "'' is no topic's name"),
+        ({"spans_topic": "otlp spans"}, "'otlp spans' is not the name of a topic"),
+        ({"spans_topic": "a,a"}, "a topic is given twice"),
+        ({"spans_topic": "a,"}, "'' is not the name of a topic"),
         ({"spans_topic": "traces"}, "the topics of assemble must differ from all others; traces"),
         ({"spans_topic": "a,b", "spans_keyed": True}, "needs a single KP_SPANS_TOPIC"),
         ({"assemble_gap_seconds": 0}, "greater than 0"),

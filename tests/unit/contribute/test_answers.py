@@ -104,7 +104,6 @@ def test_a_key_that_is_not_accepted() -> None:
         assert "abcdefghij" not in verdict.words
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 407, 411, 413, 414, 415, 421, 422, 431, 451])
 @pytest.mark.parametrize(
     ("body", "headers"),
     [
@@ -120,13 +119,12 @@ def test_a_key_that_is_not_accepted() -> None:
         (["error"], {"kp_schema_version": "v1"}),
     ],
 )
-def test_what_is_not_provably_the_registrys_is_no_verdict(status: int, body: Any, headers: dict[str, str]) -> None:
-    for verdict in (
-        judge_post(answer(status, body, **headers), ID),
-        judge_look_up(answer(status, body, **headers), ID),
-    ):
-        assert isinstance(verdict, Doubtful)
-        assert (verdict.cause, verdict.status) == ("unexpected_answer", status)
+def test_what_is_not_provably_the_registrys_is_no_verdict(body: Any, headers: dict[str, str]) -> None:
+    for status in (400, 401, 403, 404, 405, 407, 411, 413, 414, 415, 421, 422, 431, 451):
+        for judge in (judge_post, judge_look_up):
+            verdict = judge(answer(status, body, **headers), ID)
+            assert isinstance(verdict, Doubtful)
+            assert (verdict.cause, verdict.status) == ("unexpected_answer", status)
 
 
 def test_which_answers_may_pass() -> None:
@@ -138,7 +136,7 @@ def test_which_answers_may_pass() -> None:
     assert judge_post(answer(302), ID).status == 302  # type: ignore[union-attr]
     assert judge_post(answer(999), ID).status == 999  # type: ignore[union-attr]  # of a filter against bots
     assert judge_post(answer(200, b"<html>Sign in"), ID).status == 200  # type: ignore[union-attr]
-    assert "no HTTP" in judge_post(answer(0), ID).words  # type: ignore[union-attr]
+    assert "not HTTP" in judge_post(answer(0), ID).words  # type: ignore[union-attr]
     limits = {"x_ratelimit_limit": "30", "x_ratelimit_remaining": "0"}
     assert [judge_post(answer(429, b"", **given), ID).own for given in (limits, {})] == [True, False]  # type: ignore[union-attr]
 

@@ -8,7 +8,6 @@ from tests.support.clock import until
 from worker.config import load
 from worker.contribute.contributor import Contributor
 from worker.contribute.registry_client import RegistryClient
-from worker.contribute.topics import ContributeTopics
 from worker.observe.contribute_metrics import ContributeMetrics
 
 
@@ -16,7 +15,7 @@ async def test_after_a_rebalance_the_trouble_of_before_is_no_longer_told() -> No
     """Another member may have posted the trace since, and this one may have nothing to post for hours."""
     settings, metrics = load(), ContributeMetrics(CollectorRegistry())
     registry = RegistryClient("http://127.0.0.1:9", None, 1.0, metrics)
-    contributor = Contributor(settings, {}, ContributeTopics(settings.accepted_topic, {}), registry, metrics)
+    contributor = Contributor(settings, {}, {}, registry, metrics)
     member = contributor.member()
     await member.on_partitions_assigned([])
     await until(lambda: member.not_ready() is None)

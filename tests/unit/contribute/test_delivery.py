@@ -21,14 +21,7 @@ from tests.support.gateway import served
 from tests.support.registry import LocalRegistry, local_registry
 from worker.config import Settings, load
 from worker.contribute import pace
-from worker.contribute.delivery import (
-    Delivered,
-    Delivery,
-    DeniedError,
-    Gateway,
-    LateWatch,
-    Unanswered,
-)
+from worker.contribute.delivery import Delivered, Delivery, DeniedError, Gateway, LateWatch, Unanswered
 from worker.contribute.registry_client import RegistryClient, registry_key
 from worker.contribute.unit import Gate, Refusal, Unit, unit_from
 from worker.core.trace import Limits
@@ -398,12 +391,9 @@ async def test_a_registry_that_repeats_key_and_content_puts_neither_into_logs_or
         body = (await request.read()).decode()
         said = f"{request.headers['Authorization']} password=hunter2 {body}"
         headers = {
-            "KP-Schema-Version": "v1",
-            "Location": f"/{key}",
-            "X-Said": key,
-            "Retry-After": key,
+            "KP-Schema-Version": "v1", "Location": f"/{key}", "X-Said": key, "Retry-After": key,
             "X-RateLimit-Limit": key,
-        }
+        }  # fmt: skip
         return web.json_response(
             {"error": said, "issues": [{"path": key, "message": said}]}, status=next(answers), headers=headers
         )

@@ -42,12 +42,9 @@ def test_a_receipt_says_what_was_posted_and_where_it_came_from() -> None:
     value = json.loads(written.value or b"")
     assert value.pop("worker_version")
     assert value == {
-        "id": "kp:trace:1",
-        "status": 201,
-        "registry_time": "2026-04-14T08:00:00.000Z",
-        "sha256": posted.sha256,
+        "id": "kp:trace:1", "status": 201, "registry_time": "2026-04-14T08:00:00.000Z", "sha256": posted.sha256,
         "source": {"topic": "accepted", "partition": 3, "offset": 7},
-    }
+    }  # fmt: skip
 
 
 def test_redrive_reads_a_refused_record_as_a_dead_letter() -> None:

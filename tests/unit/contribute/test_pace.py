@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from worker.contribute.pace import (
-    AFTER_429_SECONDS,
-    LONGEST_PAUSE,
-    Pauses,
-    RequestPace,
-    pause_after_429,
-)
+from worker.contribute.pace import AFTER_429_SECONDS, LONGEST_PAUSE, Pauses, RequestPace, pause_after_429
 from worker.lab.registry.store import TokenBuckets
 
 STEP = 0.5
@@ -31,17 +25,9 @@ class Outcome:
 
 
 def simulate(
-    rng: random.Random,
-    limit: int,
-    processes: int,
-    *,
-    tasks: int = 2,
-    latency: float = 0.02,
-    seconds: float = 600.0,
-    tokens_before: int = 0,
-    idle_until: float = 0.0,
-    most: float | None = None,
-) -> Outcome:
+    rng: random.Random, limit: int, processes: int, *, tasks: int = 2, latency: float = 0.02, seconds: float = 600.0,
+    tokens_before: int = 0, idle_until: float = 0.0, most: float | None = None,
+) -> Outcome:  # fmt: skip
     """Let processes with `tasks` requests in flight at most send as fast as their paces allow."""
     buckets = TokenBuckets()
     for _ in range(tokens_before):

@@ -24,7 +24,7 @@ from worker.config import load
 from worker.contribute import delivery, pace, partition
 from worker.contribute.delivery import Delivery, DeniedError, LateWatch
 from worker.contribute.delivery import Gateway as Turns
-from worker.contribute.partition import ContributePartition
+from worker.contribute.partition import Partition
 from worker.contribute.registry_client import RegistryClient, registry_key
 from worker.contribute.unit import REFUSED, Gate
 from worker.core.records import OutputRecord
@@ -111,10 +111,10 @@ class Process:
     metrics: ContributeMetrics
     seconds: float = 1.0
 
-    def partition(self, log: Log, limits: Limits | None = None) -> ContributePartition:
+    def partition(self, log: Log, limits: Limits | None = None) -> Partition:
         late = LateWatch(self.turns, self.metrics, 60)
         gate = Gate(frozenset({"network"}), frozenset({"aggregated"}))
-        return ContributePartition(
+        return Partition(
             Claim(TP, cast("Any", Reader(log, log.committed)), cast("Any", None), Position(log.committed, None)),
             publisher=cast("Any", Writer(log)), delivery=Delivery(self.turns, self.metrics, late, "group"),
             gateway=self.turns, metrics=self.metrics, gate=gate, limits=limits or Limits(),
@@ -139,7 +139,7 @@ class Scene:
     log: Log = field(default_factory=Log)
 
     @asynccontextmanager
-    async def working(self, *more: Log, limits: Limits | None = None) -> AsyncIterator[ContributePartition]:
+    async def working(self, *more: Log, limits: Limits | None = None) -> AsyncIterator[Partition]:
         """Work on the log, and on more of them, until the block ends."""
         parts = [self.process.partition(each, limits) for each in (self.log, *more)]
         tasks = [asyncio.create_task(each.run()) for each in parts]
@@ -369,6 +369,17 @@ async def test_a_refusal_of_the_registry_itself_shows_that_it_is_reached() -> No
         async with at.working():
             await at.finished()
         assert at.log.written() == ["unanswerable", "invalid_unit"]
+
+
+async def test_the_log_names_the_trace_that_the_registry_fails_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Who skips it (docs/contribute.md) needs its offset."""
+    own = Reply(500, b'{"error": "Internal Server Error"}', {"Content-Type": JSON, "KP-Schema-Version": "v1"})
+    async with scene(on_attack(own)) as at:
+        at.log.put(trace(0), trace(1, ATTACK))
+        async with at.working():
+            await at.until(lambda: at.gateway.refused["POST"] > 3)
+    failures = [record for record in caplog.records if "the next attempt follows" in record.message]
+    assert {(each.topic, each.partition, each.offset) for each in failures} == {(TP.topic, 0, 1)}  # type: ignore[attr-defined]
 
 
 async def test_only_the_registrys_own_denial_ends_the_work() -> None:

@@ -182,15 +182,11 @@ def test_the_same_content_is_the_same_unit_however_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("task", "objective"), "other"),
-        (("metadata", "quality_score"), 0.81),
-        (("metadata", "agent_id"), "another"),
-        (("steps", 0, "input"), {"flag": 1}),
-        (("steps", 0, "input"), {"flag": "true"}),
-        (("steps", 0, "input"), {}),
-        (("outcome", "confidence"), True),
+        (("task", "objective"), "other"), (("metadata", "quality_score"), 0.81),
+        (("metadata", "agent_id"), "another"), (("steps", 0, "input"), {"flag": 1}),
+        (("steps", 0, "input"), {"flag": "true"}), (("steps", 0, "input"), {}), (("outcome", "confidence"), True),
     ],
-)
+)  # fmt: skip
 def test_other_content_is_another_unit(path: tuple[Any, ...], value: Any) -> None:
     document = accepted_document("kp:trace:1")
     document["steps"][0]["input"] = {"flag": True}

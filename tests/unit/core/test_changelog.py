@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -44,24 +45,27 @@ def entry_bytes(**changes: object) -> bytes:
     return msgspec.msgpack.encode(list((fields | changes).values()))
 
 
+def encoded(**changes: Any) -> bytes:
+    """Return what a worker writes for the entry of `entry_bytes`."""
+    fields: dict[str, Any] = {
+        "sequence": 5, "source_offset": 7, "stream_time_ms": -3, "trace_id": "kp:trace:ü", "model": "m:1",
+        "vector": VECTOR,
+    }  # fmt: skip
+    return encode(**fields | changes)
+
+
 def test_an_entry_comes_back_as_it_went(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for dimensions in (1, 3, 384, 1024):
         vector = unit(rng.normal(size=dimensions), dimensions)
-        numbers = [int(n) for n in rng.integers(0, 2**63 - 1, size=2, endpoint=True)]
+        pair = [int(n) for n in rng.integers(0, 2**63 - 1, size=2, endpoint=True)]
         time = int(rng.integers(EARLIEST_MS, LATEST_MS, endpoint=True))
-        raw = encode(
-            sequence=numbers[0],
-            source_offset=numbers[1],
-            stream_time_ms=time,
-            trace_id="kp:trace:\0检",
-            model="name:sha:384",
-            vector=vector,
-        )
+        places = {"sequence": pair[0], "source_offset": pair[1], "stream_time_ms": time}
+        raw = encoded(**places, trace_id="kp:trace:\0检", model="name:sha:384", vector=vector)
         entry = decode(raw)
         assert entry.array().tobytes() == vector.tobytes()
         assert entry.array().shape == (dimensions,)
-        assert (entry.sequence, entry.source_offset, entry.stream_time_ms) == (*numbers, time)
+        assert (entry.sequence, entry.source_offset, entry.stream_time_ms) == (*pair, time)
         assert (entry.trace_id, entry.model) == ("kp:trace:\0检", "name:sha:384")
         assert len(raw) < 4 * dimensions + 100
 
@@ -76,17 +80,7 @@ def test_the_bytes_of_version_1() -> None:
     assert entry_bytes() == b"\x97" + fields
     old = decode(entry_bytes())
     assert (old.pass_number, old.text_hash, old.agent_id) == (None, b"", "")
-    raw = encode(
-        sequence=5,
-        source_offset=7,
-        stream_time_ms=-3,
-        trace_id="kp:trace:ü",
-        model="m:1",
-        vector=VECTOR,
-        pass_number=3,
-        text_hash=b"0123456789abcdef",
-        agent_id="a",
-    )
+    raw = encoded(pass_number=3, text_hash=b"0123456789abcdef", agent_id="a")
     assert raw == b"\x9a" + fields + bytes.fromhex("03 c410") + b"0123456789abcdef" + bytes.fromhex("a1 61")
     new = decode(raw)
     assert (new.pass_number, new.text_hash, new.agent_id) == (3, b"0123456789abcdef", "a")
@@ -106,18 +100,10 @@ class EntryOf010(msgspec.Struct, frozen=True, array_like=True):
 
 
 def test_0_1_0_reads_what_is_written_now() -> None:
-    raw = encode(
-        sequence=5,
-        source_offset=7,
-        stream_time_ms=-3,
-        trace_id="t",
-        model="m",
-        vector=VECTOR,
-        pass_number=3,
-        text_hash=text_hash("text"),
-        agent_id="agent",
+    raw = encoded(pass_number=3, text_hash=text_hash("text"), agent_id="agent")
+    assert msgspec.msgpack.decode(raw, type=EntryOf010) == EntryOf010(
+        1, 5, 7, -3, "kp:trace:ü", "m:1", VECTOR.tobytes()
     )
-    assert msgspec.msgpack.decode(raw, type=EntryOf010) == EntryOf010(1, 5, 7, -3, "t", "m", VECTOR.tobytes())
 
 
 def test_the_hash_of_a_text() -> None:
@@ -129,8 +115,7 @@ def test_any_layout_of_the_array_gives_the_same_bytes() -> None:
     swapped = VECTOR.astype(">f4")
     strided = np.repeat(VECTOR, 2)[::2]
     for vector in (VECTOR, swapped, strided, VECTOR.astype(np.float64)):
-        raw = encode(sequence=1, source_offset=1, stream_time_ms=1, trace_id="", model="", vector=vector)  # type: ignore[arg-type]
-        assert decode(raw).array().tobytes() == VECTOR.tobytes()
+        assert decode(encoded(vector=vector)).array().tobytes() == VECTOR.tobytes()
 
 
 @pytest.mark.parametrize("version", [0, 2, 99, -1])
@@ -139,44 +124,31 @@ def test_another_version_is_refused_with_both_numbers(version: int) -> None:
         decode(entry_bytes(version=version))
 
 
+def numbers(*values: float) -> bytes:
+    return np.array(values, dtype=np.float32).tobytes()
+
+
+CORRUPT: dict[str, tuple[object, ...]] = {
+    "sequence": (-1, "5", 5.5, 2**63),
+    "source_offset": (-1, 2**63),
+    "stream_time_ms": (2**63, LATEST_MS + 1, EARLIEST_MS - 1),
+    "trace_id": (None, "x" * 257),
+    "vector": (b"", b"abc", "abcd", *map(numbers, (np.inf, 1.0011, 0.9989, 1e-3)), numbers(1, np.nan)),
+    "pass_number": (2**63, -1, "1"),
+}
+
+
 @pytest.mark.parametrize(
     "raw",
     [
-        None,
-        b"",
-        b"\xc1",
-        b"{}",
-        b"\x90",
+        None, b"", b"\xc1", b"{}", b"\x90", entry_bytes() + b"\0", entry_bytes()[:-1],
         b"\x97" * 2000,  # nested deeper than any stack
-        entry_bytes() + b"\0",
-        entry_bytes()[:-1],
-        entry_bytes(sequence=-1),
-        entry_bytes(source_offset=-1),
-        entry_bytes(sequence="5"),
-        entry_bytes(sequence=5.5),
-        entry_bytes(trace_id=None),
-        entry_bytes(vector=b""),
-        entry_bytes(vector=b"abc"),
-        entry_bytes(vector="abcd"),
-        entry_bytes(vector=np.array([1, np.nan], dtype=np.float32).tobytes()),
-        entry_bytes(vector=np.array([np.inf], dtype=np.float32).tobytes()),
-        entry_bytes(vector=np.array([1.0011], dtype=np.float32).tobytes()),
-        entry_bytes(vector=np.array([0.9989], dtype=np.float32).tobytes()),
-        entry_bytes(vector=np.array([1e-3], dtype=np.float32).tobytes()),
-        entry_bytes(sequence=2**63),
-        entry_bytes(source_offset=2**63),
-        entry_bytes(stream_time_ms=2**63),
-        entry_bytes(stream_time_ms=LATEST_MS + 1),
-        entry_bytes(stream_time_ms=EARLIEST_MS - 1),
-        entry_bytes(trace_id="x" * 257),
-        entry_bytes(pass_number=2**63),
-        entry_bytes(pass_number=-1),
-        entry_bytes(pass_number="1"),
+        *(entry_bytes(**{name: value}) for name, values in CORRUPT.items() for value in values),
         entry_bytes(pass_number=1, text_hash=b"short"),
         entry_bytes(pass_number=1, text_hash=b"", agent_id=None),
     ],
     ids=lambda raw: repr(raw)[:30],
-)
+)  # fmt: skip
 def test_corrupt_bytes_are_refused(raw: bytes | None) -> None:
     with pytest.raises(CorruptEntry):
         decode(raw)
@@ -279,10 +251,7 @@ def test_a_record_that_cannot_be_read_goes_when_the_slots_have_been_used_once(co
     number, slots, log = committed.number or 0, 5 + SLACK, Log()
     for position, key in enumerate((slot_key(0, 7, number), slot_key(0, 5, 8), slot_key(1, 5, number))):
         log.apply(key, b"broken", position)
-    newest = encode(
-        sequence=0, source_offset=0, stream_time_ms=0, trace_id="t", model="m:1", vector=VECTOR, pass_number=number
-    )
-    log.apply(slot_key(0, 5, number), newest, 3)
+    log.apply(slot_key(0, 5, number), encoded(sequence=0, source_offset=0, stream_time_ms=0, pass_number=number), 3)
     restored = log.restore(Found(60, True, committed), "m:1", 4, 5)
     assert [it.sequence for it in restored.entries] == [0]
     assert restored.skipped["corrupt"] == 3
@@ -310,10 +279,7 @@ def test_an_entry_that_was_written_again_after_it_was_forgotten_counts_no_more(k
     log.apply(done.key(), encode_processed(done), 0)
     for position, (offset, name) in enumerate(((1, "x"), (2, "y"), (6, "x")), 1):
         trace_id, agent_id = (name, "a") if kind == "trace" else ("t", name)
-        raw = encode(
-            sequence=position, source_offset=offset, stream_time_ms=0, trace_id=trace_id, model="m:1", vector=VECTOR,
-            agent_id=agent_id,
-        )  # fmt: skip
+        raw = encoded(sequence=position, source_offset=offset, trace_id=trace_id, agent_id=agent_id)
         log.apply(slot_key(position, 5), raw, position)
     restored = log.restore(Found(60, True, Committed(7)), "m:1", 4, 5)
     assert [it.source_offset for it in restored.entries] == [2, 6]

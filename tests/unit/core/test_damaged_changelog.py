@@ -262,9 +262,7 @@ def live(changelog: Changelog) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metadata", [True, False], ids=["committed", "moved"])
-def test_whatever_is_on_the_changelog_no_restore_no_view_and_no_score_fails(
-    metadata: bool, seed: int, long: bool
-) -> None:
+def test_whatever_is_on_the_changelog_nothing_fails(metadata: bool, seed: int, long: bool) -> None:
     rng = random.Random(seed)
     values = [packed(good_fields(GOOD - 1)), packed(request_fields(25, 15, T0, MODEL))]
     values.append(encode_marker(Marker(1, TOPIC, (Segment(1, 0, 0), Segment(2, 20, 5)))))

@@ -18,7 +18,7 @@ OUTSIDE_THE_SCHEMA = {Reason.TOO_DEEP, Reason.TOO_LARGE, Reason.TOO_MANY_STEPS}
 
 
 def refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def without_surrogates(value: Any) -> Any:
@@ -27,7 +27,7 @@ def without_surrogates(value: Any) -> Any:
 
 
 def read_strictly(raw: bytes) -> Any:
-    """Return the value of a JSON text; raises ValueError for what is no JSON or has a lone surrogate.
+    """Return the value of a JSON text; raises ValueError for what is not JSON or has a lone surrogate.
 
     Also in a member that a later one of its name replaces.
     """

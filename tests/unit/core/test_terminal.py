@@ -31,9 +31,9 @@ from tests.support.terminal import (
 from worker.cli import cli
 from worker.commands.doctor.finding import as_lines, fail
 from worker.commands.redrive.counts import examples_table
+from worker.commands.shared.scored_rows import TailRecord, rows
 from worker.commands.topics.compare import TopicRow, TopicsReport, print_report
 from worker.core.terminal import clean, clean_json, clean_json_bytes
-from worker.lab.demo import view as demo_view
 from worker.lab.demo.registry import REDACTED_ID, Contributed, registry_text
 from worker.observe.logs import BareFormatter, JsonFormatter, TextFormatter
 
@@ -81,13 +81,11 @@ def demo() -> str:
     documents = [json.loads(output.value) for output in evil_outputs()]
     for document in documents:
         document["scoring"]["nearest"] = {"id": documents[0]["id"], "similarity": 0.5}
-    letter = {name: value.decode() for name, value in evil_letter().headers}
+    scored = [TailRecord(None, document, None) for document in documents]  # type: ignore[arg-type]
     secret = [documents[0] | {"id": REDACTED_ID, "steps": [{"content": EVIL}] * 3}]
     documents[0]["steps"] = secret[0]["steps"]
     return rendered(
-        demo_view.scores_table(documents),
-        demo_view.dead_letters_table([letter | {"kp-error-reason": EVIL}]),
-        demo_view.explanation(documents[1], documents),
+        rows(scored, 200, header=True, only_dead_letters=False),
         registry_text(Contributed(units=[document | {"id": REDACTED_ID} for document in documents[:1]]), secret),
     )
 

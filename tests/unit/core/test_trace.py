@@ -83,17 +83,18 @@ def has_lone_surrogate(raw: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['case']}-{case['kind'][:40]}")
-def test_same_verdict_as_the_reference(case: dict[str, Any]) -> None:
-    if case["json"] and has_lone_surrogate(case["raw"]):
-        assert case["edge"]
-        assert refusal(case["raw"]).reason is Reason.NOT_JSON
-    elif case["valid"]:
-        parse_trace(case["raw"], STRICT)
-    elif case["json"]:
-        assert refusal(case["raw"]).path == ".".join(map(str, case["path"]))
-    else:
-        assert refusal(case["raw"]).reason in (Reason.NOT_JSON, Reason.EMPTY_VALUE)
+def test_same_verdict_as_the_reference() -> None:
+    for case in CASES:
+        print(case)
+        if case["json"] and has_lone_surrogate(case["raw"]):
+            assert case["edge"]
+            assert refusal(case["raw"]).reason is Reason.NOT_JSON
+        elif case["valid"]:
+            parse_trace(case["raw"], STRICT)
+        elif case["json"]:
+            assert refusal(case["raw"]).path == ".".join(map(str, case["path"]))
+        else:
+            assert refusal(case["raw"]).reason in (Reason.NOT_JSON, Reason.EMPTY_VALUE)
 
 
 @pytest.mark.parametrize("kind", [str, bytes, bytearray, memoryview])
@@ -113,93 +114,69 @@ def test_gives_names_python_likes() -> None:
     assert trace.steps[1].tool.name == "search"
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("steps.0.step_id", "1.0"),
-        ("steps.0.step_id", "1e0"),
-        ("steps.0.step_id", "0e5"),
-        ("steps.0.step_id", "-0"),
-        ("steps.0.step_id", "-0.0"),
-        ("steps.0.step_id", "1e300"),
-        ("steps.0.step_id", "18446744073709551616"),
-        ("steps.0.step_id", "1" + "0" * 300),
-        ("steps.0.step_id", "1.00000000000000000001"),
-        ("steps.0.step_id", "1e-400"),
-        ("metadata.quality_score", "1.00000000000000000001"),
-        ("metadata.quality_score", "-1e-400"),
-        ("outcome.confidence", "1e0"),
-        ("steps.0.latency_ms", "1e308"),
-        ("steps.0.content", r'"\u0000"'),
-        ("steps.0.content", r'"\ud83d\ude00\/"'),
-        ("steps.0.content", '"\x7f\u2028"'),
-        ("steps.1.tool", '{"name":""}'),
-        ("steps.0.input", '{"":null,"__proto__":1}'),
-        ("extra", "1e400"),
-        ("extra", "1" + "0" * 4000),
-        ("extra", '{"a":[null,{"__proto__":{}}]}'),
-        ("__proto__", '{"task":null}'),
-        ("metadata.task_domain", '"__proto__"'),
-        ("metadata.created_at", '"2026-04-14T08:00Z"'),
-        ("metadata.created_at", '"2024-02-29T00:00:00Z"'),
-        ("metadata.created_at", '"2000-02-29T00:00:00.1234567890123Z"'),
-        ("metadata.created_at", '"0001-01-01T00:00:00Z"'),
-        ("id", '"kp:trace:"'),
-        ("knowledge_graph_delta", '{"entities":[],"relationships":[]}'),
-    ],
-)
+ACCEPTED: dict[str, tuple[str, ...]] = {
+    "steps.0.step_id": (
+        "1.0", "1e0", "0e5", "-0", "-0.0", "1e300", "18446744073709551616", "1" + "0" * 300, "1.00000000000000000001",
+        "1e-400",
+    ),
+    "metadata.quality_score": ("1.00000000000000000001", "-1e-400"),
+    "outcome.confidence": ("1e0",),
+    "steps.0.latency_ms": ("1e308",),
+    "steps.0.content": (r'"\u0000"', r'"\ud83d\ude00\/"', '"\x7f\u2028"'),
+    "steps.1.tool": ('{"name":""}',),
+    "steps.0.input": ('{"":null,"__proto__":1}',),
+    "extra": ("1e400", "1" + "0" * 4000, '{"a":[null,{"__proto__":{}}]}'),
+    "__proto__": ('{"task":null}',),
+    "metadata.task_domain": ('"__proto__"',),
+    "metadata.created_at": (
+        '"2026-04-14T08:00Z"', '"2024-02-29T00:00:00Z"', '"2000-02-29T00:00:00.1234567890123Z"',
+        '"0001-01-01T00:00:00Z"',
+    ),
+    "id": ('"kp:trace:"',),
+    "knowledge_graph_delta": ('{"entities":[],"relationships":[]}',),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in ACCEPTED.items() for value in values])
 def test_accepts(path: str, value: str) -> None:
     parse_trace(text_with(path, value))
 
 
+REFUSED: dict[Reason, dict[str, tuple[str, ...]]] = {
+    Reason.INVALID_TYPE: {
+        "steps.0.step_id": ("true", '"1"'),
+        "steps.0.input": ("[]",),
+        **dict.fromkeys(("steps.0.output_summary", "source_skill", "metadata.agent_id", "metadata.success"), ("1",)),
+        **dict.fromkeys(
+            ("steps.0.latency_ms", "steps.0.tool", "steps.0.content", "steps.1.tool.name", "steps.1.tool.mcp_server",
+             "task.input_schema", "metadata.framework"), ("null",),
+        ),
+    },
+    Reason.INVALID_VALUE: {
+        "steps.0.step_id": ("1.5", "5e-324", "-1", "1e400", "1" + "0" * 400),
+        "steps.0.latency_ms": ("1e400", "-1"),
+        "steps.0.type": ('"Thought"', '"Expected `str`, got `null`"'),
+        "steps": ("[]",),
+        "metadata.quality_score": ("1.0000000000000002", "-5e-324"),
+        "metadata.task_domain": ('""',),
+        "metadata.created_at": (
+            '"2023-02-29T00:00:00Z"', '"1900-02-29T00:00:00Z"', '"0000-01-01T00:00:00Z"', '"2026-04-31T00:00:00Z"',
+            '"2026-04-14T08:00:60Z"', '"2026-04-14T08:00:03Z\\n"', '"2026-04-14T08:00:03+00:00"',
+            '"2026-04-14T08:00:0\u0663Z"',
+        ),
+        "outcome.confidence": ("1e400",),
+        "id": ('"KP:TRACE:1"',),
+    },
+    Reason.WRONG_TYPE: {"@type": ('"ExpertSOP"', "null")},
+    Reason.WRONG_CONTEXT: {"@context": (f'"{CONTEXT}/"', f'"{LEGACY_CONTEXT}"', '{"a":1}')},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("path", "value", "reason"),
-    [
-        ("steps.0.step_id", "1.5", Reason.INVALID_VALUE),
-        ("steps.0.step_id", "5e-324", Reason.INVALID_VALUE),
-        ("steps.0.step_id", "-1", Reason.INVALID_VALUE),
-        ("steps.0.step_id", "1e400", Reason.INVALID_VALUE),
-        ("steps.0.step_id", "1" + "0" * 400, Reason.INVALID_VALUE),
-        ("steps.0.step_id", "true", Reason.INVALID_TYPE),
-        ("steps.0.step_id", '"1"', Reason.INVALID_TYPE),
-        ("steps.0.latency_ms", "1e400", Reason.INVALID_VALUE),
-        ("steps.0.latency_ms", "-1", Reason.INVALID_VALUE),
-        ("steps.0.latency_ms", "null", Reason.INVALID_TYPE),
-        ("steps.0.tool", "null", Reason.INVALID_TYPE),
-        ("steps.0.input", "[]", Reason.INVALID_TYPE),
-        ("steps.0.content", "null", Reason.INVALID_TYPE),
-        ("steps.0.output_summary", "1", Reason.INVALID_TYPE),
-        ("steps.0.type", '"Thought"', Reason.INVALID_VALUE),
-        ("steps.0.type", '"Expected `str`, got `null`"', Reason.INVALID_VALUE),
-        ("steps.1.tool.name", "null", Reason.INVALID_TYPE),
-        ("steps.1.tool.mcp_server", "null", Reason.INVALID_TYPE),
-        ("steps", "[]", Reason.INVALID_VALUE),
-        ("task.input_schema", "null", Reason.INVALID_TYPE),
-        ("source_skill", "1", Reason.INVALID_TYPE),
-        ("metadata.agent_id", "1", Reason.INVALID_TYPE),
-        ("metadata.framework", "null", Reason.INVALID_TYPE),
-        ("metadata.success", "1", Reason.INVALID_TYPE),
-        ("metadata.quality_score", "1.0000000000000002", Reason.INVALID_VALUE),
-        ("metadata.quality_score", "-5e-324", Reason.INVALID_VALUE),
-        ("metadata.task_domain", '""', Reason.INVALID_VALUE),
-        ("metadata.created_at", '"2023-02-29T00:00:00Z"', Reason.INVALID_VALUE),
-        ("metadata.created_at", '"1900-02-29T00:00:00Z"', Reason.INVALID_VALUE),
-        ("metadata.created_at", '"0000-01-01T00:00:00Z"', Reason.INVALID_VALUE),
-        ("metadata.created_at", '"2026-04-31T00:00:00Z"', Reason.INVALID_VALUE),
-        ("metadata.created_at", '"2026-04-14T08:00:60Z"', Reason.INVALID_VALUE),
-        ("metadata.created_at", '"2026-04-14T08:00:03Z\\n"', Reason.INVALID_VALUE),
-        ("metadata.created_at", '"2026-04-14T08:00:03+00:00"', Reason.INVALID_VALUE),
-        ("metadata.created_at", '"2026-04-14T08:00:0\u0663Z"', Reason.INVALID_VALUE),
-        ("outcome.confidence", "1e400", Reason.INVALID_VALUE),
-        ("id", '"KP:TRACE:1"', Reason.INVALID_VALUE),
-        ("@type", '"ExpertSOP"', Reason.WRONG_TYPE),
-        ("@type", "null", Reason.WRONG_TYPE),
-        ("@context", f'"{CONTEXT}/"', Reason.WRONG_CONTEXT),
-        ("@context", f'"{LEGACY_CONTEXT}"', Reason.WRONG_CONTEXT),
-        ("@context", '{"a":1}', Reason.WRONG_CONTEXT),
-    ],
+    ("path", "reason", "value"),
+    [(path, reason, value) for reason, by in REFUSED.items() for path, values in by.items() for value in values],
 )
-def test_refuses(path: str, value: str, reason: Reason) -> None:
+def test_refuses(path: str, reason: Reason, value: str) -> None:
     error = refusal(text_with(path, value))
     assert (error.reason, error.path) == (reason, path)
 
@@ -314,15 +291,18 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_no_document_within_the_limits_takes_long(name: str) -> None:
-    raw = BOMBS[name]()
+    def seconds(read: Callable[[bytes], object], raw: bytes) -> float:
+        took = []
+        for _ in range(3):  # a shared machine may double the time of one run
+            start = time.thread_time()
+            read(raw)
+            took.append(time.thread_time() - start)
+        return min(took)
+
+    raw, flat = BOMBS[name](), b"[" + b"[]," * (BIG // 3 - 1) + b"0]"
     assert len(raw) <= BIG
-    took = []
-    while min(took, default=2.0) >= 2.0 and len(took) < 3:  # again: a shared machine may double the time of one run
-        start = time.thread_time()
-        error = refusal(raw)
-        took.append(time.thread_time() - start)
-    assert min(took) < 2
-    assert len(error.message) <= MAX_MESSAGE
+    assert seconds(refusal, raw) < 25 * seconds(json.loads, flat)  # 2 s at the speed of two quiet cores
+    assert len(refusal(raw).message) <= MAX_MESSAGE
 
 
 LONG_LISTS = {

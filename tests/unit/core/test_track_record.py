@@ -103,7 +103,7 @@ def random_verdicts(rng: random.Random, count: int) -> Read:
 def add_all(record: TrackRecord, read: Iterable[tuple[int, Verdict]]) -> list[Row]:
     rows: list[Row] = []
     for offset, it in read:
-        rows += map(encode_row, record.add(it, issued_ms(it, None), offset) or [])
+        rows += map(encode_row, record.add(it, issued_ms(it, None), offset).changes)
     return rows
 
 
@@ -125,7 +125,10 @@ def test_it_equals_a_slow_reading_at_each_verdict(seed: int, kept: int, monkeypa
     read = random_verdicts(rng, 60)
     record = TrackRecord(TOPIC_ID)
     for end, (offset, it) in enumerate(read, 1):
-        record.add(it, issued_ms(it, None), offset)
+        before, weighed = list(record.listed()), record.weigh(it, issued_ms(it, None), offset)
+        assert list(record.listed()) == before, "weighing changes nothing"
+        record.keep(weighed)
+        assert weighed.standing == record.standing(it.agent_id, it.task_domain)
         for agent in "abcd":
             found, wanted = record.standing(agent, "code"), expected(read[:end], agent, "code", kept)
             assert found[1:] == pytest.approx(wanted[1:], abs=1e-9)
@@ -206,7 +209,7 @@ def test_a_recreated_topic_starts_without_records() -> None:
     assert record.standing("ada", "code") == Standing(0.5, 0, 0.0)
 
 
-def test_a_copy_of_an_older_verdict_changes_nothing_even_when_the_original_was_pushed_out(
+def test_a_copy_of_a_verdict_that_was_pushed_out_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(track_record, "KEPT", 2)
@@ -215,7 +218,7 @@ def test_a_copy_of_an_older_verdict_changes_nothing_even_when_the_original_was_p
     add_all(record, [(1, old), (2, verdict(trace="2", success=0, at=2)), (3, verdict(trace="3", success=0, at=3))])
     before = record.standing("ada", "code")
     assert before[1:] == (2, 0.0)
-    assert record.add(old, issued_ms(old, None), 9) is None
+    assert record.add(old, issued_ms(old, None), 9).changes == []
     assert record.standing("ada", "code") == before
 
 
@@ -225,7 +228,9 @@ def test_beyond_the_bound_the_record_with_the_oldest_latest_verdict_goes(monkeyp
     rows = add_all(record, [(n, verdict(agent)) for n, agent in enumerate("abcab")] + [(9, verdict("a", "new", at=9))])
     assert len(record) == 3
     assert all(value is not None for _, value in rows)
-    assert record.add(verdict("d"), 0, 10) is not None
+    weighed = record.add(verdict("d", success=0.0), 0, 10)
+    assert [key for key, value in weighed.changes if value is None] == [record_key("b", "code")]
+    assert weighed.standing == record.standing("d", "code")
     assert [agent for agent, _, _ in record.listed()] == ["c", "a", "d"]
 
 

@@ -1,5 +1,6 @@
 """Which control records are verdicts that count, and what a verdict is made of."""
 
+import hmac
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -57,6 +58,13 @@ def test_a_verdict_is_made_of_a_scored_document_or_of_its_fields_alone() -> None
         assert getattr(short, name) == getattr(of_document, name)
 
 
+@pytest.mark.parametrize("written", ["bob", 7, None, {}])
+def test_no_member_that_an_agent_writes_into_its_trace_says_what_is_judged(written: Any) -> None:
+    """A trace may have members of any name: its failures would count for another agent, or for none."""
+    for name in ("trace_id", "agent_id", "task_domain", "partition", "issued_at", "topic"):
+        assert verdict(DOCUMENT | {name: written}) == verdict(DOCUMENT)
+
+
 @pytest.mark.parametrize(
     ("success", "kept"), [(True, 1_000_000), (False, 0), (1, 1_000_000), (0.5, 500_000), (1e-9, 0)]
 )
@@ -98,10 +106,18 @@ def test_only_the_exact_bytes_that_were_signed_count() -> None:
     assert "not the signature" in refused(signed._replace(headers=[signed.headers[0], (SIGNATURE_HEADER, b"\xff")]))
 
 
+@pytest.mark.parametrize("size", [32, 63, 64, 65, 200])
+def test_the_signature_is_hmac_sha256_whatever_the_key_s_length(size: int) -> None:
+    key = bytes(range(size))
+    for body in (b"", b"verdict", b"x" * 1000):
+        (_, signature) = control_headers(VERDICT, body, key)[1]
+        assert signature == hmac.new(key, body, "sha256").hexdigest().encode()
+
+
 @pytest.mark.parametrize("value", [None, b"", b"{}", b"[1]", b"\xff", b'{"version": 2}', b"[" * 2000])
 def test_an_unreadable_verdict_is_refused(value: bytes | None) -> None:
     headers = control_headers(VERDICT, value or b"", KEY)
-    assert "no verdict" in refused(make_record(value, headers=headers, topic="traces", partition=3))
+    assert "not a verdict" in refused(make_record(value, headers=headers, topic="traces", partition=3))
 
 
 def test_an_unknown_field_is_refused_as_what_is_signed_must_be_understood() -> None:
@@ -128,6 +144,14 @@ def test_a_verdict_is_never_later_than_its_record() -> None:
     assert issued_ms(verdict(), ms - 5) == ms - 5
     cairo = msgspec.structs.replace(verdict(), issued_at=NOW.astimezone(timezone(timedelta(hours=2))))
     assert issued_ms(cairo, None) == ms
+
+
+@pytest.mark.parametrize(("behind", "said"), [(5, 0), (0, 0), (-1, -1), (-5, -5), (-(10**15), 0)])
+def test_what_readers_are_told_of_the_issue_time_is_what_counts(behind: int, said: int) -> None:
+    ms = round(NOW.timestamp() * 1000)
+    written = judged_record(record(timestamp_ms=ms + behind), Ruling(verdict(), counts=True, used=0.4)).value
+    told = datetime.fromisoformat(msgspec.json.decode(written or b"")["verdict"]["issued_at"])
+    assert told == NOW + timedelta(milliseconds=said)
 
 
 def test_ids_are_cut_as_in_the_cache() -> None:

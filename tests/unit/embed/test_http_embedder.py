@@ -46,6 +46,11 @@ def opened(service: EmbeddingService, monkeypatch: pytest.MonkeyPatch) -> Iterat
         embedder.close()
 
 
+@pytest.fixture
+def embedder(opened: Open) -> HttpEmbedder:
+    return opened()
+
+
 def results(futures: list[Future[Embedding]]) -> list[list[float] | Exception]:
     errors = [future.exception(SOON) for future in futures]
     return [
@@ -98,8 +103,7 @@ def test_a_text_does_not_wait_for_others_while_a_request_is_free(service: Embedd
     assert [sorted(texts) for texts in service.asked] == [["text 0"], ["text 1"], ["text 2", "text 3"]]
 
 
-async def test_equal_texts_are_asked_for_once(service: EmbeddingService, opened: Open) -> None:
-    embedder = opened()
+async def test_equal_texts_are_asked_for_once(service: EmbeddingService, embedder: HttpEmbedder) -> None:
     pool = EmbeddingPool(embedder, remembered=10)
     await pool.admission()
     futures = [pool.submit("the same") for _ in range(5)]
@@ -109,8 +113,7 @@ async def test_equal_texts_are_asked_for_once(service: EmbeddingService, opened:
     assert pool.busy_seconds() == 0.0
 
 
-def test_only_the_beginning_of_a_huge_text_is_sent(service: EmbeddingService, opened: Open) -> None:
-    embedder = opened()
+def test_only_the_beginning_of_a_huge_text_is_sent(service: EmbeddingService, embedder: HttpEmbedder) -> None:
     found = embedder.embed("x" * (MAX_CHARS + 1))
     assert found.truncated
     assert [len(text) for text in service.texts()] == [MAX_CHARS]
@@ -137,8 +140,9 @@ def test_a_text_that_fails_alone_fails_alone(service: EmbeddingService, opened: 
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503, 0, 200])
-def test_a_text_waits_while_the_service_fails_on_all(service: EmbeddingService, opened: Open, status: int) -> None:
-    embedder = opened()
+def test_a_text_waits_while_the_service_fails_on_all(
+    service: EmbeddingService, embedder: HttpEmbedder, status: int
+) -> None:
     service.fault = lambda texts: (status, b"not now", {})
     futures = [embedder.submit(f"text {number}") for number in range(5)]
     wait_for(lambda: service.asked.count(list(PROBES)) > TRIES)
@@ -157,14 +161,13 @@ def only_probes(status: int) -> Callable[[list[str]], Answer | None]:
 
 
 @pytest.mark.parametrize("status", [400, 403, 413, 422, 500, 0])
-def test_texts_are_held_while_a_gateway_answers_only_the_probes(
-    service: EmbeddingService, opened: Open, status: int
+def test_texts_are_held_while_only_probes_are_answered(
+    service: EmbeddingService, embedder: HttpEmbedder, status: int
 ) -> None:
-    embedder = opened()
     service.fault = only_probes(status)
     texts = [f"text {number}" for number in range(20)]
     futures = [embedder.submit(text) for text in texts]
-    wait_for(lambda: f"Texts that wait: {len(texts)}" in (embedder.problem() or ""))
+    wait_for(lambda: f"Waiting texts: {len(texts)}" in (embedder.problem() or ""))
     asked = len(service.asked)
     wait_for(lambda: len(service.asked) > asked + 20)  # one is tried again and again
     assert embedder.problem() is not None
@@ -175,47 +178,48 @@ def test_texts_are_held_while_a_gateway_answers_only_the_probes(
 
 
 @pytest.mark.parametrize("status", [400, 500])
-def test_of_many_texts_that_fail_in_a_row_the_first_fail_alone(
-    service: EmbeddingService, opened: Open, status: int
+def test_of_many_failing_texts_the_first_fail_alone(
+    service: EmbeddingService, embedder: HttpEmbedder, status: int
 ) -> None:
     """What refuses them may let other texts pass. As soon as one is embedded, those before it are to blame."""
-    embedder = opened()
     bad = [f"text {number}" for number in range(8)]
     service.fault = failing(*bad, status=status)
     futures = [embedder.submit(text) for text in bad]
-    wait_for(lambda: f"Texts that wait: {len(bad) - MOST_BLAMED}" in (embedder.problem() or ""))
+    wait_for(lambda: f"Waiting texts: {len(bad) - MOST_BLAMED}" in (embedder.problem() or ""))
     assert sum(future.done() for future in futures) == MOST_BLAMED
     assert results([embedder.submit("good")]) == [vector("good")]
     assert all(isinstance(result, ServiceError) for result in results(futures))
     wait_for(lambda: embedder.problem() is None)
 
 
-def test_a_text_that_fails_alone_does_so_also_if_no_other_follows(service: EmbeddingService, opened: Open) -> None:
-    embedder = opened()
+def test_a_text_that_fails_alone_does_so_also_if_no_other_follows(
+    service: EmbeddingService, embedder: HttpEmbedder
+) -> None:
     service.fault = failing("bad", status=400)
     assert isinstance(results([embedder.submit("bad")])[0], ServiceError)
 
 
-def test_held_texts_that_nobody_waits_for_any_more_are_forgotten(service: EmbeddingService, opened: Open) -> None:
-    embedder = opened()
+def test_held_texts_that_nobody_waits_for_any_more_are_forgotten(
+    service: EmbeddingService, embedder: HttpEmbedder
+) -> None:
     service.fault = only_probes(400)
     futures = [embedder.submit(f"text {number}") for number in range(3)]
-    wait_for(lambda: "Texts that wait: 3" in (embedder.problem() or ""))
+    wait_for(lambda: "Waiting texts: 3" in (embedder.problem() or ""))
     assert all(future.cancel() for future in futures)
     wait_for(lambda: embedder.problem() is None)
 
 
-def test_a_command_gets_an_error_where_the_worker_would_wait(service: EmbeddingService, opened: Open) -> None:
-    embedder = opened()
+def test_a_command_gets_an_error_where_the_worker_would_wait(service: EmbeddingService, embedder: HttpEmbedder) -> None:
     service.fault = only_probes(400)
     for number in range(2 * MOST_BLAMED):
         with pytest.raises(ServiceError, match="the service answers 400"):
             embedder.embed(f"text {number}")
 
 
-def test_an_outage_in_the_middle_of_a_refusal_is_not_the_texts_fault(service: EmbeddingService, opened: Open) -> None:
+def test_an_outage_in_the_middle_of_a_refusal_is_not_the_texts_fault(
+    service: EmbeddingService, embedder: HttpEmbedder
+) -> None:
     """All texts are refused, then the probes are embedded again: what was refused before is asked again."""
-    embedder = opened()
     answers = iter([True] * 6)
     service.fault = lambda texts: (400, b"no such model", {}) if next(answers, False) else None
     assert results([embedder.submit("text")]) == [vector("text")]
@@ -260,8 +264,7 @@ def test_a_request_has_a_time_limit(service: EmbeddingService, opened: Open) -> 
     assert results([future]) == [vector("text")]
 
 
-def test_retry_after_is_kept(service: EmbeddingService, opened: Open) -> None:
-    embedder = opened()
+def test_retry_after_is_kept(service: EmbeddingService, embedder: HttpEmbedder) -> None:
     once = iter([(429, b"", {"Retry-After": "1"})])
     service.fault = lambda texts: next(once, None)
     started = time.monotonic()
@@ -269,8 +272,7 @@ def test_retry_after_is_kept(service: EmbeddingService, opened: Open) -> None:
     assert time.monotonic() - started >= 1
 
 
-def test_another_model_after_an_outage_ends_everything(service: EmbeddingService, opened: Open) -> None:
-    embedder = opened()
+def test_another_model_after_an_outage_ends_everything(service: EmbeddingService, embedder: HttpEmbedder) -> None:
     service.stop()
     future = embedder.submit("text")
     wait_for(lambda: embedder.problem() is not None)
@@ -281,8 +283,7 @@ def test_another_model_after_an_outage_ends_everything(service: EmbeddingService
     assert "later" not in service.texts()
 
 
-def test_another_name_in_the_answer_asks_for_the_probes(service: EmbeddingService, opened: Open) -> None:
-    embedder = opened()
+def test_another_name_in_the_answer_asks_for_the_probes(service: EmbeddingService, embedder: HttpEmbedder) -> None:
     service.model = "another name"
     assert results([embedder.submit("text")]) == [vector("text")]
     assert service.asked == [["text"], list(PROBES)]
@@ -293,10 +294,9 @@ def test_another_name_in_the_answer_asks_for_the_probes(service: EmbeddingServic
         embedder.embed("text")
 
 
-def test_the_probes_are_compared_from_time_to_time(
-    service: EmbeddingService, opened: Open, monkeypatch: pytest.MonkeyPatch
+def test_probes_are_compared_now_and_then(
+    service: EmbeddingService, embedder: HttpEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embedder = opened()
     monkeypatch.setattr(http_embedder, "RECHECK_SECONDS", 0.0)
     service.salt = "another model"
     with pytest.raises(ModelError, match="another model"):
@@ -358,9 +358,7 @@ def test_the_token_of_a_file_that_changes(opened: Open, tmp_path: Path, caplog: 
         opened(embedder_token_file=tmp_path / "none")
 
 
-def test_a_token_over_plain_http_is_warned_about(
-    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_token_over_http_is_warned_about(opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "token"
     path.write_text("token")
     with pytest.raises(ServiceUnavailableError):
@@ -368,7 +366,7 @@ def test_a_token_over_plain_http_is_warned_about(
     assert "unencrypted" in caplog.text
 
 
-def test_the_official_model_must_have_its_vectors(
+def test_the_official_model_has_its_vectors(
     service: EmbeddingService, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "sentence-transformers/all-MiniLM-L6-v2"

@@ -40,7 +40,7 @@ def test_tensors_are_read_with_their_shapes(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize(
     "raw",
     [b"", b"1234567", struct.pack("<Q", 2**60) + b"{}", struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 1) + b"{"],
-    ids=["empty", "short", "header beyond the end", "header that is no object", "header that is no JSON"],
+    ids=["empty", "short", "header beyond the end", "header that is not an object", "header that is not JSON"],
 )
 def test_another_file_is_refused_with_its_name(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "m.safetensors"

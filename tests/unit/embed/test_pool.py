@@ -32,6 +32,13 @@ class SlowEmbedder(TextEmbedder):
         return super().embed(text, objective)
 
 
+async def embedded(pool: EmbeddingPool, *texts: str) -> Embedding:
+    """Return the embedding of texts that are not all remembered."""
+    found = pool.embed(*texts)
+    assert isinstance(found, asyncio.Future)
+    return await found
+
+
 @pytest.fixture
 def slow() -> Iterator[tuple[SlowEmbedder, EmbeddingPool, HandClock]]:
     embedder, clock = SlowEmbedder(), HandClock(50.0)
@@ -53,7 +60,6 @@ def test_texts_are_embedded_one_after_the_other_in_order() -> None:
     assert embedder.texts == texts
     assert [r.vector.tolist() for r in results] == [TextEmbedder().embed(text).vector.tolist() for text in texts]
     assert pool.identity is embedder.identity
-    pool.close()
 
 
 def test_busy_seconds_tells_how_long_the_running_embedding_takes(slow: Slow) -> None:
@@ -107,17 +113,12 @@ async def test_no_text_is_admitted_while_one_has_all_cores() -> None:
     admission = asyncio.create_task(pool.admission())
     await asyncio.sleep(0.02)
     assert not admission.done()
-    embedded = pool.embed("text")
-    assert isinstance(embedded, asyncio.Future)
-    await embedded
+    await embedded(pool, "text")
     await asyncio.sleep(0.02)
     assert not admission.done()  # another one has them now
     embedder.seconds = 0.0
-    embedded = pool.embed("another text")
-    assert isinstance(embedded, asyncio.Future)
-    await embedded
+    await embedded(pool, "another text")
     await asyncio.wait_for(admission, 5)
-    pool.close()
 
 
 async def test_a_trace_of_two_texts_takes_the_place_of_two() -> None:
@@ -134,7 +135,6 @@ async def test_a_trace_of_two_texts_takes_the_place_of_two() -> None:
     assert not pair.done()
     embedder.go_on["steps"].set()
     await asyncio.wait_for(pair, 5)
-    pool.close()
 
 
 def test_busy_seconds_ends_with_a_failure_too() -> None:
@@ -191,16 +191,16 @@ def test_close_drops_what_waits_and_does_not_wait_itself(slow: Slow) -> None:
 
 async def test_as_many_texts_are_admitted_as_may_be_in_flight(slow: Slow) -> None:
     embedder, pool, _ = slow
-    embedded = []
+    futures = []
     for text in ("one", "two"):
         await asyncio.wait_for(pool.admission(), 5)
-        embedded.append(pool.embed(text))
+        futures.append(pool.embed(text))
     third = asyncio.create_task(pool.admission())
     await asyncio.sleep(0.02)
     assert not third.done()
     embedder.go_on.set()
     await asyncio.wait_for(third, 5)
-    for found in embedded:
+    for found in futures:
         assert isinstance(found, asyncio.Future)
         await found
 
@@ -225,10 +225,10 @@ class Concurrent(SlowEmbedder):
 async def test_a_concurrent_embedder_gets_as_many_texts_at_a_time_as_it_takes() -> None:
     embedder, clock = Concurrent(), HandClock(50.0)
     pool = EmbeddingPool(embedder, in_flight=50, clock=clock)
-    embedded = []
+    futures = []
     for number in range(3):
         await asyncio.wait_for(pool.admission(), 5)
-        embedded.append(pool.embed(f"text {number}"))
+        futures.append(pool.embed(f"text {number}"))
         clock.now += 1
     assert await asyncio.to_thread(embedder.entered.wait, 10)
     assert 1 <= pool.busy_seconds() <= 3
@@ -237,26 +237,20 @@ async def test_a_concurrent_embedder_gets_as_many_texts_at_a_time_as_it_takes() 
     assert not fourth.done()
     embedder.go_on.set()
     await asyncio.wait_for(fourth, 5)
-    for number, found in enumerate(embedded):
+    for number, found in enumerate(futures):
         assert isinstance(found, asyncio.Future)
         assert (await found).vector.tolist() == TextEmbedder().embed(f"text {number}").vector.tolist()
-    pool.close()
 
 
 async def test_a_failed_text_frees_its_place_and_a_remembered_one_takes_none() -> None:
     pool = EmbeddingPool(TextEmbedder(), remembered=2, in_flight=1)
-    found = pool.embed("poison")
-    assert isinstance(found, asyncio.Future)
     with pytest.raises(RuntimeError, match="this text"):
-        await found
+        await embedded(pool, "poison")
     await asyncio.wait_for(pool.admission(), 5)
-    first = pool.embed("good")
-    assert isinstance(first, asyncio.Future)
-    await first
+    await embedded(pool, "good")
     for _ in range(3):
         await asyncio.wait_for(pool.admission(), 5)
         assert isinstance(pool.embed("good"), Embedding)
-    pool.close()
 
 
 async def test_a_text_is_admitted_before_the_pause_is_over_when_the_embedder_is_done(slow: Slow) -> None:
@@ -302,27 +296,21 @@ def test_equal_texts_are_embedded_once_and_a_failure_is_not_remembered() -> None
     embedded("a")
     assert pool.hits == 1
     assert [text for text in Counting.calls if text == "a"] == ["a", "a"]
-    pool.close()
 
 
 async def test_a_trace_of_several_texts_is_their_mean_and_each_text_is_remembered() -> None:
     embedder = TextEmbedder()
     pool = EmbeddingPool(embedder, remembered=8, in_flight=1)
-    found = pool.embed("objective", "long text")
-    assert isinstance(found, asyncio.Future)
-    vector, truncated, _ = await found
+    vector, truncated, _ = await embedded(pool, "objective", "long text")
     parts = [TextEmbedder().embed(text).vector for text in ("objective", "long text")]
     assert vector.tobytes() == unit_mean(parts).tobytes()
     assert truncated
     await asyncio.wait_for(pool.admission(), 5)
-    other = pool.embed("objective", "other text")
-    assert isinstance(other, asyncio.Future)
-    assert not (await other).truncated
+    assert not (await embedded(pool, "objective", "other text")).truncated
     again = pool.embed("objective", "long text")
     assert isinstance(again, Embedding)
     assert again.vector.tobytes() == vector.tobytes()
     assert embedder.texts == ["objective", "long text", "other text"]
-    pool.close()
 
 
 async def test_an_objective_is_told_apart_from_an_equal_text_and_its_cut_is_counted_apart() -> None:
@@ -336,18 +324,14 @@ async def test_an_objective_is_told_apart_from_an_equal_text_and_its_cut_is_coun
         cuts.append((embedding.objective_truncated, embedding.truncated))
     assert cuts == [(True, False), (False, True), (True, True), (True, False), (False, False)]
     assert embedder.texts == ["long", "short", "short", "long"], "each once as an objective, and once as a text"
-    pool.close()
 
 
 async def test_a_trace_fails_with_any_of_its_texts_and_frees_its_place() -> None:
     pool = EmbeddingPool(TextEmbedder(), remembered=8, in_flight=1)
     for texts in (("good", "poison"), ("poison", "good"), ("poison 1", "poison 2")):
-        found = pool.embed(*texts)
-        assert isinstance(found, asyncio.Future)
         with pytest.raises(RuntimeError, match="this text"):
-            await found
+            await embedded(pool, *texts)
         await asyncio.wait_for(pool.admission(), 5)
-    pool.close()
 
 
 async def test_what_is_dropped_is_embedded_again_also_if_it_was_in_flight() -> None:

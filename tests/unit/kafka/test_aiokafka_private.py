@@ -231,9 +231,7 @@ async def test_a_cancelled_fetch_leaves_nothing_behind(patched: bool, monkeypatc
 
 
 @pytest.mark.parametrize("patched", [False, True])
-async def test_a_consumer_stops_while_a_fetch_pauses_after_an_error(
-    patched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_consumer_stops_while_a_fetch_pauses(patched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unpatched `close` raises CancelledError: once aiokafka mends that, the patch can go."""
     private.forget_cancelled_fetches()
     if not patched:

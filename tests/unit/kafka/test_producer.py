@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -211,9 +210,7 @@ def judge(found: Run) -> list[str]:
     ("kind", "competing"),
     [(kind, n) for kind, broker in BROKERS.items() for n in ((1, 2) if "release" not in broker else (1,))],
 )
-def test_whatever_is_late_lost_or_repeated_each_record_comes_out_once(
-    kind: str, competing: int, seed: int, long: bool
-) -> None:
+def test_what_is_late_lost_or_repeated_each_record_comes_once(kind: str, competing: int, seed: int, long: bool) -> None:
     late, rounds, unrepaired = 0, 40 if long else 12, 0
     for number in range(seed, seed + rounds):
         found = run(kind, number, competing=competing, repeats=number % 3 == 0)
@@ -237,37 +234,10 @@ def test_the_model_finds_what_happens_without_a_new_epoch(kind: str, monkeypatch
     assert sum(map(bool, found)) >= 5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["V1", "V1 before 4.0", "V1 before 3.6"])
-def test_the_model_finds_what_repeats_do_without_an_epoch_for_each_transaction(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    init = Producer.__init__
-
-    def without(self: Producer, *args: Any, **options: Any) -> None:
-        init(self, *args, **options)
-        self._renews = False
-
-    monkeypatch.setattr(Producer, "__init__", without)
-    found = [judge(run(kind, number, repeats=True)) for number in range(30)]
-    assert sum(map(bool, found)) >= 5
-
-
-@pytest.mark.slow
-def test_the_model_finds_what_happens_where_offsets_are_not_read_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(requests, "has_late_offsets", lambda response: False)
-    found = [judge(run("V1 before 4.0", number)) for number in range(30)]  # fixed: of any 60 one finds 2 now and then
-    assert sum(map(bool, found)) >= 3
-
-
 @pytest.mark.parametrize(
     ("newest", "level", "may_hang"), [(25, 2, True), (29, 2, True), (30, 2, False), (None, 2, False), (29, 0, False)]
 )
-def test_brokers_whose_transactions_may_hang_are_told_by_what_they_support(
-    newest: int | None, level: int, may_hang: bool
-) -> None:
+def test_brokers_whose_transactions_may_hang(newest: int | None, level: int, may_hang: bool) -> None:
     """25: Kafka 4.0, 29: 4.2, 30: 4.3, as those brokers answer; None: a broker that is not Kafka."""
 
     def features(*levels: tuple[str, int, int]) -> bytes:

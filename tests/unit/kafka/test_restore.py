@@ -68,9 +68,9 @@ def test_entries_of_another_model_are_one_warning_for_all_partitions(caplog: pyt
     report_skipped("cache", restored, "new:00:384")
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("60 partitions [0, 1, 2, ")
-    assert ": 120 changelog entries belong to another model (old:00:384), but this worker runs new:00:384" in line
+    assert ": skipped 120 changelog entries of another model (old:00:384), because this worker runs new:00:384" in line
     caplog.clear()
     report_skipped("cache", {63: restored[63]}, "new:00:384")
     assert not caplog.records
     report_skipped("cache", {5: restored[5]}, "new:00:384")
-    assert caplog.records[0].getMessage().startswith("partition 5: 2 changelog entries")
+    assert caplog.records[0].getMessage().startswith("partition 5: skipped 2 changelog entries")

@@ -35,7 +35,7 @@ def test_outputs_that_are_too_small(limits: tuple[int, int], said: str | None) -
     topics = {name: SimpleNamespace(partitions=1) for name in names}
     configs = {name: {"max.message.bytes": str(limit)} for name, limit in zip(names, limits, strict=True)}
     found = Observed(topics, [], configs, {})  # type: ignore[arg-type]
-    problems = _small_outputs(settings, found, 0)
+    problems = list(_small_outputs(settings, found, 0))
     assert len(problems) == (said is not None)
     for problem in problems:
         assert problem.message.startswith(f"{said} ")

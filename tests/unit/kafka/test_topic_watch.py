@@ -98,7 +98,7 @@ def test_state_that_was_created_again_ends_the_worker_at_once(name: str, monkeyp
         told(monkeypatch, watch(), [{}, {name: "new"}])
 
 
-def test_an_output_that_was_created_again_is_no_problem_unless_it_has_become_smaller(
+def test_an_output_may_be_created_again_unless_smaller(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     it = watch()

@@ -93,7 +93,7 @@ async def test_it_is_run_again_in_a_new_epoch_where_a_leader_is_out_of_step(mode
     assert [value for _, value, _ in model.visible()["out-0"]] == [b"a", b"b"]
 
 
-async def test_it_is_run_again_where_the_brokers_want_it_aborted(
+async def test_it_runs_again_where_brokers_want_it_aborted(
     model: FailingCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As often as that may help; every try is aborted, and what is committed is there once."""

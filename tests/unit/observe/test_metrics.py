@@ -84,7 +84,6 @@ async def test_the_oldest_record_of_a_lane_is_the_first_past_the_committed_offse
     stage.pool.finish(2)
     await stage.task.drain()
     assert oldest() is None
-    await stage.task.close()
 
 
 def test_the_oldest_record_of_the_buffer() -> None:

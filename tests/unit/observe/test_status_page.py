@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
@@ -17,8 +18,7 @@ from tests.support.builders import NEVER_ACCEPTED, T0, make_record, trace_bytes
 from tests.support.partition import ManualPublisher, idle_context, settle
 from worker import PartitionScorer, config
 from worker.commands.explain.command import explain
-from worker.commands.explain.steps import explain_trace
-from worker.commands.explain.view import explanation_json
+from worker.commands.shared.explanation import explain_trace
 from worker.commands.shared.options import load_settings
 from worker.config import Settings
 from worker.config.redaction_rules import cleaning, output_rules
@@ -117,7 +117,6 @@ async def test_a_committed_trace_is_shown_with_what_explains_its_score() -> None
     assert (first["threshold"], first["profile"], first["nearest"]) == (0.75, "finance", None)
     assert (first["domain"], first["weights"]) == ("finance", list(output["weights"].values()))
     assert (second["decision"], [it["name"] for it in second["overrides"]]) == ("rejected", ["single_thought"])
-    await desk.task.close()
 
 
 async def test_a_row_has_the_steps_that_explain_shows() -> None:
@@ -128,14 +127,13 @@ async def test_a_row_has_the_steps_that_explain_shows() -> None:
     assert list(shown["formulas"]) == ["complexity", "novelty", "tool_diversity", "outcome_confidence"]
     outputs = [output for batch in desk.publisher.committed for output in batch.outputs]
     for row, output in zip(reversed(shown["traces"]), outputs, strict=True):
-        explained = json.loads(explanation_json(explain_trace(output.value or b"", desk.settings)))
+        explained = json.loads(msgspec.json.encode(explain_trace(output.value or b"", desk.settings)))
         formulas = explained["components"].values()
         assert row["components"] == [formula["value"] for formula in formulas]
         assert row["weights"] == [formula["weight"] for formula in formulas]
         assert row["parts"] == [formula["weighted"] for formula in formulas]
         for name in ("id", "profile", "weighted_sum", "overrides", "before_clamp", "score", "threshold", "decision"):
             assert row[name] == explained[name], name
-    await desk.task.close()
 
 
 async def test_a_rare_domain_has_its_last_traces_by_the_filter() -> None:
@@ -146,7 +144,6 @@ async def test_a_rare_domain_has_its_last_traces_by_the_filter() -> None:
     rare = desk.json(domain="rare")["traces"]
     assert [row["id"] for row in rare] == [f"kp:trace:rare-{i}" for i in range(KEPT_OF_DOMAIN + 4, 4, -1)]
     assert desk.json(domain="none of them")["traces"] == []
-    await desk.task.close()
 
 
 async def test_domains_without_a_profile_are_named_with_the_profile_they_may_mean() -> None:
@@ -159,7 +156,6 @@ async def test_domains_without_a_profile_are_named_with_the_profile_they_may_mea
         {"name": "finance", "traces": 1, "profile": "finance", "near": None},
         {"name": "legal", "traces": 2, "profile": "default", "near": None},
     ]
-    await desk.task.close()
 
 
 async def test_domains_are_bounded_in_number_and_length() -> None:
@@ -168,7 +164,6 @@ async def test_domains_are_bounded_in_number_and_length() -> None:
     names = [domain["name"] for domain in desk.json()["domains"]]
     assert names == [f"{i:03}".ljust(DOMAIN_LENGTH, "x") for i in range(3, KEPT_DOMAINS + 3)]
     assert [row["id"] for row in desk.json(domain=names[0])["traces"]] == ["kp:trace:3"]
-    await desk.task.close()
 
 
 async def test_only_what_is_committed_is_shown() -> None:
@@ -185,7 +180,6 @@ async def test_only_what_is_committed_is_shown() -> None:
     assert desk.failures
     assert desk.json()["traces"] == desk.json()["dead_letters"] == []
     assert sum(value for value in desk.json()["verdicts"].values() if not isinstance(value, dict)) == 0
-    await desk.task.close()
 
 
 async def test_texts_are_shown_where_the_setting_allows_them_and_nowhere_else() -> None:
@@ -238,7 +232,6 @@ async def test_the_last_records_are_kept_and_no_more() -> None:
     shown = desk.json()
     assert [row["id"] for row in shown["traces"]] == [f"kp:trace:{i}" for i in range(KEPT_TRACES + 19, 19, -1)]
     assert [row["offset"] for row in shown["dead_letters"]] == list(range(109, 109 - KEPT_DEAD_LETTERS, -1))
-    await desk.task.close()
 
 
 async def test_a_hostile_trace_neither_stops_the_lane_nor_grows_the_page() -> None:
@@ -256,7 +249,6 @@ async def test_a_hostile_trace_neither_stops_the_lane_nor_grows_the_page() -> No
     assert desk.json()["traces"][1]["objective"] == "Explain"
     assert desk.json()["traces"][0]["id"].startswith("kp:trace:\\u202e<img src=x")
     assert len(desk.status.pages()["/status.json"]({})[0]) < 10_000
-    await desk.task.close()
 
 
 # -- the numbers
@@ -274,7 +266,6 @@ async def test_verdicts_and_scores_are_those_of_the_metrics() -> None:
     assert sum(shown["scores"]["counts"]) == count("kp_score_count") == 4
     assert shown["scores"]["counts"][1] == 1  # the single thought: 0.1
     assert (shown["scores"]["threshold"], shown["scores"]["thresholds"]) == (0.8, {"code": 0.9})
-    await desk.task.close()
 
 
 async def test_percentiles_are_of_the_last_minutes() -> None:
@@ -295,7 +286,6 @@ async def test_percentiles_are_of_the_last_minutes() -> None:
     assert (after["count"], after["over_budget"], after["over_seconds"]) == (WINDOW_SECONDS, 0, WINDOW_SECONDS)
     assert 25 < after["p50"] < after["p95"] < after["p99"] <= 50
     assert after["budget"] == 100
-    await desk.task.close()
 
 
 async def test_the_rate_is_that_of_the_last_seconds() -> None:
@@ -307,7 +297,6 @@ async def test_the_rate_is_that_of_the_last_seconds() -> None:
     rate = desk.json()["rate"]
     assert rate["now"] == 17.0
     assert (len(rate["chart"]), rate["chart"][0], rate["chart"][-1]) == (120, 7.0, 27.0)
-    await desk.task.close()
 
 
 async def test_partitions_come_and_go_with_their_gauges() -> None:
@@ -319,7 +308,6 @@ async def test_partitions_come_and_go_with_their_gauges() -> None:
     assert desk.json()["partitions"] == [{"partition": p, "lag": 5, "cache": 3} for p in (9, 10)]
     desk.metrics.forget_partition(9)
     assert [row["partition"] for row in desk.json()["partitions"]] == [10]
-    await desk.task.close()
 
 
 # -- the page and its headers
@@ -414,7 +402,6 @@ async def test_http_serves_the_pages_it_is_given() -> None:
         async with session.get(url + "/status.html") as answer:
             assert answer.status == 404
     await server.stop()
-    await desk.task.close()
 
 
 # -- a real worker

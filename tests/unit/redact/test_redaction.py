@@ -13,7 +13,7 @@ from tests.runs.fuzz_redaction import check_texts
 from tests.support.builders import read_jsonl, trace_document
 from worker.core.findings import LEVELS
 from worker.core.trace import parse_trace
-from worker.redact import documents as redaction
+from worker.redact import documents, reference
 from worker.redact.documents import redact_document, redact_text
 
 CASES = read_jsonl("redaction_cases.jsonl")
@@ -94,11 +94,11 @@ def test_no_pattern_reads_without_bound_and_gives_back() -> None:
     """A pattern that does can take quadratic time; only the address does, between its @ and the last dot."""
     assert backs_off("(?:a|b+)c")
     assert not backs_off("(?:a|b++)c{1,9}")
-    patterns = [rule.pattern for rule in (*redaction._SECRETS, *redaction._IDENTIFIERS)]
-    patterns += [redaction._TEN_DIGITS, redaction._COUNTRY_CODE, redaction._SIGNS, redaction._PASSWORD_NAME]
+    patterns = [rule.pattern for rule in (*reference._SECRETS, *reference._IDENTIFIERS)]
+    patterns += [reference._TEN_DIGITS, reference._COUNTRY_CODE, reference._SIGNS, documents._PASSWORD_NAME]
     assert not [pattern.pattern for pattern in patterns if backs_off(pattern.pattern)]
-    assert backs_off(redaction._ADDRESS_FROM_AT.pattern)
-    assert "@" not in redaction._LOCAL_PART, "no two addresses share what is between their @ and the last dot"
+    assert backs_off(reference._ADDRESS_FROM_AT.pattern)
+    assert "@" not in reference._LOCAL_PART, "no two addresses share what is between their @ and the last dot"
 
 
 def test_private_keeps_what_only_identifies() -> None:

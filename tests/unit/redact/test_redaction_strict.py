@@ -11,10 +11,10 @@ from tests.support.made_secrets import HARMLESS, made
 from tests.support.redaction_oracle import random_text
 from worker.core.findings import LEVELS, STRICT_TYPES
 from worker.redact.documents import Rules, redact_document, redact_text
-from worker.redact.fold import fold
 from worker.redact.markers import most_secrets
 from worker.redact.own import MOST_ON_A_LINE, own_pattern
-from worker.redact.strict import _RULES, _hints
+from worker.redact.strict.find import _RULES, _hints
+from worker.redact.strict.fold import fold
 
 
 def strict(text: str, level: str = "aggregated") -> str:
@@ -34,9 +34,8 @@ def test_made_up_secrets_in_their_surroundings_go(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("text", HARMLESS)
-def test_harmless_texts_stay_as_the_reference_leaves_them(text: str) -> None:
-    assert strict(text) == redact_text(text, "aggregated")[0]
+def test_harmless_texts_stay_as_the_reference_leaves_them() -> None:
+    assert not [text for text in HARMLESS if strict(text) != redact_text(text, "aggregated")[0]]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +296,7 @@ def test_patterns_of_a_team() -> None:
 @pytest.mark.parametrize(
     ("name", "pattern", "words"),
     [
-        ("Customer", "x", "is no name"),
+        ("Customer", "x", "is not a name"),
         ("a", "(x", "missing \\)"),
         ("a", "x*", "matches the empty text"),
         ("a", r"\b", "matches the empty text"),

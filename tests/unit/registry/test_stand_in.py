@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -370,5 +369,5 @@ def command(*options: str) -> subprocess.CompletedProcess[str]:
 def test_it_ends_in_order() -> None:
     with RegistryProcess() as process:
         assert process.process is not None
-        process.process.send_signal(signal.SIGTERM)
+        process.process.terminate()
         assert process.process.wait(20) == 0

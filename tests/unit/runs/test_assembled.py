@@ -6,6 +6,7 @@ import json
 import random
 import re
 import time
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.support.otlp import NOW, SECOND, failure, log, shape, span, span_id
 from worker.core.trace import Limits, parse_trace
-from worker.runs.otlp.mapping import NO_MODEL, NO_PARENT, Assembled, assembled
+from worker.runs.otlp.mapping import MAX_UNREAD, NO_MODEL, NO_PARENT, Assembled, assembled
 from worker.runs.otlp.rules import Rules, parse_rules
 from worker.runs.otlp.spans import Span, SpanEvent
 from worker.runs.otlp.tree import root_ended
@@ -88,12 +89,9 @@ def test_an_agent_that_is_a_tool_is_a_run_of_its_own() -> None:
     assert (outer.document["task"]["objective"], inner.document["task"]["objective"]) == ("Plan it", "How many?")
     assert (outer.document["outcome"]["result_summary"], inner.document["outcome"]["result_summary"]) == (
         "Three it is.", "three")  # fmt: skip
-    assert (outer.key, inner.key, outer.agent_span_id, inner.agent_span_id) == (
-        "outer",
-        "inner",
-        span_id(1),
-        span_id(4),
-    )
+    assert (
+        outer.key, inner.key, outer.agent_span_id, inner.agent_span_id,
+    ) == ("outer", "inner", span_id(1), span_id(4))  # fmt: skip
     assert [each["id"] for each in (outer.document, inner.document)] == [
         f"kp:trace:{UUID}:{span_id(1)}", f"kp:trace:{UUID}:{span_id(4)}"]  # fmt: skip
     assert outer.document["steps"][1]["latency_ms"] == 20_000
@@ -101,12 +99,9 @@ def test_an_agent_that_is_a_tool_is_a_run_of_its_own() -> None:
 
 def test_agents_side_by_side_are_runs_of_their_own_and_the_root_speaks_for_none() -> None:
     spans = [
-        span(1, "GET /", {"output.value": "both"}, status=2, seconds=99),
-        agent(2, "a", parent=1),
-        agent(3, "b", parent=1),
-        chat(4, ["A?"], ("a!",), parent=2),
-        chat(5, ["B?"], ("b!",), parent=3),
-    ]
+        span(1, "GET /", {"output.value": "both"}, status=2, seconds=99), agent(2, "a", parent=1),
+        agent(3, "b", parent=1), chat(4, ["A?"], ("a!",), parent=2), chat(5, ["B?"], ("b!",), parent=3),
+    ]  # fmt: skip
     found = assembled(spans, [], RULES)
     assert [each.key for each in found] == ["a", "b"]
     assert [each.document["outcome"]["result_summary"] for each in found if each.document] == ["a!", "b!"]
@@ -212,6 +207,9 @@ SKELETON = {
         ),
         ("com.anthropic.sdk.python", {"gen_ai.operation.name": "chat"}, "ANTHROPIC_OPEN_TELEMETRY_TRACES_CONTENT_MODE"),
         ("opentelemetry.instrumentation.openai.v1", {"llm.request.type": "chat"}, "TRACELOOP_TRACE_CONTENT"),
+        ("opentelemetry.util.genai.handler", {"gen_ai.operation.name": "chat"}, "CAPTURE_MESSAGE_CONTENT=span_only"),
+        ("opentelemetry.instrumentation.google_genai", {"gen_ai.operation.name": "chat"}, "gen_ai_latest_experimental"),
+        ("semantic_kernel.utils.a", {"gen_ai.operation.name": "chat"}, "OTEL_DIAGNOSTICS_SENSITIVE=true"),
     ],
 )
 def test_a_run_without_content_names_what_captures_it(scope: str, attributes: dict[str, Any], hint: str) -> None:
@@ -222,6 +220,12 @@ def test_a_run_without_content_names_what_captures_it(scope: str, attributes: di
     assert hint in found.hints[0]
 
 
+@pytest.mark.parametrize("scope", ["opentelemetry.instrumentation.httpx", "aileron", "openinferences", ""])
+def test_an_unknown_library_gets_no_other_one_s_hint(scope: str) -> None:
+    found = only(span(1, "ask", {"gen_ai.request.model": "m"}, scope=scope))
+    assert (found.missing, found.hints) == ("no_content", ())
+
+
 def test_what_else_is_missing() -> None:
     assert only(span(1, "GET /")).missing == "not_a_run"
     assert assembled([], [log(1, "a", "b")], RULES) == []
@@ -230,6 +234,69 @@ def test_what_else_is_missing() -> None:
     assert only(chat(1, ["Hi"], None)).missing == "no_steps"
     tight = Rules(RULES.confidence, RULES.domain, RULES.visibility, RULES.privacy, limits=Limits(max_bytes=300))
     assert only(chat(1, ["Hi"], ("a" * 300,)), rules=tight).missing == "too_large"
+
+
+STRANGE = {"gen_ai.request.model": "m", "desk.llm.prompt.0.text": "Plan a trip.", "desk.llm.reply": '{"text": "Done."}'}
+"""What a library that no row of the table knows might write on the span of a model."""
+
+
+def test_content_where_nothing_reads_it_is_named_and_no_setting_is_blamed() -> None:
+    about = {"desk.llm.prompt_tokens": "a b", "desk.prompt.id": "a b", "desk.output": "x", "http.request.body": "a b"}
+    found = only(span(1, "ask", STRANGE | about, scope="opentelemetry.instrumentation.openai.v1"))
+    scope = "opentelemetry.instrumentation.openai.v1"
+    assert found.missing == "no_content"
+    assert found.unread == ((scope, "desk.llm.prompt.N.text"), (scope, "desk.llm.reply"))
+    assert found.hints == ()
+    nobody = only(span(1, "ask", {"desk.prompt": "Plan a trip."}, scope="desk"))
+    assert (nobody.missing, nobody.unread) == ("not_a_run", (("desk", "desk.prompt"),))
+
+
+def test_no_cache_keeps_what_anyone_sends() -> None:
+    """Scopes and names of a megabyte each."""
+    tracemalloc.start()
+    for number in range(30):
+        only(span(1, "ask", STRANGE | {f"desk.prompt{number}" + "x" * 1_000_000: "a b"}, scope=f"{number}" * 1_000_000))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 3_000_000
+
+
+def test_events_and_log_records_that_nothing_reads_are_named() -> None:
+    said = SpanEvent("desk.message.sent", NOW, {"desk.text": "Plan a trip."})
+    read = SpanEvent("gen_ai.user.message", NOW, {"content": "Plan a trip."})
+    plain = SpanEvent("desk.retry", NOW, {"desk.reason": "not in time"})
+    model = {"gen_ai.request.model": "m"}
+    assert only(span(1, "ask", model, scope="desk", events=(said, plain))).unread == (
+        ("desk", "event desk.message.sent"),
+    )
+    assert only(span(1, "ask", model, scope="desk", events=(read,))).unread == ()
+    (found,) = assembled([span(1, "ask", model, scope="desk")], [log(1, "desk.answer", {"text": "It is done."})], RULES)
+    assert found.unread == (("desk", "log record desk.answer"),)
+
+
+def test_of_a_trace_only_what_a_silent_call_holds_is_named() -> None:
+    """The others say the same in two ways, as many libraries do."""
+    twice = chat(1, ["Hi"], ("Hello",), attributes={"desk.prompt": "Hi, you"})
+    assert only(twice).unread == ()
+    silent = span(
+        3,
+        "look",
+        {"gen_ai.tool.name": "look", "gen_ai.operation.name": "execute_tool"} | {"desk.tool.result": "it is there"},
+        parent=1,
+    )
+    found = only(agent(1, "x"), chat(2, ["Hi"], (("c", "look"),), parent=1), silent)
+    assert found.value is not None
+    assert found.unread == (("made.up", "desk.tool.result"),)
+    unknown = span(3, "Function", {"desk.tool.result": "it is there"}, parent=1)
+    assert only(agent(1, "x"), chat(2, ["Hi"], (("c", "look"),), parent=1), unknown).unread == found.unread
+
+
+def test_what_is_named_as_not_read_is_bounded() -> None:
+    attributes = {f"desk.prompt.{chr(97 + number // 26)}{chr(97 + number % 26)}": "a b" for number in range(100)}
+    long = {"desk.prompt." + "x" * 200: "a b"}
+    found = only(span(1, "ask", {"gen_ai.request.model": "m"} | attributes | long, scope="desk"))
+    assert len(found.unread) == MAX_UNREAD
+    assert all(len(name) <= 100 for _, name in found.unread)
 
 
 def test_a_model_that_has_no_parent_is_said() -> None:
@@ -268,8 +335,8 @@ def test_rules_take_attributes_where_they_are_valid() -> None:
         (("attribute:a", "d", "org", "private"), "confidence: 'attribute:a' is not attribute:NAME"),
         (("attribute:|1", "d", "org", "private"), "confidence: 'attribute:|1' is not attribute:NAME"),
         (("1", " ", "org", "private"), "domain: ' ' is not a text"),
-        (("1", "d", "all", "private"), "visibility: 'all' is none of private, org, network"),
-        (("1", "d", "org", "attribute:p|x"), "privacy: 'x' is none of aggregated, federated, private"),
+        (("1", "d", "all", "private"), "visibility: 'all' is not one of private, org, network"),
+        (("1", "d", "org", "attribute:p|x"), "privacy: 'x' is not one of aggregated, federated, private"),
     ],
 )
 def test_a_wrong_rule_is_refused_with_its_name(values: tuple[str, str, str, str], said: str) -> None:
@@ -329,15 +396,12 @@ def test_the_agent_is_named_by_the_first_attribute_of_the_table() -> None:
         ({"gen_ai.agent.id": "3FA85F6457174562B3FC2C963F66AFA6"}, "s"),
         ({"gen_ai.agent.id": "asst_trip-planner"}, "asst_trip-planner"),
         ({"gen_ai.agent.name": "assistant_3fa85f64-5717-4562-b3fc-2c963f66afa6"}, "assistant"),
-        ({"gen_ai.agent.name": "desk-1f00a2c4"}, "desk"),
-        ({"gen_ai.agent.name": "Agent(140234233412352)"}, "Agent"),
-        ({"gen_ai.agent.name": "run-8Zk2Lq91xY"}, "s"),
-        ({"gen_ai.agent.name": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}, "s"),
+        ({"gen_ai.agent.name": "desk-1f00a2c4"}, "desk"), ({"gen_ai.agent.name": "Agent(140234233412352)"}, "Agent"),
+        ({"gen_ai.agent.name": "run-8Zk2Lq91xY"}, "s"), ({"gen_ai.agent.name": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}, "s"),
         ({"gen_ai.agent.name": "planner-20260101"}, "planner-20260101"),
-        ({"gen_ai.agent.name": "facade decade added"}, "facade decade added"),
-        ({"gen_ai.agent.name": " "}, "s"),
+        ({"gen_ai.agent.name": "facade decade added"}, "facade decade added"), ({"gen_ai.agent.name": " "}, "s"),
     ],
-)
+)  # fmt: skip
 def test_a_generated_id_names_no_agent(given: dict[str, str], key: str) -> None:
     root = span(1, "invoke_agent", given | {"openinference.span.kind": "AGENT"}, resource={"service.name": "s"})
     found = only(
@@ -349,14 +413,11 @@ def test_a_generated_id_names_no_agent(given: dict[str, str], key: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "named", "unnamed"),
     [
-        ("name", "assistant", "desk"),
-        ("service/name", "desk/assistant", "desk"),
-        ("support", "assistant", "support"),
-        ("attribute:team|name", "assistant", "desk"),
-        ("attribute:app.agent|name", "own id", "own id"),
-        ("attribute:app.agent|service/name", "own id", "own id"),
+        ("name", "assistant", "desk"), ("service/name", "desk/assistant", "desk"),
+        ("support", "assistant", "support"), ("attribute:team|name", "assistant", "desk"),
+        ("attribute:app.agent|name", "own id", "own id"), ("attribute:app.agent|service/name", "own id", "own id"),
     ],
-)
+)  # fmt: skip
 def test_a_setting_says_which_id_an_agent_has(rule: str, named: str, unnamed: str) -> None:
     rules = parse_rules("0.5", "other", "org", "private", agent=rule)
     resource = {"service.name": "desk", "app.agent": "own id"}
@@ -490,8 +551,10 @@ def test_a_message_of_many_calls_takes_linear_time(ids: str) -> None:
         assembled([one], [], RULES)
         return time.process_time() - began
 
-    small = min(seconds(500) for _ in range(3))
-    assert min(seconds(2_000) for _ in range(2)) < 10 * small
+    small = min(seconds(1_000) for _ in range(5))
+    assert (
+        min(seconds(8_000) for _ in range(3)) < 32 * small
+    )  # a quadratic way takes 64 times, and large heaps cost more
 
 
 @pytest.mark.parametrize("tree", ["chain", "star", "circle", "tools"])
@@ -500,11 +563,8 @@ def test_a_trace_of_many_spans_takes_linear_time(tree: str) -> None:
 
     def made(count: int) -> list[Span]:
         parent = {
-            "chain": lambda n: n - 1,
-            "star": lambda _: 1,
-            "circle": lambda n: n % count + 1,
-            "tools": lambda _: 1,
-        }[tree]
+            "chain": lambda n: n - 1, "star": lambda _: 1, "circle": lambda n: n % count + 1, "tools": lambda _: 1,
+        }[tree]  # fmt: skip
         blank = span(
             1, "s", {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "t"} if tree == "tools" else {}
         )

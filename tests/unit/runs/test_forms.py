@@ -33,14 +33,10 @@ WORDS = [
 ATTRIBUTES = [
     *("gen_ai.input.messages", "gen_ai.output.messages", "events", "pydantic_ai.all_messages", "input.value"),
     *(
-        "output.value",
-        "gen_ai.tool.call.arguments",
-        "gen_ai.tool.call.result",
-        "traceloop.entity.input",
-        "metadata",
-        "a",
+        "output.value", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result", "traceloop.entity.input",
+        "metadata", "a",
     ),
-]
+]  # fmt: skip
 
 KINDS = [
     {"gen_ai.operation.name": "chat"}, {"openinference.span.kind": "LLM"}, {"openinference.span.kind": "TOOL"},

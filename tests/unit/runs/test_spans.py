@@ -25,17 +25,12 @@ def sample() -> list[Span]:
     return [
         span(1, "POST /ask", VALUES, seconds=9, resource=VALUES),
         span(
-            2,
-            "chat",
-            {"a": 1},
-            parent=1,
-            status=2,
-            message="gone",
+            2, "chat", {"a": 1}, parent=1, status=2, message="gone",
             events=[failure("no"), SpanEvent("e", 2**64 - 1, VALUES)],
         ),
         span(3, "far", {}, parent=7, trace=OTHER, remote=True),
         span(4, "chat", {"a": 2}, parent=1),
-    ]
+    ]  # fmt: skip
 
 
 def refused(value: bytes) -> InvalidSpans:
@@ -183,6 +178,16 @@ def test_ids_of_protobuf_are_checked_and_spans_are_never_taken_for_logs() -> Non
     del spans[:]
     spans.add(name="neither id")
     assert refused(message.SerializeToString()).reason == "not_otlp"
+
+
+def test_half_of_a_surrogate_pair_behind_a_byte_that_is_not_utf_8_costs_its_span_alone() -> None:
+    value = json.dumps(as_json(sample())).encode().replace(b'"chat"', b'"\xff"', 1)
+    before, _, after = value.rpartition(b"\\uddf3")
+    found = decoded(before + after)
+    assert found.refused is not None
+    assert (len(found.spans), found.refused.count) == (3, 1)
+    assert b'"\xff"' in found.refused.value
+    assert b'\\ud83e"' in found.refused.value
 
 
 def test_depth_is_bounded_alike_in_both_encodings() -> None:

@@ -5,6 +5,7 @@ That of aiokafka: tests/unit/kafka/test_aiokafka_private.py.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import Any
 
@@ -17,7 +18,11 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode import Service
 
-from worker.stream.faust_consumer import KpConsumer, _App, _ConsumerThread, _Tables
+from tests.support.builders import make_record
+from worker.config import Settings
+from worker.kafka.reading.budget import Budget
+from worker.stream.faust_consumer import Hooks, KpConsumer, _App, _ConsumerThread, _Tables, create_app
+from worker.stream.fetch_buffer import FetchBuffer
 
 
 def parameters(function: Any) -> list[str]:
@@ -80,3 +85,25 @@ def test_names_that_are_used_still_exist() -> None:
     assert isinstance(faust.App.transport, property)
     assert faust.App.transport.fset is not None
     assert hasattr(faust.app.base.BootStrategy, "enable_kafka_producer")
+
+
+async def test_the_agent_takes_waiting_records_though_faust_empties_its_queues() -> None:
+    """At the end of a rebalance Faust may resume the flow once more after records have come, and empties the queues."""
+    budget = Budget(1 << 20)
+    buffer = FetchBuffer(budget.records)
+    taken = asyncio.Event()
+
+    async def take_all() -> None:
+        assert buffer.next() is not None
+        taken.set()
+
+    app = create_app(Hooks(Settings(), {}, buffer, budget, take_all, take_all, positions=dict, fail=lambda _: None))
+    await app.agents.start()
+    app.flow_control.suspend()
+    buffer.assign([0])
+    buffer.add(0, [make_record(b"", 7)])
+    app.flow_control.clear()
+    app.flow_control.resume()
+    await asyncio.wait_for(taken.wait(), 10)
+    await app.agents.stop()
+    app.consumer._thread.thread_loop.close()  # its thread was not started

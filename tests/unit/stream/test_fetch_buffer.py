@@ -152,7 +152,7 @@ async def test_where_all_are_held_the_taker_waits_for_one() -> None:
 
 
 @pytest.mark.parametrize("change", [FetchBuffer.clear, lambda buffer: buffer.assign([0])], ids=["clear", "assign"])
-async def test_nobody_is_held_and_nobody_waits_after_the_partitions_changed(
+async def test_nobody_waits_after_the_partitions_changed(
     change: Callable[[FetchBuffer], None],
 ) -> None:
     buffer = intake_of(p0=3)

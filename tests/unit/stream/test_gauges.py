@@ -59,7 +59,7 @@ def test_one_warning_an_hour_names_the_partition_that_reaches_least(
     assert "partition 3: " in text
     assert "(KP_CACHE_MAX_ELEMENTS=20) after 0.95 s, the TTL is 3600 s" in text
     assert "set KP_CACHE_MAX_ELEMENTS to about 76000 (rate x TTL" in text, "20 entries in 0.95 s"
-    assert "1 more partitions" in text
+    assert "1 more partition evicts" in text
     monkeypatch.setattr(gauges, "WARNING_SECONDS", 0.0)
     told.update(caches)
     assert len(caplog.records) == 2

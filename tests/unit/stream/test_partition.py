@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -19,12 +20,13 @@ from tests.support.builders import (
 )
 from tests.support.forgetting import ANOTHER_ID, KEY, TOPIC_ID, control_record
 from tests.support.partition import DIMENSIONS, TaskHarness, record, settle
+from worker import make_verdict, sign_verdict
 from worker.core.changelog import Entry, Housekeeping, decode, slot_key, text_hash
 from worker.core.control import ControlConfig
 from worker.core.findings import SCREEN_DEFAULT
 from worker.core.novelty import Vector
 from worker.core.passes import Pass
-from worker.core.records import HEADER_OVERHEAD, Fault
+from worker.core.records import HEADER_OVERHEAD, Fault, SourceRecord
 from worker.core.trace import InvalidTrace, Limits, Reason, embedding_text, parse_trace
 from worker.embed.embedder import ModelError
 from worker.kafka.state.restore import OffsetsError
@@ -46,7 +48,6 @@ async def test_outputs_come_in_offset_order_whatever_embedding_is_ready_first(or
     assert [offset for _, offset in stage.publisher.outputs()] == [0, 1, 2, 3]
     sequences = [decode(value).sequence for batch in stage.publisher.committed for _, value in batch.entries]
     assert sequences == [0, 1, 2, 3]
-    await stage.task.close()
 
 
 async def test_a_dead_letter_waits_for_the_traces_before_it() -> None:
@@ -60,7 +61,6 @@ async def test_a_dead_letter_waits_for_the_traces_before_it() -> None:
     stage.pool.finish(0)
     await stage.task.drain()
     assert stage.publisher.outputs() == [("accepted", 0), ("dead_letter", 1), ("accepted", 2)]
-    await stage.task.close()
 
 
 async def test_scoring_goes_on_during_a_commit_and_the_next_one_takes_all_that_waits() -> None:
@@ -78,7 +78,6 @@ async def test_scoring_goes_on_during_a_commit_and_the_next_one_takes_all_that_w
     await stage.task.drain()
     assert stage.publisher.sizes() == [1, 7]
     assert len(stage.task) == 0
-    await stage.task.close()
 
 
 async def test_without_a_backlog_the_task_publishes_each_trace_at_once() -> None:
@@ -87,7 +86,6 @@ async def test_without_a_backlog_the_task_publishes_each_trace_at_once() -> None
         stage.take(offset)
         await settle()
         assert stage.publisher.sizes() == [1] * (offset + 1)
-    await stage.task.close()
 
 
 async def behind_a_backlog() -> TaskHarness:
@@ -112,7 +110,6 @@ async def test_behind_a_backlog_a_batch_lingers_until_the_last_one_is_taken() ->
     stage.take(5)
     await settle()
     assert stage.publisher.sizes() == [1, 5]
-    await stage.task.close()
 
 
 async def test_a_linger_ends_with_its_time() -> None:
@@ -124,7 +121,6 @@ async def test_a_linger_ends_with_its_time() -> None:
         assert stage.publisher.sizes() == committed
         await asyncio.sleep(0.2)
         assert stage.publisher.sizes() == [*committed, 2]
-    await stage.task.close()
 
 
 async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedder() -> None:
@@ -141,7 +137,6 @@ async def test_a_linger_ends_with_the_turn_and_with_the_last_text_in_the_embedde
     stage.pool.finish(2)
     await settle()
     assert stage.publisher.sizes() == [3]
-    await stage.task.close()
 
 
 async def test_the_last_batch_of_a_backlog_waits_for_the_embedder_while_others_wait() -> None:
@@ -160,7 +155,6 @@ async def test_the_last_batch_of_a_backlog_waits_for_the_embedder_while_others_w
         stage.pool.finish(number)
     await settle()
     assert stage.publisher.sizes() == [4]
-    await stage.task.close()
 
 
 async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder() -> None:
@@ -169,7 +163,6 @@ async def test_a_record_without_a_backlog_does_not_wait_for_one_in_the_embedder(
     stage.pool.finish(0)
     await settle()
     assert stage.publisher.sizes() == [1]
-    await stage.task.close()
 
 
 async def test_an_output_waits_for_its_partition_s_backlog_and_not_for_what_comes_later() -> None:
@@ -183,10 +176,9 @@ async def test_an_output_waits_for_its_partition_s_backlog_and_not_for_what_come
     stage.take(2)
     await settle()
     assert stage.publisher.sizes() == [3]
-    await stage.task.close()
 
 
-async def test_behind_the_backlog_of_others_an_output_is_held_back_for_a_short_time(
+async def test_behind_others_backlog_an_output_lingers_a_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batching, "BUSY_LINGER_SECONDS", 0.05)
@@ -199,7 +191,6 @@ async def test_behind_the_backlog_of_others_an_output_is_held_back_for_a_short_t
     assert stage.publisher.sizes() == []
     await asyncio.sleep(0.2)
     assert stage.publisher.sizes() == [2]
-    await stage.task.close()
 
 
 async def test_an_output_is_committed_when_the_backlog_of_others_ends() -> None:
@@ -212,13 +203,10 @@ async def test_an_output_is_committed_when_the_backlog_of_others_ends() -> None:
     stage.task.turn_ended()
     await settle()
     assert stage.publisher.sizes() == [1]
-    await stage.task.close()
 
 
 @pytest.mark.parametrize("bound", [(batching, "MAX_COMMIT_RECORDS"), (partition, "SLACK")], ids=["batch", "slack"])
-async def test_a_linger_ends_with_a_full_batch_or_partition(
-    monkeypatch: pytest.MonkeyPatch, bound: tuple[Any, str]
-) -> None:
+async def test_a_full_batch_or_partition_ends_a_linger(monkeypatch: pytest.MonkeyPatch, bound: tuple[Any, str]) -> None:
     monkeypatch.setattr(*bound, 4)
     stage = TaskHarness(embed=False)
     stage.take(0)
@@ -230,7 +218,6 @@ async def test_a_linger_ends_with_a_full_batch_or_partition(
     stage.take(4)
     await settle()
     assert stage.publisher.sizes() == [1, 4]
-    await stage.task.close()
 
 
 async def test_a_drain_does_not_wait_for_more_and_batches_linger_again_after_it() -> None:
@@ -247,7 +234,6 @@ async def test_a_drain_does_not_wait_for_more_and_batches_linger_again_after_it(
     stage.pool.finish(3)
     await settle()
     assert len(stage.publisher.outputs()) == 3
-    await stage.task.close()
 
 
 async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +250,6 @@ async def test_a_batch_is_bounded_in_records_and_bytes(monkeypatch: pytest.Monke
     await stage.task.drain()
     assert stage.publisher.sizes()[3:] == [2, 2, 1]
     assert [offset for _, offset in stage.publisher.outputs()] == list(range(12))
-    await stage.task.close()
 
 
 async def test_what_a_batch_carries() -> None:
@@ -287,7 +272,6 @@ async def test_what_a_batch_carries() -> None:
     expected = [text_vector(text, DIMENSIONS).tolist() for text, _ in stage.pool.submitted]
     assert [e.array().tolist() for _, e in entries] == expected
     assert [e.trace_id for _, e in entries] == ["kp:trace:5", "kp:trace:6"]
-    await stage.task.close()
 
 
 async def test_a_batch_of_dead_letters_carries_the_stream_time_of_before() -> None:
@@ -299,7 +283,6 @@ async def test_a_batch_of_dead_letters_carries_the_stream_time_of_before() -> No
     stage.task.take(make_record(b"", 2))
     await stage.task.drain()
     assert [batch.stream_time_ms for batch in stage.publisher.committed] == [None, T0 - 7, T0 - 7]
-    await stage.task.close()
 
 
 async def test_a_drain_drops_what_waits_too_long_for_its_embedding_and_takes_it_again() -> None:
@@ -330,7 +313,6 @@ async def test_without_an_embedder_there_are_no_entries_and_novelty_is_one_half(
         for output in batch.outputs:
             scoring = json.loads(output.value or b"")["scoring"]
             assert (scoring["components"]["novelty"], scoring["embedder"]) == (0.5, None)
-    await stage.task.close()
 
 
 # -- bounds
@@ -356,7 +338,6 @@ async def test_no_more_than_the_slack_is_taken_past_the_committed_offset(monkeyp
     assert stage.buffer.next() is not None
     assert len(stage.task) == 2
     assert stage.task.has_room()
-    await stage.task.close()
 
 
 def test_a_transaction_cannot_exceed_the_slack() -> None:
@@ -371,7 +352,6 @@ async def test_a_record_that_was_taken_already_is_dropped() -> None:
     assert [offset for _, offset in stage.publisher.outputs()] == [10, 11, 12]
     assert stage.count("kp_records_consumed_total") == 3
     assert stage.count("kp_stage_duration_seconds_count", stage="parse") == 3
-    await stage.task.close()
 
 
 async def test_a_record_is_too_large_with_its_key_and_headers() -> None:
@@ -384,7 +364,6 @@ async def test_a_record_is_too_large_with_its_key_and_headers() -> None:
     await stage.task.drain()
     assert stage.publisher.outputs() == [("accepted", 0), ("dead_letter", 1), ("accepted", 2)]
     assert stage.count("kp_dead_letters_total", reason="too_large") == 1
-    await stage.task.close()
 
 
 async def test_a_scored_trace_that_its_topic_does_not_take_counts_as_a_dead_letter() -> None:
@@ -410,7 +389,6 @@ async def test_a_scored_trace_that_its_topic_does_not_take_counts_as_a_dead_lett
         (2, False),
     ]
     assert ("kp-error-message", b"refused for a test") in stage.status.records[1][1].headers
-    await stage.task.close()
 
 
 # -- the replay
@@ -434,7 +412,6 @@ async def test_a_replayed_trace_takes_its_ready_embedding_and_not_the_model() ->
     entries = [decode(value) for batch in stage.publisher.committed for _, value in batch.entries]
     assert entries[1].array().tobytes() == ready.tobytes()
     assert [offset for _, offset in stage.publisher.outputs()] == [0, 1, 2]
-    await stage.task.close()
 
 
 async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
@@ -443,7 +420,6 @@ async def test_a_ready_embedding_at_the_head_is_scored_at_once() -> None:
     assert stage.pool.submitted == []
     await stage.task.drain()
     assert stage.publisher.sizes() == [1]
-    await stage.task.close()
 
 
 @pytest.mark.parametrize("hashed", [text_hash("another text"), b""], ids=["another text", "of 0.1.0"])
@@ -452,7 +428,6 @@ async def test_an_entry_of_another_text_is_no_ready_embedding(hashed: bytes) -> 
     stage = TaskHarness(replay={0: ready_entry(0, "kp:trace:0", text_vector("x", DIMENSIONS), hashed)})
     stage.task.take(record(0))
     assert len(stage.pool.submitted) == 1
-    await stage.task.close()
 
 
 async def test_entries_and_commits_name_their_pass_and_the_first_commit_keeps_house() -> None:
@@ -476,13 +451,12 @@ async def test_entries_and_commits_name_their_pass_and_the_first_commit_keeps_ho
     assert gone == (b"leaves", None)
     entry = decode(value)
     assert (entry.pass_number, entry.text_hash) == (4, text_hash(stage.pool.submitted[0][0]))
-    await stage.task.close()
 
 
 # -- failures
 
 
-async def test_a_text_that_breaks_the_model_is_a_dead_letter_and_the_others_are_scored(
+async def test_only_the_text_that_breaks_the_model_is_a_dead_letter(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stage = TaskHarness()
@@ -504,7 +478,6 @@ async def test_a_text_that_breaks_the_model_is_a_dead_letter_and_the_others_are_
     sequences = [decode(value).sequence for batch in stage.publisher.committed for _, value in batch.entries]
     assert sequences == [0, 1]  # a dead letter takes no place in the cache
     assert stage.failures == []
-    await stage.task.close()
 
 
 @pytest.mark.parametrize("error", [ModelError("the model fails on every text"), MemoryError()], ids=repr)
@@ -585,7 +558,6 @@ async def test_drain_waits_for_what_is_pending_scored_and_publishing() -> None:
     stage.publisher.gate.set()
     await asyncio.wait_for(drained, 1)
     assert stage.publisher.sizes() == [1]
-    await stage.task.close()
 
 
 async def test_the_dead_letter_limit_fails_the_task_before_the_last_dead_letter_is_published() -> None:
@@ -597,7 +569,6 @@ async def test_the_dead_letter_limit_fails_the_task_before_the_last_dead_letter_
     assert isinstance(stage.failures[0], DeadLetterLimitError)
     assert len(stage.failures) == 1
     assert [offset for _, offset in stage.publisher.outputs()] == [0, 1, 2, 3]
-    await stage.task.close()
 
 
 # -- what is counted
@@ -637,7 +608,6 @@ async def test_counters_agree_with_what_is_committed_and_with_nothing_else() -> 
     assert stage.count("kp_stage_duration_seconds_count", stage="score") == 4
     assert stage.count("kp_truncated_texts_total") == 1
     assert stage.count("kp_truncated_objectives_total") == 1
-    await stage.task.close()
 
 
 async def test_an_evaluation_is_timed_from_taken_to_scored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -657,7 +627,6 @@ async def test_an_evaluation_is_timed_from_taken_to_scored(monkeypatch: pytest.M
     await stage.task.drain()
     assert stage.count("kp_evaluation_duration_seconds_sum") == 0.0625 + 0.125
     assert stage.count("kp_evaluations_over_budget_total") == 1
-    await stage.task.close()
 
 
 async def test_records_without_a_timestamp_have_no_latency() -> None:
@@ -666,7 +635,6 @@ async def test_records_without_a_timestamp_have_no_latency() -> None:
         stage.task.take(make_record(trace_bytes(), offset, timestamp_ms=timestamp))
     await stage.task.drain()
     assert stage.count("kp_end_to_end_latency_seconds_count") == 1
-    await stage.task.close()
 
 
 async def test_a_fault_becomes_a_dead_letter_in_its_place_and_its_bytes_are_given_back() -> None:
@@ -697,7 +665,6 @@ async def test_a_trace_that_was_never_embedded_is_a_bug_and_no_dead_letter() -> 
     stage.task.advance()
     assert [str(failure) for failure in stage.failures] == ["this is a bug: record traces/0/0 was not embedded"]
     assert stage.publisher.begun == []
-    await stage.task.close()
 
 
 async def test_what_the_screen_marks_is_counted_when_it_is_committed() -> None:
@@ -710,7 +677,6 @@ async def test_what_the_screen_marks_is_counted_when_it_is_committed() -> None:
     await stage.task.drain()
     found = {rule: stage.count("kp_screened_total", rule=rule) for rule in SCREEN_DEFAULT}
     assert {rule: count for rule, count in found.items() if count} == {"llama-inst-tag": 2}
-    await stage.task.close()
 
 
 # -- control records
@@ -734,7 +700,6 @@ async def test_the_topic_is_asked_for_before_a_control_record_is_published_and_f
     assert stage.confirmed == [TOPIC_ID, TOPIC_ID]
     kinds = [output.kind for batch in stage.publisher.committed for output in batch.outputs]
     assert kinds == ["dead_letter", "forgotten", "dead_letter"]
-    await stage.task.close()
 
 
 @pytest.mark.parametrize("signed_for", [TOPIC_ID, ANOTHER_ID])
@@ -745,7 +710,6 @@ async def test_nothing_of_a_control_record_is_published_if_the_topic_is_another_
     await stage.task.drain()
     assert stage.failures == [stage.not_confirmed]
     assert stage.publisher.begun == []
-    await stage.task.close()
 
 
 async def test_without_a_topic_id_a_control_record_is_a_dead_letter() -> None:
@@ -754,7 +718,6 @@ async def test_without_a_topic_id_a_control_record_is_a_dead_letter() -> None:
     await stage.task.drain()
     assert stage.publisher.outputs() == [("dead_letter", 0)]
     assert stage.count("kp_control_records_total", result="refused") == 1
-    await stage.task.close()
 
 
 # -- functions of the worker that fail on one record
@@ -821,7 +784,6 @@ async def test_a_record_on_which_a_function_fails_is_a_dead_letter_and_leaves_no
     rows = [row for batch in stage.publisher.committed for row in batch.entries]
     assert rows == [row for batch in whole.publisher.committed for row in batch.entries]
     await stage.task.close()
-    await whole.task.close()
 
 
 @pytest.mark.parametrize("where", FAILING.values(), ids=FAILING)
@@ -833,4 +795,63 @@ async def test_a_failure_of_the_machine_is_no_records_fault(where: str, error: E
         return
     stage = await evaluated([0, 1, 2, 3], (where, 2, error))
     assert stage.failures == [error]
+
+
+JUDGE_KEY = b"c" * 32
+
+
+def judgement(offset: int, trace: int, *, success: bool) -> SourceRecord:
+    line = {
+        "trace_id": f"kp:trace:{trace}", "agent_id": "ada", "task_domain": "finance", "partition": 0,
+        "success": success, "judge": "ci",
+    }  # fmt: skip
+    made = make_verdict(line, topic="traces", topic_id=TOPIC_ID, issued_at=datetime.fromtimestamp(offset, UTC))
+    signed = sign_verdict(made, JUDGE_KEY)
+    return make_record(signed.value, offset, key=signed.key, headers=signed.headers)
+
+
+async def judged(numbers: list[int], fails: tuple[str, Exception] | None = None) -> TaskHarness:
+    """Return the stage after a trace and verdicts; a function fails in the one at offset 2."""
+    control = ControlConfig(judges={"ci": [JUDGE_KEY]})
+    stage = TaskHarness(embed=False, control=control, source_pass=Pass(TOPIC_ID))
+    for offset in numbers:
+        with pytest.MonkeyPatch.context() as patch:
+            if fails is not None and offset == 2:
+                where, error = fails
+                patch.setattr(where, lambda *_, _error=error: _raise(_error))
+            stage.pass_on(record(0) if offset == 0 else judgement(offset, 0 if offset == 2 else 1, success=offset == 2))
+    if not stage.failures:
+        await asyncio.wait_for(stage.task.drain(), 10)
+    return stage
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+JUDGING = {
+    "read": "worker.stream.evaluator.read_verdict",
+    "issue time": "worker.stream.evaluator.issued_ms",
+    "order": "worker.core.track_record._order",
+    "standing": "worker.core.track_record.standing",
+    "judged record": "worker.stream.evaluator.judged_record",
+}
+"""What is given one verdict, and nothing else."""
+
+
+@pytest.mark.parametrize("where", JUDGING.values(), ids=JUDGING)
+async def test_a_verdict_on_which_a_function_fails_is_a_dead_letter_and_does_not_count(where: str) -> None:
+    stage, whole = await judged([0, 1, 2, 3], (where, IndexError("the secret"))), await judged([0, 1, 3])
+    assert stage.failures == []
+    outputs = [output for batch in stage.publisher.committed for output in batch.outputs]
+    (letter,) = [output for output in outputs if output.kind == "dead_letter"]
+    headers = dict(letter.headers)
+    assert (headers["kp-error-reason"], headers["kp-source-offset"]) == (b"evaluation_failed", b"2")
+    assert b"the secret" not in headers["kp-error-message"]
+    outputs.remove(letter)
+    assert outputs == [output for batch in whole.publisher.committed for output in batch.outputs]
+    rows = [row for batch in stage.publisher.committed for row in batch.entries]
+    assert rows == [row for batch in whole.publisher.committed for row in batch.entries]
+    assert rows
+    assert list(stage.scorer.record.listed()) == list(whole.scorer.record.listed())
     await stage.task.close()

@@ -1,1 +1,1 @@
-"""report, whatif and evaluate: what scored traces say of thresholds and weights, and labelled ones of novelty."""
+"""report, whatif and evaluate: thresholds and weights judged on scored traces, and novelty on labelled ones."""

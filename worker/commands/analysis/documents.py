@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from worker.commands.shared.scored_document import DocumentScoring
 from worker.commands.shared.shown import shown_text
+from worker.core.terminal import number_of
 
 Table = npt.NDArray[np.void]
 """Rows with named columns: `table["score"]` is a column, `table[rows]` are some of the rows."""
@@ -26,6 +27,12 @@ _PIECE: Final = 4096
 
 class NoDocuments(ValueError):
     """There is no document to work on; the message says why."""
+
+
+def unscored(error: Exception) -> str | None:
+    """Return what to do with a document that is not scored; None if its decoder's error says something else."""
+    text = str(error)
+    return "no scoring object: score it first (kp-worker score)" if "`scoring`" in text and "missing" in text else None
 
 
 class LeftOut:
@@ -112,7 +119,7 @@ class ScoredTraces:
         if last is not None:
             kept = np.sort(kept[np.argsort(record_ms[kept], kind="stable")[-last:]])
         if not len(kept):
-            raise NoDocuments(f"none of {len(table)} traces is in the requested time range")
+            raise NoDocuments(f"none of {number_of(len(table), 'trace')} is in the requested time range")
         # 3. Stream-time order; within a partition that is the order of scoring.
         order = np.lexsort([table[name][kept] for name in ("offset", "partition", "time_ms")])
         return table[kept[order]], repeated

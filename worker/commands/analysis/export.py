@@ -52,7 +52,7 @@ def csv_line(cells: Iterable[str | float]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return the text in quotes if a reader could take part of it for something else than text."""
+    """Return the text in quotes if a reader could take part of it for something other than text."""
     if text.isprintable() and text == text.strip() and not {",", '"'} & set(text):
         return text
     return '"' + text.replace('"', '""') + '"'

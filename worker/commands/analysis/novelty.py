@@ -2,34 +2,33 @@
 
 A trace is a *first* where no earlier one has its label, otherwise a *repeat*. AUC is the probability that a first has a
 higher novelty than a repeat, ties counting half (Mann-Whitney); 0.5 is chance, 1 is perfect. One partition, no TTL and
-no capacity: what the view and the model can tell, whatever the cache. Of several partitions, see `Spread`.
+no capacity: what the view and the model can tell, whatever the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, structs
+
+from worker.commands.shared.shown import fixed
 
 Floats = npt.NDArray[np.floating[Any]]
 
 Ints = npt.NDArray[np.integer[Any]]
 
 CHANCE: Final = 0.5
-"""The AUC of a novelty that says nothing."""
+"""The AUC of a novelty that carries no information."""
 
 DRAWS: Final = 500
 """Bootstrap samples of the labels: the ends of a 95 % interval then move by less than a tenth of its width."""
 
 HALVINGS: Final = 2
 """Random halvings of the labels for the warm figure; each is used both ways round."""
-
-ORDERS: Final = 10
-"""Random orders; the figures are means over them. One order's AUC differs from another's by .02 to .04."""
 
 QUANTILES: Final = (0.1, 0.5, 0.9)
 
@@ -48,6 +47,14 @@ class Interval(Struct, frozen=True):
     value: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        return f"{fixed(self.value, 3)} ({fixed(self.low, 3)} to {fixed(self.high, 3)})"
+
+
+def cell(it: Interval | None) -> str:
+    """Return a figure and its interval for a table."""
+    return "-" if it is None else f"{it.value:.3f} {it.low:.3f}-{it.high:.3f}"
 
 
 class Figures(Struct, frozen=True):
@@ -72,22 +79,11 @@ class Figures(Struct, frozen=True):
     repeat_histogram: list[int]
 
 
-class Spread(Struct, frozen=True):
-    """The AUC of the same traces in the same orders: all in one partition, and spread over partitions by their key."""
-
-    key: str
-    keys: int
-    partitions: int
-    auc_one: Interval | None
-    auc_spread: Interval | None
-
-
 class Row(Struct, frozen=True, omit_defaults=True):
     """The figures of one file with one choice of settings; `cut` traces were truncated, `bad` lines were no trace.
 
-    `spread`: the same traces in several partitions, if that was asked for. `auc_warm_behind`: how far the warm AUC lies
-    behind the highest one of the file, with the interval of the paired difference (both of the same draws and halves);
-    None for the highest itself.
+    `auc_warm_behind`: how far the warm AUC lies behind the highest one of the file, with the interval of the paired
+    difference (both of the same draws and halves); None for the highest itself.
     """
 
     file: str
@@ -95,7 +91,6 @@ class Row(Struct, frozen=True, omit_defaults=True):
     cut: int
     bad: int
     figures: Figures
-    spread: Spread | None = None
     auc_warm_behind: Interval | None = None
 
 
@@ -129,7 +124,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         return ["No AUC warm, so no verdict: no half of the tasks has both firsts and repeats."]
     row, auc = best
     told = f"{named(row.settings)} has the highest AUC warm, " if len(rows) > 1 else "AUC warm "
-    told += f"{_written(auc)}: "
+    told += f"{auc}: "
     if auc.low > CHANCE:
         told += f"novelty tells repeats from new tasks better than chance ({CHANCE})."
     elif auc.high < CHANCE:
@@ -142,13 +137,8 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         if behind is not None:
             holds = behind.low <= 0 <= behind.high
             shown = "the interval holds 0: no difference shown" if holds else "a difference is shown"
-            sentences.append(f"Against {named(row.settings)} it is ahead by {_written(behind)}; {shown}.")
+            sentences.append(f"Against {named(row.settings)} it is ahead by {behind}; {shown}.")
     return sentences
-
-
-def _written(it: Interval) -> str:
-    value, low, high = (round(number, 3) + 0.0 for number in (it.value, it.low, it.high))  # no -0.000
-    return f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +151,15 @@ class Run:
     same: npt.NDArray[np.bool_]
 
 
-class Measured(NamedTuple):
-    """The figures of one file with one setting, and the draws behind its warm AUC, shape (DRAWS + 1,) (see `_auc`).
+def measured(vectors: Floats, labels: Ints, seed: int) -> tuple[Figures, Floats | None]:
+    """Return the figures of traces in their order, and the draws behind the warm AUC, shape (DRAWS + 1,) (see `_auc`).
 
-    Of the same labels and seed the draws are paired: each has the same halves and the same weights.
+    Unit vectors (n, dimensions), and labels 0..k-1, shape (n,). Of the same labels and seed the draws are paired: each
+    has the same halves and the same weights.
     """
-
-    figures: Figures
-    warm: Floats | None
-
-
-def measured(vectors: Floats, labels: Ints, seed: int) -> Measured:
-    """Return the figures of traces in their order: unit vectors (n, dimensions), and labels 0..k-1, shape (n,)."""
     rng = np.random.default_rng(seed)
     count = int(labels.max()) + 1 if len(labels) else 0
-    weights = np.vstack([np.ones(count), rng.multinomial(count, np.full(count, 1 / max(count, 1)), DRAWS)])
+    weights = resampled(count, rng)
     in_order = compared(vectors, labels, np.arange(0), np.arange(len(labels)))
     warm = [run for _ in range(HALVINGS) for run in _halves(vectors, labels, rng)]
     repeats = ~in_order.first
@@ -193,7 +177,12 @@ def measured(vectors: Floats, labels: Ints, seed: int) -> Measured:
         _histogram(in_order.novelty[in_order.first]),
         _histogram(in_order.novelty[repeats]),
     )
-    return Measured(found, warm_auc)
+    return found, warm_auc
+
+
+def resampled(count: int, rng: np.random.Generator) -> Floats:
+    """Return how often each of `count` labels is in a sample, shape (DRAWS + 1, count); first in the sample itself."""
+    return np.vstack([np.ones(count), rng.multinomial(count, np.full(count, 1 / max(count, 1)), DRAWS)])
 
 
 def compared(vectors: Floats, labels: Ints, history: Ints, order: Ints) -> Run:
@@ -245,37 +234,6 @@ def _pairs(vectors: Floats, labels: Ints, rng: np.random.Generator) -> Run:
     similar = np.einsum("ij,ij->i", vectors[left], vectors[right]) if len(left) else np.empty(0)
     same = labels[left] == labels[right]
     return Run(similar, labels[left], same, same)
-
-
-def spread_figures(vectors: Floats, labels: Ints, key: str, keys: Ints, partitions: int | None, seed: int) -> Spread:
-    """Return what keying does to novelty; `keys`: a number 0..k-1 for each trace. `partitions` None: one for each key.
-
-    All traces come in one random order, as if agents worked side by side, without history. A *first* is a trace whose
-    label no earlier one has in any partition. With several partitions it is compared only with the earlier ones of its
-    own. With a number of `partitions`, each key gets one at random, another one in each order, as hashes of other
-    names would.
-    """
-    rng = np.random.default_rng(seed)
-    count, different = int(labels.max()) + 1, int(keys.max()) + 1
-    weights = np.vstack([np.ones(count), rng.multinomial(count, np.full(count, 1 / count), DRAWS)])
-    alone, spread = [], []
-    for _ in range(ORDERS):
-        order = rng.permutation(len(labels))
-        homes = np.arange(different) if partitions is None else rng.integers(partitions, size=different)
-        one = compared(vectors, labels, np.arange(0), order)
-        alone.append(_auc(_behind_the_first(one), weights))
-        novelty = _novelty(vectors, labels, order, homes[keys[order]])
-        spread.append(_auc(_behind_the_first(replace(one, novelty=novelty)), weights))
-    return Spread(key, different, partitions or different, interval(alone), interval(spread))
-
-
-def _novelty(vectors: Floats, labels: Ints, order: Ints, homes: Ints) -> Floats:
-    """Return the novelty of each trace of the order, compared with the earlier ones of its partition."""
-    novelty = np.empty(len(order))
-    for home in np.unique(homes):
-        places = np.flatnonzero(homes == home)
-        novelty[places] = compared(vectors, labels, np.arange(0), order[places]).novelty
-    return novelty
 
 
 def _auc(run: Run, weights: Floats) -> Floats | None:

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from worker.commands.analysis.novelty import DRAWS, Floats, Interval, Ints, interval, mean_of
+from worker.commands.analysis.novelty import Floats, Interval, Ints, interval, mean_of, resampled
+from worker.config import Settings
 from worker.core.scoring import Profile, score_trace
 from worker.core.trace import ReasoningTrace
 from worker.core.track_record import TrackRecord
@@ -182,7 +183,7 @@ class Measurement:
         self._runs, self._profiles, self._threshold = runs, profiles, threshold
         rng = np.random.default_rng(seed)
         count = int(runs.tasks.max()) + 1
-        self._weights = np.vstack([np.ones(count), rng.multinomial(count, np.full(count, 1 / count), DRAWS)])
+        self._weights = resampled(count, rng)
         self._folds = rng.permutation(count) % FOLDS
         self._scopes: list[tuple[str, Ints]] = [("all", np.zeros(len(runs), np.int64))]
         for name, groups in (("within domain", runs.domains), ("within file", runs.files)):
@@ -389,27 +390,50 @@ def _judge(record: TrackRecord, runs: Runs, run: int, place: int) -> None:
     record.add(verdict, issued_ms(verdict, None), place)
 
 
-def evaluated(
-    runs: Runs, profiles: Mapping[str, Profile], threshold: float, seed: int, judging: Judging | None
-) -> tuple[Basis, Basis | None, Interval | None, int]:
-    """Return the figures by stated confidence and by the record, the gain in AUC, and how many runs are measured."""
-    measurement = Measurement(runs, profiles, threshold, seed)
+def outcomes(
+    runs: Runs, settings: Settings, outcome: str, claimed: str | None, task: str | None, seed: int,
+    judging: Judging | None,
+) -> Outcomes:  # fmt: skip
+    """Return all figures; `outcome`, `claimed`, `task`: the fields that say so."""
+    measurement = Measurement(runs, settings.scoring_profiles(), settings.threshold, seed)
     stated = measurement.score()
-    if judging is None:
-        return measurement.basis("stated", [(np.arange(len(runs)), stated)]), None, None, len(runs)
-    orders = judged_orders(runs, judging)
-    by_stated = [(at, stated) for at, _ in orders]
-    by_record = [(at, measurement.score(confidence)) for at, confidence in orders]
-    before, after = measurement.auc_draws(by_stated), measurement.auc_draws(by_record)
-    gain = None if before is None or after is None else interval([after - before])
-    return measurement.basis("stated", by_stated), measurement.basis("record", by_record), gain, len(orders[0][0])
+    by_stated: list[tuple[Ints, Scored]] = [(np.arange(len(runs)), stated)]
+    by_record: list[tuple[Ints, Scored]] = []
+    gain = None
+    if judging is not None:
+        orders = judged_orders(runs, judging)
+        by_stated = [(at, stated) for at, _ in orders]
+        by_record = [(at, measurement.score(confidence)) for at, confidence in orders]
+        before, after = measurement.auc_draws(by_stated), measurement.auc_draws(by_record)
+        gain = None if before is None or after is None else interval([after - before])
+    failures = 1 - runs.outcome[[not trace.metadata.success for trace in runs.traces]]
+    return Outcomes(
+        outcome=outcome,
+        claimed=claimed,
+        task=task,
+        runs=len(runs),
+        tasks=int(runs.tasks.max()) + 1,
+        succeeded=round(float(runs.outcome.mean()), 4),
+        admissions=len(failures),
+        admissions_true=round(float(failures.mean()), 4) if len(failures) else None,
+        threshold=settings.threshold,
+        embedder=settings.embedder,
+        files=_parts("files", runs.files, runs),
+        domains=_parts("domains", runs.domains, runs),
+        judging=judging,
+        orders=len(by_stated),
+        measured=len(by_stated[0][0]),
+        stated=measurement.basis("stated", by_stated),
+        record=measurement.basis("record", by_record) if by_record else None,
+        gain=gain,
+    )
 
 
-def parts(names: Sequence[str], groups: Ints, runs: Runs) -> list[Part]:
+def _parts(kind: str, groups: Ints, runs: Runs) -> list[Part]:
     """Return what is known of each file, or domain, by itself."""
     claims = np.array([trace.metadata.success for trace in runs.traces])
     found = []
-    for number, name in enumerate(names):
+    for number, name in enumerate(runs.names[kind]):
         own = groups == number
         true = runs.outcome[own & claims]
         share = round(float(true.mean()), 4) if len(true) else None

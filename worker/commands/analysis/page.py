@@ -29,7 +29,7 @@ from worker.commands.analysis.novelty import BINS, CHANCE, Interval, Row, named,
 from worker.commands.analysis.outcome_numbers import Bin, Outcomes
 from worker.commands.analysis.report_numbers import COMPONENTS, CURVE, PASTED_SHARE, SHARES, Group, Moment, Summary
 from worker.commands.analysis.whatif_numbers import DomainProposal, Proposal, Scores, WhatIf
-from worker.commands.analysis.whatif_view import share_notes
+from worker.commands.analysis.whatif_view import NAMES_SHOWN, share_notes
 from worker.commands.shared.console import CommandError, say
 from worker.commands.shared.shown import (
     duration,
@@ -59,10 +59,6 @@ _FILTERS: Final[dict[str, Callable[..., str]]] = {
     "threshold": shown_threshold,
 }
 """How all pages write numbers, shares and names."""
-
-
-NAMES_SHOWN: Final = 20
-"""Domains without a profile that are listed; the rest is counted."""
 
 
 def _page(command: str, **values: Any) -> str:
@@ -377,7 +373,7 @@ def _ends(it: Interval | None) -> tuple[float, float, float] | None:
 
 
 def _calibration(bins: Sequence[Bin]) -> Markup:
-    """Draw the share of successes over the confidence; the diagonal is a confidence that can be taken at its word."""
+    """Draw the share of successes over the confidence; on the diagonal the confidence is right."""
     with mpl.rc_context(STYLE):
         figure, axes = new_axes((3.2, 3.0))
         axes.plot([0, 1], [0, 1], color=COLOURS["mark"], linewidth=1, linestyle="--")

@@ -25,6 +25,7 @@ from worker.commands.analysis.documents import (
     counts_of,
     floats,
     hash64,
+    unscored,
 )
 from worker.commands.shared.scored_document import DocumentScoring
 from worker.commands.shared.shown import cut_text, is_cut, shown_name, shown_text
@@ -33,7 +34,7 @@ from worker.core.domains import DomainWithoutProfile, UnusedProfile, unused_prof
 from worker.core.json_words import in_json_words
 from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.records import ACCEPTED, REJECTED, EmbedderIdentity
-from worker.core.scoring import PROFILES, Weights
+from worker.core.scoring import FORMULAS, PROFILES, Weights
 
 THRESHOLDS: Final = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 """Thresholds of the table, besides the current one; the curve has all hundredths."""
@@ -56,7 +57,7 @@ MIN_IN_BIN: Final = 25
 EXAMPLES, EXTREMES, CLUSTERS = 3, 10, 10
 """How many the page shows: traces beside a threshold or of a cluster, longest and slowest traces, clusters."""
 
-COMPONENTS: Final = ("complexity", "novelty", "tool_diversity", "outcome_confidence")
+COMPONENTS: Final = tuple(FORMULAS)
 
 
 class _DocumentMetadata(Struct):
@@ -134,9 +135,8 @@ class Traces(ScoredTraces):
 
 
 def _advice(error: Exception) -> str:
-    if "`scoring`" in str(error) and "missing" in str(error):
-        return "no scoring object: score it first (kp-worker score)"
-    return "nested too deep" if isinstance(error, RecursionError) else in_json_words(str(error))
+    words = "nested too deep" if isinstance(error, RecursionError) else in_json_words(str(error))
+    return unscored(error) or words
 
 
 _Floats = npt.NDArray[np.float64]
@@ -407,7 +407,7 @@ class _Summarizer:
         return groups, len(rest)
 
     def _config(self) -> str:
-        """Return thresholds for the largest domains; a name that is cut is no name of a profile."""
+        """Return thresholds for the largest domains; a name that is cut is not a name of a profile."""
         found = {}
         for code, at in by_domain(self._table["domain"])[0]:
             if not is_cut(self._names[code]):
@@ -416,7 +416,7 @@ class _Summarizer:
         return thresholds_to_paste(found)
 
     def _without_profile(self) -> list[DomainWithoutProfile]:
-        """Return the domains whose last trace did not take a profile of their own."""
+        """Return the domains whose last trace did not take their own profile."""
         codes, names = self._table["domain"][::-1], self._names
         domains, last, counts = np.unique(codes, return_index=True, return_counts=True)
         taken = self._profile[::-1][last]

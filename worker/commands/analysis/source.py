@@ -26,9 +26,8 @@ def scored_documents_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("file", type=InputFile(), required=False),
         click.option("--from-kafka", is_flag=True, help="Read the accepted and rejected topics instead of a file."),
         click.option("--since", type=Moment(), metavar="T",
-                     help="With --from-kafka: only records since this time: ISO 8601, or an age (90m, 2h, 3d)."),
-        click.option("--last", type=click.IntRange(min=1),
-                     help="With --from-kafka: at most this many of the latest traces."),
+                     help="With --from-kafka: only records since this time (ISO 8601, UTC) or age (90m, 2h, 3d)."),
+        click.option("--last", type=click.IntRange(1), metavar="N", help="With --from-kafka: the latest N traces."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)

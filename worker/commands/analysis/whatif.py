@@ -15,15 +15,16 @@ from worker.commands.shared.console import (
     Command,
     CommandError,
     SettingsError,
-    open_file,
     require_extra,
     say,
-    write_line,
+    write_json,
+    writing,
 )
 from worker.commands.shared.options import InputFile, json_option, read_settings, settings_options
+from worker.core.terminal import number_of
 
 if TYPE_CHECKING:
-    from worker.commands.analysis.whatif_numbers import BeforeAndAfter, WhatIf
+    from worker.commands.analysis.whatif_numbers import WhatIf
     from worker.commands.shared.scored_document import ScoredDocument
     from worker.config import Settings
 
@@ -33,15 +34,15 @@ CSV = "csv"
 
 @click.command(cls=Command)
 @scored_documents_options
-@click.option("--flips", type=click.IntRange(0), help="Show at most this many traces whose decision changes [20].")
-@click.option("--export", metavar="FILE|csv", help="Write one CSV row for each trace to FILE; the word csv writes them "
-              "to standard output, instead of the summary.")  # fmt: skip
-@click.option("--share", metavar="SHARE", help="Propose a threshold for each domain that accepts this share of its "
-              "traces (0.1 or 10%), instead of the summary.")  # fmt: skip
-@click.option("--label", metavar="FIELD", help="With --share: the field that says which traces have the same task, "
-              "such as metadata.ticket; shows what is accepted of firsts and of repeats.")  # fmt: skip
-@click.option("--verdicts", type=InputFile(), metavar="FILE", help="With --set confidence=record and a file: the "
-              "verdicts that count, as kp-worker verdict takes them, or the records of KP_JUDGED_TOPIC.")  # fmt: skip
+@click.option("--flips", type=click.IntRange(0), metavar="N", help="Show at most N traces whose decision changes [20].")
+@click.option("--export", metavar="FILE|csv", help="Write one CSV row per trace to FILE; csv writes them to standard "
+              "output, instead of the summary.")  # fmt: skip
+@click.option("--share", metavar="SHARE", help="Instead of the summary, propose thresholds that accept this share of "
+              "each domain's traces (0.1 or 10%).")  # fmt: skip
+@click.option("--label", metavar="FIELD", help="With --share: the field that names a trace's task, such as "
+              "metadata.ticket; shows the accepted shares of firsts and repeats.")  # fmt: skip
+@click.option("--verdicts", type=InputFile(), metavar="FILE", help="With --set confidence=record and a file: "
+              "verdicts, as kp-worker verdict takes them, or records of KP_JUDGED_TOPIC.")  # fmt: skip
 @click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page with plots.")
 @json_option
 @settings_options
@@ -52,22 +53,22 @@ def whatif(
 ) -> None:  # fmt: skip
     """Show what other weights, thresholds or profiles would change, without embedding anything again.
 
-    FILE has output documents of kp-worker, as JSON Lines (- is standard input). The settings are the candidate:
-    --config candidate.toml, or --set threshold=0.7. The result is exact: each document contains its novelty, and no
-    decision changes the novelty of a later trace. The outcome confidence is that of the document, unless the settings
-    name one: with confidence=record it follows from verdicts, of --verdicts, or of KP_JUDGED_TOPIC with --from-kafka,
-    where the document does not say it. Documents whose score does not follow from their own figures are
-    skipped and named. Exit code 1: there is nothing to count, or a file cannot be read or written.
+    FILE has kp-worker's output documents as JSON Lines (- is standard input). The settings are the candidate: --config
+    candidate.toml, or --set threshold=0.7. The result is exact: each document contains its novelty, and no decision
+    changes the novelty of a later trace. The outcome confidence is the one that was used; with confidence=record,
+    a document scored without the record gets it from the verdicts in --verdicts or, with --from-kafka, in
+    KP_JUDGED_TOPIC. Documents whose score does not follow from their own figures are skipped and named. Exit code 1:
+    nothing to count, or a file failed.
     """
     if share is None and label is not None:
-        raise click.UsageError("--label goes with --share")
+        raise click.UsageError("--label requires --share")
     if share is not None and (flips is not None or export is not None):
-        raise click.UsageError("--share goes without --flips and --export")
+        raise click.UsageError("--share cannot be used with --flips or --export")
     documents = scored_input(file, from_kafka=from_kafka, since=since, last=last)
     candidate = read_settings()
     by_record = "confidence" in candidate.model_fields_set and candidate.confidence == "record"
     if verdicts is not None and (from_kafka or not by_record):
-        raise click.UsageError("--verdicts goes with a file of scored traces and --set confidence=record")
+        raise click.UsageError("--verdicts requires a file of scored traces and --set confidence=record")
     if verdicts is not None and file is not None and verdicts.name == file.name:
         raise click.UsageError("FILE and --verdicts are the same file")
     if page is not None:  # before the documents are read
@@ -76,7 +77,7 @@ def whatif(
 
     from worker.commands.analysis.documents import NoDocuments
     from worker.commands.analysis.whatif_numbers import BeforeAndAfter, Proposal, RescoredTraces, propose
-    from worker.commands.analysis.whatif_view import headline, left_out, print_found, whatif_json
+    from worker.commands.analysis.whatif_view import headline, left_out, print_found
     from worker.commands.shared.thresholds import parse_share
 
     try:
@@ -101,11 +102,14 @@ def whatif(
     for line in left_out(found):
         say(line)
     if export is not None:
-        _export(changes, "-" if export == CSV else export)
+        from worker.commands.analysis.export import write_csv
+
+        with writing("-" if export == CSV else export, "--export") as stream:
+            write_csv(changes, stream)
     if export == CSV and not isinstance(found, Proposal):
         say(headline(found))
     elif as_json:
-        write_line(whatif_json(found))
+        write_json(found)
     else:
         print_found(found)
     if page is not None:
@@ -142,21 +146,8 @@ def _confidence(
     else:
         standings = Standings()
     say(
-        f"{standings.verdicts:,} verdict{'s' * (standings.verdicts != 1)} read"
-        + ("" if standings.verdicts else "; without them, a trace that claims success gets 0.5")
-        + ("; each partition counts its own" if candidate.novelty_scope == "group" else "")
+        f"{number_of(standings.verdicts, 'verdict')} read"
+        + ("" if standings.verdicts else "; without verdicts, a trace that claims success gets 0.5")
+        + ("; each partition counts its own verdicts" if candidate.novelty_scope == "group" else "")
     )
     return (standings.used,)
-
-
-def _export(result: BeforeAndAfter, path: str) -> None:
-    from worker.commands.analysis.export import write_csv
-
-    try:
-        with open_file(path, "wb") as file:
-            write_csv(result, file)
-            file.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror}; choose another file (--export)") from None

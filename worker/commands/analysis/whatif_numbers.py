@@ -27,6 +27,7 @@ from worker.commands.analysis.documents import (
     counts_of,
     floats,
     hash64,
+    unscored,
 )
 from worker.commands.shared.json_lines import label_of
 from worker.commands.shared.placed_verdicts import same_share
@@ -164,9 +165,7 @@ def _advice(raw: bytes, error: Exception) -> str:
         parse_trace(raw, _ANY)
     except InvalidTrace as invalid:
         return f"{invalid.reason}: {invalid.message}"
-    if "`scoring`" in str(error) and "missing" in str(error):
-        return "no scoring object: score it first (kp-worker score)"
-    return str(error)
+    return unscored(error) or str(error)
 
 
 class Verdict(Struct, frozen=True):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -21,11 +20,11 @@ from worker.commands.shared.shown import (
     shown_text,
     shown_threshold,
 )
-from worker.commands.shared.table import PlainTable
+from worker.commands.shared.table import PlainTable, columns
 from worker.commands.shared.thresholds import FEW_TRACES, LEAST_TRACES, interval_text, too_few
 from worker.core.records import ACCEPTED
 from worker.core.scoring import DEFAULT_PROFILE
-from worker.core.terminal import clean, clean_json
+from worker.core.terminal import clean, number_of
 
 _DOMAIN_CELLS: Final = 16
 """Columns of a domain; a longer one is cut."""
@@ -36,15 +35,10 @@ NAMES_SHOWN: Final = 20
 """Domains without a profile that are listed; the rest is counted."""
 
 
-def whatif_json(it: WhatIf | Proposal) -> str:
-    """Return everything as one line of JSON."""
-    return clean_json(msgspec.json.encode(it).decode())
-
-
 def left_out(it: WhatIf | Proposal) -> Iterator[str]:
     """Yield lines about the documents that are not counted."""
     if it.repeated:
-        yield f"repeated documents (equal to the byte), counted once: {it.repeated:,}"
+        yield f"repeated documents (identical bytes), counted once: {it.repeated:,}"
     for what, documents in (
         ("cannot be read", it.unreadable),
         ("have a score that does not follow from their own figures", it.inconsistent),
@@ -80,7 +74,9 @@ def _whatif_text(it: WhatIf, *, bars: bool) -> RenderableType:
     rows = [it.total, *it.domains]
     parts += ["", _decisions(rows), "", _scores(rows, bars=bars)]
     if it.other_domains:
-        parts.append(Text(f"{it.other_domains} smaller domains are one row.", "dim"))
+        parts.append(
+            Text(f"{number_of(it.other_domains, 'smaller domain is', 'smaller domains are')} in one row.", "dim")
+        )
     changed = it.total.to_accepted + it.total.to_rejected
     if not changed:
         parts += ["", Text("No decision changes.", "bold")]
@@ -98,14 +94,14 @@ def headline(it: WhatIf) -> str:
         f"{side.accepted:,} ({percent(side.accepted / total.traces)})" for side in (total.before, total.after)
     )
     return (
-        f"{total.traces:,} traces of {shown_text(it.source)}\n"
+        f"{number_of(total.traces, 'trace')} of {shown_text(it.source)}\n"
         f"accepted: {before} -> {after}; {total.to_accepted:,} become accepted, {total.to_rejected:,} become rejected"
     )
 
 
 def _decisions(rows: Sequence[DomainChange]) -> PlainTable:
     numbers = ("traces", "accepted", "become\naccepted", "become\nrejected")
-    table = _table("domain", "profile", *numbers, right=numbers)
+    table = columns("domain", "profile", *numbers, right=numbers, fold=("profile",))
     for row in rows:
         profiles = ("" if side.profile is None else shown_name(side.profile) for side in (row.before, row.after))
         shares = (percent(side.accepted / row.traces) for side in (row.before, row.after))
@@ -122,7 +118,7 @@ def _decisions(rows: Sequence[DomainChange]) -> PlainTable:
 
 def _scores(rows: Sequence[DomainChange], *, bars: bool) -> PlainTable:
     names = ["domain", "threshold", "10%", "median", "90%", *(["new scores, 0 to 1"] if bars else [])]
-    table = _table(*names, right=("10%", "median", "90%"))
+    table = columns(*names, right=("10%", "median", "90%"))
     for row in rows:
         low, high = (row.after.quantiles[index] for index in (0, 4))
         thresholds = (
@@ -145,7 +141,7 @@ def _histogram(counts: Sequence[int]) -> str:
 
 
 def _flips(it: WhatIf) -> PlainTable:
-    table = _table("domain", "trace", "score", "decision")
+    table = columns("domain", "trace", "score", "decision")
     for flip in it.flips:
         decision = flip.after.decision
         table.add_row(
@@ -161,7 +157,7 @@ def _names(it: WhatIf) -> Iterator[RenderableType]:
     if it.without_profile:
         yield from ("", Text("Domains without a profile (they take default)", "bold"))
         for domain in it.without_profile[:NAMES_SHOWN]:
-            told = f"{shown_name(domain.name)}: {domain.traces:,} trace{'' if domain.traces == 1 else 's'}"
+            told = f"{shown_name(domain.name)}: {number_of(domain.traces, 'trace')}"
             yield _name_line(told, domain.near)
         if len(it.without_profile) > NAMES_SHOWN:
             yield Text(f"  and {len(it.without_profile) - NAMES_SHOWN:,} more")
@@ -191,13 +187,22 @@ def _share_headline(it: Proposal) -> str:
     total = it.total
     now, then = (percent(side.accepted / total.traces) for side in (total.current, total.proposed))
     return (
-        f"{total.traces:,} traces of {shown_text(it.source)}\n"
+        f"{number_of(total.traces, 'trace')} of {shown_text(it.source)}\n"
         f"thresholds for the best {it.share * 100:g}% of each domain; accepted of all: {now} -> {then}"
     )
 
 
 def _proposals(rows: Sequence[DomainProposal]) -> PlainTable:
-    table = _table("domain", "profile", "traces", "threshold", "95% interval", "accepted", right=("traces", "accepted"))
+    table = columns(
+        "domain",
+        "profile",
+        "traces",
+        "threshold",
+        "95% interval",
+        "accepted",
+        right=("traces", "accepted"),
+        fold=("profile",),
+    )
     for row in rows:
         current, proposed = row.current, row.proposed
         thresholds = ("" if side.threshold is None else f"{side.threshold!r}" for side in (current, proposed))
@@ -214,7 +219,7 @@ def _proposals(rows: Sequence[DomainProposal]) -> PlainTable:
 
 def _labels(rows: Sequence[DomainProposal]) -> PlainTable:
     numbers = ("firsts", "firsts\naccepted", "repeats", "repeats\naccepted")
-    table = _table("domain", *numbers, right=numbers)
+    table = columns("domain", *numbers, right=numbers)
     for row in rows:
         counts, now, then = (_counts(labels) for labels in (row.labels, row.current.labels, row.proposed.labels))
         cells = []
@@ -230,14 +235,15 @@ def _counts(labels: Labels | None) -> tuple[int, int]:
 
 
 def share_notes(it: Proposal) -> Iterator[str]:
-    """Yield what is to be known of the proposals."""
+    """Yield notes on the proposals."""
     for row in it.domains:
         yield from _about_domain(row)
     yield from _about_default(it)
     for name in it.cut:
         yield f"{shown_name(name)}: the name is too long for a profile; this domain keeps its threshold"
     if it.other_domains:
-        yield f"{it.other_domains:,} smaller domains, with fewer than {FEW_TRACES} traces each, keep their threshold"
+        smaller = number_of(it.other_domains, "smaller domain keeps its", "smaller domains keep their")
+        yield f"{smaller} threshold: fewer than {FEW_TRACES} traces"
 
 
 def _about_domain(row: DomainProposal) -> Iterator[str]:
@@ -255,7 +261,7 @@ def _about_domain(row: DomainProposal) -> Iterator[str]:
 
 
 def _about_default(it: Proposal) -> Iterator[str]:
-    """Yield what a threshold means for domains that share the profile default."""
+    """Yield notes on thresholds of domains that share the profile default."""
     for domain in it.without_profile[:NAMES_SHOWN]:
         if domain.near is not None:
             yield f"{shown_name(domain.name)} has no profile; did you mean {shown_name(domain.near)}?"
@@ -265,21 +271,10 @@ def _about_default(it: Proposal) -> Iterator[str]:
         more = f" and {len(named) - NAMES_SHOWN:,} more" if len(named) > NAMES_SHOWN else ""
         yield (
             f"without a profile: {', '.join(named[:NAMES_SHOWN])}{more}. Such domains share the threshold of default; "
-            "the config gives each a profile of its own, with the weights of default"
+            "the config gives each its own profile, with the weights of default"
         )
     if any(row.domain == DEFAULT_PROFILE for row in it.domains):
-        yield "default: its threshold holds for every domain without a profile, too"
-
-
-def _table(*columns: str, right: Iterable[str] = ()) -> PlainTable:
-    """Return a table without lines; `right`: the columns with numbers. Profiles are folded, other cells cut."""
-    table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in columns:
-        if name == "profile":
-            table.add_column(name, overflow="fold")
-        else:
-            table.add_column(name, no_wrap=True, justify="right" if name in right else "left", overflow="ellipsis")
-    return table
+        yield "default: its threshold also applies to every domain without a profile"
 
 
 def _domain(name: str) -> str:

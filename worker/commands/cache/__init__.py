@@ -1,1 +1,1 @@
-"""kp-worker cache: what is in the caches, and what is nearest to a trace."""
+"""kp-worker cache: the contents of the caches, and the entries nearest to a trace."""

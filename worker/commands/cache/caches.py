@@ -1,4 +1,4 @@
-"""The caches of a group's partitions, as a worker restores them: their entries, their statistics, and a file of them.
+"""The caches of a group's partitions, as a worker restores them: entries, statistics, and the nearest to a query.
 
 Read only. It joins no group and creates no topic: it reads the committed offsets, then the changelog to its end, like a
 worker that takes over the partitions, but without a producer, so it fences nobody.
@@ -6,17 +6,18 @@ worker that takes over the partitions, but without a producer, so it fences nobo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-import numpy as np
 from aiokafka.errors import UnknownTopicOrPartitionError
 from msgspec import Struct
+from rich.console import Console
 
-from worker.commands.shared.console import ArgumentError, CommandError, errors_for_the_user
+from worker.commands.shared.console import ArgumentError, CommandError, errors_for_the_user, say
+from worker.commands.shared.json_lines import describe_problem, name_of, read_document
 from worker.commands.shared.session import Session, run_session
 from worker.config import ConfigError, Settings
 from worker.core.capacity import advice, capacity_for, entry_bytes, is_short, per_second
@@ -24,8 +25,14 @@ from worker.core.changelog import Entry, Log, Restored
 from worker.core.documents import rfc3339
 from worker.core.forgetting import RemovedBy
 from worker.core.novelty import Label
-from worker.core.scorer import PartitionScorer
+from worker.core.records import EmbedderIdentity
+from worker.core.scorer import PartitionScorer, event_time_ms
+from worker.core.scoring import NEUTRAL_NOVELTY
+from worker.core.trace import InvalidTrace, embedded_texts, parse_trace
 from worker.core.track_record import TrackRecord
+from worker.embed.embedder import Embedding, ModelError
+from worker.embed.load import load_configured
+from worker.embed.pool import embed_trace
 from worker.kafka.cluster.describe import describe_topics
 from worker.kafka.state.restore import OffsetsError, Position, read_logs, read_positions
 
@@ -71,7 +78,7 @@ class CachedPartition:
 
 def read_partitions(settings: Settings, partition: int | None) -> list[PartitionLog]:
     """Read all partitions of the source topic, or one. Raises CommandError, SettingsError, ArgumentError."""
-    with errors_for_the_user():
+    with errors_for_the_user(), Console(stderr=True).status("reading the changelog"):
         try:
             return run_session(_read(Session(settings), partition))
         except OffsetsError as error:
@@ -87,7 +94,7 @@ async def _read(session: Session, partition: int | None) -> list[PartitionLog]:
     if changelog is None:
         raise ConfigError(
             f"group {settings.group_id} has no changelog topic {settings.changelog}, where a worker keeps its cache; "
-            "correct the group (-g) or KP_CHANGELOG_TOPIC. Without an embedder and without verdicts there is none"
+            "correct the group (-g) or KP_CHANGELOG_TOPIC. A group with neither an embedder nor verdicts has none"
         )
     count = min(source.partitions, changelog.partitions)
     if partition is not None and partition >= count:
@@ -276,38 +283,132 @@ def _advice(cached: CachedPartition, rate: float | None, reach_ms: int | None) -
     return advice(rate, reach_ms, cache.ttl_ms, cache.dimensions)
 
 
-def export_caches(caches: list[CachedPartition], path: Path) -> int:
-    """Write the live entries by partition and sequence to an npz file; return their number. Raises CommandError.
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to compare. `event_time_ms`: a trace's, if it were published now; None for a text, which has none."""
 
-    Arrays of n rows: vectors (float32, shape (n, dimensions), unit length), trace_id, agent_id, partition,
-    source_offset, sequence, stream_time_ms; and identity, the embedder's, without a dimension. numpy.load reads them
-    without pickle. The file appears as a whole, or not at all.
+    texts: tuple[str, ...]
+    event_time_ms: int | None = None
+
+
+class NearestRow(Struct, frozen=True):
+    """A live entry and its cosine similarity to what was asked for, as the worker computes it."""
+
+    similarity: float
+    partition: int
+    offset: int
+    age_seconds: float
+    agent_id: str
+    trace_id: str
+
+
+class NearestReport(Struct, frozen=True):
+    """The nearest live entries, most similar first. `novelty`: 1 - the greatest similarity, 0.5 without an entry.
+
+    `compared`: live entries that were compared. `truncated`, `objective_truncated`: the text, or the objective that was
+    embedded apart, was longer than the model reads.
     """
-    models = {cached.model: cached.partition for cached in caches if cached.live}
-    if not models:
-        raise CommandError("nothing to export: no partition has a live entry")
-    if len(models) > 1:
-        told = "; ".join(f"partition {partition}: {model}" for model, partition in models.items())
-        raise CommandError(f"the partitions have entries of several models ({told}): export each one (--partition)")
-    rows = [(cached.partition, entry) for cached in caches for entry in cached.live]
-    arrays: dict[str, Any] = {
-        "vectors": np.stack([entry.array() for _, entry in rows]).astype(np.float32, copy=False),
-        "trace_id": np.array([entry.trace_id for _, entry in rows], np.str_),
-        "agent_id": np.array([entry.agent_id for _, entry in rows], np.str_),
-        "partition": np.array([partition for partition, _ in rows], np.int32),
-        "source_offset": np.array([entry.source_offset for _, entry in rows], np.int64),
-        "sequence": np.array([entry.sequence for _, entry in rows], np.int64),
-        "stream_time_ms": np.array([entry.stream_time_ms for _, entry in rows], np.int64),
-        "identity": np.array(next(iter(models))),
-    }
-    part = path.with_name(f"{path.name}.part")
+
+    novelty: float
+    compared: int
+    truncated: bool
+    objective_truncated: bool
+    embedder: str
+    nearest: list[NearestRow]
+
+
+def trace_query(path: str, line: int | None, settings: Settings) -> Query:
+    """Return what the worker would embed of the trace in a file (- is standard input), or on a line (from 1) of it.
+
+    Raises CommandError, and ArgumentError for a file that cannot be read.
+    """
+    raw = read_document(path, line, settings.limits.max_bytes, "kp-worker cache nearest --file", "--file")
     try:
-        try:
-            with part.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror}; choose another file") from None
-    return len(rows)
+        trace = parse_trace(raw, settings.limits)
+    except InvalidTrace as error:
+        raise CommandError(f"{name_of(path)}: {describe_problem(raw, line, error)}") from None
+    published_ms = round(time.time() * 1000)
+    texts = embedded_texts(trace, settings.embed_text)
+    return Query(texts, event_time_ms(trace, published_ms, settings.event_time))
+
+
+def find_nearest(query: Query, settings: Settings, partition: int | None, count: int) -> NearestReport:
+    """Return the `count` live entries that are nearest. Raises CommandError, SettingsError, ArgumentError."""
+    reads = read_partitions(settings, partition)
+    with Console(stderr=True).status("loading the model"):
+        embedding, identity = _embed(query, settings)
+    caches = [restore_cache(settings, read, identity.key(), identity.dimensions) for read in reads]
+    _check_model(reads, caches, identity.key())
+    return nearest_report(caches, query, embedding, identity, count)
+
+
+def _embed(query: Query, settings: Settings) -> tuple[Embedding, EmbedderIdentity]:
+    """Embed the query as the worker with these settings does. Raises CommandError."""
+    try:
+        embedder = load_configured(settings)
+        if embedder is None:
+            raise CommandError("KP_EMBEDDER=none makes no vectors; choose the worker's embedder")
+        embedding = embed_trace(embedder, query.texts, settings.embed_text)
+    except ModelError as error:
+        raise CommandError(str(error)) from None
+    except (CommandError, MemoryError):
+        raise
+    except Exception as error:  # as the worker, which makes a dead letter of such a trace
+        raise CommandError(f"the model fails on this text: {type(error).__name__}") from None
+    return embedding, embedder.identity
+
+
+def _check_model(reads: Sequence[PartitionLog], caches: Sequence[CachedPartition], model: str) -> None:
+    """Raise CommandError where all entries are of another model; warn where those of some partitions are."""
+    others = {}
+    for read, cached in zip(reads, caches, strict=True):
+        latest = read.latest()
+        if latest is not None and latest.model != model and not cached.live:
+            others[cached.partition] = latest.model
+    if not others:
+        return
+    partitions = ", ".join(map(str, others))
+    told = (
+        f"the entries of partition {partitions} were made with {', '.join(sorted(set(others.values())))}, but these "
+        f"settings embed with {model}. Vectors of different models cannot be compared: use the worker's settings "
+        "(KP_MODEL, KP_MAX_TOKENS, KP_PRECISION, KP_LONG_TEXTS, KP_EMBED_TEXT)"
+    )
+    if not any(cached.live for cached in caches):
+        raise CommandError(told)
+    say(f"warning: {told}")
+
+
+def nearest_report(
+    caches: list[CachedPartition], query: Query, embedding: Embedding, identity: EmbedderIdentity, count: int
+) -> NearestReport:
+    """Return the `count` nearest live entries of these partitions; of equals, the oldest of the least partition."""
+    found, compared = [], 0
+    for cached in caches:
+        rows, lived = _nearest(cached, query, embedding, count)
+        found += rows
+        compared += lived
+    found.sort(key=lambda row: (-row.similarity, row.partition))  # a partition's rows are in order already
+    novelty = 1.0 - found[0].similarity if found else NEUTRAL_NOVELTY
+    cut = embedding.truncated, embedding.objective_truncated
+    return NearestReport(novelty, compared, *cut, identity.key(), found[:count])
+
+
+def _nearest(cached: CachedPartition, query: Query, embedding: Embedding, count: int) -> tuple[list[NearestRow], int]:
+    """Return a partition's nearest rows, and how many entries were live. Takes them out of the cache one by one.
+
+    So each similarity comes from the worker's own scan, with its bits and its choice among equals.
+    """
+    scorer, entries = cached.scorer, {str(entry.sequence): entry for entry in cached.live}
+    now = (scorer.stream_time_ms or 0) if query.event_time_ms is None else query.event_time_ms
+    vector, nearest, _ = scorer.compare(embedding.vector, now)
+    lived = len(scorer.cache)
+    rows: list[NearestRow] = []
+    while vector is not None and nearest is not None and len(rows) < count:
+        label = nearest.trace_id
+        entry, age = entries[label], cached.age_ms(entries[label]) / 1000
+        rows.append(
+            NearestRow(nearest.similarity, cached.partition, entry.source_offset, age, entry.agent_id, entry.trace_id)
+        )
+        scorer.cache.forget(lambda it, label=label: it.trace_id == label)  # type: ignore[misc]
+        nearest = scorer.cache.nearest_unit(vector)
+    return rows, lived

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from io import BufferedReader
 from typing import BinaryIO, Final, cast
 
-from worker.commands.convert.options import Options
 from worker.commands.convert.report import FileReport
 from worker.commands.shared.json_lines import line_limit, read_lines, too_long
+from worker.commands.shared.run_options import Options
+from worker.core.terminal import number_of
 from worker.runs.fields import Counts, RunRefused, fault
 from worker.runs.otlp.mapping import Assembled, assembled
 from worker.runs.otlp.rules import Rule, Rules
@@ -24,8 +25,8 @@ _WORDS: Final = {
 }
 
 
-def convert_spans(source: BinaryIO, options: Options, report: FileReport) -> Iterator[tuple[bytes | None, str, str]]:
-    """Yield the trace of each run, its trace id and ""; or None, its trace id and why there is none.
+def convert_spans(source: BinaryIO, options: Options, report: FileReport) -> Iterator[tuple[bytes, Counts]]:
+    """Yield the trace of each run, and what became of its parts; the report gets those that have none.
 
     The whole file is read first, because a run's spans may be anywhere in it.
     """
@@ -36,50 +37,57 @@ def convert_spans(source: BinaryIO, options: Options, report: FileReport) -> Ite
             if problem is not None:
                 raise RunRefused("too_large", problem)
             read = decoded(value)
-        except Exception as raised:
-            error = raised if isinstance(raised, InvalidSpans | RunRefused) else fault(raised)
+        except Exception as error:
             report.add_run()
-            report.add_refused(line, error.reason, str(error))
-            yield None, f"{line}", f"{error.reason}: {error}"
+            report.refuse(line, _refusal(error))
             continue
         if read.refused is not None:
             bad = read.refused
-            report.add_refused(line, bad.error.reason, f"{bad.error}; {bad.count} spans are left out")
+            report.add_refused(
+                line, bad.error.reason, f"{bad.error}; {number_of(bad.count, 'span is', 'spans are')} left out"
+            )
         for span in read.spans:
             spans.setdefault(span.trace_id, []).append(span)
         for log in read.logs:
             logs.setdefault(log.trace_id, []).append(log)
     rules = _rules(options)
-    counts = Counts()
+    lost = Counts()
     for trace_id, found in spans.items():
         try:
             runs = assembled(found, logs.get(trace_id, []), rules)
         except Exception as error:
-            refusal = fault(error)
             report.add_run()
-            report.add_refused(None, refusal.reason, f"trace {trace_id}: {refusal}")
-            yield None, f"trace {trace_id}", f"{refusal.reason}: {refusal}"
+            report.refuse(None, fault(error), f"trace {trace_id}")
             continue
         for run in runs:
-            yield from _result(run, trace_id, report, counts)
-    report.counts.dropped.update(counts.dropped)
+            if run.missing == "not_a_run":
+                lost.drop("traces without a span of a model, a tool or an agent")
+                continue
+            report.add_run()
+            if run.value is None or run.document is None:
+                report.refuse(None, RunRefused(run.missing or "", _why(run)), f"trace {trace_id}")
+                continue
+            counts = Counts(steps=Counter(step["type"] for step in run.document["steps"]))
+            if run.cut:
+                counts.change("characters of long texts, cut to fit KP_MAX_MESSAGE_BYTES", run.cut)
+            yield run.value, counts
+    report.counts.dropped.update(lost.dropped)
 
 
-def _result(
-    run: Assembled, trace_id: str, report: FileReport, counts: Counts
-) -> Iterator[tuple[bytes | None, str, str]]:
-    if run.missing == "not_a_run":
-        counts.drop("traces without a span of a model, a tool or an agent")
-        return
-    report.add_run()
-    if run.value is None or run.document is None:
-        reason = run.missing or ""
-        words = "; ".join([_WORDS[reason], *run.hints])
-        report.add_refused(None, reason, f"trace {trace_id}: {words}")
-        yield None, f"trace {trace_id}", f"{reason}: {words}"
-        return
-    report.add_written(Counts(steps=Counter(step["type"] for step in run.document["steps"])))
-    yield run.value, trace_id, ""
+def _refusal(error: Exception) -> RunRefused:
+    """Return why a record is not read."""
+    if isinstance(error, RunRefused):
+        return error
+    return RunRefused(error.reason, str(error)) if isinstance(error, InvalidSpans) else fault(error)
+
+
+def _why(run: Assembled) -> str:
+    """Return in words why a run has no trace."""
+    why = _WORDS[run.missing or ""]
+    if run.unread and run.missing in ("no_content", "no_objective", "no_steps"):
+        named = ", ".join(f"{scope} {name}" for scope, name in run.unread)
+        why = f"its content seems to be in attributes that nothing reads: {named}"
+    return "; ".join([why, *run.hints])
 
 
 def _rules(options: Options) -> Rules:
@@ -87,13 +95,9 @@ def _rules(options: Options) -> Rules:
         name: Rule(value.constant, value.check, ".".join(value.path or ())) for name, value in options.fields.items()
     }
     return Rules(
-        rules["confidence"],
-        rules["domain"],
-        rules["visibility"],
-        rules["privacy"],
-        rules.get("success"),
+        rules["confidence"], rules["domain"], rules["visibility"], rules["privacy"], rules.get("success"),
         options.limits,
-    )
+    )  # fmt: skip
 
 
 def _records(source: BinaryIO, largest_trace: int) -> Iterator[tuple[int, bytes, str | None]]:

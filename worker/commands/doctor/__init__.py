@@ -1,1 +1,1 @@
-"""kp-worker doctor: what is wrong with a deployment, and what to do."""
+"""kp-worker doctor: problems of a deployment, and their remedies."""

@@ -1,4 +1,4 @@
-"""`kp-worker doctor`: what would keep a worker from running well here, each with its remedy. Changes nothing."""
+"""`kp-worker doctor`: problems that keep a worker from running well here, with their remedies. Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from worker.core.terminal import clean
 def doctor(as_json: bool) -> None:
     """Check what a worker needs; change nothing.
 
-    Checks settings, brokers, topics, permissions, group and lag, model, disk and port. Prints one line for each check:
-    ok, warn or fail, with a remedy; as text, the last line counts them. Exit codes: 0 nothing failed; 1 something did.
+    Checks settings, brokers, topics, permissions, group and lag, model, disk and port. Prints one line per check: ok,
+    warn or fail, with a remedy. Exit code 1: a check failed; warnings do not count.
     """
     from worker.commands.doctor.examine import examine
     from worker.commands.doctor.finding import Finding, verdict, write_finding
@@ -36,7 +36,7 @@ def doctor(as_json: bool) -> None:
             findings.append(finding)
             try:
                 write_finding(finding, as_json=as_json)
-            except BrokenPipeError:  # the checks that wait for an answer would end with errors of their own
+            except BrokenPipeError:  # the checks that wait for an answer would end with their own errors
                 os._exit(PIPE_CLOSED)
         return findings
 

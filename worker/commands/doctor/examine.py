@@ -18,7 +18,7 @@ from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.commands.doctor.kafka import check_kafka
 from worker.commands.doctor.model import check_model, check_runtime
 from worker.commands.doctor.registry import check_registry
-from worker.commands.doctor.traces import check_cache, check_domains
+from worker.commands.doctor.traces import check_cache, check_domains, last_outputs
 from worker.commands.doctor.verdicts import check_verdicts
 from worker.commands.shared.options import load_settings
 from worker.config import ConfigError, Loaded, Settings
@@ -65,7 +65,12 @@ async def examine() -> AsyncIterator[Finding]:
     models: Counter[str] = Counter()
     if reachable:
         findings, models = await check_cache(settings)
-        for finding in [*findings, *await check_domains(settings), *await check_verdicts(settings)]:
+        outputs = await last_outputs(settings)
+        if isinstance(outputs, Finding):
+            findings.append(outputs)
+        else:
+            findings += [*check_domains(settings, outputs), *await check_verdicts(settings, outputs)]
+        for finding in findings:
             yield finding
     for finding in check_runtime(settings):
         yield finding
@@ -90,7 +95,7 @@ def _settings(loaded: Loaded) -> Iterator[Finding]:
 
 
 def _start(settings: Settings) -> Iterator[Finding]:
-    """Yield what else would end a worker with exit code 2 as it starts: the same checks."""
+    """Yield the other problems that would end a worker with exit code 2 as it starts: the same checks."""
 
     def check_tracing(settings: Settings) -> None:
         start_tracing(settings).stop()
@@ -99,7 +104,7 @@ def _start(settings: Settings) -> Iterator[Finding]:
         try:
             check(settings)
         except ConfigError as error:
-            yield fail(name, str(error), "run exits with code 2 as long as this is wrong")
+            yield fail(name, str(error), "kp-worker run exits with code 2 until this is corrected")
 
 
 def _codecs() -> Finding:
@@ -130,7 +135,7 @@ def _port(settings: Settings) -> Finding:
             probe.bind((host, port))
         except OSError as error:
             if _is_worker(host, port):
-                return ok("port", f"a kp-worker listens on {where} already; a second one needs another KP_HTTP_PORT")
+                return ok("port", f"a kp-worker already listens on {where}; a second one needs another KP_HTTP_PORT")
             return fail("port", f"cannot listen on {where}: {error.strerror}", PORT_REMEDY)
     return ok("port", f"{where} is free" if port else "KP_HTTP_PORT=0: the system chooses a free one")
 

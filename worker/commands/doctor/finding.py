@@ -8,10 +8,9 @@ from shutil import get_terminal_size
 from typing import Final, Literal
 
 from msgspec import Struct
-from msgspec.json import encode
 
-from worker.commands.shared.console import write_line
-from worker.core.terminal import clean, clean_json
+from worker.commands.shared.console import write_json, write_line
+from worker.core.terminal import clean, number_of
 
 MARGIN: Final = 6
 """Columns of the level, before the lines of a finding."""
@@ -50,19 +49,19 @@ def as_lines(finding: Finding, width: int) -> list[str]:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Return what all findings come to: how many failed and warned, and of which checks."""
+    """Sum up all findings: how many failed and warned, and of which checks."""
     said = []
     for level, noun in (("fail", "problem"), ("warn", "warning")):
         checks = [each.check for each in findings if each.level == level]
         if checks:
-            said.append(f"{len(checks)} {noun}{'s' * (len(checks) != 1)} ({', '.join(dict.fromkeys(checks))})")
+            said.append(f"{number_of(len(checks), noun)} ({', '.join(dict.fromkeys(checks))})")
     return f"doctor: {', '.join(said) or 'all is well'}"
 
 
 def write_finding(finding: Finding, *, as_json: bool) -> None:
     """Write a finding to standard output: one line of JSON, or lines for a terminal."""
     if as_json:
-        write_line(clean_json(encode(finding).decode()))
+        write_json(finding)
         return
     colour = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
     lines = as_lines(finding, get_terminal_size().columns - MARGIN)

@@ -25,8 +25,9 @@ from worker.config.control_keys import forget_keys
 from worker.core.control import FORGET, control_kind
 from worker.core.forgetting import read_request
 from worker.core.records import SourceRecord
+from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace
-from worker.kafka.cluster.client import client_arguments, patch_aiokafka
+from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.connections import committed_reader, connected, connected_admin, find_fault
 from worker.kafka.cluster.describe import (
     TopicDescription,
@@ -68,9 +69,8 @@ Answer = TypeVar("Answer")
 
 async def check_kafka(settings: Settings) -> AsyncIterator[Finding]:
     """Yield the findings about brokers, topics and group, each as soon as it is known."""
-    patch_aiokafka(settings)
     try:
-        client = {**client_arguments(settings), "request_timeout_ms": ANSWER_MS}
+        client = {**prepare_clients(settings), "request_timeout_ms": ANSWER_MS}
     except ConfigError as error:
         yield fail("broker", str(error))
         return
@@ -144,7 +144,7 @@ def _topics(settings: Settings, found: Observed) -> Iterator[Finding]:
 
 def _topic(settings: Settings, name: str, topic: TopicDescription, found: Observed) -> Iterator[Finding]:
     check = f"topic {name}"
-    told = f"{topic.partitions} partitions, replicas {topic.replicas}"
+    told = f"{number_of(topic.partitions, 'partition')}, replicas {topic.replicas}"
     if name in found.configs:
         shown = ("min.insync.replicas", "max.message.bytes", "cleanup.policy")
         told = ", ".join([told, *(f"{key} {found.config(name, key, '?')}" for key in shown)])
@@ -156,11 +156,15 @@ def _topic_problems(settings: Settings, name: str, topic: TopicDescription, foun
     check = f"topic {name}"
     in_sync = int(found.config(name, "min.insync.replicas", "0"))  # 0: not known
     if topic.leaderless:
-        yield fail(check, f"{topic.leaderless} partitions have no leader", "bring back the brokers that hold them")
+        yield fail(
+            check,
+            f"{number_of(topic.leaderless, 'partition has', 'partitions have')} no leader",
+            "bring back the brokers that hold them",
+        )
     if in_sync > topic.replicas:
         yield fail(
             check,
-            f"min.insync.replicas={in_sync} with {topic.replicas} replicas: no write is ever acknowledged",
+            f"min.insync.replicas={in_sync} with {number_of(topic.replicas, 'replica')}: no write is ever acknowledged",
             f"lower min.insync.replicas, or add replicas (kafka-reassign-partitions.sh) to {name}",
         )
     elif topic.replicas == 1:
@@ -168,7 +172,7 @@ def _topic_problems(settings: Settings, name: str, topic: TopicDescription, foun
     elif in_sync == 1 and name != settings.source_topic:
         yield warn(
             check,
-            f"min.insync.replicas=1 with {topic.replicas} replicas: what one broker alone acknowledged can be lost",
+            f"min.insync.replicas=1 with {topic.replicas} replicas: a record that only one broker has can be lost",
             "set min.insync.replicas=2",
         )
     wanted = {topic.name: topic.configs for topic in plan(settings, found)}[name]
@@ -195,7 +199,7 @@ def _permissions(settings: Settings, found: Observed, described: Mapping[str, To
             operations = " and ".join(sorted(lacking))
             yield fail("permissions", f"{operations} denied on topic {name}", f"grant the ACL {operations} on it")
     if complete and found.topics:
-        yield ok("permissions", f"Read and Write on {len(found.topics)} topics as needed")
+        yield ok("permissions", f"Read and Write on {number_of(len(found.topics), 'topic')} as needed")
 
 
 async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: bool) -> Finding:
@@ -219,8 +223,8 @@ async def _transactions(admin: AIOKafkaAdminClient, settings: Settings, unused: 
         return ok("transactions", told)
     return warn(
         "transactions",
-        f"{told}. But in Kafka 4.0 to 4.2 a transaction can stay open for ever if its worker dies in the last epoch of "
-        "its producer id, one in 32,767 (KAFKA-20090)",
+        f"{told}. But in Kafka 4.0 to 4.2 a transaction can stay open indefinitely if its worker dies in the last "
+        "epoch of its producer id, one in 32,767 (KAFKA-20090)",
         "use Kafka 4.3.0 or later",
     )
 
@@ -280,7 +284,7 @@ async def _group(
 
 @dataclass(slots=True)
 class _Backlog:
-    """What waits. `exact`: whether `waiting` is a count of records; otherwise it is an upper bound.
+    """The waiting records. `exact`: whether `waiting` is a count of records; otherwise it is an upper bound.
 
     `controls`: control records among those that were read, `refused` of them will be. `first`: where the first one of
     these is, and why.
@@ -307,7 +311,7 @@ class _Backlog:
 
 
 async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -> list[Finding]:
-    """Count the records that wait. Raises OffsetsError, KafkaError, ConfigError, TimeoutError.
+    """Count the waiting records. Raises OffsetsError, KafkaError, ConfigError, TimeoutError.
 
     A transaction marker has an offset but is not a record: after one, the last offset is never committed. So
     the records of a short lag are counted, and a long lag is reported as an upper bound.
@@ -316,7 +320,11 @@ async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -
     positions = await read_positions(client, settings.group_id, topic, range(partitions), ANSWER_MS / 1000)
     if lost := sum(position.lost for position in positions.values()):
         return [
-            warn("lag", f"{lost} records were deleted before they were scored", "longer retention, or more workers")
+            warn(
+                "lag",
+                f"{number_of(lost, 'record was', 'records were')} deleted unscored",
+                "raise retention.ms, or add workers",
+            )
         ]
     starts = {TopicPartition(topic, number): position.offset for number, position in positions.items()}
     keys: Sequence[bytes] = ()
@@ -325,7 +333,7 @@ async def _lag(settings: Settings, client: Mapping[str, Any], partitions: int) -
             keys = forget_keys(settings)
     backlog = await _read_backlog(settings, client, starts, keys, positions[0].topic_id)
     bound, waiting = "" if backlog.exact else "at most ", backlog.waiting
-    told = f"{bound}{waiting} record{' waits' if waiting == 1 else 's wait'} in {partitions} partitions"
+    told = f"{bound}{number_of(waiting, 'record waits', 'records wait')} in {number_of(partitions, 'partition')}"
     return [ok("lag", told), *_control_records(backlog, len(keys))]
 
 
@@ -356,17 +364,18 @@ async def _read_backlog(
 
 
 def _control_records(backlog: _Backlog, keys: int) -> list[Finding]:
-    """Return what is to be said of the control records that wait; nothing without KP_FORGET."""
+    """Describe the waiting control records; nothing without KP_FORGET."""
     if not keys:
         return []
     read = "" if backlog.exact else " among the records that were read"
+    controls = number_of(backlog.controls, "control record waits", "control records wait")
     if not backlog.refused:
-        return [ok("forget", f"{keys} key{'s' * (keys > 1)}; {backlog.controls} control records wait{read}")]
+        return [ok("forget", f"{number_of(keys, 'key')}; {controls}{read}")]
     return [
         warn(
             "forget",
-            f"{backlog.refused} of {backlog.controls} control records that wait{read} will become dead letters "
-            f"(bad_control), the first at {backlog.first}",
-            "ask again with kp-worker forget, of the version of the workers",
+            f"{controls}{read}, and {backlog.refused} of them will become dead letters (bad_control), the first at "
+            f"{backlog.first}",
+            "run kp-worker forget again, in the workers' version",
         )
     ]

@@ -18,6 +18,7 @@ from worker.commands.doctor.finding import Finding, fail, ok, warn
 from worker.config import Settings
 from worker.core.group_view import memory_bytes
 from worker.core.records import EmbedderIdentity
+from worker.core.terminal import number_of
 from worker.embed.embedder import (
     MULTILINGUAL,
     Embedder,
@@ -65,25 +66,8 @@ def _check(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
     if settings.embedder == "none":
         yield warn("model", "KP_EMBEDDER=none: novelty is 0.5 for every trace", "set KP_EMBEDDER=auto to compare texts")
         return
-    if settings.embedder == "http":
-        yield from _check_service(settings, models)
-        return
-    exported = find_exported(settings.model) is not None
-    try:
-        hub_name = "" if exported else find_model(settings.model)
-    except ModelError as error:
-        yield fail("model", str(error), "" if settings.model == MULTILINGUAL else "check the path for typos")
-        return
-    if not exported and settings.embedder != "openvino" and not Path(hub_name).is_dir():
-        if settings.model is None and find_spec("sentence_transformers") is None:
-            yield fail("model", fetch_first(settings.model))
-            return
-        yield warn(
-            "model",
-            f"{hub_name} is not a directory here: the worker would download it from the hub (not checked, because that "
-            "would store the model)",
-            "export it beforehand (kp-worker export-model), or set KP_MODEL to a directory",
-        )
+    if settings.embedder != "http" and (missing := _missing_model(settings)) is not None:
+        yield missing
         return
     started = time.perf_counter()
     try:
@@ -92,6 +76,8 @@ def _check(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
             raise AssertionError("this is a bug: no embedder although one is set")
         loaded = time.perf_counter() - started
         slowest = _median_seconds(embedder, settings.max_tokens)
+    except ServiceUnavailableError as error:
+        yield fail("model", str(error), "the worker waits until it answers; check KP_EMBEDDER_URL and the service")
     except ModelError as error:  # says what to do
         yield fail("model", str(error))
     except Exception as error:
@@ -101,50 +87,52 @@ def _check(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
         yield from other_entries(embedder.identity, models)
 
 
-def _check_service(settings: Settings, models: Mapping[str, int]) -> Iterator[Finding]:
-    """Yield whether the embedding service answers as the worker needs it, and how fast."""
-    started = time.perf_counter()
+def _missing_model(settings: Settings) -> Finding | None:
+    """Return the problem with a model that is not here; None: it can be loaded."""
+    exported = find_exported(settings.model) is not None
     try:
-        embedder = load_configured(settings)
-        if embedder is None:
-            raise AssertionError("this is a bug: no embedder although one is set")
-        checked = time.perf_counter() - started
-        slowest = _median_seconds(embedder, settings.max_tokens)
-    except ServiceUnavailableError as error:
-        yield fail("model", str(error), "the worker waits until it answers; check KP_EMBEDDER_URL and the service")
-        return
-    except ModelError as error:  # says what to do
-        yield fail("model", str(error))
-        return
-    identity = embedder.identity
-    yield ok("model", f"{identity.name} at {settings.embedder_url}: {identity.dimensions} dimensions, checked in "
-                      f"{checked:.1f} s")  # fmt: skip
-    if settings.novelty_scope == "group":
-        yield _group_view(settings, identity)
-    budget = settings.latency_budget_seconds
-    told = f"a text of {settings.max_tokens} words takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
-    yield ok("embedding", told) if slowest < budget else warn("embedding", told, "a faster or nearer service")
-    yield from other_entries(identity, models)
+        hub_name = "" if exported else find_model(settings.model)
+    except ModelError as error:
+        return fail("model", str(error), "" if settings.model == MULTILINGUAL else "check the path for typos")
+    if not exported and settings.embedder != "openvino" and not Path(hub_name).is_dir():
+        if settings.model is None and find_spec("sentence_transformers") is None:
+            return fail("model", fetch_first(settings.model))
+        return warn(
+            "model",
+            f"{hub_name} is not a directory here: the worker would download it from the hub (not checked, because that "
+            "would store the model)",
+            "export it beforehand (kp-worker export-model), or set KP_MODEL to a directory",
+        )
+    return None
 
 
 def _findings(settings: Settings, identity: EmbedderIdentity, loaded: float, slowest: float) -> Iterator[Finding]:
-    """Yield what a loaded model is and how fast: seconds to load, seconds for the longest text."""
-    yield ok(
-        "model",
-        f"{identity.name} ({identity.runtime}, {identity.precision}), sha256 {identity.weights_sha256[:12]}..., "
-        f"loaded and checked in {loaded:.1f} s",
-    )
-    offered = [name for name in PRECISIONS if runs_here(name)]
-    yield ok("precision", f"this CPU supports {', '.join(offered)}; KP_PRECISION={settings.precision}")
+    """Yield which model it is, here or elsewhere, and how fast: seconds to load, seconds for the longest text."""
+    service = settings.embedder == "http"
+    if service:
+        told = (
+            f"{identity.name} at {settings.embedder_url}: {identity.dimensions} dimensions, checked in {loaded:.1f} s"
+        )
+        yield ok("model", told)
+    else:
+        yield ok(
+            "model",
+            f"{identity.name} ({identity.runtime}, {identity.precision}), sha256 {identity.weights_sha256[:12]}..., "
+            f"loaded and checked in {loaded:.1f} s",
+        )
+        offered = [name for name in PRECISIONS if runs_here(name)]
+        yield ok("precision", f"this CPU supports {', '.join(offered)}; KP_PRECISION={settings.precision}")
     if settings.novelty_scope == "group":
         yield _group_view(settings, identity)
     budget = settings.latency_budget_seconds
-    told = f"a text of {settings.max_tokens} tokens takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
+    parts = "words" if service else "tokens"
+    told = f"a text of {settings.max_tokens} {parts} takes {slowest * 1000:.0f} ms, the budget is {budget * 1000:g} ms"
     if slowest < budget:
         yield ok("embedding", told)
     else:
         export = "" if identity.runtime == "openvino" else "kp-worker export-model, "
-        yield warn("embedding", told, f"more or faster CPU, {export}a lower KP_MAX_TOKENS or KP_PRECISION")
+        here = f"more or faster CPU, {export}a lower KP_MAX_TOKENS or KP_PRECISION"
+        yield warn("embedding", told, "a faster or nearer service" if service else here)
 
 
 def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iterator[Finding]:
@@ -154,13 +142,13 @@ def other_entries(identity: EmbedderIdentity, models: Mapping[str, int]) -> Iter
         if model == own:
             continue
         told = (
-            f"the last cache entries of {partitions} partition{'s' * (partitions > 1)} are of another embedder, "
-            f"{model}; that of these settings is {own}: the worker starts there with an empty cache, once"
+            f"the last cache entries of {number_of(partitions, 'partition')} were made by another embedder ({model}); "
+            f"with these settings ({own}) the worker starts there with an empty cache, once"
         )
         if model == msgspec.structs.replace(identity, objective_tokens=0).key():
             told += "; workers of 0.2.0 truncated the objective at KP_MAX_TOKENS, this one reads it whole"
-        yield warn("cache entries", told, "repeats count as new until the cache has filled; if that is not meant, set "
-                   "KP_MODEL and the other settings of the embedder as before")  # fmt: skip
+        yield warn("cache entries", told, "repeats count as new until the cache has filled; if you do not want that, "
+                   "set KP_MODEL and the other settings of the embedder as before")  # fmt: skip
 
 
 def _group_view(settings: Settings, identity: EmbedderIdentity) -> Finding:

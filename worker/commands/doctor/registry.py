@@ -58,18 +58,19 @@ async def _ask(settings: Settings, url: str, key: Token | None) -> HttpAnswer | 
             return fail("registry", "it answers 429", "wait for an hour: the third 429 within an hour revokes the key")
         case Doubtful(_, words):
             return fail("registry", words, "check KP_REGISTRY_URL: it is the address before /v1")
-    return fail("registry", "it has a unit with an id that was just made", "check KP_REGISTRY_URL")
+    return fail("registry", "it says that it has a unit with a new, random id", "check KP_REGISTRY_URL")
 
 
 def _about_key(known: HttpAnswer, nobody: HttpAnswer, source: str) -> Finding:
     ours, anybodys = stated_rate(known), stated_rate(nobody)
     if ours is None or anybodys is None:
         return warn("registry key", "the registry states no limits: the first POST will show whether it knows the key",
-                    "look at the log of contribute")  # fmt: skip
+                    "read the log of kp-worker contribute")  # fmt: skip
     if ours.limit == anybodys.limit:
         return fail(
             "registry key",
-            f"the registry does not know the key of {source}: it allows {ours.limit} requests a minute, as without one",
-            "it is wrong or revoked: get a new one (docs/contribute.md)",
+            f"the registry does not know the key of {source}: it allows {ours.limit} requests a minute, as without "
+            "a key",
+            "the key is wrong or revoked: get a new one (docs/contribute.md)",
         )
     return ok("registry key", f"the registry knows it, and allows {ours.limit} look-ups a minute")

@@ -1,27 +1,30 @@
-"""The doctor's checks of what the last traces say about the settings: the cache's capacity, and the domains."""
+"""The doctor's checks of settings against the last traces: the cache's capacity, and the domains."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Awaitable, Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
-from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from msgspec import Struct
 
 from worker.commands.doctor.finding import Finding, ok, warn
 from worker.commands.shared.scored_topics import read_outputs
-from worker.commands.shared.session import Session, SessionError, read_to
+from worker.commands.shared.session import Session, SessionError
 from worker.commands.shared.shown import shown_name
 from worker.config import ConfigError, Settings
 from worker.core.capacity import advice, entry_bytes, is_short, megabytes, per_second
 from worker.core.changelog import PROBE_PREFIX, CorruptEntry, Entry, decode
 from worker.core.domains import unused_profiles, without_profile
+from worker.core.terminal import number_of
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import MissingTopicsError
+
+Found = TypeVar("Found")
 
 LAST_ENTRIES: Final = 500
 """Offsets of each changelog partition that are read, from its end. At a low rate every other one is a marker."""
@@ -47,20 +50,28 @@ async def check_cache(settings: Settings) -> tuple[list[Finding], Counter[str]]:
     unknown: Counter[str] = Counter()
     if settings.embedder == "none":
         return [], unknown
-    try:
-        async with asyncio.timeout(READ_SECONDS):
-            entries = await _last_entries(Session(settings))
-    except TimeoutError:
-        return [_unread("cache", f"the last entries could not be read within {READ_SECONDS:.0f} s")], unknown
-    except KafkaError as error:
-        return [_unread("cache", f"the last entries could not be read: {error_text(error)}")], unknown
-    except (ConfigError, SessionError) as error:
-        return [_unread("cache", f"the last entries could not be read: {error}")], unknown
+    entries = await read_within(READ_SECONDS, _last_entries(Session(settings)), "cache", "the last entries")
+    if isinstance(entries, Finding):
+        return [entries], unknown
     return [_capacity(settings, entries)], Counter(those[-1].model for those in entries.values())
 
 
-def _unread(check: str, message: str) -> Finding:
-    return warn(check, message, "see what the checks of the topics say; run this again")
+async def read_within(
+    seconds: float, work: Awaitable[Found], check: str, what: str,
+    remedy: str = "correct what the checks of the topics report, and run this again",
+) -> Found | Finding:  # fmt: skip
+    """Return what is read from topics, or that `what` could not be read. Raises MissingTopicsError."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except MissingTopicsError:
+        raise
+    except TimeoutError:
+        return warn(check, f"{what} could not be read within {seconds:.0f} s", remedy)
+    except KafkaError as error:
+        return warn(check, f"{what} could not be read: {error_text(error)}", remedy)
+    except (ConfigError, SessionError) as error:
+        return warn(check, f"{what} could not be read: {error}", remedy)
 
 
 async def _last_entries(session: Session) -> dict[int, list[Entry]]:
@@ -70,18 +81,12 @@ async def _last_entries(session: Session) -> dict[int, list[Entry]]:
     found: dict[int, list[Entry]] = defaultdict(list)
     if topic is None:
         return found
-    tps = [TopicPartition(topic.name, partition) for partition in range(topic.partitions)]
-    async with session.connected(session.reader(), tolerant=True) as reader:
-        starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
-        begins = {tp: max(starts[tp], end - LAST_ENTRIES) for tp, end in ends.items()}
-        async for record in read_to(reader, begins, ends):
-            if record.key is not None and record.key.startswith(PROBE_PREFIX):
-                continue
-            try:
-                entry = decode(record.value)
-            except CorruptEntry:  # or a tombstone, or the record of the passes
-                continue
-            found[record.partition].append(entry)
+    async for record in session.newest(topic, LAST_ENTRIES):
+        if record.key is not None and record.key.startswith(PROBE_PREFIX):
+            continue
+        with suppress(CorruptEntry):  # or a tombstone, or the record of the passes
+            entry = decode(record.value)
+            found[record.partition].append(entry)  # a partition without a readable entry is not found
     return {partition: _latest(entries) for partition, entries in found.items()}
 
 
@@ -119,34 +124,62 @@ def _seconds(ms: float) -> str:
     return f"{ms / 1000:.0f} s"
 
 
-class _DomainOnly(Struct):
+class _Metadata(Struct):
     task_domain: str
+    agent_id: str = ""
 
 
-class _DocumentDomain(Struct):
-    metadata: _DomainOnly
+class _Source(Struct):
+    partition: int
 
 
-async def check_domains(settings: Settings) -> list[Finding]:
-    """Return the findings on the domains of the last scored traces, and on profiles that none of them takes."""
-    traces: Counter[str] = Counter()
-    decoder = msgspec.json.Decoder(_DocumentDomain)
+class _Scoring(Struct):
+    source: _Source
+    decision: str = ""
 
-    def take(value: bytes | None, _where: str, _record_ms: int) -> None:
-        try:
-            traces[decoder.decode(value or b"").metadata.task_domain] += 1
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return  # not the worker's
 
+class Head(Struct):
+    """What of a scored document tells of domains, of how the source topic is keyed, and which traces are judged."""
+
+    id: str
+    metadata: _Metadata
+    scoring: _Scoring
+
+
+class LastOutputs(NamedTuple):
+    """The newest scored documents, each with its record's timestamp (ms); of both topics from `complete_from` on.
+
+    `values`: the documents as they are, where the checks of verdicts need them.
+    """
+
+    heads: list[tuple[Head, int]]
+    values: list[bytes]
+    complete_from: int
+
+
+async def last_outputs(settings: Settings) -> LastOutputs | Finding:
+    """Return the newest outputs, or why they cannot be read; none where their topics are missing."""
+    heads: list[tuple[Head, int]] = []
+    values: list[bytes] = []
+    decoder = msgspec.json.Decoder(Head)
+
+    def take(value: bytes | None, _where: str, record_ms: int) -> None:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # not the worker's
+            heads.append((decoder.decode(value or b""), record_ms))
+            if settings.verdict_key_file is not None:
+                values.append(value or b"")
+
+    reading = read_outputs(settings, take, None, LAST_OUTPUTS)
     try:
-        async with asyncio.timeout(READ_SECONDS):
-            await read_outputs(settings, take, None, LAST_OUTPUTS)
-    except TimeoutError:
-        return [_unread("domains", f"the last scored traces could not be read within {READ_SECONDS:.0f} s")]
+        complete_from = await read_within(READ_SECONDS, reading, "domains", "the last scored traces")
     except MissingTopicsError:  # the check of the topics says so
-        traces.clear()
-    except ConfigError as error:
-        return [_unread("domains", f"the last scored traces could not be read: {error}")]
+        return LastOutputs([], [], 0)
+    return complete_from if isinstance(complete_from, Finding) else LastOutputs(heads, values, complete_from)
+
+
+def check_domains(settings: Settings, outputs: LastOutputs) -> list[Finding]:
+    """Return the findings on the domains of the last scored traces, and on profiles that none of them takes."""
+    traces = Counter(head.metadata.task_domain for head, _ in outputs.heads)
     wrong = [*_near_domains(settings, traces), *_unused_profiles(settings, traces)]
     return wrong or [ok("domains", _summary(settings, traces) if traces else "no trace is scored yet")]
 
@@ -161,7 +194,11 @@ def _near_domains(settings: Settings, traces: Counter[str]) -> Iterator[Finding]
             "correct the agents' metadata.task_domain, or add a profile of this name",
         )
     if len(near) > NAMED:
-        yield warn("domains", f"{len(near) - NAMED} more domains are close to a profile", "kp-worker report lists them")
+        yield warn(
+            "domains",
+            f"{number_of(len(near) - NAMED, 'more domain is', 'more domains are')} close to a profile",
+            "kp-worker report lists them",
+        )
 
 
 def _unused_profiles(settings: Settings, traces: Counter[str]) -> Iterator[Finding]:
@@ -171,15 +208,15 @@ def _unused_profiles(settings: Settings, traces: Counter[str]) -> Iterator[Findi
                 "domains",
                 f"none of the last {traces.total()} scored traces takes the profile {shown_name(profile.name)} of the "
                 f"settings; did you mean {shown_name(profile.near)}?",
-                "correct the profile's name: it is taken by the exact metadata.task_domain",
+                "correct the profile's name: a trace takes the profile with exactly its metadata.task_domain",
             )
 
 
 def _summary(settings: Settings, traces: Counter[str]) -> str:
     without = without_profile(traces, settings.scoring_profiles())
-    told = f"{len(traces)} in the last {traces.total()} scored traces"
+    told = f"{len(traces)} in the last {number_of(traces.total(), 'scored trace')}"
     if not without:
         return f"{told}, each with its own profile"
     named = ", ".join(f"{shown_name(domain.name)} ({domain.traces})" for domain in without[:NAMED])
     more = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
-    return f"{told}; without a profile of their own: {named}{more}"
+    return f"{told}; without their own profile: {named}{more}"

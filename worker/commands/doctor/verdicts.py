@@ -1,81 +1,90 @@
-"""The doctor's checks of verdicts: whether they can count, and what KP_CONFIDENCE=record would accept."""
+"""The doctor's checks of verdicts: whether they can count, who is judged, and what KP_CONFIDENCE=record accepts."""
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections import defaultdict
+from collections.abc import Container, Iterable
 from typing import Final
 
-import msgspec
-from msgspec import Struct
-
 from worker.commands.doctor.finding import Finding, ok, warn
+from worker.commands.doctor.traces import Head, LastOutputs, read_within
 from worker.commands.shared.placed_verdicts import Standings, switch_to_record
-from worker.commands.shared.scored_topics import read_judged, read_outputs
-from worker.config import ConfigError, Settings
+from worker.commands.shared.scored_topics import read_judged
+from worker.config import Settings
+from worker.core.novelty import CACHED_ID_LENGTH
+from worker.core.records import ACCEPTED, REJECTED
+from worker.core.terminal import number_of
 from worker.kafka.cluster.topic_plan import MissingTopicsError
 
-LAST_OUTPUTS: Final = 200
-"""Offsets of each partition of the accepted and rejected topics that are read, from its end."""
-
 READ_SECONDS: Final = 20.0
+"""Longest time for reading all verdicts."""
 
 SPREAD_SHARE: Final = 0.1
 """The share of agents in several partitions from which on a warning is due: a topic that gained partitions has some."""
 
 
-class _Agent(Struct):
-    agent_id: str = ""
+LOPSIDED: Final = 2.0
+"""How many times as often accepted traces may be judged as rejected ones, or the other way round; the alert
+KpVerdictsLopsided has the same."""
+
+DEVIATIONS: Final = 3.0
+"""Standard deviations by which the two shares must differ: of few verdicts, chance alone makes them lopsided."""
 
 
-class _At(Struct):
-    partition: int
-
-
-class _Scoring(Struct):
-    source: _At
-
-
-class _Document(Struct):
-    """What of a scored document tells how the source topic is keyed."""
-
-    metadata: _Agent
-    scoring: _Scoring
-
-
-async def check_verdicts(settings: Settings) -> list[Finding]:
+async def check_verdicts(settings: Settings, outputs: LastOutputs) -> list[Finding]:
     """Return the findings on verdicts; none without KP_VERDICT_KEY_FILE."""
     if settings.verdict_key_file is None:
         return []
-    documents: list[bytes] = []
-
-    def take(value: bytes | None, _where: str, _record_ms: int) -> None:
-        documents.append(value or b"")
-
     try:
-        async with asyncio.timeout(READ_SECONDS):
-            await read_outputs(settings, take, None, LAST_OUTPUTS)
-            standings = await read_judged(settings)
+        standings = await read_within(READ_SECONDS, read_judged(settings), "verdicts", "the verdicts")
     except MissingTopicsError:  # the check of the topics says so
         return []
-    except TimeoutError:
-        return [_unread(f"traces and verdicts could not be read within {READ_SECONDS:.0f} s")]
-    except ConfigError as error:
-        return [_unread(f"traces and verdicts could not be read: {error}")]
-    spread = None if settings.novelty_scope == "group" else spread_agents(documents)
-    return [*([spread] if spread else []), _switch(settings, documents, standings)]
+    if isinstance(standings, Finding):
+        return [standings]
+    embeds = settings.embedder != "none"  # without it, the scope group keeps its records by partition
+    heads = [head for head, _ in outputs.heads]
+    spread = None if settings.novelty_scope == "group" and embeds else spread_agents(heads, embeds=embeds)
+    of_both = [head for head, record_ms in outputs.heads if record_ms >= outputs.complete_from]
+    lopsided = judged_shares(of_both, standings.judged)
+    return [*filter(None, (spread, lopsided)), _switch(settings, outputs.values, standings)]
 
 
-def spread_agents(documents: list[bytes]) -> Finding | None:
-    """Return a warning if the traces of many agents are in several partitions; None if not."""
-    decoder = msgspec.json.Decoder(_Document)
+def judged_shares(documents: Iterable[Head], judged: Container[tuple[int, str]]) -> Finding | None:
+    """Return a warning if accepted and rejected traces are judged at different shares; None if not.
+
+    `documents`: of the same time, of both topics. `judged`: partitions and ids of the traces that have a verdict.
+    """
+    counts = {ACCEPTED: [0, 0], REJECTED: [0, 0]}  # judged, all
+    for document in documents:
+        of = counts.get(document.scoring.decision)
+        if of is not None:
+            of[0] += (document.scoring.source.partition, document.id[:CACHED_ID_LENGTH]) in judged
+            of[1] += 1
+    (accepted, of_accepted), (rejected, of_rejected) = counts.values()
+    if not (of_accepted and of_rejected and accepted + rejected):
+        return None
+    one, other = accepted / of_accepted, rejected / of_rejected
+    both = (accepted + rejected) / (of_accepted + of_rejected)
+    deviation = math.sqrt(both * (1 - both) * (1 / of_accepted + 1 / of_rejected))
+    if max(one, other) <= LOPSIDED * min(one, other) or abs(one - other) <= DEVIATIONS * deviation:
+        return None
+    return warn(
+        "verdicts",
+        f"{accepted} of the last {of_accepted} accepted traces have a verdict, and {rejected} of the last "
+        f"{of_rejected} rejected ones: such verdicts do not tell how often an agent succeeds",
+        "draw the runs that are judged at random, from both topics alike (docs/verdicts.md)",
+    )
+
+
+def spread_agents(documents: Iterable[Head], *, embeds: bool) -> Finding | None:
+    """Return a warning if the traces of many agents are in several partitions; None if not.
+
+    `embeds`: whether there is an embedder, and KP_NOVELTY_SCOPE=group can help.
+    """
     partitions: dict[str, set[int]] = defaultdict(set)
     traces: dict[str, int] = defaultdict(int)
-    for raw in documents:
-        try:
-            document = decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue  # not the worker's
+    for document in documents:
         partitions[document.metadata.agent_id].add(document.scoring.source.partition)
         traces[document.metadata.agent_id] += 1
     several = [agent for agent, count in traces.items() if count > 1]
@@ -85,14 +94,15 @@ def spread_agents(documents: list[bytes]) -> Finding | None:
     return warn(
         "verdicts",
         f"{len(spread)} of {len(several)} agents have traces in several partitions, and each partition keeps its own "
-        "track records: an agent's verdicts are spread thin",
-        "publish with the agent as the record's key (docs/publishing.md), or set KP_NOVELTY_SCOPE=group",
+        "track records: an agent's verdicts are spread over them",
+        "publish with the agent as the record's key (docs/publishing.md)"
+        + (", or set KP_NOVELTY_SCOPE=group" if embeds else ""),
     )
 
 
 def _switch(settings: Settings, documents: list[bytes], standings: Standings) -> Finding:
     switch = switch_to_record(documents, standings, settings)
-    told = f"{standings.verdicts} verdict{'s' * (standings.verdicts != 1)} count"
+    told = number_of(standings.verdicts, "verdict counts", "verdicts count")
     if switch is None:
         return ok("verdicts", f"{told}; no trace is scored yet")
     if settings.confidence == "record":
@@ -104,7 +114,3 @@ def _switch(settings: Settings, documents: list[bytes], standings: Standings) ->
     if switch.same_share is not None:
         told += f" (the same share at KP_THRESHOLD={switch.same_share.threshold:.3g})"
     return ok("verdicts", told)
-
-
-def _unread(message: str) -> Finding:
-    return warn("verdicts", message, "see what the checks of the topics say; run this again")

@@ -6,43 +6,38 @@ import sys
 
 import click
 
-from worker.commands.shared.console import ArgumentError, Command, CommandError, text_console, write_line
+from worker.commands.shared.console import ArgumentError, Command, CommandError, text_console, write_json
 from worker.commands.shared.options import given_options, json_option, read_settings, settings_options
 
 
 @click.command(cls=Command)
 @click.argument("trace", type=click.Path(allow_dash=True))  # a shell completes files; an id passes, too
 @click.option("--line", type=click.IntRange(1), metavar="N", help="The line of a JSON Lines file, from 1.")
-@click.option("--novelty", type=click.FloatRange(0, 2), help="Novelty to use, from 0 to 2.")
-@click.option(
-    "--parts", is_flag=True, help="With KP_EMBED_TEXT=objective: show which part makes it similar to its nearest."
-)
+@click.option("--novelty", type=click.FloatRange(0, 2), metavar="N", help="Novelty to use.")
 @json_option
 @settings_options
-def explain(trace: str, line: int | None, novelty: float | None, parts: bool, as_json: bool) -> None:
+def explain(trace: str, line: int | None, novelty: float | None, as_json: bool) -> None:
     """Explain one score, step by step.
 
-    TRACE is a JSON file, - for standard input, or something to find on the accepted, rejected and dead-letter topics: a
-    trace id (kp:trace:...) or its beginning, PARTITION:OFFSET on the source topic, or TOPIC:PARTITION:OFFSET on an
-    output topic. The search starts with the newest records.
+    TRACE is a JSON file, - for standard input, or a record on the output topics: a trace id (kp:trace:...) or its
+    beginning, PARTITION:OFFSET on the source topic, or TOPIC:PARTITION:OFFSET on an output topic. The search begins
+    with the newest.
 
-    A scored document is explained with its own novelty, weights and threshold; a plain trace with those of the settings
-    and novelty 0.5. Exit codes: 0 explained; 1 the trace is invalid or not found, or its score does not follow from its
-    figures; 2 wrong settings or file, or no broker answers.
+    A scored document is explained with its own novelty, weights and threshold; a plain trace with those of the
+    settings, and novelty 0.5. Exit code 1: the trace is invalid or not found, or its score does not follow from its
+    figures.
     """
     if novelty is not None and novelty != novelty:  # NaN passes any range
         raise ArgumentError("--novelty", "nan is not a number")
     settings = read_settings()
-    from worker.commands.explain.steps import explain_trace
     from worker.commands.explain.target import is_file
-    from worker.commands.explain.view import explanation_json, explanation_text, letter_json, letter_text
+    from worker.commands.shared.explanation import explain_trace
+    from worker.commands.shared.explanation_view import explanation_text
     from worker.commands.shared.json_lines import describe_problem, name_of, read_document
     from worker.core.trace import InvalidTrace
 
     options = given_options()
     if is_file(trace):
-        if parts:
-            raise ArgumentError("--parts", "goes with a trace on the topics: its nearest trace is looked up there, too")
         raw = read_document(trace, line, settings.limits.max_bytes)
         try:
             explanation = explain_trace(raw, settings, novelty)
@@ -51,18 +46,15 @@ def explain(trace: str, line: int | None, novelty: float | None, parts: bool, as
     else:
         if line is not None:
             raise ArgumentError("--line", f"goes with a file, and there is no file {trace}")
-        from worker.commands.explain.search import explain_found, find  # with Kafka's client: a file does without
+        from worker.commands.explain.search import explain_found, find, show_letter  # with Kafka's client
 
         found, *others = find(trace, settings, options)
         if found.letter is not None:
-            if as_json:
-                write_line(letter_json(found.letter))
-            else:
-                text_console().print(letter_text(found, found.letter, others, options))
+            show_letter(found, found.letter, others, options, as_json=as_json)
             return
-        explanation = explain_found(found, others, novelty, settings, parts=parts)
+        explanation = explain_found(found, others, novelty, settings)
     if as_json:
-        write_line(explanation_json(explanation))
+        write_json(explanation)
     else:
         text_console().print(explanation_text(explanation, options))
     sys.exit(0 if explanation.agrees else 1)

@@ -1,4 +1,4 @@
-"""`kp-worker explain` of what is on the topics: the search, and what is explained from what it found.
+"""`kp-worker explain` of records on the topics: the search, and the explanation of what it found.
 
 The search reads the accepted, rejected and dead-letter topics from the newest records to the oldest. It reads committed
 records, joins no group and commits nothing.
@@ -17,18 +17,22 @@ import msgspec
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 from msgspec import Struct
-from rich.console import Console
+from rich.console import Console, Group
+from rich.text import Text
 
-from worker.commands.explain.steps import Explanation, RecordPlace, explain_trace
 from worker.commands.explain.target import ID_PREFIX, Wanted, output_topics, parse_target
-from worker.commands.shared.console import CommandError, errors_for_the_user
+from worker.commands.shared.console import CommandError, errors_for_the_user, text_console, write_line
+from worker.commands.shared.explanation import Explanation, explain_trace
+from worker.commands.shared.explanation_view import named_rows
+from worker.commands.shared.scored_document import RecordPlace
 from worker.commands.shared.session import Session, SessionError, Topic, read_to, run_session
 from worker.config import Settings
 from worker.core.documents import rfc3339
-from worker.core.terminal import clean
-from worker.core.trace import InvalidTrace, Limits, parse_trace
+from worker.core.terminal import clean, clean_json, number_of
+from worker.core.trace import InvalidTrace
 from worker.kafka.cluster.connections import committed_reader
-from worker.kafka.reading.dead_letters import DeadLetter, read_dead_letter
+from worker.kafka.reading.dead_letters import NO_VALUE, DeadLetter, read_dead_letter
+from worker.kafka.reading.dead_letters import as_json as letter_json
 
 FIRST_STRIDE: Final = 1000
 """Offsets of each partition that are read first: what `tail` and the status page show is among them."""
@@ -66,7 +70,7 @@ class Hit(NamedTuple):
 def find(target: str, settings: Settings, options: str = "") -> list[Hit]:
     """Return the records of one trace, newest first. Raises CommandError where there is none, or several are meant.
 
-    `options`: what a printed command needs to have the same settings. Raises ArgumentError for what is no id or place.
+    `options`: those that give a printed command the same settings. Raises ArgumentError for a wrong target.
     """
     search = _Search(parse_target(target, settings), settings)
     is_bare = isinstance(search.wanted, str) and not target.startswith(ID_PREFIX)
@@ -88,13 +92,8 @@ def find(target: str, settings: Settings, options: str = "") -> list[Hit]:
     return exact
 
 
-def explain_found(
-    found: Hit, others: Sequence[Hit], novelty: float | None, settings: Settings, *, parts: bool
-) -> Explanation:
-    """Explain a scored document, and name the other records of its trace. Raises CommandError.
-
-    `parts`: also what made it similar to its nearest trace, which is searched for, too.
-    """
+def explain_found(found: Hit, others: Sequence[Hit], novelty: float | None, settings: Settings) -> Explanation:
+    """Explain a scored document, and name the other records of its trace. Raises CommandError."""
     raw = found.record.value or b""
     # It was scored: whatever limits hold now, they held when it was.
     limits = replace(settings.limits, max_bytes=len(raw), max_steps=sys.maxsize, strict_context=False)
@@ -102,23 +101,11 @@ def explain_found(
         explanation = explain_trace(raw, settings, novelty, limits)
     except InvalidTrace as error:
         raise CommandError(f"{found.place}: {error.reason}: {error.message}") from None
-    similar = []
-    if parts and explanation.nearest is not None:
-        from worker.commands.explain.parts import load_same_embedder, similarity_parts
-
-        nearest, embedder = explanation.nearest.id, load_same_embedder(settings, raw)
-        scored = [hit for hit in find(nearest, settings) if hit.letter is None]
-        if not scored:
-            raise CommandError(f"--parts: the nearest trace {nearest} is a dead letter: its output was refused")
-        unlimited = Limits(max_bytes=sys.maxsize, max_steps=sys.maxsize, max_depth=settings.max_depth)
-        both = (parse_trace(hit.record.value or b"", unlimited) for hit in (found, scored[0]))
-        similar = similarity_parts(embedder, *both)
     return msgspec.structs.replace(
         explanation,
         record=found.place,
         record_time=rfc3339(found.record.timestamp),
         also=[str(other.place) for other in others],
-        parts=similar,
     )
 
 
@@ -157,7 +144,7 @@ class _Search:
         async with session.admin() as admin:
             found = await session.topics(admin, *names)
         self._topics = {name: found.get(name) for name in names}
-        tps = [TopicPartition(it.name, partition) for it in found.values() for partition in range(it.partitions)]
+        tps = [tp for topic in found.values() for tp in topic.tps]
         hits: list[Hit] = []
         async with session.connected(committed_reader(session.client, max_partition_fetch_bytes=FETCH_BYTES)) as reader:
             starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
@@ -214,8 +201,7 @@ class _Search:
         """Return the error for a trace that is not on the topics; `note`: more about it, or ""."""
         if isinstance(self.wanted, RecordPlace) and not self._in_source and any(self._topics.values()):
             return (
-                f"{target} holds nothing that the worker wrote: the marker of a transaction, or another producer's "
-                "record"
+                f"the record {target} was not written by the worker: it is a transaction marker, or of another producer"
             )
         lines = [f"no record of {target} is on these topics:"]
         for name, topic in self._topics.items():
@@ -223,15 +209,11 @@ class _Search:
                 lines.append(f"  {name}: there is no such topic")
                 continue
             count, days = self._read[name], topic.retention_ms and topic.retention_ms / DAY_MS
-            read = (
-                f"{count:,} record{'s' * (count != 1)}, back to {rfc3339(self._oldest_ms[name])}"
-                if count
-                else "no records"
-            )
+            read = f"{number_of(count, 'record')}, back to {rfc3339(self._oldest_ms[name])}" if count else "no records"
             lines.append(f"  {name}: {read}" + ("" if days is None else f", kept for {days:g} days"))
         lines.append(
             note
-            or "It may not be scored yet (kp-worker doctor shows the lag), it may be older than what the topics keep, "
+            or "It may not be scored yet (kp-worker doctor shows the lag), it may be older than the topics' retention, "
             "or it is on other topics (KP_ACCEPTED_TOPIC, KP_REJECTED_TOPIC, KP_DEAD_LETTER_TOPIC)."
         )
         return "\n".join(lines)
@@ -269,3 +251,49 @@ async def _about_source(session: Session, place: RecordPlace) -> str:
     if place.offset < first:
         return f"Partition {tp.partition} of {tp.topic} begins at offset {first} now: Kafka has deleted that record."
     return ""
+
+
+# -- a dead letter
+
+
+def show_letter(found: Hit, letter: DeadLetter, others: Sequence[Hit], options: str, *, as_json: bool) -> None:
+    """Show a dead letter, as JSON as `tail` writes it; `others`: more records that the search found."""
+    if as_json:
+        write_line(clean_json(letter_json(letter, letter.key, letter.record.value, letter.record.headers).decode()))
+        return
+    table = named_rows()
+    table.add_row(Text("reason", "bold"), Text(clean(letter.reason), "bold yellow"))
+    if letter.path:
+        table.add_row("path", Text(clean(letter.path)))
+    table.add_row("message", Text(clean(letter.message)))
+    table.add_row("dead letter", Text(clean(str(found.place))))
+    source = f"{letter.source_topic}:{letter.source_partition}"
+    several = f"{source}, offsets {found.first_offset} to {letter.source_offset}"
+    table.add_row(
+        "source",
+        Text(clean(f"{source}:{letter.source_offset}" if found.first_offset == letter.source_offset else several)),
+    )
+    if letter.timestamp_ms is not None:
+        table.add_row("record time", rfc3339(letter.timestamp_ms))
+    if letter.redriven:
+        table.add_row(
+            "redriven", f"{number_of(letter.redriven, 'time')}, the last time from here or an earlier dead letter"
+        )
+    for other in others:
+        table.add_row("also", Text(clean(f"kp-worker explain{options} {other.place}")))
+    head = Text(clean(found.id or "a record without a trace id"), "bold")
+    told = Text("not scored: it is a dead letter", "yellow")
+    text_console().print(Group(head, told, "", table, "", Text(_remedy(letter, options))))
+
+
+def _remedy(letter: DeadLetter, options: str) -> str:
+    if letter.reason in NO_VALUE:
+        return f"It does not contain its source record: {NO_VALUE[letter.reason]}."
+    place = f"--partition {letter.record.partition} --offset {letter.record.offset}"
+    command = f"  kp-worker redrive{options} {place}"
+    return (
+        "Write it to a file, correct the trace in its `value`, and publish that (kp-worker publish):\n"
+        f"{command} --to-file letter-{letter.record.partition}-{letter.record.offset}.jsonl --execute\n"
+        "Or send it unchanged, to a worker that accepts it now:\n"
+        f"{command} --execute"
+    )

@@ -1,4 +1,4 @@
-"""What `kp-worker explain` is asked for: a file, a trace id, or the place of a record."""
+"""The argument of `kp-worker explain`: a file, a trace id, or the place of a record."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from pathlib import PurePath
 from typing import Final
 
-from worker.commands.explain.steps import RecordPlace
 from worker.commands.shared.console import ArgumentError
+from worker.commands.shared.scored_document import RecordPlace
 from worker.config import Settings
 
 ID_PREFIX: Final = "kp:trace:"
@@ -38,15 +38,15 @@ def is_file(target: str) -> bool:
 
 
 def parse_target(target: str, settings: Settings) -> Wanted:
-    """Return what an argument that is no file asks for. Raises ArgumentError."""
+    """Return what an argument that is not a file asks for. Raises ArgumentError."""
     if place := _PLACE.fullmatch(target):
         topic, known = place["topic"] or settings.source_topic, (settings.source_topic, *output_topics(settings))
         if topic not in known:
-            raise ArgumentError("TRACE", f"{target}: {topic} is none of the topics {', '.join(known)}")
+            raise ArgumentError("TRACE", f"{target}: {topic} is not one of the topics {', '.join(known)}")
         return RecordPlace(topic, int(place["partition"]), int(place["offset"]))
     beginning = target if target.startswith(ID_PREFIX) else ID_PREFIX + target
     if beginning == ID_PREFIX:
-        raise ArgumentError("TRACE", f"{target!r} is no id. {FORMS}")
+        raise ArgumentError("TRACE", f"{target!r} is not an id. {FORMS}")
     return beginning
 
 

@@ -1,1 +1,1 @@
-"""kp-worker forget: traces that are to be compared with no more."""
+"""kp-worker forget: no later trace is compared with these any more."""

@@ -11,19 +11,19 @@ from worker.commands.shared.options import json_option, read_settings, settings_
 
 
 @click.command(cls=Command)
-@click.option("--trace", "traces", multiple=True, metavar="ID", help="Forget the trace with this id; may be repeated.")
-@click.option("--agent", metavar="ID", help="Forget all traces of the agent with this id.")
+@click.option("--trace", "traces", multiple=True, metavar="ID", help="Forget this trace; may be repeated.")
+@click.option("--agent", metavar="ID", help="Forget all traces of this agent.")
 @click.option("--wait/--no-wait", help="Wait for the receipts of all partitions [no].")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
               metavar="SECONDS", help="Longest wait for the receipts.")  # fmt: skip
 @json_option
 @settings_options
 def forget(traces: tuple[str, ...], agent: str | None, wait: bool, timeout: float, as_json: bool) -> None:
-    """Let the workers forget traces, or all traces of an agent.
+    """Make the workers forget traces, or all traces of an agent.
 
     Writes one signed control record to each partition of the source topic. Workers with KP_FORGET=true then remove the
     entries from their caches and from the changelog, and write a receipt. Exit codes: 0 written, and with --wait
-    forgotten everywhere; 1 failed, or not all receipts came; 2 wrong usage, settings or topics.
+    forgotten everywhere; 1 failed, or receipts are missing.
     """
     if bool(traces) == (agent is not None):
         raise click.UsageError("give either --trace (once or more) or --agent")

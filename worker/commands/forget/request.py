@@ -11,23 +11,23 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 from msgspec import UNSET
 from rich.text import Text
 
-from worker.commands.shared.console import errors_for_the_user, say, text_console, write_line
-from worker.commands.shared.session import Session, SessionError, run_session
-from worker.commands.shared.table import PlainTable
+from worker.commands.shared.console import errors_for_the_user, say, text_console, write_json
+from worker.commands.shared.session import Session, SessionError, Topic, run_session
+from worker.commands.shared.table import columns
 from worker.config import ConfigError, Settings
 from worker.config.control_keys import forget_keys
 from worker.core.control import FORGET, control_headers
 from worker.core.forgetting import REQUEST_VERSION, ForgetRequest, encode_request, read_receipt
 from worker.core.novelty import CACHED_ID_LENGTH
-from worker.core.terminal import clean, clean_json
+from worker.core.terminal import clean
 from worker.kafka.cluster.connections import idempotent_producer
-from worker.kafka.cluster.describe import describe_topics, topic_id
+from worker.kafka.cluster.describe import describe_topics
 from worker.kafka.reading.dead_letters import read_dead_letter
 from worker.kafka.state.restore import topic_offsets
 
@@ -36,7 +36,7 @@ POLL_MS: Final = 500
 
 @dataclass(slots=True)
 class Answer:
-    """What became of the control record of one partition. `result`: written, forgotten or dead_letter.
+    """The result of one partition's control record. `result`: written, forgotten or dead_letter.
 
     `removed`: entries that were removed, `cached` of them from the cache. `reason`: of the dead letter.
     """
@@ -72,7 +72,7 @@ class _Request:
 def run_forget(
     settings: Settings, trace_ids: Sequence[str], agent_id: str | None, *, wait_seconds: float | None, as_json: bool
 ) -> int:
-    """Ask all partitions to forget, say what became of it, and return the exit code. Raises CommandError.
+    """Ask all partitions to forget, report the answers, and return the exit code. Raises CommandError.
 
     `wait_seconds`: how long to wait for the receipts; None: not at all.
     """
@@ -86,7 +86,7 @@ def run_forget(
         with errors_for_the_user():
             run_session(_forget(Session(settings), forget_keys(settings)[0], request, wait_seconds))
     except KeyboardInterrupt:
-        say("interrupted; the control records that are written below take effect")
+        say("interrupted; the control records listed here are written, and take effect")
         _print(settings, request, as_json)
         return 130
     _print(settings, request, as_json)
@@ -98,7 +98,7 @@ def _exit_code(request: _Request, *, waited: bool) -> int:
     if request.recreated is not None:
         say(
             f"the topic was recreated meanwhile ({request.recreated}), and the control records are signed for the "
-            "earlier one: what has no receipt is not honoured. Run the command again"
+            "earlier one: those without a receipt are not honoured. Run the command again"
         )
         return 1
     if refused:
@@ -119,41 +119,32 @@ async def _forget(session: Session, key: bytes, request: _Request, wait_seconds:
     settings = session.settings
     if wait_seconds is None:
         (source,) = await session.existing(settings.source_topic)
-        await _write(session, source.partitions, key, request)
+        await _write(session, source, key, request)
         return
     source, receipts, letters = await session.existing(
         settings.source_topic, settings.forgotten, settings.dead_letter_topic,
         created_with="KP_FORGET=true and KP_CREATE_TOPICS=true",
     )  # fmt: skip
     async with session.connected(session.reader(), tolerant=True) as consumer:
-        tps = [
-            TopicPartition(topic.name, number) for topic in (receipts, letters) for number in range(topic.partitions)
-        ]
+        tps = [*receipts.tps, *letters.tps]
         consumer.assign(tps)
         for tp, end in (await consumer.end_offsets(tps)).items():
             consumer.seek(tp, end)
-        await _write(session, source.partitions, key, request)
+        await _write(session, source, key, request)
         if request.recreated is None:
             await _read_answers(consumer, settings, request, wait_seconds)
     if any(answer.result != "forgotten" for answer in request.answers.values()):
         await _note_recreation(session, request)
 
 
-async def _write(session: Session, partitions: int, key: bytes, request: _Request) -> None:
+async def _write(session: Session, source: Topic, key: bytes, request: _Request) -> None:
     """Write one control record to each partition. Raises SessionError that says which partitions have one.
 
     The id is read first: whatever topic the offsets belong to, the workers honour the records on the one with the id.
     """
-    topic = session.settings.source_topic
-    async with session.admin() as admin:
-        identity = await topic_id(admin, topic)
-    if identity is None:
-        raise ConfigError(
-            f"the brokers report no id of topic {topic}: requests to forget are signed for it, and Kafka has ids since "
-            "version 2.8"
-        )
-    request.topic_id = identity
-    tps = [TopicPartition(topic, partition) for partition in range(partitions)]
+    topic = source.name
+    request.topic_id = identity = await session.topic_id(topic, "requests to forget")
+    tps = source.tps
     _, ends = await topic_offsets(session.client, tps)
     issued_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     producer = idempotent_producer(session.client, session.settings.transaction_timeout_seconds)
@@ -162,17 +153,11 @@ async def _write(session: Session, partitions: int, key: bytes, request: _Reques
         for tp in tps:
             body = encode_request(
                 ForgetRequest(
-                    version=REQUEST_VERSION,
-                    request_id=request.request_id,
-                    issued_at=issued_at,
-                    topic=topic,
-                    topic_id=identity,
-                    partition=tp.partition,
-                    end_offsets=[ends[each] for each in tps],
-                    trace_ids=request.what.get("trace_ids", UNSET),
-                    agent_id=request.what.get("agent_id", UNSET),
+                    version=REQUEST_VERSION, request_id=request.request_id, issued_at=issued_at, topic=topic,
+                    topic_id=identity, partition=tp.partition, end_offsets=[ends[each] for each in tps],
+                    trace_ids=request.what.get("trace_ids", UNSET), agent_id=request.what.get("agent_id", UNSET),
                 )
-            )
+            )  # fmt: skip
             sends.append(
                 producer.send_and_wait(
                     topic, body, request.request_id.encode(), tp.partition, headers=control_headers(FORGET, body, key)
@@ -187,19 +172,20 @@ async def _write(session: Session, partitions: int, key: bytes, request: _Reques
             request.answers[tp.partition] = Answer(tp.partition, result.offset)
     if failed:
         raise SessionError(
-            f"{'; '.join(failed)}. Partitions {sorted(request.answers)} have theirs: run the command again"
+            f"{'; '.join(failed)}. Partitions {sorted(request.answers)} have their control record. Run the command "
+            "again"
         )
     await _note_recreation(session, request)
 
 
 async def _note_recreation(session: Session, request: _Request) -> None:
-    """Note it if the topic is not the one any more that the records were signed for."""
+    """Note if the topic is no longer the one for which the records were signed."""
     topic = session.settings.source_topic
     try:
         async with session.admin() as admin:
             now = (await describe_topics(admin, [topic]))[topic].topic_id
     except (KafkaError, ConfigError) as error:  # the records are written all the same
-        say(f"whether the topic was recreated meanwhile is not known: {error}")
+        say(f"it is not known whether the topic was recreated meanwhile: {error}")
         return
     if now != request.topic_id:
         request.recreated = f"its id was {request.topic_id}, " + (
@@ -250,11 +236,10 @@ def _print(settings: Settings, request: _Request, as_json: bool) -> None:
     if as_json:
         for answer in answers:
             row = {"request_id": request.request_id, "topic": settings.source_topic} | msgspec.to_builtins(answer)
-            write_line(clean_json(msgspec.json.encode(row).decode()))
+            write_json(row)
         return
-    table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("partition", "offset", "result", "removed", "of the cache"):
-        table.add_column(name, justify="left" if name == "result" else "right")
+    numbers = ("partition", "offset", "removed", "of the cache")
+    table = columns("partition", "offset", "result", "removed", "of the cache", right=numbers)
     for answer in answers:
         result = "dead letter: " + str(answer.reason) if answer.result == "dead_letter" else answer.result
         removed, cached = ("-" if it is None else str(it) for it in (answer.removed, answer.cached))

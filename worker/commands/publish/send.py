@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import BinaryIO, Final, Literal
 
 import msgspec
@@ -24,18 +21,16 @@ from worker.commands.shared.console import (
     BadLines,
     CommandError,
     errors_for_the_user,
-    naming,
     open_file,
     say,
     size_of,
 )
-from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, is_pretty_printed, pretty_printed_hint
+from worker.commands.shared.json_lines import is_pretty_printed, lines_as_they_come, pretty_printed_hint
 from worker.commands.shared.samples import SAMPLES
 from worker.commands.shared.session import Session, SessionError, run_session
 from worker.config import Settings
-from worker.config.redaction_rules import redaction_rules
 from worker.core.findings import Clean
-from worker.core.terminal import clean
+from worker.core.terminal import clean, number_of
 from worker.core.trace import InvalidTrace, Limits, Reason, parse_trace
 from worker.kafka.cluster.connections import idempotent_producer, while_sending
 
@@ -62,27 +57,12 @@ class PublishCounts:
     refused: int = 0
     seconds: float = 0.0
     pretty_printed: bytes = b""
+    """The first line of a file that is not JSON Lines: nothing of it is sent."""
     redactions: Counter[str] = field(default_factory=Counter)
 
     def count_answer(self, future: asyncio.Future[object]) -> None:
         """Count a trace whose sending has ended: as sent, if it was acknowledged."""
         self.sent += not future.cancelled() and future.exception() is None
-
-    def count_refused(self) -> None:
-        """Count a line that was not sent."""
-        self.refused += 1
-
-    def note_pretty_printed(self, line: bytes) -> None:
-        """Note the first line of a file that is no JSON Lines: nothing of it is sent."""
-        self.pretty_printed = line
-
-    def count_redactions(self, found: Mapping[str, int]) -> None:
-        """Count the markers of one line, by type."""
-        self.redactions.update(found)
-
-    def set_seconds(self, seconds: float) -> None:
-        """Set how long the run has lasted."""
-        self.seconds = seconds
 
 
 class _KeyMetadata(msgspec.Struct):
@@ -114,104 +94,67 @@ def key_of(line: bytes, choice: KeyField) -> bytes | None:
 
 
 async def publish_lines(
-    source: BinaryIO,
-    session: Session,
-    *,
-    topic: str,
-    key: KeyField,
-    rate: float | None,
-    validate: bool,
-    redact: bool,
-    counts: PublishCounts,
-    on_line: Callable[[int], None],
+    source: BinaryIO, session: Session, *, topic: str, key: KeyField, rate: float | None, validate: bool,
+    clean: Clean | None, counts: PublishCounts, on_line: Callable[[int], None],
     on_refused: Callable[[int, InvalidTrace], None],
-) -> None:
+) -> None:  # fmt: skip
     """Send every line of `source` that is a valid trace (or every line), at most `rate` a second.
 
-    `redact`: each line without secrets and personal data; its key is read, and its size checked, after that.
+    `clean` redacts a line; its key is read, and its size checked, after that.
     `counts` are kept up to date; `on_line` gets each line's size (bytes), `on_refused` its number (from 1) and
     what is wrong. Every trace counted as sent is acknowledged. Raises ConfigError, SessionError.
     """
     (target,) = await session.existing(topic)
     unconnected = idempotent_producer(
-        session.client,
-        session.settings.transaction_timeout_seconds,
-        linger_ms=LINGER_MS,
-        max_batch_size=MAX_BATCH_BYTES,
-        max_request_size=MAX_REQUEST_BYTES,
-    )
-    async with session.connected(unconnected) as producer:
-        check = _LineCheck(producer, session.settings.limits if validate else None, target.max_bytes)
+        session.client, session.settings.transaction_timeout_seconds, linger_ms=LINGER_MS,
+        max_batch_size=MAX_BATCH_BYTES, max_request_size=MAX_REQUEST_BYTES,
+    )  # fmt: skip
+    limits = session.settings.limits if validate else None
+
+    async def send_lines(producer: AIOKafkaProducer) -> None:
         sender = _Sender(producer, topic, rate, counts)
-        lines = _lines(source, session.settings.max_message_bytes)
-        clean = _cleaning(session.settings) if redact else None
-        await while_sending(producer, _send_lines(lines, key, clean, check, sender, counts, on_line, on_refused))
+        async for number, line, size, problem in lines_as_they_come(source, session.settings.max_message_bytes):
+            on_line(size)
+            if number == 1 and limits is not None and is_pretty_printed(line):
+                counts.pretty_printed = line
+                break
+            if problem is None and not line.strip():
+                continue
+            found: dict[str, int] = {}
+            try:
+                if problem is not None:
+                    raise InvalidTrace(Reason.TOO_LARGE, "", problem)
+                if clean is not None:
+                    line, found = clean(line)  # noqa: PLW2901 the original must not be sent
+                record_key = key_of(line, key)
+                _check(line, record_key, limits, producer, target.max_bytes)
+            except InvalidTrace as error:
+                counts.refused += 1
+                on_refused(number, error)
+            else:
+                counts.redactions.update(found)
+                await sender.send(number, record_key, line)
+        await sender.finish()
+
+    async with session.connected(unconnected) as producer:
+        await while_sending(producer, send_lines(producer))
 
 
-def _cleaning(settings: Settings) -> Clean:
-    from worker.redact.documents import redact_json
+def _check(line: bytes, key: bytes | None, limits: Limits | None, producer: AIOKafkaProducer, most: int) -> None:
+    """Raise InvalidTrace for a line that the worker (`limits`) or the topic (a batch of `most` bytes) would refuse.
 
-    return partial(redact_json, rules=redaction_rules(settings))
-
-
-async def _send_lines(
-    lines: AsyncIterator[Line],
-    key: KeyField,
-    clean: Clean | None,
-    check: _LineCheck,
-    sender: _Sender,
-    counts: PublishCounts,
-    on_line: Callable[[int], None],
-    on_refused: Callable[[int, InvalidTrace], None],
-) -> None:
-    async for number, line, size, problem in lines:
-        on_line(size)
-        if number == 1 and check.limits is not None and is_pretty_printed(line):
-            counts.note_pretty_printed(line)
-            break
-        if problem is None and not line.strip():
-            continue
-        found: dict[str, int] = {}
-        try:
-            if problem is not None:
-                raise InvalidTrace(Reason.TOO_LARGE, "", problem)
-            if clean is not None:
-                line, found = clean(line)  # noqa: PLW2901 the original must not be sent
-            record_key = key_of(line, key)
-            check.check(record_key, line)
-        except InvalidTrace as error:
-            counts.count_refused()
-            on_refused(number, error)
-        else:
-            counts.count_redactions(found)
-            await sender.send(number, record_key, line)
-    await sender.finish()
-
-
-@dataclass(frozen=True, slots=True)
-class _LineCheck:
-    """What a line must be to be sent: a valid trace (`limits` None: anything), and small enough for its topic."""
-
-    producer: AIOKafkaProducer
-    limits: Limits | None
-    max_batch_bytes: int
-
-    def check(self, key: bytes | None, line: bytes) -> None:
-        """Raise InvalidTrace for a line that the worker or the topic would refuse.
-
-        The topic's limit must be checked before sending: a refused batch breaks the sequence of an idempotent
-        producer.
-        """
-        key_size = len(key or b"")
-        if self.limits is not None:  # the key counts against the worker's limit, too
-            parse_trace(line, replace(self.limits, max_bytes=self.limits.max_bytes - key_size))
-        if len(line) + key_size < self.max_batch_bytes // 2:
-            return
-        batch = self.producer.create_batch()
-        batch.append(timestamp=None, key=key, value=line)
-        if batch.size() > self.max_batch_bytes:
-            limit = f"the topic, whose max.message.bytes is {self.max_batch_bytes}"
-            raise InvalidTrace(Reason.TOO_LARGE, "", f"{len(line)} bytes are too large for {limit}")
+    The topic's limit must be checked before sending: a refused batch breaks the sequence of an idempotent producer.
+    """
+    key_size = len(key or b"")
+    if limits is not None:  # the key counts against the worker's limit, too
+        parse_trace(line, replace(limits, max_bytes=limits.max_bytes - key_size))
+    if len(line) + key_size < most // 2:
+        return
+    batch = producer.create_batch()
+    batch.append(timestamp=None, key=key, value=line)
+    if batch.size() > most:
+        limit = f"the topic, whose max.message.bytes is {most}"
+        raise InvalidTrace(Reason.TOO_LARGE, "", f"{len(line)} bytes are too large for {limit}")
 
 
 class _Sender:
@@ -234,7 +177,7 @@ class _Sender:
         future = await self._producer.send(self._topic, line, key=key)
         future.add_done_callback(self._counts.count_answer)
         self._waiting.append((number, future))
-        self._counts.set_seconds(time.perf_counter() - self._began)
+        self._counts.seconds = time.perf_counter() - self._began
         while len(self._waiting) >= IN_FLIGHT or (self._waiting and self._waiting[0][1].done()):
             await self._next_answer()
 
@@ -242,7 +185,7 @@ class _Sender:
         """Return when all lines are acknowledged. Raises SessionError."""
         while self._waiting:
             await self._next_answer()
-        self._counts.set_seconds(time.perf_counter() - self._began)
+        self._counts.seconds = time.perf_counter() - self._began
 
     async def _next_answer(self) -> None:
         number, future = self._waiting.popleft()
@@ -254,43 +197,14 @@ class _Sender:
             ) from error
 
 
-async def _lines(source: BinaryIO, largest_trace: int) -> AsyncIterator[Line]:
-    """Yield the lines of a file, as `read_lines` does.
-
-    Read by a daemon thread from the file descriptor: a slow pipe must delay neither earlier lines nor Ctrl-C.
-    """
-    loop, chunks, room = asyncio.get_running_loop(), asyncio.Queue[bytes | OSError](), threading.Semaphore(4)
-
-    def read() -> None:
-        chunk: bytes | OSError = b"-"
-        while isinstance(chunk, bytes) and chunk:
-            try:
-                chunk = os.read(source.fileno(), CHUNK_BYTES)
-            except OSError as error:
-                chunk = error
-            room.acquire()
-            try:
-                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-            except RuntimeError:  # the command has ended
-                return
-
-    threading.Thread(target=read, daemon=True).start()
-    splitter = LineSplitter(largest_trace)
-    while chunk := await chunks.get():
-        room.release()
-        if isinstance(chunk, OSError):
-            with naming(source.name):
-                raise chunk
-        for line in splitter.feed(chunk):
-            yield line
-    for line in splitter.feed(b""):
-        yield line
-
-
 def run_publish(
-    file: str, settings: Settings, *, topic: str, key: KeyField, rate: float | None, validate: bool, redact: bool
-) -> int:
-    """Publish a file, say how it went, and return the exit code. Raises CommandError, ArgumentError."""
+    file: str, settings: Settings, *, topic: str, key: KeyField, rate: float | None, validate: bool,
+    redact: Clean | None,
+) -> int:  # fmt: skip
+    """Publish a file, report the result, and return the exit code. Raises CommandError, ArgumentError.
+
+    `redact`: what redacts a line; None: none is redacted.
+    """
     with errors_for_the_user():
         session = Session(settings)
     source = _open(file)
@@ -305,7 +219,7 @@ def run_publish(
             with errors_for_the_user():
                 run_session(
                     publish_lines(
-                        source, session, topic=topic, key=key, rate=rate, validate=validate, redact=redact,
+                        source, session, topic=topic, key=key, rate=rate, validate=validate, clean=redact,
                         counts=counts,
                         on_line=lambda size: progress.update(task, advance=size, sent=counts.sent),
                         on_refused=lambda line, error: bad.name(f"{line}: {error.reason}: {error}"),
@@ -314,7 +228,11 @@ def run_publish(
         except KeyboardInterrupt:
             interrupted = True
         except CommandError as error:
-            raise (error.adding(f"; {counts.sent} were published before") if counts.sent else error) from None
+            raise (
+                error.adding(f"; {number_of(counts.sent, 'trace was', 'traces were')} published before")
+                if counts.sent
+                else error
+            ) from None
     name = "FILE" if file == "-" else shlex.quote(file)
     bad.say_rest(f"kp-worker score {name} --embedder none -o /dev/null --dead-letters BAD.jsonl lists all invalid ones")
     _say_counts(counts, topic, interrupted)
@@ -333,7 +251,7 @@ def _open(file: str) -> BinaryIO:
 def _say_counts(counts: PublishCounts, topic: str, interrupted: bool) -> None:
     rate = f", {counts.sent / counts.seconds:.0f}/s" if counts.seconds > 1 else ""
     say(
-        f"{counts.sent} trace{'s' * (counts.sent != 1)} published to topic {topic}{rate}, "
+        f"{number_of(counts.sent, 'trace')} published to topic {topic}{rate}, "
         f"{counts.refused} refused" + (", then interrupted" if interrupted else "")
     )
     for kind, count in counts.redactions.items():

@@ -1,4 +1,4 @@
-"""What a re-drive has done, by reason: counted and told while it lasts, and as tables at the end."""
+"""The results of a redrive by reason: shown while it runs, and as tables at the end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from rich import box
@@ -15,9 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from worker.commands.shared.console import text_console
+from worker.commands.shared.console import BadLines, text_console
 from worker.commands.shared.table import PlainTable
-from worker.core.terminal import clean
+from worker.core.terminal import clean, number_of
 from worker.kafka.reading.dead_letters import DeadLetter
 
 EXAMPLES: Final = 2
@@ -25,9 +26,9 @@ EXAMPLES: Final = 2
 
 ADVICE: Final = {
     "conflict": "the registry has other units with the ids of these traces, and refuses them again until those units "
-    "are deleted there (docs/contribute.md)",
+    "are deleted there (docs/runbooks.md)",
 }
-"""What to do before records of a reason are sent again, where sending them alone changes nothing."""
+"""Advice for reasons whose records would only be refused again."""
 
 
 class RefusedError(Exception):
@@ -41,7 +42,7 @@ class Counts:
     `already`: an earlier run has redriven them. `repeated`: their source record is that of a letter before them in this
     run. `foreign`: records of a topic that these settings do not name, or none of the worker's. `late`: spans of runs
     that were closed before they came. `sent`: those that are done, by the topic that they go back to; `old` of them
-    have a timestamp that is older than its retention, `retention_ms`.
+    have a timestamp that is older than its retention, `retention_ms` (None: it keeps them without limit).
     """
 
     found: Counter[str] = field(default_factory=Counter)
@@ -55,10 +56,6 @@ class Counts:
     sent: Counter[str] = field(default_factory=Counter)
     old: Counter[str] = field(default_factory=Counter)
     retention_ms: Mapping[str, int | None] = field(default_factory=dict)
-
-    def compare_with_retention(self, retention_ms: Mapping[str, int | None]) -> None:
-        """Count as `old` from now on what is older than its topic keeps records; None: it keeps them for ever."""
-        self.retention_ms = retention_ms
 
     def count_done(self, letter: DeadLetter) -> None:
         """Count a dead letter that was redriven, written, or would be, and keep the first ones."""
@@ -74,7 +71,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The counts of a run, and who is told: `on_refused` of each refused dead letter and why, `on_progress` of all."""
+    """The counts of a run. `on_refused` is called with each refused dead letter and why, `on_progress` with all."""
 
     counts: Counts
     on_refused: Callable[[DeadLetter, str], None]
@@ -91,19 +88,21 @@ class Progress:
 
 
 @contextmanager
-def watching(counts: Counts) -> Iterator[Progress]:
-    """Show progress on a terminal, and each refused dead letter."""
+def watching(counts: Counts, topic: str) -> Iterator[Progress]:
+    """Show progress on a terminal, and the first refused dead letters of the topic."""
     console = Console(stderr=True, highlight=False)
     with console.status("reading dead letters") if console.is_terminal else nullcontext() as status:
+        bad = BadLines(topic, lambda text: console.print(Text(clean(text)), soft_wrap=True))
 
         def on_refused(letter: DeadLetter, why: str) -> None:
-            console.print(Text(clean(f"{letter.place} "), "bold") + Text(clean(why)), soft_wrap=True)
+            bad.name(f"{letter.record.partition}:{letter.record.offset} {why}")
 
         def on_progress() -> None:
             if status is not None:
-                status.update(f"{counts.found.total()} dead letters match")
+                status.update(number_of(counts.found.total(), "dead letter matches", "dead letters match"))
 
         yield Progress(counts, on_refused, on_progress)
+        bad.say_rest("--partition and --offset select them")
 
 
 def print_counts(counts: Counts, to_file: str | None, execute: bool) -> None:
@@ -112,58 +111,48 @@ def print_counts(counts: Counts, to_file: str | None, execute: bool) -> None:
     They go to standard error where standard output is the file.
     """
     console = text_console(stderr=to_file == "-")
+    tell = partial(console.print, soft_wrap=True)
     target = escape(
         clean(_topics(counts.sent) if to_file is None else "standard output" if to_file == "-" else to_file)
     )
     if counts.foreign:
-        console.print(
-            f"{counts.foreign} records belong to topics that these settings do not name (KP_SOURCE_TOPIC, "
-            "KP_SPANS_TOPIC), or are not dead letters: skipped",
-            soft_wrap=True,
+        tell(
+            f"skipped {number_of(counts.foreign, 'record')}: not a dead letter, or of a topic that these settings do "
+            "not name (KP_SOURCE_TOPIC, KP_SPANS_TOPIC)"
         )
     if counts.late:
-        console.print(
-            f"{counts.late} dead letters hold spans of runs that are closed: skipped, since they would come too late "
-            "again",
-            soft_wrap=True,
-        )
+        tell(f"skipped {number_of(counts.late, 'dead letter')} with spans of closed runs: they would be late again")
     if not counts.found:
-        console.print("no dead letter matches")
+        tell("no dead letter matches")
         return
     verb, does = ("redriven", "sends") if to_file is None else ("written", "writes")
     console.print(_counts_table(counts, verb if execute else "to do"))
     if repeated := counts.repeated.total():
-        console.print(
-            f"\n{repeated} repeated: another dead letter here is of the same source record, as after a replay or where "
-            "two groups share the dead-letter topic. The record is taken once; every group reads the topic",
-            soft_wrap=True,
+        tell(
+            f"\n{repeated} repeated: another dead letter is of the same source record, as after a replay, or if two "
+            "groups share the dead-letter topic. The record is sent once; every group reads it"
         )
     for reason, advice in ADVICE.items():
         if counts.done[reason] and to_file is None:
-            console.print(f"\n{reason}: {advice}", soft_wrap=True)
+            tell(f"\n{reason}: {advice}")
+    done = counts.done.total()
     if execute:
-        done = counts.done.total()
-        console.print(f"\n{done} dead letter{'s' * (done != 1)} {verb} to {target}", soft_wrap=True)
-        _warn_of_retention(console, counts)
-        return
-    todo = counts.done.total()
-    if todo:
+        tell(f"\n{number_of(done, 'dead letter')} {verb} to {target}")
+    elif done:
         console.print(Text("\nExamples", "bold"), examples_table(counts.examples), sep="\n")
-        console.print(f"\nDry run: nothing was {verb}. --execute {does} {todo} to {target}", soft_wrap=True)
-        _warn_of_retention(console, counts)
+        tell(f"\nDry run: nothing was {verb}. --execute {does} {done} to {target}")
     else:
-        console.print("\nNothing to do")
+        tell("\nNothing to do")
+        return
+    _warn_of_retention(console, counts)
 
 
 def _counts_table(counts: Counts, done: str) -> PlainTable:
     """Tabulate the counts by reason; `done` names the last column."""
     columns = {
-        "dead letters": counts.found,
-        "already done": counts.already,
-        "refused": counts.refused,
-        done: counts.done,
-    }
-    if counts.repeated:  # rare: a column of its own only then
+        "dead letters": counts.found, "already done": counts.already, "refused": counts.refused, done: counts.done,
+    }  # fmt: skip
+    if counts.repeated:  # rare: a column only then
         columns = {"dead letters": columns.pop("dead letters"), "repeated": counts.repeated} | columns
     table = _table("reason")
     for name in columns:
@@ -207,9 +196,10 @@ def _time(ms: int | None) -> str:
 def _warn_of_retention(console: Console, counts: Counts) -> None:
     for topic, old in sorted(counts.old.items()):
         days = (counts.retention_ms[topic] or 0) / 86_400_000
+        older = number_of(old, "of them is", "of them are")
         console.print(
-            f"{old} of them are older than topic {escape(clean(topic))} keeps records ({days:.1f} days): they keep "
-            "their timestamps, so Kafka may delete them before they are read. Keep their reader running, or raise "
+            f"{older} older than topic {escape(clean(topic))} keeps records ({days:.1f} days). Redriven records keep "
+            "their timestamps, so Kafka may delete them before they are read: keep their reader running, or raise "
             "retention.ms",
             style="yellow",
             soft_wrap=True,

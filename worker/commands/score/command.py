@@ -15,7 +15,7 @@ from worker.commands.shared.options import InputFile, complete_directory, read_s
 @click.option("--output", "-o", type=click.File("wb"), default="-", help="Scored documents, as JSON Lines [stdout].")
 @click.option("--dead-letters", type=click.File("wb"), help="Invalid lines with the reason, as JSON Lines.")
 @click.option("--verdicts", type=InputFile(), metavar="FILE", help="Verdicts to count, as kp-worker verdict takes "
-              "them. With a field after: N it counts for the lines behind the first N only.")  # fmt: skip
+              "them. One with a field after: N counts only after the first N lines.")  # fmt: skip
 @click.option("--embedder", type=click.Choice(["auto", "openvino", "sentence-transformers", "http", "none"]),
               help="Overrides KP_EMBEDDER.")  # fmt: skip
 @click.option("--model", shell_complete=complete_directory, help="Overrides KP_MODEL.")
@@ -27,8 +27,8 @@ def score(
 ) -> None:  # fmt: skip
     """Score a JSON Lines file (- is standard input) exactly as the worker scores a topic with one partition.
 
-    Takes the settings of `kp-worker run`. --verdicts needs KP_CONFIDENCE=record. Dead letters do not change
-    the exit code: the summary on standard error counts them.
+    Takes the settings of `kp-worker run`. --verdicts needs KP_CONFIDENCE=record. The summary on standard error counts
+    dead letters. Exit code 1: no line was a valid trace, or the model or a file failed.
     """
     settings = read_settings(embedder=embedder, model=model, redact=redact)
     if verdicts is not None:

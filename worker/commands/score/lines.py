@@ -24,6 +24,7 @@ from worker.config.redaction_rules import cleaning, output_rules, screening
 from worker.core.documents import embedding_failed
 from worker.core.records import SourceRecord
 from worker.core.scorer import Evaluation, EvaluationConfig
+from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Reason, embedded_texts
 from worker.embed.embedder import Embedder, Embedding, ModelError
 from worker.embed.load import load_configured, new_scorer
@@ -33,7 +34,7 @@ from worker.embed.pool import embed_trace
 def run_score(
     file: BinaryIO, output: BinaryIO, dead_letters: BinaryIO | None, verdicts: BinaryIO | None, settings: Settings
 ) -> None:
-    """Score a file and say how many traces came out which way. Raises CommandError, also where none was valid."""
+    """Score a file and say how many traces came out which way. Raises CommandError, also when no line was valid."""
 
     def check_first(line: bytes) -> None:
         if is_pretty_printed(line):
@@ -63,11 +64,12 @@ def run_score(
     dead = sum(counts.dead_letters.values())
     total = counts.accepted + counts.rejected + dead
     say(
-        f"{_number(total, 'trace')}: {counts.accepted} accepted, {counts.rejected} rejected, "
-        f"{_number(dead, 'dead letter')}, {_number(counts.truncated, 'text')} truncated at {settings.max_tokens} tokens"
+        f"{number_of(total, 'trace')}: {counts.accepted} accepted, {counts.rejected} rejected, "
+        f"{number_of(dead, 'dead letter')}, {number_of(counts.truncated, 'text')} truncated at {settings.max_tokens} "
+        "tokens"
     )
     if counts.truncated_objectives:
-        say(f"  {_number(counts.truncated_objectives, 'objective')} truncated: the model does not read more")
+        say(f"  {number_of(counts.truncated_objectives, 'objective')} truncated: the model does not read more")
     for reason, count in sorted(counts.dead_letters.items()):
         say(f"  {count} {reason}")
     for kind, count in counts.redactions.items():
@@ -80,10 +82,6 @@ def run_score(
         raise CommandError(
             "no line of the file is a valid trace; write them with their reasons: --dead-letters BAD.jsonl"
         )
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 @contextmanager

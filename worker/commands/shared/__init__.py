@@ -1,1 +1,1 @@
-"""What several commands use: the console, sessions with Kafka, JSON Lines, scored documents, pages."""
+"""Parts that several commands share: the console, sessions with Kafka, JSON Lines, scored documents, pages."""

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
 
 import click
 
-from worker.core.terminal import clean, clean_json_bytes
+from worker.core.terminal import clean, clean_json, clean_json_bytes, number_of
 from worker.version import install_extra
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 A_DEVICE = "it is a device, which may have no end; give a file or a pipe"
 
 PIPE_WIDTH = 100_000
-"""Columns where standard output is no terminal: who reads it cuts or wraps lines as needed."""
+"""Columns where standard output is not a terminal: its reader cuts or wraps lines as needed."""
 
 
 EXTRAS: Final = {
@@ -93,7 +93,7 @@ class Command(click.Command):
             ctx.fail(f"Missing: {', '.join(missing)}.")
         if rest and not ctx.resilient_parsing:
             ctx.fail(
-                f"{len(rest)} argument{'s' * (len(rest) != 1)} too many (not shown, since a secret may be among them); "
+                f"{number_of(len(rest), 'argument')} too many (not shown, since a secret may be among them); "
                 "a setting is given by --set NAME=VALUE"
             )
         return rest
@@ -125,7 +125,7 @@ PIPE_CLOSED: Final = 0
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Give all commands one end where nobody reads what they say: a closed pipe is no error, a full disk is one.
+    """Let all commands end alike when nobody reads their output: a closed pipe is no error, a full disk is one.
 
     Raises click's Exit and CommandError.
     """
@@ -202,6 +202,14 @@ def write_line(text: str, label: str = "", colour: str | None = None) -> None:
     click.echo((click.style(label, colour) if label else "") + text)
 
 
+def write_json(*values: object) -> None:
+    """Write values to standard output, each as one line of JSON that cannot control a terminal."""
+    import msgspec
+
+    for value in values:
+        write_line(clean_json(msgspec.json.encode(value).decode()))
+
+
 def text_console(*, stderr: bool = False) -> Console:
     """Return a console for texts and tables on standard output, or error; it cuts and wraps on a terminal only."""
     from rich.console import Console
@@ -262,18 +270,18 @@ class BadLines:
     def __init__(self, file: str, write: Callable[[str], None] | None = None) -> None:
         self._file = file
         self._write = write or say
-        self._count = 0
+        self.count = 0
 
     def name(self, text: str) -> None:
         """Name one: where it is, and what is wrong with it."""
-        self._count += 1
-        if self._count <= BAD_SHOWN:
+        self.count += 1
+        if self.count <= BAD_SHOWN:
             self._write(f"{self._file}:{text}")
 
     def say_rest(self, how: str) -> None:
         """Say how many others there are; `how`: what lists them all."""
-        if self._count > BAD_SHOWN:
-            self._write(f"{self._file}: {self._count - BAD_SHOWN} more like these; {how}")
+        if self.count > BAD_SHOWN:
+            self._write(f"{self._file}: {self.count - BAD_SHOWN} more like these; {how}")
 
 
 def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
@@ -283,6 +291,19 @@ def open_file(path: str, mode: Literal["rb", "wb"]) -> BinaryIO:
         with file:
             raise OSError(errno.ENODEV, A_DEVICE, path)
     return file
+
+
+@contextmanager
+def writing(path: str, option: str) -> Iterator[BinaryIO]:
+    """Open the file that an option names, to write it; - is standard output. Raises CommandError."""
+    try:
+        with open_file(path, "wb") as file:
+            yield file
+            file.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}; choose another file ({option})") from None
 
 
 def is_device(file: IO[Any]) -> bool:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
-import json
+import os
 import shlex
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
 from io import BufferedReader
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
-import msgspec
-
 from worker.commands.shared.console import ArgumentError, CommandError, naming, open_file
-from worker.core.trace import InvalidTrace, Reason
+from worker.core.trace import InvalidTrace, Reason, document_decoder
 
 CHUNK_BYTES: Final = 1 << 16
 
 LINE_FACTOR: Final = 32
 """How many times as long as the largest trace (KP_MAX_MESSAGE_BYTES) a line may be. A run to convert may hold far more
 than its trace (images, what tools have printed), and the JSON of a line takes six times its size in memory."""
-
-_decoder: Final = msgspec.json.Decoder(float_hook=float)  # as the parser does: 1e400 in an unknown field is valid
 
 
 class Line(NamedTuple):
@@ -76,6 +74,39 @@ def read_lines(file: BinaryIO, largest_trace: int) -> Iterator[Line]:
     yield from lines.feed(b"")
 
 
+async def lines_as_they_come(file: BinaryIO, largest_trace: int) -> AsyncIterator[Line]:
+    """Yield the lines of a file, as `read_lines` does, while other tasks run.
+
+    Read by a daemon thread from the file descriptor: a slow pipe must delay neither earlier lines nor Ctrl-C.
+    """
+    loop, chunks, room = asyncio.get_running_loop(), asyncio.Queue[bytes | OSError](), threading.Semaphore(4)
+
+    def read() -> None:
+        chunk: bytes | OSError = b"-"
+        while isinstance(chunk, bytes) and chunk:
+            try:
+                chunk = os.read(file.fileno(), CHUNK_BYTES)
+            except OSError as error:
+                chunk = error
+            room.acquire()
+            try:
+                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+            except RuntimeError:  # the command has ended
+                return
+
+    threading.Thread(target=read, daemon=True).start()
+    lines = LineSplitter(largest_trace)
+    while chunk := await chunks.get():
+        room.release()
+        if isinstance(chunk, OSError):
+            with naming(file.name):
+                raise chunk
+        for line in lines.feed(chunk):
+            yield line
+    for line in lines.feed(b""):
+        yield line
+
+
 def line_limit(largest_trace: int) -> int:
     """Return the most bytes of a line."""
     return LINE_FACTOR * largest_trace
@@ -92,7 +123,7 @@ def is_pretty_printed(first_line: bytes) -> bool:
     if opened in (b"{", b"[") or not opened.startswith(b"["):
         return opened in (b"{", b"[")
     try:
-        _decoder.decode(opened)
+        document_decoder.decode(opened)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         return str(error) == "Input data was truncated"
     return False
@@ -103,7 +134,7 @@ def pretty_printed_hint(file: str, first_line: bytes) -> str:
     change = "jq -c '.[]'" if first_line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[") else "jq -c ."
     piped = file in ("-", "<stdin>")
     name, remedy = ("standard input", f"pipe it through {change}") if piped else (file, f"{change} {shlex.quote(file)}")
-    return f"{name} holds JSON over several lines; one trace a line is expected: {remedy}"
+    return f"{name} holds JSON over several lines; one trace per line is expected: {remedy}"
 
 
 def value_at(document: Mapping[str, Any], path: str) -> Any:
@@ -163,7 +194,7 @@ def _line_at(file: BinaryIO, number: int, most: int, name: str) -> bytes | None:
 def _is_json(raw: bytes) -> bool:
     """Return whether the bytes are one JSON document, as the parser of traces reads it."""
     try:
-        _decoder.decode(raw)
+        document_decoder.decode(raw)
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return False
     return True
@@ -175,61 +206,8 @@ def name_of(path: str) -> str:
 
 
 def describe_problem(raw: bytes, line: int | None, error: InvalidTrace) -> str:
-    """Return reason and message of an invalid trace, with the line (from 1) where it can be told."""
-    place = line_of(raw, error.path) if line is None else line
-    text = f"{'' if place is None else f'line {place}: '}{error.reason}: {error.message}"
+    """Return reason and message of an invalid trace, with its line (from 1) in a file of several."""
+    text = f"{'' if line is None else f'line {line}: '}{error.reason}: {error.message}"
     if error.reason is Reason.NOT_JSON and line is not None and raw.strip() in (b"{", b"["):
         text += "; the file holds one document over several lines: leave out --line"
     return text
-
-
-def line_of(raw: bytes, path: str) -> int | None:
-    """Return the line of a path such as steps.1.tool.name, or of what should hold it; None: the text has none."""
-    try:
-        text = raw.decode()
-        json.loads(text)
-    except UnicodeDecodeError as error:
-        return raw.count(b"\n", 0, error.start) + 1
-    except json.JSONDecodeError as error:
-        return error.lineno
-    except (ValueError, RecursionError):  # thousands of digits, or of brackets
-        return None
-    return text.count("\n", 0, _position(text, path.split("."))) + 1 if path else None
-
-
-def _position(text: str, path: list[str]) -> int:
-    """Return the index of the value at `path` in a JSON text, or of the innermost value on the way that exists."""
-    index = _skip(text, 0)
-    for name in path:
-        found = _members(text, index).get(name)
-        if found is None:
-            break
-        index = found
-    return index
-
-
-def _members(text: str, index: int) -> dict[str, int]:
-    """Return where the members of the object or array at `index` begin, by name (the last counts) or number."""
-    decoder = json.JSONDecoder()
-    found: dict[str, int] = {}
-    kind = text[index]
-    if kind not in "{[":
-        return found
-    index = _skip(text, index + 1)
-    while text[index] not in "}]":
-        name = str(len(found))
-        if kind == "{":
-            name, index = decoder.raw_decode(text, index)
-            index = _skip(text, _skip(text, index) + 1)  # past the colon
-        found[name] = index
-        _, index = decoder.raw_decode(text, index)
-        index = _skip(text, index)
-        if text[index] == ",":
-            index = _skip(text, index + 1)
-    return found
-
-
-def _skip(text: str, index: int) -> int:
-    while index < len(text) and text[index] in " \t\r\n":
-        index += 1
-    return index

@@ -103,14 +103,14 @@ def checked_settings(file: Path | None = None, *, assignments: Sequence[str] = (
 
 
 def read_settings(**fields: Any) -> Settings:
-    """Read the settings as `load_settings` does, and warn of what is odd. Raises SettingsError."""
+    """Read the settings as `load_settings` does, and warn of oddities. Raises SettingsError."""
     loaded = checked_settings(**fields)
     say_warnings(loaded)
     return loaded.settings
 
 
 def say_warnings(loaded: Loaded) -> None:
-    """Write what is odd about the settings, and no error, to standard error."""
+    """Write oddities of the settings that are no errors to standard error."""
     for warning in loaded.warnings:
         say(f"warning: {warning}")
 

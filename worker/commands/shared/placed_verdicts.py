@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from worker.commands.shared.console import CommandError
+from worker.commands.shared.console import BadLines, CommandError
 from worker.commands.shared.json_lines import read_lines
 from worker.commands.shared.scored_document import ScoredDocument
 from worker.commands.shared.thresholds import ShareThreshold, share_threshold
@@ -23,9 +23,6 @@ from worker.core.novelty import CACHED_ID_LENGTH
 from worker.core.scoring import score_trace
 from worker.core.track_record import NOTHING, Standing, Tally, TrackRecord, standing
 from worker.core.verdicts import Verdict, issued_ms, make_verdict
-
-SHOWN = 5
-"""Wrong lines that are named; the others are counted."""
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -46,7 +43,9 @@ def read_verdicts(file: BinaryIO, name: str, largest_trace: int, *, as_scored: b
     scored document, or behind its record on the source topic. Without `as_scored` there is one partition, as in a file
     of traces. `issued_at`, if it is there, is when it was issued; otherwise it was issued in the order of places.
     """
-    placed, wrong = [], []
+    placed: list[PlacedVerdict] = []
+    wrong: list[str] = []
+    bad = BadLines(name, wrong.append)
     for line in read_lines(file, largest_trace):
         try:
             if line.problem is not None:
@@ -54,10 +53,10 @@ def read_verdicts(file: BinaryIO, name: str, largest_trace: int, *, as_scored: b
             if line.data.strip():
                 placed.append(_placed(msgspec.json.decode(line.data), as_scored=as_scored))
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            wrong.append(f"{name}:{line.number}: {error}")
+            bad.name(f"{line.number}: {error}")
+    bad.say_rest("correct them all")
     if wrong:
-        more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-        raise CommandError("\n".join([*wrong[:SHOWN], *more]))
+        raise CommandError("\n".join(wrong))
     return in_order(placed)
 
 
@@ -126,6 +125,8 @@ class Standings:
 
     def __init__(self, placed: Iterable[PlacedVerdict] = ()) -> None:
         self.verdicts = 0
+        self.judged: set[tuple[int, str]] = set()
+        """Partition and id of each trace that has a verdict."""
         self._places: dict[int, list[int]] = {}
         self._all: dict[int, list[tuple[int, int]]] = {}
         self._changes: dict[tuple[int, str, str], tuple[list[int], list[Tally]]] = defaultdict(lambda: ([], []))
@@ -138,6 +139,7 @@ class Standings:
         self._all[partition] = []
         for number, (_, after, verdict) in enumerate(placed):
             self.verdicts += 1
+            self.judged.add((partition, verdict.trace_id))
             record.add(verdict, issued_ms(verdict, None), number)
             self._all[partition].append((len(record), record.firsts))
             name = verdict.agent_id, verdict.task_domain

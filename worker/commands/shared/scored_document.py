@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from worker.core.records import EmbedderIdentity
 from worker.core.scoring import Components, Weights
@@ -15,19 +15,28 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
-class NearestTrace(Struct, frozen=True):
-    """The nearest earlier trace and its cosine similarity."""
+class Nearest(Struct, frozen=True):
+    """The nearest earlier trace and its cosine similarity; with the novelty scope `group` its source record, too."""
 
     id: str
     similarity: float
+    partition: int | UnsetType = UNSET
+    offset: int | UnsetType | None = UNSET
+
+    def __str__(self) -> str:
+        place = "" if self.partition is UNSET else f", source partition {self.partition} offset {self.offset}"
+        return f"{self.id}, similarity {self.similarity:.4f}{place}"
 
 
-class TraceSource(Struct, frozen=True):
-    """Where the trace was read."""
+class RecordPlace(Struct, frozen=True):
+    """Where a record is; its text is what `kp-worker explain` takes."""
 
     topic: str
     partition: Annotated[int, Meta(ge=0, lt=2**31)]
     offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.offset}"
 
 
 class DocumentScreening(Struct, frozen=True):
@@ -55,10 +64,10 @@ class DocumentScoring(Struct, frozen=True):
     weights: Weights
     components: Components
     overrides: list[str]
-    nearest: NearestTrace | None
+    nearest: Nearest | None
     stream_time: Annotated[datetime, Meta(tz=True)]
     embedder: EmbedderIdentity | None
-    source: TraceSource
+    source: RecordPlace
     worker_version: str
     screen: DocumentScreening | None = None
     confidence: DocumentConfidence | None = None

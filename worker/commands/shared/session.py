@@ -15,11 +15,11 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.structs import ConsumerRecord
 
 from worker.config import ConfigError, Settings
-from worker.kafka.cluster.client import client_arguments, patch_aiokafka
+from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.connections import Client, committed_reader, connected, connected_admin
-from worker.kafka.cluster.describe import describe_topics, topic_configs
+from worker.kafka.cluster.describe import describe_topics, topic_configs, topic_id
 from worker.kafka.cluster.errors import error_text
-from worker.kafka.cluster.topic_plan import DEFAULT_MAX_BYTES
+from worker.kafka.cluster.topic_plan import DEFAULT_MAX_BYTES, MissingTopicsError
 from worker.kafka.writing.producer import PublishError
 
 Result = TypeVar("Result")
@@ -39,6 +39,11 @@ class Topic:
     name: str
     partitions: int
     config: Mapping[str, str]
+
+    @property
+    def tps(self) -> list[TopicPartition]:
+        """Return its partitions, as clients name them."""
+        return [TopicPartition(self.name, partition) for partition in range(self.partitions)]
 
     @property
     def max_bytes(self) -> int:
@@ -67,8 +72,7 @@ class Session:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        patch_aiokafka(settings)
-        self.client = client_arguments(settings)
+        self.client = prepare_clients(settings)
 
     def connected(self, client: Client, *, tolerant: bool = False) -> AbstractAsyncContextManager[Client]:
         """Start a consumer or producer, stop it at the end (connections.connected). Raises ConfigError."""
@@ -93,7 +97,7 @@ class Session:
         return {name: Topic(name, partitions, configs.get(name, {})) for name, partitions in found.items()}
 
     async def existing(self, *names: str, created_with: str = "KP_CREATE_TOPICS=true") -> list[Topic]:
-        """Return the topics, in order. Raises ConfigError that names the missing ones.
+        """Return the topics, in order. Raises MissingTopicsError that names the missing ones, ConfigError.
 
         `created_with`: the settings with which a worker creates them.
         """
@@ -101,11 +105,29 @@ class Session:
             found = await self.topics(admin, *names)
         missing = [name for name in names if name not in found]
         if missing:
-            raise ConfigError(
+            raise MissingTopicsError(
                 f"missing on {self.settings.bootstrap_servers}: topic {', '.join(missing)}. Correct the name (the KP_ "
                 f"topic settings must be the worker's), or create it: a worker does so with {created_with}"
             )
         return [found[name] for name in names]
+
+    async def topic_id(self, topic: str, signed: str) -> str:
+        """Return the id of a topic, for which `signed` are signed. Raises ConfigError."""
+        async with self.admin() as admin:
+            found = await topic_id(admin, topic)
+        if found is None:
+            raise ConfigError(
+                f"the brokers report no id of topic {topic}: {signed} are signed for it, and Kafka has ids since "
+                "version 2.8"
+            )
+        return found
+
+    async def newest(self, topic: Topic, count: int) -> AsyncIterator[ConsumerRecord]:
+        """Yield the records at the last `count` offsets of each partition; unreadable ones come as faults."""
+        async with self.connected(self.reader(), tolerant=True) as reader:
+            oldest, ends = await reader.beginning_offsets(topic.tps), await reader.end_offsets(topic.tps)
+            async for record in read_to(reader, {tp: max(oldest[tp], end - count) for tp, end in ends.items()}, ends):
+                yield record
 
 
 async def read_to(
@@ -134,5 +156,6 @@ async def read_to(
         idle = 0.0 if batches or done else idle + 0.5
         if idle > STALL_SECONDS:
             raise SessionError(
-                f"no record arrived from {sorted(todo)} for {STALL_SECONDS:.0f} s; is the leader available?"
+                f"no record arrived from {sorted(todo)} for {STALL_SECONDS:.0f} s; check that these partitions have a "
+                "leader"
             )

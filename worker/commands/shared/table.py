@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import cast
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -26,3 +26,14 @@ class PlainTable(Table):
                 line[-1] = Segment(line[-1].text.rstrip(" "), line[-1].style)
             yield from line
             yield Segment.line()
+
+
+def columns(*names: str, right: Container[str] = (), fold: Container[str] = (), gap: int = 2) -> PlainTable:
+    """Return a table with these columns and no lines; `right`: those with numbers. Only those of `fold` are wrapped."""
+    table = PlainTable(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    for name in names:
+        if name in fold:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, no_wrap=True, justify="right" if name in right else "left")
+    return table

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.core.scoring import DEFAULT_PROFILE, DEFAULT_THRESHOLD, PROFILES, Profile
+from worker.core.terminal import number_of
 
 FEW_TRACES: Final = 50
 """With fewer traces a threshold says little about the next ones: of 50 traces, the best tenth are five."""
@@ -137,7 +138,7 @@ def interval_text(interval: tuple[float, float]) -> str:
 
 def too_few(traces: int) -> str:
     """Return why no threshold is proposed."""
-    return f"{traces} trace{'s are' if traces > 1 else ' is'} too few to propose a threshold ({LEAST_TRACES} at least)"
+    return f"{number_of(traces, 'trace is', 'traces are')} too few to propose a threshold ({LEAST_TRACES} at least)"
 
 
 def _weights_left_out(name: str, profiles: Mapping[str, Profile]) -> Profile | None:

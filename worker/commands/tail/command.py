@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from aiokafka import AIOKafkaConsumer, TopicPartition
     from aiokafka.structs import ConsumerRecord
 
+    from worker.commands.shared.scored_rows import TailFilter, TailRecord
     from worker.commands.shared.session import Session
-    from worker.commands.tail.records import TailFilter, TailRecord
 
 FIRST_STRIDE: Final = 3
 """Offsets to go back for one record, at first: the commit markers of transactions take offsets, too, on an idle stream
@@ -34,7 +34,7 @@ DOMAINS_SHOWN: Final = 10
 @click.option("--rejected", is_flag=True, help="Rejected traces.")
 @click.option("--dead-letters", is_flag=True, help="Dead letters.")
 @click.option("--domain", help="Only traces with this metadata.task_domain.")
-@click.option("--min-score", type=click.FloatRange(0, 1), help="Only traces with at least this score.")
+@click.option("--min-score", type=click.FloatRange(0, 1), metavar="N", help="Only traces with at least this score.")
 @click.option("--last", type=click.IntRange(0), metavar="N", help="Start with the last N that match [10].")
 @click.option("--from-beginning", is_flag=True, help="Start with the oldest.")
 @click.option("--follow/--no-follow", default=True, help="Wait for more, until Ctrl-C [follow].")
@@ -47,7 +47,7 @@ def tail(
 ) -> None:  # fmt: skip
     """Show scored traces as they arrive: a table on a terminal, JSON Lines in a pipe.
 
-    Reads committed records only, and joins no group: it takes no records from other consumers.
+    Reads committed records only, and joins no group, so it takes no records from other consumers.
     """
     if from_beginning and last is not None:
         raise click.UsageError("--from-beginning and --last cannot be used together")
@@ -60,8 +60,8 @@ def tail(
         settings.accepted_topic: accepted, settings.rejected_topic: rejected, settings.dead_letter_topic: dead_letters,
     }  # fmt: skip
     topics = [topic for topic, shown in wanted.items() if shown]
+    from worker.commands.shared.scored_rows import TailFilter, table_writer, write_lines
     from worker.commands.shared.session import Session, run_session
-    from worker.commands.tail.records import TailFilter, table_writer, write_lines
 
     chosen = TailFilter(settings.dead_letter_topic, domain, min_score)
     first = None if from_beginning else 10 if last is None else last
@@ -84,14 +84,12 @@ async def show_records(
     follow: bool,
 ) -> None:
     """Show records in portions: the `last` ones (None: all), then with `follow` what comes, until interrupted."""
-    from aiokafka import TopicPartition
-
     from worker.commands.shared.session import read_to
 
     topics = await session.existing(*names)
     # Subscribed, not assigned: partitions that are added later are read as well, from their beginning.
     async with session.connected(session.reader(*names)) as follower, session.connected(session.reader()) as reader:
-        tps = [TopicPartition(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
+        tps = [tp for topic in topics for tp in topic.tps]
         starts, ends = await reader.beginning_offsets(tps), await reader.end_offsets(tps)
         if last is not None:
             latest = await _last(reader, starts, ends, chosen, last)

@@ -17,10 +17,9 @@ from worker.commands.shared.options import json_option, read_settings, settings_
 def topics(create: bool, as_json: bool) -> None:
     """Compare the topics with what the worker needs, or create them.
 
-    Shows each topic as it is and as it should be, with the commands that correct it; also the topic of redrive, and
-    those of assemble and contribute where their settings are given. --create creates what is missing, as the worker
-    does at startup with KP_CREATE_TOPICS=true. Exit codes: 0 the worker would start with these topics; 1 it would not;
-    2 wrong settings, or no broker answers.
+    Shows how each topic differs, with the commands that correct it, including the topics of redrive and, if they are
+    set up, of assemble and contribute. KP_CREATE_TOPICS=true creates the same at startup. Exit codes: 0 the worker
+    would start with these topics, 1 it would not.
     """
     settings = read_settings()
     from worker.commands.topics.compare import run_topics

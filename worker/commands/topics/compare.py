@@ -11,29 +11,23 @@ import asyncio
 import logging
 import shlex
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec import Struct
 from rich.console import Console
 from rich.text import Text
 
-from worker.assemble.topics import (
-    assemble_plan,
-    assemble_problems,
-    create_assemble_topics,
-    look_for_assemble,
-)
-from worker.commands.shared.console import SettingsError, text_console, write_line
-from worker.commands.shared.redrive_marks import create_marks_topic, marks_plan, marks_topic
+from worker.assemble.topics import assemble_plan, assemble_problems, create_assemble_topics, look_for_assemble
+from worker.commands.shared.console import SettingsError, text_console, write_json
+from worker.commands.shared.marks import create_marks_topic, marks_plan, marks_topic
 from worker.commands.shared.session import Session
-from worker.commands.shared.table import PlainTable
+from worker.commands.shared.table import PlainTable, columns
 from worker.config import ConfigError, Settings
 from worker.contribute.topics import contribute_plan, create_contributed, look_at_contributed
-from worker.core.terminal import clean, clean_json
-from worker.kafka.cluster.client import client_arguments, patch_aiokafka
+from worker.core.terminal import clean, number_of
+from worker.kafka.cluster.client import prepare_clients
 from worker.kafka.cluster.connections import connected_admin
 from worker.kafka.cluster.errors import error_text
 from worker.kafka.cluster.topic_plan import AFTER, Observed, Problem, TopicPlan, look, look_at, plan, problems
@@ -95,7 +89,7 @@ def run_topics(settings: Settings, *, create: bool, as_json: bool) -> int:
     except ConfigError as error:
         raise SettingsError(str(error)) from None
     if as_json:
-        write_line(_as_json(report))
+        write_json(*report.topics, *report.problems)
     else:
         print_report(text_console(), report)
     return 0 if report.usable else 1
@@ -103,8 +97,7 @@ def run_topics(settings: Settings, *, create: bool, as_json: bool) -> int:
 
 async def topics_report(settings: Settings, create: bool) -> TopicsReport:
     """Describe the topics; with `create`, first create those that are missing. Raises ConfigError."""
-    patch_aiokafka(settings)
-    client = {**client_arguments(settings), "request_timeout_ms": TIMEOUT_MS}
+    client = {**prepare_clients(settings), "request_timeout_ms": TIMEOUT_MS}
     try:
         async with connected_admin(settings, client) as admin:
             refused = None
@@ -115,7 +108,9 @@ async def topics_report(settings: Settings, create: bool) -> TopicsReport:
             marks = await look_at(admin, [marks_topic(settings)], [marks_topic(settings)])
             creates = create and settings.registry_url is not None
             contributed = await (create_contributed if creates else look_at_contributed)(admin, settings)
-            spans = await _spans(admin, settings, create) if settings.assembles else None
+            if create and settings.assembles:
+                await create_assemble_topics(admin, settings)
+            spans = await look_for_assemble(admin, settings) if settings.assembles else None
     except KafkaError as error:
         raise ConfigError(error_text(error)) from error
     rows = [_row(settings, wanted, found) for wanted in plan(settings, found)]
@@ -125,31 +120,21 @@ async def topics_report(settings: Settings, create: bool) -> TopicsReport:
         wrong += [
             Problem("warn", text, "kp-worker assemble does not start") for text in assemble_problems(settings, spans)
         ]
-    rows.append(_row(settings, marks_plan(settings), marks, "redrive"))
+    rows.append(_row(settings, marks_plan(marks_topic(settings)), marks, "redrive"))
     if settings.registry_url is not None:
         plans = contribute_plan(settings, contributed)
         rows += [_row(settings, wanted, contributed, "contribute") for wanted in plans]
-    return TopicsReport(rows, [_problem(problem) for problem in wrong])
-
-
-async def _spans(admin: AIOKafkaAdminClient, settings: Settings, create: bool) -> Observed:
-    """Look at the topics of `assemble`; with `create`, first create those that are missing."""
-    if create:
-        await create_assemble_topics(admin, settings)
-    return await look_for_assemble(admin, settings)
+    told = [{"level": each.level, "message": each.message, "remedy": each.remedy} for each in wrong]
+    return TopicsReport(rows, told)
 
 
 async def _create_marks(admin: AIOKafkaAdminClient, settings: Settings) -> Problem | None:
     """Create the topic of `redrive`; return why that is refused: a worker starts without it."""
     try:
-        await create_marks_topic(Session(settings), admin)
+        await create_marks_topic(Session(settings), admin, marks_topic(settings))
     except ConfigError as error:
         return Problem("warn", str(error), "a worker needs no such topic, kp-worker redrive does")
     return None
-
-
-def _problem(problem: Problem) -> dict[str, str]:
-    return {"level": problem.level, "message": problem.message, "remedy": problem.remedy}
 
 
 def _row(settings: Settings, wanted: TopicPlan, found: Observed, needed_by: str = "run") -> TopicRow:
@@ -162,16 +147,12 @@ def _row(settings: Settings, wanted: TopicPlan, found: Observed, needed_by: str 
         configs.append(ConfigRow(name, now, value, fits))
     word = "missing" if state is None else "exists"
     return TopicRow(
-        setting=wanted.variable,
-        topic=wanted.name,
-        state="denied" if wanted.name in found.denied else word,
+        setting=wanted.variable, topic=wanted.name, state="denied" if wanted.name in found.denied else word,
         partitions=None if state is None else state.partitions,
         partitions_wanted=_partitions_wanted(settings, wanted, found),
-        replicas=None if state is None else state.replicas,
-        configs=configs,
-        commands=_commands(settings, wanted, found, configs),
-        needed_by=needed_by,
-    )
+        replicas=None if state is None else state.replicas, configs=configs,
+        commands=_commands(settings, wanted, found, configs), needed_by=needed_by,
+    )  # fmt: skip
 
 
 def _bound(variable: str, name: str) -> str:
@@ -219,12 +200,6 @@ def _commands(settings: Settings, wanted: TopicPlan, found: Observed, configs: S
     return commands
 
 
-def _as_json(report: TopicsReport) -> str:
-    """Return the report as JSON Lines: the topics, then what is wrong."""
-    rows: list[Any] = [*report.topics, *report.problems]
-    return "\n".join(clean_json(msgspec.json.encode(row).decode()) for row in rows)
-
-
 def print_report(console: Console, report: TopicsReport) -> None:
     """Print the report for people; commands are not wrapped, so that they can be copied."""
     for row in report.topics:
@@ -246,22 +221,17 @@ def _head(row: TopicRow) -> Text:
     missing = "not bold red" if needed else "not bold yellow"
     text = Text(clean(row.topic), "bold").append(f"  {row.state}", "not bold" if row.state == "exists" else missing)
     if row.partitions is None:
-        text.append(f", needs {_partitions(row.partitions_wanted)}", "not bold")
+        text.append(f", needs {number_of(row.partitions_wanted, 'partition')}", "not bold")
         return text if needed else text.append(f" (for kp-worker {row.needed_by})", "not bold")
-    text.append(f", {_partitions(row.partitions)}", "not bold")
+    text.append(f", {number_of(row.partitions, 'partition')}", "not bold")
     if row.partitions != row.partitions_wanted:
         text.append(f" (should be {row.partitions_wanted})", "not bold red")
     return text.append(f", replicas {row.replicas}", "not bold")
 
 
-def _partitions(number: int) -> str:
-    return f"{number} partition{'s' * (number != 1)}"
-
-
 def _config_table(row: TopicRow) -> PlainTable:
-    table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in (f"{INDENT}setting", "is", "should be"):
-        table.add_column(name)
+    names = (f"{INDENT}setting", "is", "should be")
+    table = columns(*names, fold=names)
     for config in row.configs:
         current = Text(clean(config.current or "-"), "red" if config.ok is False else "")
         table.add_row(

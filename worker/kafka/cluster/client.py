@@ -21,8 +21,7 @@ METADATA_MS: Final = 30_000
 """How often clients ask which partitions there are: so soon, new ones of the source are noticed."""
 
 LOST_SECONDS: Final = 10
-"""How long a broker may be unreachable before its connections end, as if it had closed them. Java's clients give a
-connection as long to be made (socket.connection.setup.timeout.ms). Longer than a switch or a route takes to fail over;
+"""How long a broker may be unreachable before its connections end. Longer than a switch or a route takes to fail over;
 shorter than KP_SESSION_TIMEOUT_SECONDS and KP_TRANSACTION_TIMEOUT_SECONDS, so that time is left to go on elsewhere."""
 
 SENT_IN_THE_CLEAR: Final = {
@@ -33,12 +32,14 @@ SENT_IN_THE_CLEAR: Final = {
 }
 
 
-def patch_aiokafka(settings: Settings) -> None:
-    """Replace parts of aiokafka for all clients of this process; call it before the first one. May be called again.
+def prepare_clients(settings: Settings) -> dict[str, Any]:
+    """Patch aiokafka, and return what all clients get: `client_arguments`. Raises ConfigError for an unusable file."""
+    patch_aiokafka(settings)
+    return client_arguments(settings)
 
-    Every consumer then reads by reading/fetches.py, within KP_MAX_BATCH_BYTES; every connection checks the broker's
-    answer to a token, and notices that its broker is lost; and a cancelled fetch leaves nothing behind.
-    """
+
+def patch_aiokafka(settings: Settings) -> None:
+    """Replace parts of aiokafka for all clients of this process, before the first one; may be called again."""
     install_reader(settings.max_batch_bytes)
     check_oauth_answers()
     notice_lost_brokers(LOST_SECONDS)
@@ -46,10 +47,7 @@ def patch_aiokafka(settings: Settings) -> None:
 
 
 def client_arguments(settings: Settings) -> dict[str, Any]:
-    """Return the aiokafka arguments that all clients share. Raises ConfigError for a file that cannot be used.
-
-    They contain secrets: never log them.
-    """
+    """Return the aiokafka arguments that all clients share: never log them. Raises ConfigError for an unusable file."""
     arguments: dict[str, Any] = {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.group_id,
@@ -69,7 +67,6 @@ def client_arguments(settings: Settings) -> dict[str, Any]:
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:
-    """Return a context that checks the broker's certificate and host name, with the worker's certificate if any."""
     authority = settings.tls_ca_file
     try:
         context = ssl.create_default_context(cafile=authority)
@@ -121,7 +118,6 @@ def _login(settings: Settings) -> dict[str, Any]:
 
 
 def _secret(settings: Settings, name: str) -> str | None:
-    """Return a secret from its variable or its file; None if neither is given."""
     value, path = getattr(settings, name), getattr(settings, f"{name}_file")
     if path is not None:
         return _read(f"{PREFIX}{name.upper()}_FILE", path).rstrip("\r\n")

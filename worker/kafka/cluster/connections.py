@@ -25,11 +25,8 @@ from worker.kafka.writing.producer import Producer, PublishError
 
 log = logging.getLogger(__name__)
 
-PROBE_MS: Final = 5000
-"""How long one broker may take to answer."""
-
-NAMED: Final = 3
-"""Brokers that an error names, each with its reason."""
+PROBE_MS: Final = 5000  # how long one broker may take to answer
+NAMED: Final = 3  # brokers that an error names, each with its reason
 
 CONNECTION_ARGUMENTS: Final = (
     "client_id", "security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password",
@@ -112,10 +109,7 @@ async def unreachable(settings: Settings, client: Mapping[str, Any], error: Kafk
 
 
 async def find_fault(client: Mapping[str, Any]) -> BrokerFault | None:
-    """Connect once to each broker, also at its advertised address, and return why that fails; None if it succeeds.
-
-    A failed login takes precedence over a broker that is down.
-    """
+    """Connect to each broker, also at its advertised address; return why that fails, a failed login first, or None."""
     given = split_servers(client["bootstrap_servers"])
     todo, faults = list(given), []
     for address in todo:
@@ -128,7 +122,6 @@ async def find_fault(client: Mapping[str, Any]) -> BrokerFault | None:
 
 
 async def _ask(client: Mapping[str, Any], address: Address, *, advertised: bool = False) -> list[Address] | BrokerFault:
-    """Connect to a broker, and return the addresses that it advertises."""
     arguments = {name: client[name] for name in CONNECTION_ARGUMENTS if name in client}
     try:
         async with asyncio.timeout(PROBE_MS / 1000):  # a name server may be silent, too
@@ -159,11 +152,8 @@ def _no_answer(settings: Settings, faults: Sequence[BrokerFault]) -> Unreachable
 Client = TypeVar("Client", AIOKafkaConsumer, AIOKafkaProducer, Producer)
 Result = TypeVar("Result")
 
-CONNECT_SECONDS: Final = 30.0
-"""How long the worker tries to reach a broker at start before it exits."""
-
-RETRY_SECONDS: Final = 1.0
-"""Pause between two attempts."""
+CONNECT_SECONDS: Final = 30.0  # how long the worker tries to reach a broker at start before it exits
+RETRY_SECONDS: Final = 1.0  # pause between two attempts
 
 
 @asynccontextmanager
@@ -181,7 +171,7 @@ async def admin_client(client: Mapping[str, Any]) -> AsyncIterator[AIOKafkaAdmin
 async def running(client: Client, *, tolerant: bool = False) -> AsyncIterator[Client]:
     """Start a consumer or producer, stop it at the end. Raises KafkaError.
 
-    `tolerant`: records that cannot be read come as faults (reading/fetches.py); otherwise they are an error.
+    `tolerant`: unreadable records come as faults (reading/fetches.py); otherwise they are an error.
     """
     try:
         with reading_tolerantly() if tolerant else nullcontext():
@@ -212,10 +202,7 @@ def idempotent_producer(client: Mapping[str, Any], timeout_seconds: float, **mor
 
 
 async def while_sending(producer: AIOKafkaProducer, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await work that needs aiokafka's sender task, or raise the error that ended that task.
-
-    Acknowledgements would then be awaited forever.
-    """
+    """Await work that needs aiokafka's sender task, or raise the error that ended that task."""
     task = asyncio.ensure_future(work)
     sender = sender_task(producer)
     try:
@@ -256,8 +243,8 @@ async def connected_admin(
 ) -> AsyncIterator[AIOKafkaAdminClient]:
     """Start an admin client, close it at the end. Raises UnreachableError.
 
-    `patience_seconds`: how long to try again, so that a worker that is restarted while the brokers are away waits for
-    them. A client would log each failure, and wait for one that is silent: so single connections ask first.
+    `patience_seconds`: how long to try again. Single connections ask first: a client would log each failure, and wait
+    for a broker that is silent.
     """
     patience = _Patience(patience_seconds)
     async with AsyncExitStack() as stack:
@@ -274,17 +261,13 @@ async def connected_admin(
 
 
 async def prepare_patiently(
-    settings: Settings,
-    client: Mapping[str, Any],
-    work: Callable[[AIOKafkaAdminClient], Awaitable[Result]],
-    patience_seconds: float,
+    settings: Settings, client: Mapping[str, Any], work: Callable[[AIOKafkaAdminClient], Awaitable[Result]]
 ) -> Result:
     """Return what `work` returns with an admin client. Raises ConfigError.
 
-    If a broker closes a connection or does not answer, the work begins anew, for `patience_seconds`; so it may be done
-    twice.
+    If a broker closes a connection or does not answer, the work begins anew, for CONNECT_SECONDS.
     """
-    patience = _Patience(patience_seconds)
+    patience = _Patience(CONNECT_SECONDS)
     while True:
         try:
             async with connected_admin(settings, client, patience.left()) as admin:

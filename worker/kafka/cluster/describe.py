@@ -44,6 +44,7 @@ from worker.kafka.cluster.connections import admin_client
 from worker.kafka.writing.protocol import (
     FeaturesRequest,
     InitProducerId,
+    InOneVersion,
     ProduceV1,
     may_hang_at_last_epoch,
     transaction_protocol,
@@ -112,47 +113,27 @@ def _answer(*, with_ids: bool) -> Schema:
     )
 
 
-class MetadataResponse_v8(Response):  # type: ignore[misc]  # noqa: N801  # named as aiokafka's are
-    """Brokers, and the requested topics, with the operations that the login may do."""
-
-    API_KEY = 3
-    API_VERSION = 8
-    SCHEMA = _answer(with_ids=False)
+class MetadataResponse_v8(Response):  # type: ignore[misc]
+    API_KEY, API_VERSION, SCHEMA = 3, 8, _answer(with_ids=False)
 
 
-class MetadataResponse_v10(Response):  # type: ignore[misc]  # noqa: N801
-    """The same, with the topics' ids."""
-
-    API_KEY = 3
-    API_VERSION = 10
-    SCHEMA = _answer(with_ids=True)
+class MetadataResponse_v10(Response):  # type: ignore[misc]
+    API_KEY, API_VERSION, SCHEMA = 3, 10, _answer(with_ids=True)
 
 
-class MetadataRequest_v8(RequestStruct):  # type: ignore[misc]  # noqa: N801
-    """Ask for topics by name."""
-
-    API_KEY = 3
-    API_VERSION = 8
-    RESPONSE_TYPE = MetadataResponse_v8
+class MetadataRequest_v8(RequestStruct):  # type: ignore[misc]
+    API_KEY, API_VERSION, RESPONSE_TYPE = 3, 8, MetadataResponse_v8
     SCHEMA = Schema(("topics", Array(String())), *_FLAGS)
 
 
-class MetadataRequest_v10(RequestStruct):  # type: ignore[misc]  # noqa: N801
-    """Ask for topics by name (they could be named by id, too)."""
-
-    FLEXIBLE_VERSION = True
-    API_KEY = 3
-    API_VERSION = 10
-    RESPONSE_TYPE = MetadataResponse_v10
+class MetadataRequest_v10(RequestStruct):  # type: ignore[misc]
+    API_KEY, API_VERSION, RESPONSE_TYPE, FLEXIBLE_VERSION = 3, 10, MetadataResponse_v10, True
     SCHEMA = Schema(("topics", CompactArray(("topic_id", Uuid), ("name", CompactString()), _TAGS)), *_FLAGS, _TAGS)
 
 
 @with_versions(MetadataRequest_v8, MetadataRequest_v10)
 class DescribeTopicsRequest(MetadataRequest):  # type: ignore[misc]
-    """Request topics by name, in the highest version that the broker knows; creates none.
-
-    `operations`: also what the login may do with them, from version 8 on.
-    """
+    """Request topics by name, in the highest version that the broker knows; creates none."""
 
     def __init__(self, topics: Sequence[str], operations: bool = False) -> None:
         # Without the flag a broker with auto.create.topics.enable would create missing topics.
@@ -180,29 +161,21 @@ OPERATIONS: Final[Mapping[int, str]] = {
 }  # fmt: skip
 """Names of the bits that stand for operations (KIP-430)."""
 
-NOT_TOLD: Final = -(2**31)
-"""The value from a broker that does not report the operations."""
-
-LIMIT_SECONDS: Final = 5.0
-"""How long reading one topic's limit may take, during a transaction."""
+NOT_TOLD: Final = -(2**31)  # the value from a broker that does not report the operations
+LIMIT_SECONDS: Final = 5.0  # how long reading one topic's limit may take, during a transaction
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic as a broker describes it. `error`: why the description is missing or incomplete; None: it is complete.
-
-    `partitions`: how many. `replicas`: the least of any partition. `leaderless`: partitions without a leader.
-    `topic_id`: as Kafka's tools write it (22 characters), None from a broker without topic ids. `operations`: what this
-    login may do, None if that was not requested or not reported.
-    """
+    """A topic as a broker describes it."""
 
     name: str
-    error: type[KafkaError] | None
-    partitions: int
-    replicas: int
-    leaderless: int
-    topic_id: str | None = None
-    operations: frozenset[str] | None = None
+    error: type[KafkaError] | None  # why the description is missing or incomplete
+    partitions: int  # how many
+    replicas: int  # the least of any partition
+    leaderless: int  # partitions without a leader
+    topic_id: str | None = None  # as Kafka's tools write it (22 characters); None from a broker without ids
+    operations: frozenset[str] | None = None  # what this login may do; None: not requested, or not reported
 
 
 async def describe_topics(
@@ -232,10 +205,7 @@ def _topic(answer: Mapping[str, Any]) -> TopicDescription:
 
 
 async def topic_id(admin: AIOKafkaAdminClient, name: str) -> str | None:
-    """Return a topic's id, which is another one after the topic was deleted and created again.
-
-    None from a broker without topic ids (before Kafka 2.8). Raises KafkaError, for example if the topic is missing.
-    """
+    """Return a topic's id, None from a broker before Kafka 2.8. Raises KafkaError, also if the topic is missing."""
     topic = (await describe_topics(admin, [name]))[name]
     if topic.topic_id is None and topic.error is not None:
         raise topic.error(f"topic {name}")
@@ -245,10 +215,7 @@ async def topic_id(admin: AIOKafkaAdminClient, name: str) -> str | None:
 async def topic_configs(
     admin: AIOKafkaAdminClient, names: Sequence[str]
 ) -> tuple[dict[str, Mapping[str, str]], dict[str, tuple[type[KafkaError], str]]]:
-    """Return the settings by topic, and for topics whose settings it does not show the error and the broker's message.
-
-    Raises KafkaError if the whole request fails.
-    """
+    """Return the settings by topic; for topics without, the error and the broker's message. Raises KafkaError."""
     configs: dict[str, Mapping[str, str]] = {}
     unreadable: dict[str, tuple[type[KafkaError], str]] = {}
     if not names:
@@ -281,30 +248,23 @@ async def current_limit(client: Mapping[str, Any], name: str) -> int | None:
         return None
 
 
-class _DescribeGroups(RequestStruct):  # type: ignore[misc]  # aiokafka is untyped
-    API_KEY = 15
-    API_VERSION = 3
-    RESPONSE_TYPE = DescribeGroupsResponse_v3  # aiokafka's own v3 request reads the answer as v2, without operations
+class _DescribeGroups(RequestStruct):  # type: ignore[misc]
+    # aiokafka's own v3 request reads the answer as v2, without operations.
+    API_KEY, API_VERSION, RESPONSE_TYPE = 15, 3, DescribeGroupsResponse_v3
     SCHEMA = Schema(("groups", Array(String())), ("include_authorized_operations", Boolean))
 
 
-class _DescribeGroupsRequest(Request[_DescribeGroups]):  # type: ignore[misc]
+class _DescribeGroupsRequest(InOneVersion[_DescribeGroups]):
     API_KEY = 15
-
-    def __init__(self, group: str) -> None:
-        self._group = group
-
-    def build(self, request_struct_class: type[_DescribeGroups]) -> _DescribeGroups:
-        return request_struct_class([self._group], True)
 
 
 async def describe_group(admin: AIOKafkaAdminClient, group: str) -> tuple[dict[str, Any], frozenset[str] | None]:
-    """Return the group as its coordinator describes it, and its operations (None: not reported). Raises KafkaError.
+    """Return a group's description and its operations (None: not reported). Raises KafkaError.
 
     If no group was ever used, looking up a coordinator makes the broker create __consumer_offsets.
     """
     coordinator = await admin.find_coordinator(group)
-    answer = (await send_request(admin, _DescribeGroupsRequest(group), coordinator)).to_object()["groups"][0]
+    answer = (await send_request(admin, _DescribeGroupsRequest([group], True), coordinator)).to_object()["groups"][0]
     if answer["error_code"]:
         raise for_code(answer["error_code"])(group)
     return answer, _names(answer["authorized_operations"])

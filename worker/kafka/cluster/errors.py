@@ -111,10 +111,7 @@ def _names(error: BaseException) -> str:
 Kinds = type[BaseException] | tuple[type[BaseException], ...]
 
 REMEDIES: Final[Sequence[tuple[Kinds, str | Callable[[Any], str]]]] = (
-    (
-        kafka.SaslAuthenticationFailed,
-        _LOGIN_FAILED,
-    ),
+    (kafka.SaslAuthenticationFailed, _LOGIN_FAILED),
     (
         kafka.UnsupportedSaslMechanismError,
         "the listener does not support KP_SASL_MECHANISM: use one of its mechanisms, or another port",
@@ -132,10 +129,7 @@ REMEDIES: Final[Sequence[tuple[Kinds, str | Callable[[Any], str]]]] = (
         kafka.ClusterAuthorizationFailedError,
         "the broker denies idempotent writes: grant the ACL IdempotentWrite on the cluster",
     ),
-    (
-        (kafka.ProducerFenced, kafka.InvalidProducerEpoch),
-        _FENCED,
-    ),
+    ((kafka.ProducerFenced, kafka.InvalidProducerEpoch), _FENCED),
     (TopicRefusedError, lambda error: f"topic {error.topic}: {error.advice}"),
     (
         kafka.MessageSizeTooLargeError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -12,7 +12,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from worker.config import ConfigError, Settings
+from worker.core.terminal import number_of
 from worker.kafka.cluster.describe import TopicDescription, broker_configs, describe_topics, topic_configs
+from worker.kafka.writing.rows import OutputTopic
 
 DEFAULT_MAX_BYTES: Final = 1_048_588
 """Kafka's default max.message.bytes, assumed if the worker may not read a topic's settings."""
@@ -23,8 +25,7 @@ AFTER: Final = "message.timestamp.after.max.ms"
 DIFFERENCE: Final = "message.timestamp.difference.max.ms"
 BEFORE: Final = "message.timestamp.before.max.ms"
 
-NO_LIMIT: Final = 2**63 - 1
-"""The value that Kafka shows for a topic without a limit."""
+NO_LIMIT: Final = 2**63 - 1  # the value that Kafka shows for a topic without a limit
 
 
 class MissingTopicsError(ConfigError):
@@ -33,17 +34,13 @@ class MissingTopicsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the broker reports about the topics: those that exist, and those to which it denies access.
+    """What the broker reports about the topics."""
 
-    `configs`: settings by topic. `unreadable`: the broker's message, for topics whose settings it does not show.
-    `defaults`: settings of a broker, if no topic shows any.
-    """
-
-    topics: Mapping[str, TopicDescription]
-    denied: Sequence[str]
-    configs: Mapping[str, Mapping[str, str]]
-    unreadable: Mapping[str, str]
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    topics: Mapping[str, TopicDescription]  # those that exist
+    denied: Sequence[str]  # those to which it denies access
+    configs: Mapping[str, Mapping[str, str]]  # settings by topic
+    unreadable: Mapping[str, str]  # the broker's message, by topic whose settings it does not show
+    defaults: Mapping[str, str] = field(default_factory=dict)  # settings of a broker, if no topic shows any
 
     def config(self, topic: str, name: str, default: str) -> str:
         """Return a topic's setting; `default` if it is not known."""
@@ -59,6 +56,10 @@ class Observed:
     def max_bytes(self, topic: str) -> int:
         """Return the largest record that a topic accepts; Kafka's default if that is not known."""
         return int(self.config(topic, "max.message.bytes", str(DEFAULT_MAX_BYTES)))
+
+    def output(self, topic: str) -> OutputTopic:
+        """Return a topic that exists as one that is written."""
+        return OutputTopic(topic, self.topics[topic].partitions, self.max_bytes(topic))
 
     def milliseconds(self, topic: str, name: str) -> float | None:
         """Return a limit of a topic: infinity if it sets none, None if it is not known."""
@@ -115,20 +116,16 @@ async def _configs(
 
 
 OUTPUT_OVERHEAD: Final = 8192
-"""Bytes by which an output may be larger than its input: the `scoring` object (about 1 kB, 3 kB with a long nearest
-id), headers, and the record's framing. KP_OUTPUT_EMBEDDING adds to it."""
+"""Bytes by which an output may be larger than its input: `scoring` (up to 3 kB), headers, and the record's framing."""
 
 DEAD_LETTER_OVERHEAD: Final = 65_536
 """The same for a created dead-letter topic; generous, because no record may be too large for it."""
 
 SOURCE_AFTER_MS: Final = 60_000
-"""message.timestamp.after.max.ms of a created source topic: how far ahead of the broker's clock a record may be dated.
-A producer sets created_at and the record's timestamp, so this limits how far one record moves stream time. Clocks that
-are synchronized by NTP differ by less than a second; a minute tolerates one that is not, and expires at most a
-sixtieth of an hour's cache."""
+"""message.timestamp.after.max.ms of a created source topic, which limits how far one record moves stream time: a minute
+tolerates a clock that NTP does not correct, and expires at most a sixtieth of an hour's cache."""
 
-DEFAULT_AFTER_MS: Final = 3_600_000
-"""Kafka's default of AFTER, from version 4.0 on."""
+DEFAULT_AFTER_MS: Final = 3_600_000  # Kafka's default of AFTER, from version 4.0 on
 
 CHANGELOG_CONFIG: Final[Mapping[str, str]] = {
     "cleanup.policy": "compact",
@@ -184,14 +181,12 @@ def limit_text(milliseconds: float) -> str:
     return str(NO_LIMIT if milliseconds == math.inf else int(milliseconds))
 
 
-HARMLESS_SHARE: Final = 0.1
-"""The share of KP_CACHE_TTL_SECONDS that one record may expire without a warning."""
+HARMLESS_SHARE: Final = 0.1  # the share of KP_CACHE_TTL_SECONDS that one record may expire without a warning
 
 ENTRY_BYTES: Final = 2048
 """A cache entry of 384 dimensions is about 1.7 kB, with its record's and batch's framing below this."""
 
-LARGEST_ENTRY_BYTES: Final = 4096
-"""The same with the longest trace id that is kept."""
+LARGEST_ENTRY_BYTES: Final = 4096  # the same with the longest trace id that is kept
 
 LARGEST_RECORD_BYTES: Final = 12_288
 """A track record with 200 verdicts and the longest names, of 4 bytes a character, is below this."""
@@ -221,7 +216,7 @@ class Problem:
 def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[Problem]:
     """Return what is wrong with the topics, in the order in which it should be fixed.
 
-    `extra_bytes`: by how much an output may be larger than its input beyond OUTPUT_OVERHEAD (the embedding in it).
+    `extra_bytes`: by how much an output may exceed its input beyond OUTPUT_OVERHEAD (the embedding in it).
     """
     return [
         *_denied_topics(settings, found),
@@ -237,222 +232,185 @@ def problems(settings: Settings, found: Observed, extra_bytes: int = 0) -> list[
     ]
 
 
-def _denied_topics(settings: Settings, found: Observed) -> list[Problem]:
-    return [
-        Problem(
+def _denied_topics(settings: Settings, found: Observed) -> Iterator[Problem]:
+    for name in found.denied:
+        yield Problem(
             "fail",
             f"the broker denies access to topic {name}",
             f"grant the ACL {_needed(settings, name)} on it (docs/security.md)",
         )
-        for name in found.denied
-    ]
 
 
-def _missing_topics(settings: Settings, found: Observed) -> list[Problem]:
+def _missing_topics(settings: Settings, found: Observed) -> Iterator[Problem]:
     missing = [
         f"{name} ({variable})"
         for variable, name in settings.topics.items()
         if name not in found.topics and name not in found.denied
     ]
-    if not missing:
-        return []
-    return [
-        Problem(
+    if missing:
+        yield Problem(
             "fail",
             f"missing on {settings.bootstrap_servers}: {', '.join(missing)}",
             "create them (kp-worker topics shows how), or let the worker do it with KP_CREATE_TOPICS=true, or "
             "correct the names",
             missing=True,
         )
-    ]
 
 
-def _unreadable_settings(found: Observed) -> list[Problem]:
-    return [
-        Problem(
+def _unreadable_settings(found: Observed) -> Iterator[Problem]:
+    for name, words in found.unreadable.items():
+        yield Problem(
             "warn",
             f"cannot read the settings of topic {name}: {words}; assuming Kafka's defaults",
             "grant the ACL DescribeConfigs on it",
         )
-        for name, words in found.unreadable.items()
-    ]
 
 
-def _small_outputs(settings: Settings, found: Observed, extra_bytes: int) -> list[Problem]:
+def _small_outputs(settings: Settings, found: Observed, extra_bytes: int) -> Iterator[Problem]:
     accepted, rejected = settings.accepted_topic, settings.rejected_topic
     if not {accepted, rejected} <= found.topics.keys():
-        return []
+        return
     needed = settings.max_message_bytes + OUTPUT_OVERHEAD + extra_bytes
     small = {name: limit for name in (accepted, rejected) if (limit := found.max_bytes(name)) < needed}
     if not small:
-        return []
+        return
     limits = " and ".join(f"{name} has max.message.bytes={limit}" for name, limit in small.items())
     surely = min(small.values()) - OUTPUT_OVERHEAD - extra_bytes
     which = f"a scored trace that had more than {surely} bytes" if surely > 0 else "a scored trace"
-    return [
-        Problem(
-            "warn",
-            f"{limits}: {which} may not fit, and then becomes a dead letter (too_large)",
-            f"set max.message.bytes={needed} on {' and '.join(small)}: every trace up to KP_MAX_MESSAGE_BYTES then "
-            "fits, without a restart",
-        )
-    ]
+    yield Problem(
+        "warn",
+        f"{limits}: {which} may not fit, and then becomes a dead letter (too_large)",
+        f"set max.message.bytes={needed} on {' and '.join(small)}: every trace up to KP_MAX_MESSAGE_BYTES then "
+        "fits, without a restart",
+    )
 
 
-def codec_problems() -> list[Problem]:
+def codec_problems() -> Iterator[Problem]:
     """Return a warning if producers may send what cannot be read here; no topic setting shows which codecs they use."""
     missing = [name for name, readable in CODECS.items() if not readable()]
-    if not missing:
-        return []
-    return [
-        Problem(
+    if missing:
+        yield Problem(
             "warn",
             f"records that producers compress with {' or '.join(missing)} cannot be read here",
             "install cramjam (pip install cramjam)",
         )
-    ]
 
 
-def _compression_problems(found: Observed) -> list[Problem]:
+def _compression_problems(found: Observed) -> Iterator[Problem]:
     """Return the topics that the broker compresses with a codec that cannot be read here, also the worker's outputs."""
-    result = []
     for name in found.topics:
         kind = found.config(name, "compression.type", "producer")
         if kind in CODECS and not CODECS[kind]():
-            result.append(
-                Problem(
-                    "fail",
-                    f"topic {name} has compression.type={kind}, which cannot be read here",
-                    "install cramjam (pip install cramjam), or set compression.type=gzip",
-                )
+            yield Problem(
+                "fail",
+                f"topic {name} has compression.type={kind}, which cannot be read here",
+                "install cramjam (pip install cramjam), or set compression.type=gzip",
             )
-    return result
 
 
-def _refused_outputs(settings: Settings, found: Observed) -> list[Problem]:
+def _refused_outputs(settings: Settings, found: Observed) -> Iterator[Problem]:
     """Return the outputs that would refuse a record of the worker: by key, by size or by timestamp."""
-    result = []
     source = settings.source_topic
     for name in (settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic):
         policy = found.config(name, "cleanup.policy", "delete")
         if "compact" in policy:
-            result.append(
-                Problem(
-                    "warn",
-                    f"topic {name} has cleanup.policy={policy}: records without a key are refused",
-                    "set cleanup.policy=delete",
-                )
+            yield Problem(
+                "warn",
+                f"topic {name} has cleanup.policy={policy}: records without a key are refused",
+                "set cleanup.policy=delete",
             )
-        result += _refused_timestamps(source, name, found)
+        yield from _refused_timestamps(source, name, found)
     letters = settings.dead_letter_topic
     wanted = found.max_bytes(source) + DEAD_LETTER_OVERHEAD
     if {source, letters} <= found.configs.keys() and found.max_bytes(letters) < wanted:
-        result.append(
-            Problem(
-                "warn",
-                f"topic {letters} has max.message.bytes={found.max_bytes(letters)}, the source {source} "
-                f"{found.max_bytes(source)}: dead letters of the largest records are truncated",
-                f"set max.message.bytes={wanted} on {letters}",
-            )
+        yield Problem(
+            "warn",
+            f"topic {letters} has max.message.bytes={found.max_bytes(letters)}, the source {source} "
+            f"{found.max_bytes(source)}: dead letters of the largest records are truncated",
+            f"set max.message.bytes={wanted} on {letters}",
         )
-    return result
 
 
-def _refused_timestamps(source: str, output: str, found: Observed) -> list[Problem]:
+def _refused_timestamps(source: str, output: str, found: Observed) -> Iterator[Problem]:
     """Compare the timestamps that the source accepts with those that an output accepts: records keep theirs."""
     if found.stamps(output):
-        return []
-    result = []
+        return
     ahead, takes_ahead = found.milliseconds(source, AFTER), found.milliseconds(output, AFTER)
     if found.stamps(source):
         ahead = 0.0
     if ahead is not None and takes_ahead is not None and takes_ahead < ahead:
-        result.append(
-            Problem(
-                "warn",
-                f"topic {output} has {AFTER}={takes_ahead:.0f}, less than the source {source} ({limit_text(ahead)}): "
-                "outputs of records from the future are refused",
-                f"set {AFTER}={limit_text(ahead)} on {output}, or less on {source}",
-            )
+        yield Problem(
+            "warn",
+            f"topic {output} has {AFTER}={takes_ahead:.0f}, less than the source {source} ({limit_text(ahead)}): "
+            "outputs of records from the future are refused",
+            f"set {AFTER}={limit_text(ahead)} on {output}, or less on {source}",
         )
     old, takes_old = found.milliseconds(source, BEFORE), found.milliseconds(output, BEFORE)
     kept = found.milliseconds(source, "retention.ms")
     if found.stamps(source):
         old = 0.0
     if old is not None and takes_old is not None and kept is not None and takes_old < old + kept:
-        result.append(  # a record ages on the source, up to its retention, before it is scored
-            Problem(
-                "warn",
-                f"topic {output} has {BEFORE}={takes_old:.0f}, and records of the source {source} may be older when "
-                f"they are scored ({BEFORE}={limit_text(old)} there, retention.ms={limit_text(kept)}): outputs are "
-                "refused",
-                f"set {BEFORE}={limit_text(old + kept)} on {output}",
-            )
+        # a record ages on the source, up to its retention, before it is scored
+        yield Problem(
+            "warn",
+            f"topic {output} has {BEFORE}={takes_old:.0f}, and records of the source {source} may be older when "
+            f"they are scored ({BEFORE}={limit_text(old)} there, retention.ms={limit_text(kept)}): outputs are "
+            "refused",
+            f"set {BEFORE}={limit_text(old + kept)} on {output}",
         )
-    return result
 
 
-def _stream_time_problems(settings: Settings, found: Observed) -> list[Problem]:
+def _stream_time_problems(settings: Settings, found: Observed) -> Iterator[Problem]:
     """Warn if one record, dated as far ahead as the source accepts, would expire much of a cache."""
     source, ttl = settings.source_topic, settings.cache_ttl_ms
     limit = AFTER if found.has_after else DIFFERENCE
     ahead, step = found.milliseconds(source, limit), settings.stream_time_max_step_ms
     if ttl is None or settings.embedder == "none" or ahead is None or found.stamps(source):
-        return []
+        return
     harmless = max(SOURCE_AFTER_MS, int(ttl * HARMLESS_SHARE))
     if min(ahead, math.inf if step is None else step) <= harmless:
-        return []
+        return
     effect = "empties a partition's cache" if ahead >= ttl else "expires much of a partition's cache"
     step_setting = "KP_STREAM_TIME_MAX_STEP_SECONDS (docs/security.md)"
     remedy = f"set {AFTER}={SOURCE_AFTER_MS} on {source}, or {step_setting}"
     if not found.has_after:
         remedy = f"set {step_setting}; Kafka before 3.6 cannot limit the future alone"
-    return [
-        Problem(
-            "warn",
-            f"topic {source} accepts records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} "
-            f"ahead ({limit}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
-            remedy,
-        )
-    ]
+    yield Problem(
+        "warn",
+        f"topic {source} accepts records dated {'any time' if ahead == math.inf else f'{ahead / 1000:.0f} s'} "
+        f"ahead ({limit}), KP_CACHE_TTL_SECONDS is {ttl / 1000:g}: one such record {effect}",
+        remedy,
+    )
 
 
-def _changelog_problems(settings: Settings, found: Observed) -> list[Problem]:
-    result = []
+def _changelog_problems(settings: Settings, found: Observed) -> Iterator[Problem]:
     name = settings.changelog
     source, changelog = found.topics.get(settings.source_topic), found.topics.get(name)
     if source is not None and changelog is not None and changelog.partitions < source.partitions:
-        result.append(
-            Problem(
-                "fail",
-                f"topic {name} has {changelog.partitions} partitions, the source {settings.source_topic} has "
-                f"{source.partitions}: the changelog needs at least as many",
-                f"add partitions to it (kafka-topics --alter --partitions {source.partitions})",
-            )
+        yield Problem(
+            "fail",
+            f"topic {name} has {number_of(changelog.partitions, 'partition')}, the source {settings.source_topic} "
+            f"has {source.partitions}: the changelog needs at least as many",
+            f"add partitions to it (kafka-topics --alter --partitions {source.partitions})",
         )
     policy = found.config(name, "cleanup.policy", "compact")
     if "compact" not in policy or "delete" in policy:
-        result.append(
-            Problem(
-                "fail",
-                f"topic {name} has cleanup.policy={policy}: cache entries would be deleted, or never compacted",
-                "set cleanup.policy=compact",
-            )
+        yield Problem(
+            "fail",
+            f"topic {name} has cleanup.policy={policy}: cache entries would be deleted, or never compacted",
+            "set cleanup.policy=compact",
         )
     limit = found.max_bytes(name)
     if limit < LARGEST_ENTRY_BYTES and settings.embedder != "none":
-        result.append(
-            Problem(
-                "fail" if limit < ENTRY_BYTES else "warn",
-                f"topic {name} has max.message.bytes={limit}, less than "
-                + ("a cache entry" if limit < ENTRY_BYTES else "a cache entry with a long trace id"),
-                f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}",
-            )
+        yield Problem(
+            "fail" if limit < ENTRY_BYTES else "warn",
+            f"topic {name} has max.message.bytes={limit}, too small for "
+            + ("a cache entry" if limit < ENTRY_BYTES else "a cache entry with a long trace id"),
+            f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}",
         )
-    return result
 
 
-def _small_changelog_for_control(settings: Settings, found: Observed) -> list[Problem]:
+def _small_changelog_for_control(settings: Settings, found: Observed) -> Iterator[Problem]:
     """Return a failure if the changelog refuses what a request to forget, or a verdict, leaves there."""
     limit, name = found.max_bytes(settings.changelog), settings.changelog
     rows = []
@@ -460,36 +418,32 @@ def _small_changelog_for_control(settings: Settings, found: Observed) -> list[Pr
         rows.append((LARGEST_REQUEST_BYTES, "the record of a request to forget", "KP_FORGET=false"))
     if settings.verdict_key_file is not None:
         rows.append((LARGEST_RECORD_BYTES, "an agent's track record", "no KP_VERDICT_KEY_FILE"))
-    return [
-        Problem(
-            "fail",
-            f"topic {name} has max.message.bytes={limit}, less than {what}",
-            f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}, or {instead}",
-        )
-        for needed, what, instead in rows
-        if limit < needed
-    ]
+    for needed, what, instead in rows:
+        if limit < needed:
+            yield Problem(
+                "fail",
+                f"topic {name} has max.message.bytes={limit}, too small for {what}",
+                f"set max.message.bytes={DEFAULT_MAX_BYTES} on {name}, or {instead}",
+            )
 
 
-def _no_id_for_control(settings: Settings, found: Observed) -> list[Problem]:
+def _no_id_for_control(settings: Settings, found: Observed) -> Iterator[Problem]:
     """Return a warning for each kind of control record if the source topic has no id, for which it is signed."""
     source = found.topics.get(settings.source_topic)
     if source is None or source.topic_id is not None:
-        return []
+        return
     kinds = []
     if settings.forget:
         kinds.append(("no request to forget is honoured", "KP_FORGET=false"))
     if settings.verdict_key_file is not None:
         kinds.append(("no verdict counts", "no KP_VERDICT_KEY_FILE"))
-    return [
-        Problem(
+    for effect, instead in kinds:
+        yield Problem(
             "warn",
             f"the brokers report no id of topic {settings.source_topic} (Kafka has ids since 2.8): {effect}, because "
             "one of an earlier topic of this name could be sent again",
             f"upgrade the brokers, or set {instead}",
         )
-        for effect, instead in kinds
-    ]
 
 
 def _needed(settings: Settings, topic: str) -> str:

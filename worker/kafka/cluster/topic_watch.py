@@ -1,7 +1,6 @@
 """Whether the topics of a running worker are still the ones that it started with.
 
-Clients do not tell: a producer waits for a missing topic until its timeout, and goes on with another topic of the same
-name. On a broker with auto.create.topics.enable it creates that one itself.
+Clients do not tell: a producer waits for a missing topic until its timeout, and goes on with another of the same name.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS: Final = 2.0
 """Time between two requests for the metadata of the topics; each takes about a millisecond of CPU."""
 
-ANSWER_SECONDS: Final = 5.0
-"""How long one answer may take; a later request may go to another broker."""
+ANSWER_SECONDS: Final = 5.0  # how long one answer may take; a later request may go to another broker
 
 MISSING_TIMES: Final = 3
 """Answers in a row without a topic after which it is missing: a broker that has just started may not know it yet."""
@@ -38,16 +36,17 @@ class TopicLostError(Exception):
 
 
 class TopicWatch:
-    """Watches the topics, by the variable that names each.
-
-    `state`: topics whose records the worker relies on (its source, its cache): it must restart if one was created
-    again. `cache`: of these the one that is lost with its topic, so that waiting for it is of no use.
-    """
+    """Watches the topics, by the variable that names each."""
 
     def __init__(
-        self, settings: Settings, client: Mapping[str, Any], topics: Mapping[str, str], *, state: Collection[str],
-        cache: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        settings: Settings,
+        client: Mapping[str, Any],
+        topics: Mapping[str, str],
+        *,
+        state: Collection[str],  # topics on whose records the worker relies: if one was created again, it must restart
+        cache: str | None = None,  # the one of these that is lost with its topic, so that waiting is of no use
+    ) -> None:
         self.problem: str | None = None
         self._settings = settings
         self._client = {**client, "metadata_max_age_ms": 600_000}  # of the brokers alone: it follows no topic
@@ -93,7 +92,7 @@ class TopicWatch:
             async with asyncio.timeout(ANSWER_SECONDS):
                 found = await describe_topics(admin, list(self._variables))
         except (KafkaError, OSError, TimeoutError) as error:
-            log.debug("the topics could not be looked at: %r", error)
+            log.debug("the topics could not be checked: %r", error)
             return
         for topic in found.values():
             self._compare(topic)
@@ -101,7 +100,7 @@ class TopicWatch:
         if self._cache is not None and self._missing[self._cache] >= MISSING_TIMES:
             raise TopicLostError(f"{problem}; the caches are lost with {self._cache}")
         if problem is None and self.problem is not None:
-            log.info("all topics are there again")
+            log.info("all topics exist again")
         elif problem != self.problem:
             log.error("%s", problem)
         self.problem = problem

@@ -20,7 +20,8 @@ from aiokafka.errors import (
 
 from worker.config import ConfigError, Settings
 from worker.core.records import ACCEPTED, DEAD_LETTER, FORGOTTEN, JUDGED, REJECTED
-from worker.kafka.cluster.connections import CONNECT_SECONDS, prepare_patiently
+from worker.core.terminal import number_of
+from worker.kafka.cluster.connections import prepare_patiently
 from worker.kafka.cluster.topic_plan import (
     AFTER,
     MissingTopicsError,
@@ -38,8 +39,7 @@ log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 
-SETTLE_ATTEMPTS: Final = 50
-"""How often, 0.2 s apart, a broker is asked for a new topic that it does not know yet."""
+SETTLE_ATTEMPTS: Final = 50  # how often, 0.2 s apart, a broker is asked for a new topic that it does not know yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +54,20 @@ class Layout:
 async def prepare_topics(settings: Settings, client: Mapping[str, Any], extra_bytes: int = 0) -> Layout:
     """Create missing topics (KP_CREATE_TOPICS) and check all. Raises ConfigError that names topic and remedy.
 
-    `extra_bytes`, here and below: by how much an output may be larger than its input beyond OUTPUT_OVERHEAD (the
-    embedding in it).
+    `extra_bytes`: as of `topic_plan.problems`.
     """
 
     async def prepare(admin: AIOKafkaAdminClient) -> Layout:
         if settings.create_topics:
             await create_missing(admin, settings, extra_bytes)
-            layout = await _settled(lambda: _check(admin, settings, extra_bytes))
+            layout = await settled(lambda: _check(admin, settings, extra_bytes))
         else:
             layout = await _check(admin, settings, extra_bytes)
         for other in await other_groups_if_known(admin, settings) or ():
             log.warning("%s; %s", other, REMEDY)
         return layout
 
-    return await prepare_patiently(settings, client, prepare, CONNECT_SECONDS)
+    return await prepare_patiently(settings, client, prepare)
 
 
 async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int) -> Layout:
@@ -88,22 +87,18 @@ async def _check(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: in
         kinds[JUDGED] = settings.judged
     return Layout(
         found.topics[settings.source_topic].partitions,
-        {kind: _written(found, name) for kind, name in kinds.items()},
-        _written(found, settings.changelog),
+        {kind: found.output(name) for kind, name in kinds.items()},
+        found.output(settings.changelog),
     )
-
-
-def _written(found: Observed, name: str) -> OutputTopic:
-    return OutputTopic(name, found.topics[name].partitions, found.max_bytes(name))
 
 
 async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_bytes: int = 0) -> None:
     """Create the missing topics, and add partitions to the changelog if the source has more. Raises ConfigError."""
-    found = await _settled(lambda: _accessible(admin, settings))
+    found = await settled(lambda: _accessible(admin, settings))
     source = plan(settings, found)[0]
     if source.name not in found.topics:
         await create(admin, settings, source)
-        found = await _settled(lambda: _accessible(admin, settings, source.name))
+        found = await settled(lambda: _accessible(admin, settings, source.name))
     for topic in plan(settings, found, extra_bytes)[1:]:
         if topic.name not in found.topics:
             await create(admin, settings, topic)
@@ -111,7 +106,7 @@ async def create_missing(admin: AIOKafkaAdminClient, settings: Settings, extra_b
     changelog = found.topics.get(settings.changelog)
     if changelog is not None and changelog.partitions < wanted:  # the source topic has gained partitions
         await _grow(admin, settings, wanted)
-    await _settled(lambda: _accessible(admin, settings, *settings.topics.values()))
+    await settled(lambda: _accessible(admin, settings, *settings.topics.values()))
 
 
 async def _accessible(admin: AIOKafkaAdminClient, settings: Settings, *needed: str) -> Observed:
@@ -130,7 +125,7 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
     failure: KafkaError | None = None
     try:
         await admin.create_partitions({name: NewPartitions(partitions)})
-        log.info("topic %s now has %d partitions, like the source", name, partitions)
+        log.info("topic %s now has %s, like the source", name, number_of(partitions, "partition"))
     except InvalidPartitionsError as error:
         failure = error  # if another worker was faster, it has as many already
     except KafkaError as error:
@@ -147,7 +142,7 @@ async def _grow(admin: AIOKafkaAdminClient, settings: Settings, partitions: int)
     raise ConfigError(f"topic {name} could not be extended to {partitions} partitions, like the source: {failure}")
 
 
-async def _settled(look: Callable[[], Awaitable[Found]]) -> Found:
+async def settled(look: Callable[[], Awaitable[Found]]) -> Found:
     """Look at new topics until they are known: not all brokers know them at the same time."""
     for _ in range(SETTLE_ATTEMPTS):
         try:
@@ -175,4 +170,4 @@ async def create(admin: AIOKafkaAdminClient, settings: Settings, wanted: TopicPl
         if code and for_code(code) is not TopicAlreadyExistsError:
             advice = " (grant the ACL Create on it)" if for_code(code) is TopicAuthorizationFailedError else ""
             raise ConfigError(f"topic {wanted.name} could not be created: {for_code(code).__name__}: {message}{advice}")
-    log.info("created topic %s with %d partitions", wanted.name, wanted.partitions)
+    log.info("created topic %s with %s", wanted.name, number_of(wanted.partitions, "partition"))

@@ -1,7 +1,6 @@
 """Which other groups write to topics: their transactional producers, as brokers list them (since Kafka 3.0, KIP-664).
 
-Two groups on the same output topics double every trace there, and neither fails. A producer at least once has no
-transactional id, so it cannot be told from any other program.
+Two groups on the same output topics double every trace there, and neither fails.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from typing import Any, Final, NamedTuple
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, for_code
-from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.api import RequestStruct, Response
 from aiokafka.protocol.types import CompactArray, CompactString, Int16, Int32, Int64
 
 from worker.config import Settings
 from worker.core.documents import rfc3339
 from worker.kafka.aiokafka_private import send_request
 from worker.kafka.cluster.describe import DescribeTopicsRequest
-from worker.kafka.writing.protocol import TEXT, Fields, by_topic_fields, fields_array
+from worker.kafka.writing.protocol import TEXT, Fields, InOneVersion, by_topic_fields, fields_array
 
-LOOK_SECONDS: Final = 5.0
-"""Longest time for all brokers' answers."""
+LOOK_SECONDS: Final = 5.0  # longest time for all brokers' answers
 
 _WORKERS_ID: Final = re.compile(r"(.+)-[0-9]+")
 """The transactional id of a worker's producer: its group, and the source partition."""
@@ -44,11 +42,8 @@ class _ListTransactions(RequestStruct):  # type: ignore[misc]
     SCHEMA = Fields(("states", CompactArray(TEXT)), ("producer_ids", CompactArray(Int64)))
 
 
-class _ListTransactionsRequest(Request[_ListTransactions]):  # type: ignore[misc]
+class _ListTransactionsRequest(InOneVersion[_ListTransactions]):
     API_KEY = 66
-
-    def build(self, request_struct_class: type[_ListTransactions]) -> _ListTransactions:
-        return request_struct_class([], [])
 
 
 class _DescribeProducersResponse(Response):  # type: ignore[misc]
@@ -81,14 +76,8 @@ class _DescribeProducers(RequestStruct):  # type: ignore[misc]
     SCHEMA = Fields(("topics", fields_array(("topic", TEXT), ("partitions", CompactArray(Int32)))))
 
 
-class _DescribeProducersRequest(Request[_DescribeProducers]):  # type: ignore[misc]
+class _DescribeProducersRequest(InOneVersion[_DescribeProducers]):
     API_KEY = 61
-
-    def __init__(self, topics: Mapping[str, Sequence[int]]) -> None:
-        self._topics = list(topics.items())
-
-    def build(self, request_struct_class: type[_DescribeProducers]) -> _DescribeProducers:
-        return request_struct_class(self._topics)
 
 
 class OtherGroup(NamedTuple):
@@ -100,31 +89,30 @@ class OtherGroup(NamedTuple):
 
     def __str__(self) -> str:
         last = f", last at {rfc3339(self.last_ms)}" if self.last_ms >= 0 else ""
-        return f"group {self.group} writes to {self.topic}, too{last}: each trace comes out once for each group"
+        return f"group {self.group} also writes to {self.topic}{last}: each trace is written once by each group"
 
 
-REMEDY: Final = "stop one of the groups, or give it output topics of its own (KP_ACCEPTED_TOPIC and so on)"
+REMEDY: Final = "stop one of the groups, or give it its own output topics (KP_ACCEPTED_TOPIC and so on)"
 
 
 async def other_groups(admin: AIOKafkaAdminClient, settings: Settings) -> list[OtherGroup]:
     """Return the other groups that have written to the output topics as workers do, within a day by default.
 
-    Kafka forgets a producer after producer.id.expiration.ms. Groups on whose transactional ids this login has no
-    Describe are left out. Raises KafkaError, also without Read on a topic; NotImplementedError before Kafka 3.0;
-    TimeoutError.
+    Kafka forgets a producer after producer.id.expiration.ms, and hides groups whose transactional ids this login may
+    not describe. Raises KafkaError, also without Read on a topic; NotImplementedError before Kafka 3.0; TimeoutError.
     """
     names = [settings.accepted_topic, settings.rejected_topic, settings.dead_letter_topic]
     async with asyncio.timeout(LOOK_SECONDS):
         metadata = (await send_request(admin, DescribeTopicsRequest(names))).to_object()
         groups: dict[int, str] = {}
         for broker in metadata["brokers"]:
-            answer = (await send_request(admin, _ListTransactionsRequest(), broker["node_id"])).to_object()
+            answer = (await send_request(admin, _ListTransactionsRequest([], []), broker["node_id"])).to_object()
             if answer["error_code"]:
                 raise for_code(answer["error_code"])("ListTransactions")
-            groups |= dict(_groups(answer["transactions"]))
+            groups |= dict(_groups(answer["transactions"], f"{settings.assemble_group}-"))
         last: dict[tuple[str, str], int] = {}
         for leader, topics in _by_leader(metadata["topics"]).items():
-            answer = (await send_request(admin, _DescribeProducersRequest(topics), leader)).to_object()
+            answer = (await send_request(admin, _DescribeProducersRequest(list(topics.items())), leader)).to_object()
             for topic, producer in _producers(answer["topics"]):
                 group = groups.get(producer["producer_id"], settings.group_id)
                 if group != settings.group_id:
@@ -140,10 +128,11 @@ async def other_groups_if_known(admin: AIOKafkaAdminClient, settings: Settings) 
         return None
 
 
-def _groups(transactions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
+def _groups(transactions: Sequence[Mapping[str, Any]], own: str) -> Iterator[tuple[int, str]]:
+    """Yield the producers of groups, but those of our `assemble`, whose ids begin with `own`: it writes no output."""
     for each in transactions:
         found = _WORKERS_ID.fullmatch(each["transactional_id"])
-        if found is not None:
+        if found is not None and not each["transactional_id"].startswith(own):
             yield each["producer_id"], found[1]
 
 

@@ -1,9 +1,8 @@
-"""The worker's memory budget for all partitions: records that are read and not committed, and unpacked batches.
+"""The worker's memory budget for all partitions: uncommitted records, and unpacked batches.
 
-There are two shares of half the budget each. Commits release bytes of `records`, and need no room in either share. A
-batch releases its bytes of `batches` when its records have been taken out, which needs room in `records` only. So there
-is no circular wait. Partitions without room wait in a queue, first come, first served, so that none starves. An empty
-share accepts any size.
+Each share is half of the budget. Commits release bytes of `records` and need no room. A batch releases its bytes of
+`batches` when its records are taken out, which needs room in `records` only: so there is no circular wait. Partitions
+without room queue, first come, first served. An empty share accepts any size.
 
 Records are fetched in the consumer's thread and committed in the main thread; a lock protects the counts.
 """

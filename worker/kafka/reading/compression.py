@@ -1,8 +1,7 @@
 """Bounded decompression of a record batch's payload: no input makes it use more memory than the caller allows.
 
-A large result is written to an anonymous memory map: its pages use no memory before they are written, and are returned
-to the system as soon as the map is dropped. The first write to a page takes microseconds, so a small result is written
-to a buffer that each thread keeps, and copied from there.
+A large result is written to an anonymous memory map, whose pages use no memory before they are written. The first write
+to a page takes microseconds, so a small result is written to a buffer that each thread keeps, and copied.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ def decompress(payload: memoryview, codec: int, limit: int, head: bytes = b"") -
 
 
 def _decompress_small(payload: memoryview, into: Callable[[memoryview, memoryview], int], head: bytes) -> memoryview:
-    """Unpack a payload into the buffer that this thread keeps, if it fits."""
     room: memoryview | None = getattr(_kept, "room", None)
     if room is None:
         room = _kept.room = memoryview(bytearray(_SMALL_BYTES))

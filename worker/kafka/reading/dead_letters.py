@@ -28,10 +28,7 @@ NO_VALUE: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter. `timestamp_ms`: the source record's (None: it has none). `redriven`: how often it was redriven.
-
-    If it stands for several source records, `first_offset` is their first offset and `source_offset` their last.
-    """
+    """A dead letter: of one source record, or of those from `first_offset` to `source_offset`."""
 
     record: ConsumerRecord
     reason: str
@@ -40,8 +37,8 @@ class DeadLetter:
     source_topic: str
     source_partition: int
     source_offset: int
-    timestamp_ms: int | None
-    redriven: int
+    timestamp_ms: int | None  # the source record's, if it has one
+    redriven: int  # how often
     truncated: bool
     dropped: frozenset[str] = frozenset()
     null_key: bool = False

@@ -1,9 +1,8 @@
 """What a consumer fetches, in place of aiokafka's readers: bounded in memory, and past what cannot be read.
 
-A fetch response of one partition (`PartitionFetch`) is read by a `PartitionReader`, which gets record batches from
-`Batches`: each is checked, decompressed within its bounds and parsed. What cannot be read becomes a record with a fault
-in its place. Without `Reading.tolerant` the consumer gets an UnreadableError instead: `tail` and `report` must not use
-a substitute for a record.
+`PartitionReader` reads one partition's fetch response (`PartitionFetch`) and gets batches from `Batches`: checked,
+decompressed within their bounds, and parsed. What cannot be read becomes a record with a fault in its place; without
+`Reading.tolerant`, an UnreadableError, because `tail` and `report` must not use a substitute for a record.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from worker.kafka.reading.budget import Budget, NoRoom
 from worker.kafka.reading.compression import NAMES, CorruptError, TooLargeError, decompress
 from worker.kafka.reading.record_batch import HEADER, MAX_HEADERS, Head, Parsed, count_headers, parse, varint
 
-MAX_BATCH_BYTES: Final = 64 << 20
-"""The default limit of one batch's unpacked size."""
+MAX_BATCH_BYTES: Final = 64 << 20  # the default limit of one batch's unpacked size
 
 FETCH_BYTES: Final = 16 << 20
 """Bytes of one fetch from one partition; the worker's own fetches are smaller (faust_consumer.py)."""
@@ -36,14 +34,9 @@ FETCH_BYTES: Final = 16 << 20
 CRC_ATTEMPTS: Final = 3
 """How often a batch with a wrong CRC is fetched. If it is still wrong, the disk damaged it, not the network."""
 
-LOG_OVERHEAD: Final = 12
-"""Bytes of a batch before those that its length counts: its offset and the length."""
-
-MAGIC: Final = 16
-"""Offset of the byte with the version of the batch's format."""
-
-LEAST_BYTES: Final = 26
-"""The smallest batch: a message of magic 0 without key and value."""
+LOG_OVERHEAD: Final = 12  # bytes of a batch before those that its length counts: its offset and the length
+MAGIC: Final = 16  # offset of the byte with the version of the batch's format
+LEAST_BYTES: Final = 26  # the smallest batch: a message of magic 0 without key and value
 
 WALKED_BYTES: Final = 1 << 20
 """A record can have (about) more headers than allowed only in a larger batch: there they are counted before parsing."""
@@ -64,19 +57,15 @@ def place(tp: TopicPartition, offset: int, first: int | None = None) -> str:
 
 @dataclass(eq=False, slots=True)
 class Reading:
-    """How one consumer reads; used in the consumer's thread only. `budget` None: no bound on all partitions together.
-
-    `source_records`: it gets SourceRecord, which saves the worker a ConsumerRecord for each message.
-    `attempts`: how often a damaged batch was fetched, by partition and offset. `open`: what is fetched, not consumed.
-    """
+    """How one consumer reads; used in the consumer's thread only."""
 
     max_batch_bytes: int = MAX_BATCH_BYTES
     tolerant: bool = False
     fetch_bytes: int = FETCH_BYTES
-    budget: Budget | None = None
-    source_records: bool = False
-    attempts: Counter[tuple[TopicPartition, int]] = field(default_factory=Counter)
-    open: dict[TopicPartition, PartitionFetch] = field(default_factory=dict)
+    budget: Budget | None = None  # None: no bound on all partitions together
+    source_records: bool = False  # it gets SourceRecord, which saves the worker a ConsumerRecord for each message
+    attempts: Counter[tuple[TopicPartition, int]] = field(default_factory=Counter)  # of fetching a damaged batch
+    open: dict[TopicPartition, PartitionFetch] = field(default_factory=dict)  # what is fetched, not consumed
 
     def forget(self) -> None:
         """Drop all records fetched and not consumed yet; they are fetched again if they are still needed."""
@@ -100,7 +89,7 @@ _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 def install_reader(max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
     """Let every consumer of this process read with the classes of this module; may be called again.
 
-    `max_batch_bytes`: the largest unpacked batch of all consumers without a `Reading` of their own, for new fetches.
+    `max_batch_bytes`: the largest unpacked batch of consumers without their own `Reading`, for new fetches.
     """
     _default.max_batch_bytes = max_batch_bytes
     read_fetches_with(Batches, PartitionReader, PartitionFetch)
@@ -118,10 +107,7 @@ def read_as(reading: Reading) -> None:
 
 @contextlib.contextmanager
 def tolerant(max_batch_bytes: int | None = None) -> Iterator[None]:
-    """Let the consumers that are started in this context get faults (`fault_in`).
-
-    `max_batch_bytes` None: the bound of all consumers.
-    """
+    """Let consumers that start in this context get faults (`fault_in`). `max_batch_bytes` None: the common bound."""
     token = _reading.set(Reading(max_batch_bytes or _default.max_batch_bytes, tolerant=True))
     try:
         yield
@@ -130,11 +116,7 @@ def tolerant(max_batch_bytes: int | None = None) -> Iterator[None]:
 
 
 def fault_in(record: ConsumerRecord) -> Fault | None:
-    """Return why a record, or a batch, cannot be read as it is.
-
-    aiokafka's record has no field for that, so our readers put it into `checksum`. Otherwise that is None, or a number
-    where the record was written before Kafka 0.11.
-    """
+    """Return why a record, or a batch, cannot be read; aiokafka's record has no field for it but `checksum`."""
     return record.checksum if isinstance(record.checksum, Fault) else None
 
 
@@ -374,11 +356,7 @@ class Batches:
             self._current = None
 
     def close(self) -> None:
-        """Drop everything, the response too.
-
-        The reader and its batches refer to each other, and would keep the response until the garbage collector runs,
-        which counts objects and not bytes.
-        """
+        """Drop everything, also the response: in a cycle with its reader, it would wait for the collector."""
         if self._next is not None:
             self._next.close()
         self._next = self._owner = None
@@ -427,7 +405,9 @@ class Batches:
         if size < LEAST_BYTES or (self._data[self._position + MAGIC] >= 2 and size < HEADER.size):
             if self._reading.fetch_again(owner.tp, self._position):
                 return None
-            raise UnreadableError(f"{place(owner.tp, owner.next_fetch_offset)}: the batch there has no whole header")
+            raise UnreadableError(
+                f"{place(owner.tp, owner.next_fetch_offset)}: the header of the batch there is incomplete"
+            )
         batch = open_batch(self._reading, owner, self._data[self._position : end], self._data[end:])
         if batch is not None:
             self._begin, self._position = self._position, end
@@ -572,6 +552,5 @@ class PartitionFetch(FetchResult):
 
 
 def _size(record: ConsumerRecord) -> int:
-    """Return about how many bytes of memory a record uses."""
     size = RECORD_OVERHEAD + int(record.serialized_value_size) + int(record.serialized_key_size)
     return size + memory_size(None, None, record.headers) if record.headers else size

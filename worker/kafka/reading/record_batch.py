@@ -1,7 +1,4 @@
-"""The records of one record batch (magic 2), whatever its bytes are.
-
-aiokafka's parser in C reads the valid batches; this one continues after what is broken.
-"""
+"""The records of one record batch (magic 2), whatever its bytes are: aiokafka's parser reads valid ones only."""
 
 from __future__ import annotations
 
@@ -12,24 +9,18 @@ from typing import Final, NamedTuple
 from worker.core.records import Fault
 from worker.core.trace import Reason
 
-HEADER: Final = struct.Struct(">qiibIhiqqqhii")
-"""A batch's header; `Head` names its fields."""
-
-LOG_APPEND: Final = 0x08
-"""The attribute bit of a batch whose timestamps are the broker's."""
+HEADER: Final = struct.Struct(">qiibIhiqqqhii")  # a batch's header; `Head` names its fields
+LOG_APPEND: Final = 0x08  # the attribute bit of a batch whose timestamps are the broker's
 
 MAX_HEADERS: Final = 1 << 20
-"""Headers of one record. Two bytes in a batch make a header of some 130 bytes in memory: without a limit, a batch of
-64 MiB would need 4 GiB."""
+"""Headers of one record: two bytes in a batch make one of some 130 bytes in memory, so a batch of 64 MiB needed 4
+GiB."""
 
 _SHOWN: Final = 60
 
 
 class Parsed(NamedTuple):
-    """A record with the attributes of aiokafka's; with a fault, the parts that could be read.
-
-    `offset` is then the last of the offsets that it stands for.
-    """
+    """A record with aiokafka's attributes; with a fault, what could be read, and the last offset it stands for."""
 
     offset: int
     timestamp: int
@@ -59,7 +50,7 @@ class Head(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Return the offset of the last record, also if compaction has removed it."""
+        """Return the offset of the last record, even if compaction has removed it."""
         return self.base_offset + self.last_delta
 
     def stand_in(self, reason: Reason, message: str, first: int, last: int | None = None) -> Parsed:
@@ -70,11 +61,10 @@ class Head(NamedTuple):
 
 
 def parse(head: Head, data: memoryview, position: int = 0) -> Iterator[Parsed]:
-    """Yield the batch's records, whatever they contain; `data` begins with the header and is not compressed.
+    """Yield the batch's records; `data` begins with the header and is not compressed.
 
-    A broken record has a fault. If the next record cannot be found, one fault stands for the rest. Each offset is
-    greater than the one before, and none is beyond the batch's last. `position`: the first offset that is needed.
-    The time is linear in the size; a record's content is copied once.
+    A broken record has a fault; if the next record cannot be found, one fault stands for the rest. Offsets rise, and
+    none is beyond the batch's last. `position`: the first offset that is needed. Linear time; contents are copied once.
     """
     at, done = HEADER.size, head.base_offset - 1
     complete = head.records == head.last_delta + 1  # nothing was compacted: the index gives the offset

@@ -1,8 +1,7 @@
 """Following the changelog: all its partitions, read committed, into the group view.
 
-A partition is loaded in this order: its changelog to the end, and then its committed offset. So the offset is never
-older than what was read, and the passes that it decides on (passes.resolve) are the ones that count: a pass that begins
-later writes its marker behind what was read.
+A partition's changelog is read to the end before its committed offset. So the offset is never older than what was read,
+and the passes that it decides on (passes.resolve) are the ones that count: a later one writes its marker behind that.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from worker.config import Settings
 from worker.core.changelog import SLACK
 from worker.core.group_view import GroupView
 from worker.core.records import EmbedderIdentity
+from worker.core.terminal import number_of
 from worker.kafka.cluster.connections import committed_reader, running
 from worker.kafka.state.restore import RETRY_SECONDS, fault_of, read_logs, read_positions
 
@@ -29,14 +29,9 @@ log = logging.getLogger(__name__)
 LOADED_ENTRIES: Final = 32_768
 """About the most entries that are read before they are applied (1.7 kB each): 16 partitions of the default capacity."""
 
-POLL_MS: Final = 200
-"""How long to wait for records before the lag is measured."""
-
-POLL_RECORDS: Final = 128
-"""Most records that are applied before other tasks run."""
-
-FETCH_BYTES: Final = 1 << 20
-"""Bytes of one fetch of a partition: 600 entries."""
+POLL_MS: Final = 200  # how long to wait for records before the lag is measured
+POLL_RECORDS: Final = 128  # most records that are applied before other tasks run
+FETCH_BYTES: Final = 1 << 20  # bytes of one fetch of a partition: 600 entries
 
 
 class ChangelogFollower:
@@ -93,10 +88,7 @@ class ChangelogFollower:
                 self._complete[partition] = begun
 
     async def follow(self) -> None:
-        """Apply what is committed, until cancelled. Raises errors after which the view cannot be kept up to date.
-
-        After an error that may pass, it continues behind the last record applied.
-        """
+        """Apply what is committed, until cancelled; errors that may pass are tried again. Raises the others."""
         while True:
             reader = committed_reader(
                 self._client, max_partition_fetch_bytes=FETCH_BYTES, fetch_max_bytes=16 * FETCH_BYTES
@@ -148,16 +140,17 @@ class ChangelogFollower:
                 break
         if self._view.corrupt > before:
             log.warning(
-                "group view: changelog %s/%d: %d damaged records up to offset %d are left out",
-                self._settings.changelog, partition, self._view.corrupt - before, self._next[partition] - 1,
+                "group view: changelog %s/%d: left out %s up to offset %d",
+                self._settings.changelog, partition,
+                number_of(self._view.corrupt - before, "damaged record"), self._next[partition] - 1,
             )  # fmt: skip
         return not again
 
     async def _measure(self, consumer: AIOKafkaConsumer, begun: float) -> None:
         """Note which partitions are complete. `begun`: before the records of this round were waited for.
 
-        A response may have waited in a buffer while this process was frozen. But a fetch is sent after the response to
-        the one before was read, so its end of the partition is at least as new as that.
+        A response may have waited in a buffer while this process was frozen. But a fetch is sent after the one before
+        was answered, so its end of the partition is at least as new as that.
         """
         for partition in self._next:
             tp = self._tp(partition)

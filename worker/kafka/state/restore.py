@@ -18,6 +18,7 @@ from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 from worker.core.changelog import Log, Probes, Restored
 from worker.core.passes import Committed, Found, committed_from
 from worker.core.records import Fault
+from worker.core.terminal import number_of
 from worker.core.trace import Reason
 from worker.kafka.aiokafka_private import send_request
 from worker.kafka.cluster.connections import admin_client, committed_reader, running
@@ -27,25 +28,18 @@ from worker.kafka.writing.protocol import FetchOffsets, UnstableOffsetError, fet
 
 log = logging.getLogger(__name__)
 
-FETCH_BYTES: Final = 4 << 20
-"""Bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one."""
-
-PROGRESS_SECONDS: Final = 2.0
-"""A longer restore logs its progress at this interval."""
-
-RETRY_SECONDS: Final = 0.2
-"""Pause before the group's coordinator is asked again while it moves or loads its data."""
+FETCH_BYTES: Final = 4 << 20  # bytes of one fetch of a partition: a cache of 1000 entries (1.7 MB) arrives in one
+PROGRESS_SECONDS: Final = 2.0  # a longer restore logs its progress at this interval
+RETRY_SECONDS: Final = 0.2  # pause before the group's coordinator is asked again while it moves or loads its data
 
 UNSTABLE_SECONDS: Final = 10.0
 UNSTABLE_PAUSE_SECONDS: Final = 0.02
 """How long, and how often, an offset is asked for that a transaction is about to commit: normally some ms."""
 
-SHOWN_MODELS: Final = 3
-"""Other models that a warning names: whoever may write to the changelog chooses their names."""
+SHOWN_MODELS: Final = 3  # other models that a warning names: whoever may write to the changelog chooses their names
 
 LOOKUP_BACKOFF_MS: Final = 20
-"""aiokafka's first attempt to ask for a topic's offsets always fails: it has not looked for the leaders yet. With
-its default of 100 ms the pause before the second was most of the time between assignment and first record."""
+"""aiokafka's first look-up of a topic's offsets always fails, as it knows no leaders yet: so the pause is short."""
 
 
 class OffsetsError(Exception):
@@ -54,22 +48,16 @@ class OffsetsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a partition continues: the next source offset, and the stream time that was committed with it.
-
-    `lost`: records between the committed offset and the oldest one on the topic. `committed_offset`: None if there is
-    none. `committed`: the metadata with the offset, if it is ours. `topic_id`: of the source topic as it is now, None
-    if the broker has no topic ids. `recreated`: the offset was committed for another topic of this name. `metadata`: as
-    it was committed, whoever wrote it.
-    """
+    """Where a partition continues: the next source offset, and the stream time that was committed with it."""
 
     offset: int
     stream_time_ms: int | None
-    lost: int = 0
+    lost: int = 0  # records between the committed offset and the oldest one on the topic
     committed_offset: int | None = None
-    committed: Committed | None = None
-    topic_id: str | None = None
-    recreated: bool = False
-    metadata: str = ""
+    committed: Committed | None = None  # the metadata with the offset, if it is ours
+    topic_id: str | None = None  # of the source topic as it is now; None if the broker has no topic ids
+    recreated: bool = False  # the offset was committed for another topic of this name
+    metadata: str = ""  # as it was committed, whoever wrote it
 
     def found(self) -> Found:
         """Return the facts that decide which pass continues."""
@@ -81,10 +69,8 @@ async def read_positions(
 ) -> dict[int, Position]:
     """Return where each partition continues. Raises OffsetsError, KafkaError, TimeoutError.
 
-    A partition without a committed offset starts at the oldest record. If the committed offset is older than that, the
-    partition continues at the oldest record, with the number of lost records. If the offset was committed for another
-    topic of the same name, the partition starts at the oldest record, however long the new topic is: none of its
-    records was scored.
+    That is the committed offset. It is the oldest record if none is committed, if retention has deleted records since
+    (`lost`), or if the offset was committed for another topic of this name: none of the new one's records was scored.
     """
     tps = [TopicPartition(topic, partition) for partition in partitions]
     try:
@@ -139,8 +125,7 @@ def _position(found: OffsetAndMetadata | None, oldest: int, now: str | None) -> 
 async def confirm_topic(client: Mapping[str, Any], topic: str, known: str | None, timeout_seconds: float) -> None:
     """Check that a topic has the id that is known. Raises OffsetsError if not, KafkaError, TimeoutError.
 
-    A consumer asks for records by the topic's name. If it was paused while the topic was recreated, it reads on in the
-    new one.
+    A consumer that was paused while a topic was recreated reads on in the new one: it asks by name.
     """
     async with asyncio.timeout(timeout_seconds):
         while True:
@@ -174,9 +159,9 @@ async def _committed(
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata], str | None]:
     """Ask the group's coordinator for committed offsets, and a broker for the topic's id, until they answer.
 
-    aiokafka's own methods ignore an error of the whole response (while the coordinator moves or loads) and report that
-    nothing is committed; a worker would then start at the oldest record. A transaction whose end is decided is waited
-    for: its offset is the committed one. A late request may leave an offset behind that no transaction ever commits.
+    aiokafka's own methods ignore an error of the whole response and report that nothing is committed; a worker would
+    then start at the oldest record. A transaction whose end is decided is waited for: its offset is the committed one.
+    Not for ever: a late request may leave an offset behind that no transaction ever commits.
     """
     unstable_until = time.monotonic() + UNSTABLE_SECONDS
     async with admin_client(client) as admin:
@@ -210,11 +195,11 @@ async def restore(
     timeout_seconds: float,
     probes: Probes | None = None,
 ) -> dict[int, Restored]:
-    """Read the changelog of the given source partitions to its end, and decide which pass continues (changelog.Log).
+    """Read the changelog of source partitions to its end, and decide which pass continues (changelog.Log).
 
-    Call it after the partition's producer has started (which ends any open transaction), with the offsets that were
-    committed then. Entries of another model, and damaged records, are skipped and counted, with one warning each.
-    Raises KafkaError, TimeoutError as read_logs does, and OtherModelError where other `probes` are kept.
+    Call it after the partition's producer has started, which ends any open transaction, with the offsets committed
+    then. Entries of another model, and damaged records, are skipped and counted, with one warning each. Raises
+    KafkaError, TimeoutError as read_logs does, and OtherModelError where other `probes` are kept.
     """
     logs = await read_logs(client, changelog, list(positions), timeout_seconds)
     result = {}
@@ -235,8 +220,7 @@ async def read_logs(
 ) -> dict[int, Log]:
     """Read partitions of the changelog from the beginning to their ends at the time of the call.
 
-    Raises KafkaError, and TimeoutError if nothing arrives for `timeout_seconds`: after a lost connection, aiokafka may
-    wait for a position for ever.
+    Raises KafkaError, and TimeoutError if nothing arrives for `timeout_seconds`: aiokafka may wait without end.
     """
     logs = {partition: Log() for partition in partitions}
     tps = [TopicPartition(changelog, partition) for partition in partitions]
@@ -291,9 +275,10 @@ def report_skipped(changelog: str, restored: Mapping[int, Restored], model: str)
         others = sorted(name.removeprefix("model ") for name in skipped if name.startswith("model "))
         others[SHOWN_MODELS:] = [f"{len(others) - SHOWN_MODELS} more"] if len(others) > SHOWN_MODELS else []
         log.warning(
-            "%s: %d changelog entries belong to another model (%s), but this worker runs %s; they are skipped, so the "
-            "first traces are compared with fewer entries",
-            _named(sorted(foreign)), skipped["other_model"], ", ".join(others), model,
+            "%s: skipped %s of another model (%s), because this worker runs %s; the first traces are compared with "
+            "fewer entries",
+            _named(sorted(foreign)), number_of(skipped["other_model"], "changelog entry", "changelog entries"),
+            ", ".join(others), model,
         )  # fmt: skip
 
 
@@ -312,8 +297,8 @@ def report_passes(restored: Mapping[int, Restored]) -> None:
         starts = sorted({each.current.start for each in those})
         where = f"offset {starts[0]}" if len(starts) == 1 else f"offsets from {starts[0]} to {starts[-1]}"
         log.info(
-            "%s: pass %d over the source begins at %s (%s), with %d earlier cache entries; %d entries of other passes "
-            "are skipped",
-            _named(partitions), number, where, why, sum(len(each.entries) for each in those),
-            sum(each.overridden for each in those),
+            "%s: pass %d over the source begins at %s (%s), with %s; %s of other passes skipped",
+            _named(partitions), number, where, why,
+            number_of(sum(len(each.entries) for each in those), "earlier cache entry", "earlier cache entries"),
+            number_of(sum(each.overridden for each in those), "entry", "entries"),
         )  # fmt: skip

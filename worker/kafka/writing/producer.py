@@ -1,18 +1,17 @@
 """A producer: appends batches of records, each once; with a transactional id in transactions, with source offsets.
 
-Why not aiokafka's (0.14): a connection may close before a request is answered, and the request may still reach the
-broker, after it was sent again on another connection, and in the midst of the next transaction. In the first version
-of the transaction protocol all transactions of a producer have the same epoch, so the broker cannot tell such a late
-request from one of the next transaction: a late EndTxn ends it half-way, a late TxnOffsetCommit takes its offset back.
-Here no transaction begins in an epoch of which a request may still be on its way:
+Why not aiokafka's (0.14): a request whose connection closed is sent again, and the first copy may still reach the
+broker, in the midst of the next transaction. In transactions V1 all of a producer's transactions have one epoch, so the
+broker cannot tell: a late EndTxn ends the next one half-way, a late TxnOffsetCommit takes its offset back. Here no
+transaction begins in an epoch of which a request may still be on its way:
 
-- transactions V2 (KIP-890), if the cluster has finalised transaction.version 2: each transaction has its own epoch;
-- transactions V1 otherwise: the producer asks for its next epoch once a transaction has ended (InitProducerId with its
-  id and epoch, KIP-360). Before Kafka 4.0 the epoch does not keep out a late TxnOffsetCommit entirely, so each
-  committed offset is read back (protocol.has_late_offsets).
+- transactions V2 (KIP-890), if the cluster has finalised transaction.version 2: each has its own epoch;
+- transactions V1 otherwise: after each, the producer asks for its next epoch (InitProducerId, KIP-360). Before Kafka
+  4.0 the epoch does not keep out every late TxnOffsetCommit, so each committed offset is read back
+  (protocol.has_late_offsets).
 
-Within its own transaction a late request does no harm: the broker knows each batch by its sequence number, and adding a
-partition, committing an offset or ending twice is the same as once.
+Within its own transaction a late request does no harm: batches have sequence numbers, and adding a partition,
+committing an offset or ending twice is the same as once.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from aiokafka import TopicPartition
 from aiokafka.errors import ProducerFenced, for_code
@@ -37,27 +36,20 @@ from worker.kafka.writing.rows import REFUSALS, PartitionRows, RefusedBatch, Row
 
 log = logging.getLogger(__name__)
 
-MAX_BATCH_BYTES: Final = 262_144
-"""Bytes of one batch: a busy transaction carries hundreds of traces."""
+MAX_BATCH_BYTES: Final = 262_144  # bytes of one batch: a busy transaction carries hundreds of traces
 
 BUSY_SECONDS: Final = 0.02
 """Pause before a request is sent again to a broker that is still completing the last transaction, some ms."""
 
 FIRST_PAUSE_SECONDS: Final = 0.02
-LONGEST_PAUSE_SECONDS: Final = 1.0
-"""Other pauses double from the first to the longest."""
+LONGEST_PAUSE_SECONDS: Final = 1.0  # other pauses double from the first to the longest
 
 FIRST_READ_SECONDS: Final = 0.005
 """Pause before a committed offset is read back again; it doubles up to the longest one, 1.3 s in all."""
 
-TELL_SECONDS: Final = 10.0
-"""How often the log warns that a request is sent again and again."""
-
-ABORT_SECONDS: Final = 3.0
-"""How long a producer that has failed tries to abort."""
-
-SEQUENCES: Final = 2**31
-"""Sequence numbers are less than this; 0 follows the last."""
+TELL_SECONDS: Final = 10.0  # how often the log warns that a request is sent again and again
+ABORT_SECONDS: Final = 3.0  # how long a producer that has failed tries to abort
+SEQUENCES: Final = 2**31  # sequence numbers are less than this; 0 follows the last
 
 
 class PublishError(Exception):
@@ -71,8 +63,7 @@ class AbortableError(Exception):
 class DoubtfulRefusalError(Exception):
     """A batch was refused when it was sent again, and it is unknown whether an earlier try was appended.
 
-    A limit or the clock may have changed in between. The producer's sequence number is then unknown, too; a restart
-    begins with a new producer.
+    Its sequence number is then unknown, too; a restart begins with a new producer.
     """
 
 
@@ -107,48 +98,18 @@ ANSWERS: Final[Mapping[int, Answer]] = {
     47: Answer.FENCED,  # INVALID_PRODUCER_EPOCH
     90: Answer.FENCED,  # PRODUCER_FENCED
 }
-"""What follows from Kafka's error codes. Any other one is final, but for those about a batch (rows.REFUSALS).
+"""What follows from Kafka's error codes. Any other one is final, except those about a record batch (rows.REFUSALS).
 
-Final, too, is a producer id that the coordinator has forgotten (after a week without a transaction): it would give any
-former owner a new one, also one that is behind a successor that it has forgotten as well.
+Final, too, is a producer id that the coordinator has forgotten (after a week): it would give any former owner a new
+one, also one that is behind a successor that it has forgotten as well.
 """
 
 AGAIN: Final = {Answer.BUSY, Answer.MOVED, Answer.UNSURE}
 OUT_OF_STEP: Final = frozenset({45, 59})  # OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID
-"""The leader does not have the batch before this one, or has another one. The abort of a transaction discards them all.
-"""
+"""The leader does not have the batch before this one, or has another. The abort of a transaction discards them all."""
 
 INVALID_TXN_STATE, OPERATION_NOT_ATTEMPTED = 48, 55
 GROUP, TRANSACTION = 0, 1  # kinds of coordinators, as FindCoordinator numbers them
-
-
-class Cluster(Protocol):
-    """What a producer needs of its connections (aiokafka_private.Brokers; in tests also a model of the brokers).
-
-    Look-ups and `send` raise UnsentError while no broker can be asked. `send` raises UnansweredError where the request
-    has left and may still arrive, and UnsupportedError where the broker does not know it in any of its versions.
-    """
-
-    async def start(self) -> None:
-        """Connect. Raises KafkaError."""
-
-    async def stop(self) -> None:
-        """Disconnect."""
-
-    async def send(self, node: int, request: Any) -> Any:
-        """Send a request to a broker and return the response."""
-
-    async def any_node(self) -> int:
-        """Return a broker."""
-
-    async def coordinator(self, kind: int, key: str) -> int:
-        """Return the broker that coordinates a group or a transactional id."""
-
-    async def leader(self, partition: TopicPartition) -> int | None:
-        """Return the broker that leads a partition, as far as is known; None: none is known."""
-
-    async def refresh(self) -> None:
-        """Ask for the leaders again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -163,13 +124,9 @@ class _RecordBatch:
 
 @dataclass(eq=False, slots=True)
 class _Progress:
-    """How far the rows of a partition are sent."""
-
     part: PartitionRows
-    limit: int
-    """The topic's limit when the batches were made (bytes)."""
-    batches: deque[_RecordBatch]
-    """What is left."""
+    limit: int  # the topic's limit when the batches were made (bytes)
+    batches: deque[_RecordBatch]  # what is left
     refused: list[RefusedBatch] = field(default_factory=list)
 
 
@@ -198,11 +155,11 @@ def batches_of(rows: Sequence[Row], limit: int, *, transactional: bool) -> deque
 
 
 class Producer:
-    """Appends rows to topics, each once, and those of one partition in their order. One coroutine at a time uses it.
+    """Appends rows to topics, each once, those of one partition in their order. One coroutine at a time uses it.
 
-    With a transactional id `start` fences whoever has the id, and `send` and `send_offsets` are called inside of
+    With a transactional id, `start` fences whoever has the id, and `send` and `send_offsets` are called inside
     `transaction`. After AbortableError the transaction may be run again; after any other error it is unknown what was
-    written, and the producer must be stopped. Without an id there are no transactions: `send` appends at once.
+    written, and the producer must be stopped. Without an id, `send` appends at once.
 
     `owns`: whether this process still has the partition, as far as it knows. It is asked before a new epoch, which
     would fence a successor that has a transaction open.
@@ -215,16 +172,14 @@ class Producer:
         timeout_seconds: float,
         *,
         owns: Callable[[], bool] = lambda: True,
-        cluster: Cluster | None = None,
+        cluster: Brokers | None = None,  # in tests a model of the brokers,
     ) -> None:
-        self.transactions = 1
-        """The version of the transaction protocol, known after `start`."""
-        self.waits_for = "nothing"
-        """What the producer waits for, or waited for last, in words."""
+        self.transactions = 1  # the version of the transaction protocol, known after `start`
+        self.waits_for = "nothing"  # what the producer waits for, or waited for last, in words
         self._id = transactional_id
         self._timeout_ms = round(timeout_seconds * 1000)
         self._owns = owns
-        self._cluster: Cluster = cluster or Brokers(client, self._timeout_ms)
+        self._cluster = cluster or Brokers(client, self._timeout_ms)
         self._producer = NO_PRODUCER
         self._sequences: dict[TopicPartition, int] = {}  # of the next record, in this epoch
         self._coordinators: dict[int, int] = {}  # brokers, by kind
@@ -258,7 +213,6 @@ class Producer:
         await self._cluster.stop()
 
     async def _protocol(self) -> int:
-        """Return 2 if the cluster has finalised transaction.version 2, otherwise 1."""
         try:
             response = await self._ask("ApiVersions", requests.FeaturesRequest(), None)
         except UnsupportedError:  # before Kafka 2.4
@@ -284,8 +238,7 @@ class Producer:
     async def transaction(self) -> AsyncIterator[None]:
         """Run a block as one transaction: commit at its end; if it raises, abort and raise its error.
 
-        After AbortableError (the block may raise it, too) the transaction is aborted, and it may be run again. Raises
-        PublishError if it takes longer than the timeout.
+        After AbortableError, which the block may raise, it may be run again. Raises PublishError after the timeout.
         """
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
@@ -307,7 +260,7 @@ class Producer:
                 log.info("%s: the open transaction was not aborted: %r", self._id, failure)
             if isinstance(error, TimeoutError):
                 raise PublishError(
-                    f"no end after {self._timeout_ms / 1000:g} s, waiting for {self.waits_for}"
+                    f"not finished after {self._timeout_ms / 1000:g} s, waiting for {self.waits_for}"
                 ) from error
             raise
 
@@ -403,11 +356,10 @@ class Producer:
             await self._renew()
 
     async def _end_epoch(self, what: str, request: Any, commit: bool) -> None:
-        """End a transaction V2, and go on in the next epoch."""
         response = await self._ask(what, request, TRANSACTION, also=(INVALID_TXN_STATE,))
         if response.error_code == INVALID_TXN_STATE:
             if commit:  # so the broker answers between the abort and the successor's next epoch
-                raise ProducerFenced(f"{self._id}: {what}: a successor's start, or the timeout, has ended it")
+                raise ProducerFenced(f"{self._id}: {what}: ended by a successor's start or by the timeout")
             self._late = True  # all was refused before it became part of the transaction
         else:
             self._enter(ProducerEpoch(response.producer_id, response.producer_epoch))
@@ -424,7 +376,7 @@ class Producer:
         """Get the next epoch: requests of this one that still arrive, or arrive again, are fenced from now on."""
         why = "a request was not answered, and may still arrive" if self._late else "its requests may arrive again"
         if not self._owns():
-            raise ProducerFenced(f"{self._id}: {why}, and the partition is another worker's by now")
+            raise ProducerFenced(f"{self._id}: {why}, and the partition now belongs to another worker")
         before = self._producer
         unanswered = self._late
         try:
@@ -437,7 +389,6 @@ class Producer:
             log.info("%s: %s; epoch %d follows %d", self._id, why, self._producer.epoch, before.epoch)
 
     async def _add_partitions(self, transactional_id: str, partitions: Sequence[TopicPartition]) -> None:
-        """Make partitions part of the transaction (V1)."""
         if partitions:
             self._known = True
             request = requests.add_partitions(transactional_id, self._producer, partitions)
@@ -524,14 +475,11 @@ class Producer:
         return _Trouble(f"{where}: {for_code(code).__name__}", busy=answer is Answer.BUSY)
 
     def _doubtful(self, refusal: TopicRefusedError) -> None:
-        """Raise the error of a batch that was refused, but may have been appended by an earlier try.
-
-        Only a new epoch, or a new producer, gets round the unknown sequence number.
-        """
+        """Raise the error of a refused batch that an earlier try may have appended: its sequence number is unknown."""
         if self._id is None:
-            raise DoubtfulRefusalError(f"{refusal}; it is unknown whether an earlier try was written") from refusal
+            raise DoubtfulRefusalError(f"{refusal}; it is unknown whether an earlier attempt was written") from refusal
         self._late = True
-        raise AbortableError(f"{refusal}; an earlier try may be written") from refusal
+        raise AbortableError(f"{refusal}; an earlier attempt may have been written") from refusal
 
     # -- requests
 
@@ -598,8 +546,6 @@ class Producer:
 
 
 class _Pauses:
-    """The pauses between the tries of a request."""
-
     def __init__(self, name: str | None) -> None:
         self._name = name or "producer"
         self._seconds = FIRST_PAUSE_SECONDS

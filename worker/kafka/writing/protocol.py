@@ -1,9 +1,8 @@
 """A producer's requests, in the versions that aiokafka has and in those that it lacks.
 
-aiokafka sends every transactional request in version 0, and Produce up to version 7. A producer needs InitProducerId v4
-(the next epoch of an id that it has, KIP-360), Produce v8 (which records are refused, KIP-467), and for transactions V2
-(KIP-890) Produce v12, TxnOffsetCommit v5 and EndTxn v5. The fields are those of Kafka's message definitions
-(clients/src/main/resources/common/message).
+aiokafka sends transactional requests in version 0, and Produce up to 7. A producer needs InitProducerId v4 (KIP-360),
+Produce v8 (which records are refused, KIP-467), and for transactions V2 (KIP-890) Produce v12, TxnOffsetCommit v5 and
+EndTxn v5. The fields are those of Kafka's clients/src/main/resources/common/message.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ class UnstableOffsetError(KafkaError):  # type: ignore[misc]  # aiokafka is unty
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 Value = TypeVar("Value")
 
-ALL_REPLICAS: Final = -1
-"""Acknowledgements that a batch needs: those of all replicas in sync."""
+ALL_REPLICAS: Final = -1  # acknowledgements that a batch needs: those of all replicas in sync
 
 TEXT: Final = CompactString("utf-8")
 SUPPORTED_FEATURES: Final = 0
@@ -70,8 +68,7 @@ class ProducerEpoch(NamedTuple):
     epoch: int
 
 
-NO_PRODUCER: Final = ProducerEpoch(-1, -1)
-"""Of a producer that has no id yet."""
+NO_PRODUCER: Final = ProducerEpoch(-1, -1)  # of a producer that has no id yet
 
 
 def by_topic(values: Iterable[tuple[TopicPartition, Value]]) -> dict[str, list[tuple[int, Value]]]:
@@ -224,7 +221,7 @@ class EndTxnRequest_v5(RequestStruct):  # type: ignore[misc]
 Version = TypeVar("Version", bound=RequestStruct)
 
 
-class _InOneVersion(Request[Version]):  # type: ignore[misc]
+class InOneVersion(Request[Version]):  # type: ignore[misc]
     """A request that exists here in one version only."""
 
     API_KEY = -1
@@ -237,7 +234,7 @@ class _InOneVersion(Request[Version]):  # type: ignore[misc]
         return cast("Version", request_struct_class(*self.values))
 
 
-class FeaturesRequest(_InOneVersion[ApiVersionsRequest_v3]):
+class FeaturesRequest(InOneVersion[ApiVersionsRequest_v3]):
     """Ask for the cluster's finalised features (Kafka 2.7 or later)."""
 
     API_KEY = 18
@@ -254,9 +251,8 @@ def transaction_protocol(response: ApiVersionsResponse_v3) -> int:
 def has_late_offsets(response: ApiVersionsResponse_v3) -> bool:
     """Return whether a late TxnOffsetCommit can take away another transaction's offset: Kafka before 4.0.
 
-    Such a group coordinator puts the late offset in the place of the pending one before it looks at the epoch, and
-    drops both when the log refuses it (GroupMetadata.failPendingTxnOffsetCommit). Kafka 4.0 has another coordinator,
-    and is the first release with TxnOffsetCommit v5.
+    Its coordinator puts the late offset in the place of the pending one before it looks at the epoch, and drops both
+    when the log refuses it (GroupMetadata.failPendingTxnOffsetCommit). Kafka 4.0 is the first with TxnOffsetCommit v5.
     """
     return not any(key == CommitOffsetsV2.API_KEY and most >= 5 for key, _, most in response.api_versions)
 
@@ -264,10 +260,8 @@ def has_late_offsets(response: ApiVersionsResponse_v3) -> bool:
 def may_hang_at_last_epoch(response: ApiVersionsResponse_v3) -> bool:
     """Return whether transactions V2 of this broker can hang at a producer's last epoch: Kafka 4.0 to 4.2.
 
-    A transaction that is open in epoch 32,766 and times out there stays open (KAFKA-20090): seen in the classes of
-    4.0.2, 4.1.2 and 4.2.1, and mended in those of 4.3.0. In 4.0.0 the next start of its producer fails, too
-    (KAFKA-19367; mended in 4.0.1). A broker does not tell its release, but the newest metadata.version that it
-    supports, which each minor release raises.
+    A transaction that times out in epoch 32,766 stays open (KAFKA-20090, fixed in 4.3.0); in 4.0.0 the next start of
+    its producer fails, too (KAFKA-19367). A broker does not tell its release, but its newest metadata.version.
     """
     _, newest = _features(response, SUPPORTED_FEATURES).get("metadata.version", (0, METADATA_4_3))
     return transaction_protocol(response) == 2 and newest < METADATA_4_3
@@ -292,8 +286,8 @@ def _features(response: ApiVersionsResponse_v3, tag: int) -> dict[str, tuple[int
 class InitProducerId(Request[InitProducerIdRequest_v0 | InitProducerIdRequest_v4]):  # type: ignore[misc]
     """Ask for a producer id, which fences whoever has the transactional id; or with one, for its next epoch.
 
-    With one, the broker answers PRODUCER_FENCED if another producer has initialised the transactional id since, and
-    has no open transaction. One with an open transaction is fenced in its turn.
+    With one, the broker answers PRODUCER_FENCED if another producer has initialised the transactional id since, and has
+    no open transaction. One with an open transaction is fenced in its turn.
     """
 
     API_KEY = 22
@@ -319,7 +313,7 @@ class ProduceV1(ProduceRequest):  # type: ignore[misc]
         super().__init__(transactional_id, ALL_REPLICAS, timeout_ms, list(by_topic(batches.items()).items()))
 
 
-class ProduceV2(_InOneVersion[ProduceRequest_v12]):
+class ProduceV2(InOneVersion[ProduceRequest_v12]):
     """Append batches; their partitions become part of the transaction."""
 
     API_KEY = 0
@@ -350,11 +344,8 @@ def commit_offsets_v1(transactional_id: str, producer: ProducerEpoch, group: str
     return TxnOffsetCommitRequest(transactional_id, group, *producer, topics)
 
 
-class CommitOffsetsV2(_InOneVersion[TxnOffsetCommitRequest_v5]):
-    """Commit offsets with the transaction, whose part they become.
-
-    Without the group's generation and member: the transactional id fences.
-    """
+class CommitOffsetsV2(InOneVersion[TxnOffsetCommitRequest_v5]):
+    """Commit offsets with the transaction, whose part they become. No member is named: the id fences."""
 
     API_KEY = 28
 
@@ -409,7 +400,7 @@ def end_v1(transactional_id: str, producer: ProducerEpoch, commit: bool) -> Any:
     return EndTxnRequest(transactional_id, *producer, commit)
 
 
-class EndV2(_InOneVersion[EndTxnRequest_v5]):
+class EndV2(InOneVersion[EndTxnRequest_v5]):
     """Commit or abort the transaction, and end its epoch; the response has the next one."""
 
     API_KEY = 26

@@ -1,11 +1,10 @@
 """Publishing what is committed together: outputs, changelog entries and source offset, each source partition in order.
 
-Exactly once, they are one transaction. At least once, the offset is committed last. The worker's output partition is
-the source partition modulo the output topic's partitions, so equal keys stay together if the numbers of partitions are
-equal; `assemble` chooses the partition by the key.
+Exactly once, they are one transaction; at least once, the offset is committed last. The worker's output partition is
+the source partition modulo the output topic's partitions; `assemble` chooses it by the key.
 
-A scored trace whose output its topic refuses, or that does not fit it, is replaced by a dead letter. The trace was
-scored, and later traces were compared with it: its cache entry stays in the commit, so all other scores stay the same.
+A scored trace whose output its topic refuses, or that does not fit, is replaced by a dead letter. Its cache entry stays
+in the commit, because later traces were compared with it.
 """
 
 from __future__ import annotations
@@ -26,11 +25,14 @@ from worker.core.records import (
     ASSEMBLED,
     BATCH_OVERHEAD,
     DEAD_LETTER,
+    FORGOTTEN,
+    JUDGED,
     SPANS,
     OutputRecord,
     SourceRecord,
     encoded_size,
 )
+from worker.core.terminal import number_of
 from worker.core.trace import InvalidTrace, Reason
 from worker.kafka.writing.producer import Producer
 from worker.kafka.writing.rows import INVALID_TIMESTAMP, TOO_LARGE, OutputTopic, PartitionRows, Row, TopicRefusedError
@@ -47,11 +49,9 @@ from worker.kafka.writing.transaction import (
 log = logging.getLogger(__name__)
 
 OWN_HEADERS: Final = 1024
-"""More bytes than a batch's header and the headers added to a scored trace (kp-score, kp-decision, kp-screen with all
-rules, spans) need."""
+"""More than a batch's header and the headers added to a scored trace (kp-score, kp-decision, kp-screen, spans) need."""
 
-START_PATIENCE_SECONDS: Final = 30.0
-"""How long a producer may wait for its transactional id before the log says so."""
+START_PATIENCE_SECONDS: Final = 30.0  # how long a producer may wait for its transactional id before the log says so
 
 TRANSACTIONS: Final = {
     1: "transactions V1 (an epoch for each transaction, by one more request)",
@@ -64,18 +64,13 @@ TRANSACTIONS: Final = {
 class Commit:
     """What is committed together of one source partition: in one transaction, or with the offset last."""
 
-    outputs: list[OutputRecord]
-    """In the order of their offsets."""
-    entries: Sequence[tuple[bytes, bytes | None]]
-    """Keys and values for the changelog; the value None deletes."""
-    next_offset: int
-    """The source offset after the last record."""
-    stream_time_ms: int | None
-    """The partition's stream time at that point; None: no trace was scored yet."""
+    outputs: list[OutputRecord]  # in the order of their offsets
+    entries: Sequence[tuple[bytes, bytes | None]]  # keys and values for the changelog; the value None deletes
+    next_offset: int  # the source offset after the last record
+    stream_time_ms: int | None  # the partition's stream time at that point; None: no trace was scored yet
     records: Sequence[SourceRecord] = ()
     """The source records of `outputs`, in the same order: dead letters are made from them."""
-    source_pass: Pass = NO_PASS
-    """The pass over the source that they belong to."""
+    source_pass: Pass = NO_PASS  # the pass over the source that they belong to
 
 
 class RefusedForGoodError(Exception):
@@ -83,16 +78,13 @@ class RefusedForGoodError(Exception):
 
 
 class CommitContents:
-    """What is sent for a commit; each round of refusals changes them.
-
-    `replaced`: why a dead letter replaces a scored output, by position in the commit.
-    """
+    """What is sent for a commit; each round of refusals changes them."""
 
     def __init__(
         self, commit: Commit, partition: int, topics: Mapping[str, OutputTopic], changelog: OutputTopic
     ) -> None:
         self.commit = commit
-        self.replaced: dict[int, InvalidTrace] = {}
+        self.replaced: dict[int, InvalidTrace] = {}  # why a dead letter replaces a scored output, by position
         self._partition = partition
         self._topics = topics
         self._changelog = changelog
@@ -129,7 +121,6 @@ class CommitContents:
         return list(by_target.values())
 
     def _part(self, kind: str, partition: int | None, by_target: dict[tuple[str, int], PartitionRows]) -> PartitionRows:
-        """Return where a kind of output and its partition go; two kinds may have one topic."""
         topic = self._topics[kind]
         number = (self._partition if partition is None else partition) % topic.partitions
         return by_target.setdefault((topic.name, number), PartitionRows(topic, number))
@@ -152,7 +143,7 @@ class CommitContents:
             else:
                 self._note_refusal(position, error.code)
         for words, count in Counter(map(str, refused.values())).items():
-            log.warning("%s (%d records of partition %d)", words, count, part.partition)
+            log.warning("%s (%s of partition %d)", words, number_of(count, "record"), part.partition)
 
     def _note_refusal(self, position: int, code: int) -> None:
         """Record why a dead letter was refused: a smaller change than the last resort may suffice."""
@@ -168,7 +159,6 @@ class CommitContents:
         return letter
 
     def _fitted(self, position: int, output: OutputRecord) -> OutputRecord:
-        """Return the record to send for an output: the output, or a dead letter that fits its topic."""
         if output.kind != DEAD_LETTER:
             topic = self._topics[output.kind]
             if self._fits(position, output, topic):
@@ -185,7 +175,6 @@ class CommitContents:
         return fit_dead_letter(output, limit)
 
     def _fits(self, position: int, output: OutputRecord, topic: OutputTopic) -> bool:
-        """Whether a topic accepts an output as it is."""
         source = self.commit.records[position].size if self.commit.records else 0  # holds key and headers
         if output.kind != DEAD_LETTER and source and source + len(output.value or b"") + OWN_HEADERS <= topic.max_bytes:
             return True
@@ -193,7 +182,9 @@ class CommitContents:
 
 
 def _what(output: OutputRecord) -> str:
-    return {ASSEMBLED: "assembled trace", SPANS: "record with spans"}.get(output.kind, "scored trace")
+    return {
+        ASSEMBLED: "assembled trace", SPANS: "record with spans", JUDGED: "record of a verdict", FORGOTTEN: "receipt"
+    }.get(output.kind, "scored trace")  # fmt: skip
 
 
 def _refused_by_topic(output: OutputRecord, error: TopicRefusedError) -> InvalidTrace:
@@ -244,10 +235,7 @@ class Publisher(Protocol):
 
 
 async def fence(producer: Producer, place: str) -> None:
-    """Start a producer, which fences its former owner; that one's transaction ends first, and this may take a while.
-
-    `place` begins the warning: "partition 5".
-    """
+    """Start a producer; its former owner's transaction ends first, which may take long. `place` begins the warning."""
     explanation = asyncio.get_running_loop().call_later(START_PATIENCE_SECONDS, _explain_wait, producer, place)
     try:
         await producer.start()
@@ -312,8 +300,8 @@ class AtLeastOncePublisher:
 
     The guarantee depends on the order of steps in `publish`:
      0. look up the limits of topics that seem too small;
-     1. send cache entries and outputs, and await every acknowledgement. If a topic permanently refuses records, find
-        them, replace them by dead letters and send all again: records accepted the first time are then duplicated;
+     1. send cache entries and outputs, and await every acknowledgement. If a topic refuses records for good, replace
+        them by dead letters and send all again: records accepted the first time are then duplicated;
      2. commit the source offset through the consumer (which may not do so after a rebalance).
     """
 

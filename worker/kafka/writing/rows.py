@@ -9,28 +9,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from aiokafka.partitioner import murmur2
+
 log = logging.getLogger(__name__)
 
 Row = tuple[bytes | None, bytes | None, int | None, list[tuple[str, bytes]]]
 """Key, value, timestamp (ms since 1970; None: now) and headers of a record to send."""
 
 
+def key_partition(key: bytes, partitions: int) -> int:
+    """Return the partition of a key as Java's producer, and aiokafka's, choose it."""
+    return int((murmur2(key) & 0x7FFFFFFF) % partitions)
+
+
 @dataclass(slots=True)
 class OutputTopic:
-    """A topic that is written: name, number of partitions, largest batch it accepts (bytes).
-
-    `max_bytes` is read at start, after a refusal for size, and before a record is replaced or cut because of it
-    (transaction.look_again). `batch_bytes` limits a batch with more than one record. It is lowered when such a batch
-    was refused, none of its records was refused alone, and the topic's limit may not be read. All partition tasks share
-    the object.
-    """
+    """A topic that is written; all partition tasks share the object."""
 
     name: str
     partitions: int
     max_bytes: int
+    """Largest batch that it accepts: read at start, after a refusal for size, and by transaction.look_again."""
     batch_bytes: int = 0
-    lowered: bool = False
-    """Whether batches have been smaller since a refusal: the topic may take larger ones again."""
+    """Limit of a batch with several records: lowered when such a one was refused, and none of its records alone."""
+    lowered: bool = False  # whether batches have been smaller since a refusal: the topic may take larger ones again
     looked_at: float = field(default=-math.inf, repr=False, compare=False)
     """When the limit was last looked up again, seconds of a monotonic clock."""
     looking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
@@ -75,8 +77,8 @@ REFUSALS: Final[Mapping[int, str]] = {
     76: "UNSUPPORTED_COMPRESSION_TYPE",
     87: "INVALID_RECORD",
 }
-"""Kafka's error codes that are about the records and not about topic, cluster or permissions, with Kafka's names. The
-broker finds all of them before it appends anything."""
+"""Kafka's error codes about records, and not about topic, cluster or permissions. The broker finds all of them before
+it appends anything."""
 
 TOO_LARGE: Final = frozenset({10, 18})
 INVALID_TIMESTAMP: Final = 32
@@ -98,17 +100,13 @@ KIND_LENGTH: Final = 9
 
 @dataclass(eq=False)
 class TopicRefusedError(Exception):
-    """A batch that its topic permanently refuses; nothing of it was appended, and the producer can continue.
-
-    `words` is the broker's message; `records` its messages about single records, by their positions in the batch
-    (empty: it names none).
-    """
+    """A batch that its topic permanently refuses; nothing of it was appended, and the producer can continue."""
 
     topic: str
     partition: int
     code: int
-    words: str
-    records: Mapping[int, str] = field(default_factory=dict)
+    words: str  # the broker's message
+    records: Mapping[int, str] = field(default_factory=dict)  # its messages about records, by position in the batch
 
     @property
     def name(self) -> str:
@@ -125,27 +123,24 @@ class TopicRefusedError(Exception):
         return TopicRefusedError(self.topic, self.partition, self.code, self.records[record] or self.words)
 
     def __str__(self) -> str:
-        return f"topic {self.topic} permanently refuses the batch: {self.name}"
+        return f"topic {self.topic} permanently refuses the record batch: {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedBatch:
-    """A batch with the rows [first, first + count) of a partition's, which its topic permanently refuses.
-
-    `size`: its bytes. `limit`: the topic's limit as it was known when the batch was sent.
-    """
+    """A batch with the rows [first, first + count) of a partition's, which its topic permanently refuses."""
 
     first: int
     count: int
-    size: int
-    limit: int
+    size: int  # bytes
+    limit: int  # the topic's, as it was known when the batch was sent
     error: TopicRefusedError
 
     def refused_rows(self) -> dict[int, TopicRefusedError] | None:
         """Return the rows that the broker names, with the error of each; None if it names none.
 
-        The broker sends one code for the whole batch and a message for each record. If the messages are of several
-        kinds, the code applies to some of the records only.
+        The broker sends one code for the batch and a message for each record. If the messages are of several kinds, the
+        code applies to some of the records only.
         """
         error = self.error
         if self.count == 1:

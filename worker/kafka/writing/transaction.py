@@ -1,8 +1,4 @@
-"""A transaction: records, and with them a group's offsets, are committed together or not at all.
-
-The worker, `redrive` and `contribute` commit by `run_transaction`. They differ in what they send (`Contents`), and in
-what becomes of a record that its topic refuses.
-"""
+"""A transaction: records, and with them a group's offsets, are committed together or not at all."""
 
 from __future__ import annotations
 
@@ -19,15 +15,14 @@ from worker.kafka.writing.rows import TOO_LARGE, OutputTopic, PartitionRows, Ref
 log = logging.getLogger(__name__)
 
 MAX_ROUNDS: Final = 24
-"""Most attempts to publish the same contents. Each has another dead letter or a lower limit than the one before. One
-cause needs four at most; a limit that the broker does not report is halved each time."""
+"""Most attempts to publish the same contents, each with another dead letter or a lower limit. One cause needs four at
+most; a limit that the broker does not report is halved each time."""
 
 LOOK_AGAIN_SECONDS: Final = 60.0
-"""The least time between two look-ups of a topic's limit before a record is replaced because of it: each takes a
-connection, and a producer may send many records that are too large."""
+"""Least time between two look-ups of a topic's limit before a record is replaced because of it: each is a
+connection."""
 
-LimitOf = Callable[[str], Awaitable[int | None]]
-"""Returns a topic's current max.message.bytes; None if it is not known."""
+LimitOf = Callable[[str], Awaitable[int | None]]  # returns a topic's current max.message.bytes; None if it is not known
 
 
 async def unknown_limit(topic: str) -> int | None:
@@ -65,15 +60,12 @@ async def run_transaction(
      2. send the records, and await every acknowledgement;
      3. send the offsets;
      4. commit. Readers of committed records see none of it before.
-    If a topic permanently refuses records in step 2, the same producer continues (a new one would fence the next owner
-    if the partition is already lost):
+    If a topic refuses records for good in step 2, the same producer continues (a new one would fence the next owner):
      a. find the refused records, in the transaction that will be aborted;
      b. let the contents replace them;
-     c. abort: readers of committed records never see any of it; then start again at 1 with all contents.
-    A transaction that the brokers want aborted is run again as a whole. Any other failure aborts the transaction and is
-    not retried here: it is unknown whether the transaction was committed.
-
-    `where` begins the messages: "partition 5: ".
+     c. abort, so that nobody reads any of it, and start again at 1 with all contents.
+    A transaction that the brokers want aborted is run again as a whole. Any other failure aborts it and is not retried:
+    it is unknown whether it was committed. `where` begins the messages: "partition 5: ".
     """
     for _ in range(MAX_ROUNDS):
         try:
@@ -92,10 +84,9 @@ async def run_transaction(
 
 
 async def look_again(topics: Iterable[OutputTopic], limit_of: LimitOf) -> None:
-    """Look up the current limits of topics that seem too small, each once in LOOK_AGAIN_SECONDS at most.
+    """Look up the limits of topics that seem too small, each once in LOOK_AGAIN_SECONDS at most.
 
-    A limit that was raised would otherwise be found only by a refusal, and what is replaced before it is sent is not
-    refused.
+    Otherwise only a refusal would show a raised limit, and what is replaced before it is sent is not refused.
     """
     for topic in topics:
         async with topic.looking:
@@ -121,8 +112,7 @@ async def replace_refused(
 ) -> None:
     """Find the rows that their topics refuse, and let the contents replace them.
 
-    Raises PublishError if no row is refused alone, and no limit is lower than known: sending all again would have the
-    same result.
+    Raises PublishError if no row is refused alone, and no limit is lower than known: another round would end the same.
     """
     found = []
     news = False
@@ -131,7 +121,7 @@ async def replace_refused(
         news |= bool(rows) or lowered
         found.append((part, rows))
     if not news:
-        raise PublishError(f"the batch is refused, but none of its records alone: {refused[0][1][0].error}")
+        raise PublishError(f"the record batch is refused, but none of its records alone is: {refused[0][1][0].error}")
     for part, rows in found:
         contents.replace(part, rows)
 
@@ -141,8 +131,8 @@ async def find_refused_rows(
 ) -> tuple[dict[int, TopicRefusedError], bool]:
     """Return the rows that are refused alone, and whether the topic's limit is lower than known.
 
-    If the broker does not name the records, parts of the batch are sent again, down to single records. A transaction is
-    aborted afterwards, so that readers of committed records never see them.
+    If the broker does not name the records, parts of the batch are sent again, down to single records; the transaction
+    is aborted afterwards.
     """
     topic = part.topic
     too_large = [each for each in refused if each.error.code in TOO_LARGE]

@@ -12,8 +12,8 @@ from worker.commands.shared.console import Command, SettingsError, program, requ
 
 
 @click.command(cls=Command)
-@click.option("--port", type=int, help="Port to listen on [a free one].")
-@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Keep the data there [temporary].")
+@click.option("--port", type=int, metavar="N", help="Port to listen on [a free one].")
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Keep the data here [temporary].")
 def broker(port: int | None, data_dir: Path | None) -> None:
     """Run the embedded Kafka broker alone until Ctrl-C, to try things out."""
     require_extra("broker", SettingsError)

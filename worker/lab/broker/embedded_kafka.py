@@ -34,13 +34,10 @@ START_ATTEMPTS = 3  # each on other ports: another process may take a free port 
 class EmbeddedKafka:
     """Run `nodes` combined broker and controller nodes on loopback ports; each restarts on its ports and data.
 
-    Usable as a context manager. `data_dir` is kept and can be started again with the same number of nodes;
-    None: a temporary directory until stop(). `port` fixes the client port of a single node. `listeners` adds
-    client listeners (name -> security protocol, e.g. {"SECURE": "SASL_SSL"}) on free ports beside PLAINTEXT;
-    `config`, which overrides server.properties on all nodes, sets their keys and users. `features` are the levels
-    that the cluster begins with (transaction.version, for example), where not Kafka's own. `jvm_flags` follow the
-    default ones. `runtime` None: what `default_runtime` returns, the JRE and jars of the user's cache directory,
-    installed on first use.
+    `data_dir` is kept, and can be started again with as many nodes; None: temporary until stop(). `port`: the client
+    port of a single node. `listeners`: more client listeners (name -> security protocol, such as
+    {"SECURE": "SASL_SSL"}) on free ports; `config` overrides server.properties. `features`: levels to begin with, such
+    as transaction.version, where not Kafka's own. `runtime` None: that of `default_runtime`, installed on first use.
     """
 
     default_runtime: ClassVar[Callable[[], Runtime]]
@@ -121,7 +118,7 @@ class EmbeddedKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Return host:port of every node's first client listener, comma separated."""
+        """The first client listeners, comma separated."""
         return self.bootstrap()
 
     def bootstrap(self, listener: str | None = None) -> str:
@@ -145,7 +142,7 @@ class EmbeddedKafka:
         self._nodes[i].reap(timeout_s)
 
     def kill_node(self, i: int) -> None:
-        """Kill a node by SIGKILL, as a crash does."""
+        """Kill a node as a crash does."""
         self._nodes[i].send_signal(signal.SIGKILL)
         self._nodes[i].reap()
 

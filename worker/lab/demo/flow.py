@@ -1,21 +1,23 @@
-"""The records of a demo: published, read back, and compared."""
+"""Publish a demo's records, read them back, and compare."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import chain
+from typing import Any, Final
 
-import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from worker.commands.shared.samples import Sample
+from worker.commands.shared.scored_rows import TailFilter, TailRecord
 from worker.config import Settings
-from worker.lab.demo.view import Document, dead_position, position
+from worker.lab.demo.process import DemoError, DemoProcess
 
 SOURCE, ACCEPTED, REJECTED, DEAD_LETTER = (
     str(Settings.model_fields[name].default)
@@ -23,81 +25,101 @@ SOURCE, ACCEPTED, REJECTED, DEAD_LETTER = (
 )
 STALL_SECONDS: Final = 60.0
 
+Document = dict[str, Any]
+
+
+def place(record: TailRecord) -> tuple[int, int]:
+    """Return partition and offset of the source record."""
+    if record.dead_letter is not None:
+        return record.dead_letter.source_partition, record.dead_letter.source_offset
+    source = (record.document or {})["scoring"]["source"]
+    return source["partition"], source["offset"]
+
 
 @dataclass
 class DemoOutcome:
-    """Everything that was published and read back; positions are (partition, offset) on the source topic."""
+    """Everything that was published and read back; `published` are (partition, offset) on the source topic."""
 
     published: list[tuple[int, int]] = field(default_factory=list)
-    scored: list[Document] = field(default_factory=list)
-    dead: list[dict[str, str]] = field(default_factory=list)
+    records: list[TailRecord] = field(default_factory=list)
     seconds: float = 0.0
 
-    def __len__(self) -> int:
-        return len(self.scored) + len(self.dead)
+    @property
+    def scored(self) -> list[Document]:
+        """The scored documents."""
+        return [record.document for record in self.records if record.document is not None]
+
+    @property
+    def dead(self) -> list[TailRecord]:
+        """The dead letters."""
+        return [record for record in self.records if record.dead_letter is not None]
 
     def count(self, decision: str) -> int:
         """Return how many traces got this decision."""
         return sum(document["scoring"]["decision"] == decision for document in self.scored)
 
-    def add(self, batches: Mapping[TopicPartition, Sequence[ConsumerRecord]], seconds: float) -> None:
-        """Add records of the output topics; the last one arrived after `seconds`."""
-        for batch in batches.values():
-            for record in batch:
-                if record.topic == DEAD_LETTER:
-                    self.dead.append({name: text.decode() for name, text in record.headers})
-                else:
-                    self.scored.append(msgspec.json.decode(record.value or b""))
-        self.seconds = seconds
-
-    def sort(self) -> None:
-        """Sort everything by its position on the source topic."""
-        self.scored.sort(key=position)
-        self.dead.sort(key=dead_position)
-
     def imbalance(self) -> str | None:
         """Return which records are missing or came out more than once; None if all came out exactly once."""
-        came = Counter([*map(position, self.scored), *map(dead_position, self.dead)])
+        came = Counter(map(place, self.records))
         sent = Counter(self.published)
         if came == sent:
             return None
         return (
             f"the counts do not add up: published {len(self.published)}, but accepted {self.count('accepted')} + "
-            f"rejected {self.count('rejected')} + dead letters {len(self.dead)} = {len(self)}; "
+            f"rejected {self.count('rejected')} + dead letters {len(self.dead)} = {len(self.records)}; "
             f"missing (partition, offset): {sorted(sent - came) or 'none'}, too many: {sorted(came - sent) or 'none'}"
         )
 
 
-async def run_flow(
-    bootstrap: str,
-    records: Sequence[Sample],
-    check: Callable[[], None],
-    show: Callable[[DemoOutcome], Awaitable[None]],
-) -> DemoOutcome:
-    """Publish the records and read the three output topics until every record came out, or none arrives any more.
-
-    Meanwhile `check` may raise, and `show` gets the outcome so far.
-    """
-    began = time.monotonic()
+@asynccontextmanager
+async def clients(bootstrap: str, *topics: str) -> AsyncIterator[tuple[AIOKafkaProducer, AIOKafkaConsumer]]:
+    """Start a producer, and a consumer of committed records of these topics from the first on; stop both at the end."""
     async with (
         AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer,
         AIOKafkaConsumer(
-            *(ACCEPTED, REJECTED, DEAD_LETTER),
+            *topics,
             bootstrap_servers=bootstrap,
             isolation_level="read_committed",
             auto_offset_reset="earliest",
             enable_auto_commit=False,
         ) as consumer,
     ):
+        yield producer, consumer
+
+
+def _read(batches: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> list[TailRecord]:
+    return list(filter(None, map(TailFilter(DEAD_LETTER).read, chain.from_iterable(batches.values()))))
+
+
+async def scored(
+    consumer: AIOKafkaConsumer, process: DemoProcess, count: int, wanted: Container[str] | None = None
+) -> list[TailRecord]:
+    """Return `count` scored runs with a wanted id (None: any), in the order of the source. Raises DemoError."""
+    found: list[TailRecord] = []
+    began = time.monotonic()
+    while len(found) < count:
+        process.check()
+        if time.monotonic() - began > STALL_SECONDS:
+            raise DemoError(f"{len(found)} of {count} runs were scored.\n{process.tail()}")
+        read = _read(await consumer.getmany(timeout_ms=100))
+        found += [it for it in read if it.document and (wanted is None or it.document["id"] in wanted)]
+    return sorted(found, key=place)
+
+
+async def run_flow(
+    bootstrap: str, records: Sequence[Sample], worker: DemoProcess, show: Callable[[DemoOutcome], None]
+) -> DemoOutcome:
+    """Publish the records, and read until each came out or none has arrived for STALL_SECONDS; show progress."""
+    async with clients(bootstrap, ACCEPTED, REJECTED, DEAD_LETTER) as (producer, consumer):
+        began = progress = time.monotonic()
         sent = [await producer.send(SOURCE, key=record.key, value=record.value) for record in records]
         outcome = DemoOutcome([(data.partition, data.offset) for data in await asyncio.gather(*sent)])
-        progress = time.monotonic()
-        while len(outcome) < len(records) and time.monotonic() - progress < STALL_SECONDS:
-            check()
-            if batches := await consumer.getmany(timeout_ms=100):
+        while len(outcome.records) < len(records) and time.monotonic() - progress < STALL_SECONDS:
+            worker.check()
+            if read := _read(await consumer.getmany(timeout_ms=100)):
                 progress = time.monotonic()
-            outcome.add(batches, progress - began)
-            await show(outcome)
-        outcome.add(await consumer.getmany(timeout_ms=300), outcome.seconds)  # nothing may come twice
-    outcome.sort()
+                outcome.records = sorted([*outcome.records, *read], key=place)
+                outcome.seconds = progress - began
+            show(outcome)
+        outcome.records += _read(await consumer.getmany(timeout_ms=300))  # nothing may come twice
     return outcome

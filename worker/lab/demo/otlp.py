@@ -3,155 +3,103 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import uuid
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
-import msgspec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from rich.console import Console
 from rich.text import Text
 
-from worker.lab.broker.ports import free_ports
+from worker.commands.shared.scored_rows import TailRecord, rows
 from worker.lab.demo.console import step
-from worker.lab.demo.flow import ACCEPTED, REJECTED, STALL_SECONDS
-from worker.lab.demo.process import DemoError, DemoProcess
-from worker.lab.demo.view import Document, scores_table
+from worker.lab.demo.flow import ACCEPTED, REJECTED, clients, scored
+from worker.lab.demo.process import DemoProcess, Stage
 
 TOPIC: Final = "otlp_spans"
 SECOND: Final = 1_000_000_000
+ROOT: Final = "f" * 16
 
 RUNS: Final = (
-    # the agent, its task, its calls of a tool with what came of each, and its answer
+    # the agent, its task, its calls of a tool with their results, and its answer
     ("sre-bot", "Why do uploads fail since noon?", (("read_log", "403 from the store"), ("rotate_key", "done")),
      "The store's key had expired; it is rotated."),
     ("sre-bot", "Why is the disk of db-2 full?", (("df", "96 % used"), ("clean", "12 GB freed"), ("df", "61 % used")),
      "Old logs filled it; they are removed."),
     ("tutor", "What is the capital of Peru?", (), "Lima."),
 )  # fmt: skip
+TRACE_IDS: Final = tuple(uuid.uuid5(uuid.NAMESPACE_OID, f"demo {number}") for number in range(len(RUNS)))
 
 
 def demo_spans(now_ns: int) -> list[bytes]:
-    """Return records of OTLP/JSON, as a Collector writes them: the spans of a run come in several, its root last."""
+    """Return records of OTLP/JSON with two spans each; the root span of a run comes last."""
     records = []
-    for number, (agent, task, calls, answer) in enumerate(RUNS):
-        spans = _run(number, now_ns, agent, task, calls, answer)
-        records += [_record(spans[start : start + 2]) for start in range(0, len(spans), 2)]
+    for trace_id, run in zip(TRACE_IDS, RUNS, strict=True):
+        spans = _run(trace_id.hex, now_ns, *run)
+        for start in range(0, len(spans), 2):
+            scope = {"scope": {"name": "agent.loop"}, "spans": spans[start : start + 2]}
+            records.append(json.dumps({"resourceSpans": [{"scopeSpans": [scope]}]}).encode())
     return records
 
 
-def trace_id(number: int) -> str:
-    """Return the OpenTelemetry trace id of a run."""
-    return hashlib.sha256(b"demo %d" % number).hexdigest()[:32]
-
-
 def _run(
-    number: int, now_ns: int, agent: str, task: str, calls: Sequence[tuple[str, str]], answer: str
+    trace_id: str, now_ns: int, agent: str, task: str, calls: Sequence[tuple[str, str]], answer: str
 ) -> list[dict[str, Any]]:
+    spans: list[dict[str, Any]] = []
+
+    def add(operation: str, at_ns: int = now_ns, span_id: str = "", parent: str = ROOT, **attributes: str) -> None:
+        """Add a span; `attributes` are those of gen_ai, with __ for each point of a name."""
+        named = {"operation.name": operation, **{key.replace("__", "."): text for key, text in attributes.items()}}
+        spans.append({
+            "traceId": trace_id, "spanId": span_id or f"{len(spans) + 1:016x}", "parentSpanId": parent,
+            "name": operation, "kind": 1, "startTimeUnixNano": str(at_ns), "endTimeUnixNano": str(at_ns + SECOND),
+            "attributes": [{"key": f"gen_ai.{key}", "value": {"stringValue": text}} for key, text in named.items()],
+        })  # fmt: skip
+
     said: list[dict[str, Any]] = [{"role": "user", "parts": [{"type": "text", "content": task}]}]
-    spans = []
     for turn, (tool, result) in enumerate([*calls, ("", answer)]):
+        at_ns, call = now_ns + turn * SECOND, f"call-{turn}"
         parts: list[dict[str, Any]] = [{"type": "text", "content": f"I call {tool}." if tool else answer}]
         if tool:
-            parts.append({"type": "tool_call", "id": f"call-{turn}", "name": tool, "arguments": {}})
+            parts.append({"type": "tool_call", "id": call, "name": tool, "arguments": {}})
         message = {"role": "assistant", "parts": parts}
-        spans.append(_span(number, f"chat {turn}", "agent", now_ns + turn * SECOND, {
-            "gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai",
-            "gen_ai.input.messages": json.dumps(said), "gen_ai.output.messages": json.dumps([message]),
-        }))  # fmt: skip
+        sent = {"input__messages": json.dumps(said), "output__messages": json.dumps([message])}
+        add("chat", at_ns, provider__name="openai", **sent)
         if tool:
-            spans.append(_span(number, f"execute_tool {turn}", "agent", now_ns + turn * SECOND + 1, {
-                "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool,
-                "gen_ai.tool.call.id": f"call-{turn}", "gen_ai.tool.call.result": result,
-            }))  # fmt: skip
-            response = {"type": "tool_call_response", "id": f"call-{turn}", "response": result}
+            add("execute_tool", at_ns + 1, tool__name=tool, tool__call__id=call, tool__call__result=result)
+            response = {"type": "tool_call_response", "id": call, "response": result}
             said += [message, {"role": "tool", "parts": [response]}]
-    root = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": agent}
-    return [*spans, _span(number, "agent", "", now_ns, root)]
+    add("invoke_agent", span_id=ROOT, parent="", agent__name=agent)
+    return spans
 
 
-def _span(number: int, name: str, parent: str, start_ns: int, attributes: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "traceId": trace_id(number),
-        "spanId": _span_id(number, name),
-        "parentSpanId": _span_id(number, parent) if parent else "",
-        "name": name,
-        "kind": 1,
-        "startTimeUnixNano": str(start_ns),
-        "endTimeUnixNano": str(start_ns + SECOND),
-        "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()],
-    }
-
-
-def _span_id(number: int, name: str) -> str:
-    return hashlib.sha256(f"{number} {name}".encode()).hexdigest()[:16]
-
-
-def _record(spans: Sequence[Mapping[str, Any]]) -> bytes:
-    scope = {"scope": {"name": "agent.loop"}, "spans": spans}
-    return json.dumps({"resourceSpans": [{"scopeSpans": [scope]}]}).encode()
-
-
-@contextlib.contextmanager
-def running_assemble(console: Console, bootstrap: str, directory: Path) -> Iterator[DemoProcess]:
-    """Start `assemble`, with a line; stop it at the end. The worker must be ready: it has created its topics."""
-    (port,) = free_ports(1)
+def running_assemble(stage: Stage) -> AbstractContextManager[DemoProcess]:
+    """Start `assemble`; kill it at the end. The worker must be ready: it has created its topics."""
     variables = {
-        "KP_BOOTSTRAP_SERVERS": bootstrap, "KP_CREATE_TOPICS": "true", "KP_TOPIC_PARTITIONS": "2",
-        "KP_HTTP_HOST": "127.0.0.1", "KP_HTTP_PORT": str(port), "KP_ASSEMBLE_GRACE_SECONDS": "1",
-        "KP_ASSEMBLE_CONFIDENCE": "0.9", "KP_ASSEMBLE_DOMAIN": "general", "KP_ASSEMBLE_VISIBILITY": "private",
-        "KP_ASSEMBLE_PRIVACY": "private",
+        "TOPIC_PARTITIONS": "2", "ASSEMBLE_GRACE_SECONDS": "1", "ASSEMBLE_CONFIDENCE": "0.9",
+        "ASSEMBLE_DOMAIN": "general", "ASSEMBLE_VISIBILITY": "private", "ASSEMBLE_PRIVACY": "private",
     }  # fmt: skip
-    with DemoProcess("assemble", ["assemble"], variables, port, directory) as assemble:
-        with step(console, "spans") as say:
-            assemble.wait_ready(say)
-            say(f"assemble ready, metrics at http://127.0.0.1:{port}/metrics")
-        yield assemble
+    says = "assemble ready, metrics at {url}/metrics"
+    return stage.running("spans", "assemble", ["assemble"], variables, says=says)
 
 
-def show_spans(console: Console, bootstrap: str, assemble: DemoProcess) -> None:
-    """Publish the spans, wait for the scores of their runs, and print them. Raises DemoError if one stays away."""
+def show_spans(stage: Stage, assemble: DemoProcess) -> None:
+    """Publish the spans, wait for the scores of their runs, and print them. Raises DemoError if one is missing."""
     records = demo_spans(time.time_ns())
-    with step(console, "spans") as say:
+    with step(stage.console, "spans") as say:
         say(f"published {len(records)} records on {TOPIC}; a run is complete a second after its last span")
-        scored = asyncio.run(_scores(bootstrap, records, assemble))
-    console.print(
+        found = asyncio.run(_scores(stage.bootstrap, records, assemble))
+    stage.console.print(
         Text(f"\nFrom OpenTelemetry: {len(RUNS)} runs in {len(records)} records of spans", "bold"),
-        scores_table(scored, console.width),
+        rows(found, stage.console.width, header=True, only_dead_letters=False),
         "",
         sep="\n",
     )
 
 
-async def _scores(bootstrap: str, records: Sequence[bytes], assemble: DemoProcess) -> list[Document]:
-    """Return the scored traces of all runs."""
-    found: dict[str, Document] = {}
-    wanted = {f"kp:trace:{_uuid(trace_id(number))}" for number in range(len(RUNS))}
-    async with (
-        AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer,
-        AIOKafkaConsumer(
-            ACCEPTED, REJECTED, bootstrap_servers=bootstrap, isolation_level="read_committed",
-            auto_offset_reset="earliest", enable_auto_commit=False,
-        ) as consumer,
-    ):  # fmt: skip
+async def _scores(bootstrap: str, records: Sequence[bytes], assemble: DemoProcess) -> list[TailRecord]:
+    async with clients(bootstrap, ACCEPTED, REJECTED) as (producer, consumer):
         for record in records:
             await producer.send_and_wait(TOPIC, record)
-        began = time.monotonic()
-        while len(found) < len(wanted):
-            assemble.check()
-            if time.monotonic() - began > STALL_SECONDS:
-                raise DemoError(f"{len(found)} of {len(wanted)} runs were scored.\n{assemble.tail()}")
-            for batch in (await consumer.getmany(timeout_ms=100)).values():
-                for each in batch:
-                    document = msgspec.json.decode(each.value or b"")
-                    if document["id"] in wanted:
-                        found[document["id"]] = document
-    return list(found.values())
-
-
-def _uuid(hexadecimal: str) -> str:
-    return "-".join(hexadecimal[start:end] for start, end in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
+        return await scored(consumer, assemble, len(RUNS), {f"kp:trace:{trace_id}" for trace_id in TRACE_IDS})

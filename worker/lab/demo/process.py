@@ -1,4 +1,4 @@
-"""The processes of the demo: children, run exactly as in production, and its worker among them."""
+"""The demo's processes: commands of kp-worker as children, run as in production."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
 from worker.config import PREFIX, Settings
-from worker.lab.broker.ports import free_ports
+from worker.lab.broker.ports import HOST, free_ports
+from worker.lab.demo.console import step
 from worker.observe.metrics import quantile
 
 READY_SECONDS: Final = 600.0  # a first start may download a model
-
 STOP_SECONDS: Final = 30.0
-
 LOG_TAIL_LINES: Final = 15
-
 PARTITIONS: Final = 2
 
 PASSED_ON: Final = (
@@ -39,17 +39,16 @@ class DemoError(Exception):
 
 
 class DemoProcess:
-    """`kp-worker ARGUMENTS` as a child process that serves HTTP on `port`, with its log in `directory`.
+    """`kp-worker ARGUMENTS` as a child that serves HTTP on `port`, with its log in `directory`.
 
-    `name` is its name in messages, such as "the worker"; `settings` its environment variables besides those of the
-    caller, none of which with KP_ is passed on.
+    `name`: in messages, such as "the worker". `settings`: environment variables; the caller's KP_ ones are dropped.
     """
 
     def __init__(
         self, name: str, arguments: Sequence[str], settings: Mapping[str, str], port: int, directory: Path
     ) -> None:
         self.name = name
-        self.port = port
+        self.url = f"http://{HOST}:{port}"
         self.log = directory / f"{name.rsplit(maxsplit=1)[-1]}.log"
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(  # noqa: S603 the caller's own command
@@ -71,7 +70,7 @@ class DemoProcess:
 
     def get(self, path: str) -> tuple[int, str]:
         """Return status and body of an HTTP GET; 0 while nothing listens."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=5)
         with contextlib.closing(connection):
             try:
                 connection.request("GET", path)
@@ -128,38 +127,53 @@ def _environment(settings: Mapping[str, str]) -> dict[str, str]:
     return {**others, **settings, "PYTHONPATH": path}
 
 
-class DemoWorker(DemoProcess):
-    """The worker as a child process, with its log in `directory`."""
+@dataclass(frozen=True)
+class Stage:
+    """The terminal, the broker's address and the directory for logs that all parts of a demo use."""
 
-    def __init__(self, bootstrap: str, http_port: int | None, directory: Path, settings: Settings) -> None:
-        port = http_port or free_ports(1)[0]
-        super().__init__("the worker", ["run"], _variables(bootstrap, port, settings), port, directory)
+    console: Console
+    bootstrap: str
+    directory: Path
 
-    def figures(self) -> str:
-        """Return evaluation time and consumer lag from /metrics, as text."""
-        buckets: dict[float, float] = {}
-        lag = 0.0
-        for name, labels, value in self.metrics():
-            if name == "kp_evaluation_duration_seconds_bucket":
-                buckets[float(labels["le"])] = value
-            elif name == "kp_consumer_lag":
-                lag += value
-        p50, p99 = quantile(buckets, 0.5) * 1000, quantile(buckets, 0.99) * 1000
-        return f"evaluation p50 {p50:.3g} ms, p99 {p99:.3g} ms, consumer lag {lag:.0f}"
+    @contextlib.contextmanager
+    def running(
+        self,
+        label: str,
+        name: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        port: int | None = None,
+        path: str = "/readyz",
+        says: str = "ready, metrics at {url}/metrics",
+    ) -> Iterator[DemoProcess]:
+        """Start a process on the demo's broker, print `says` once `path` is answered, and kill it at the end."""
+        port = port or free_ports(1)[0]
+        own = {"BOOTSTRAP_SERVERS": self.bootstrap, "CREATE_TOPICS": "true", "HTTP_HOST": HOST, "HTTP_PORT": str(port)}
+        settings = {PREFIX + key: value for key, value in {**variables, **own}.items()}
+        with DemoProcess(name, arguments, settings, port, self.directory) as process:
+            with step(self.console, label) as say:
+                process.wait_ready(say, path)
+                say(says.format(url=process.url))
+            yield process
 
 
-def _variables(bootstrap: str, port: int, settings: Settings) -> dict[str, str]:
-    own = {
-        "KP_BOOTSTRAP_SERVERS": bootstrap,
-        "KP_CREATE_TOPICS": "true",
-        "KP_TOPIC_PARTITIONS": str(PARTITIONS),
-        "KP_HTTP_HOST": "127.0.0.1",
-        "KP_HTTP_PORT": str(port),
-        "KP_STATUS_PAGE": "true",
-        "KP_STATUS_TEXTS": "true",
-    }
+def worker_variables(settings: Settings) -> dict[str, str]:
+    """Return the demo's settings of its worker, without their prefix."""
     given = settings.model_dump(mode="json", include=set(PASSED_ON) & settings.model_fields_set, exclude_none=True)
     passed = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in given.items()}
     if "cache_ttl_seconds" in settings.model_fields_set and settings.cache_ttl_seconds is None:
         passed["cache_ttl_seconds"] = "none"
-    return {PREFIX + name.upper(): value for name, value in passed.items()} | own
+    own = {"topic_partitions": str(PARTITIONS), "status_page": "true", "status_texts": "true"}
+    return {name.upper(): value for name, value in (passed | own).items()}
+
+
+def figures(worker: DemoProcess) -> str:
+    """Return evaluation times from /metrics, as text."""
+    buckets = {
+        float(labels["le"]): value
+        for name, labels, value in worker.metrics()
+        if name == "kp_evaluation_duration_seconds_bucket"
+    }
+    p50, p99 = quantile(buckets, 0.5) * 1000, quantile(buckets, 0.99) * 1000
+    return f"evaluation p50 {p50:.3g} ms, p99 {p99:.3g} ms"

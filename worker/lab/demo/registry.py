@@ -9,21 +9,17 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from rich.console import Console
 from rich.text import Text
 
 from worker.commands.shared.samples import Sample
 from worker.core.terminal import clean
 from worker.core.trace import CONTEXT
 from worker.lab.broker.ports import free_ports
-from worker.lab.demo.console import step
-from worker.lab.demo.process import DemoError, DemoProcess
-from worker.lab.demo.view import Document, short
+from worker.lab.demo.flow import STALL_SECONDS, Document
+from worker.lab.demo.process import DemoError, DemoProcess, Stage
 
-STALL_SECONDS: Final = 60.0
 TIER: Final = "enterprise"  # the lowest tier would take two seconds for each trace
 
 REDACTED_ID: Final = "kp:trace:5ec2e751-0000-5000-8000-000000000001"
@@ -36,31 +32,25 @@ def secret_sample() -> Sample:
     steps: list[dict[str, Any]] = [
         {"type": "thought", "content": "Uploads fail since the key was rotated, reads go on."},
         {"type": "tool_call", "tool": {"name": "read_config"}, "content": "Which key does the uploader use?"},
-        {
-            "type": "observation",
-            "content": "password=hunter2-winter and owner jane.doe@example.com, both from last year",
-        },
+        {"type": "observation",
+         "content": "password=hunter2-winter and owner jane.doe@example.com, both from last year"},
         {"type": "error_recovery", "content": "Asked the wrong vault first; switched to the one of production."},
         {"type": "tool_call", "tool": {"name": "vault"}, "input": {"path": "uploader", "token": "s.4kT9vQ"}},
         {"type": "tool_call", "tool": {"name": "deploy"}, "content": "Restart the uploader with the new key"},
         {"type": "observation", "content": "Uploads succeed again from 10.20.30.40."},
-    ]
-    metadata = {
-        "created_at": "2025-10-07T10:20:00.000Z", "agent_id": agent, "task_domain": "code", "success": True,
-        "quality_score": 0, "visibility": "network", "privacy_level": "aggregated",
-    }  # fmt: skip
+    ]  # fmt: skip
     document = {
-        "@context": CONTEXT,
-        "@type": "ReasoningTrace",
-        "id": REDACTED_ID,
-        "metadata": metadata,
+        "@context": CONTEXT, "@type": "ReasoningTrace", "id": REDACTED_ID,
+        "metadata": {
+            "created_at": "2025-10-07T10:20:00.000Z", "agent_id": agent, "task_domain": "code", "success": True,
+            "quality_score": 0, "visibility": "network", "privacy_level": "aggregated",
+        },
         "task": {"objective": "Find out why photo uploads are rejected after the credentials were rotated"},
         "steps": [{"step_id": number, **content} for number, content in enumerate(steps)],
         "outcome": {
-            "result_summary": "The uploader had kept the old credentials; it reads them at start",
-            "confidence": 0.95,
+            "result_summary": "The uploader had kept the old credentials; it reads them at start", "confidence": 0.95,
         },
-    }
+    }  # fmt: skip
     return Sample(agent.encode(), json.dumps(document).encode())
 
 
@@ -73,20 +63,13 @@ class Contributed:
     redacted: Counter[str] = field(default_factory=Counter)
     units: list[Document] = field(default_factory=list)
 
-    @property
-    def done(self) -> int:
-        """How many accepted traces have been dealt with."""
-        return sum(self.counts.values())
 
+class DemoRegistry(NamedTuple):
+    """The stand-in, the `contribute` that posts to it, and its key."""
 
-class DemoRegistry:
-    """The stand-in, and the `contribute` that posts to it."""
-
-    def __init__(self, stand_in: DemoProcess, contribute: DemoProcess, key: str) -> None:
-        self.stand_in = stand_in
-        self.contribute = contribute
-        self.url = f"http://127.0.0.1:{stand_in.port}"
-        self.key = key
+    stand_in: DemoProcess
+    contribute: DemoProcess
+    key: str
 
     def check(self) -> None:
         """Raise DemoError if one of them has ended."""
@@ -96,45 +79,32 @@ class DemoRegistry:
     def wait(self, accepted: int) -> Contributed:
         """Return what was done with all accepted traces. Raises DemoError if that takes too long."""
         seen, progress = Contributed(), time.monotonic()
-        while seen.done < accepted:
+        while seen.counts.total() < accepted:
             self.check()
             if time.monotonic() - progress > STALL_SECONDS:
-                raise DemoError(
-                    f"{seen.done} of {accepted} accepted traces were contributed.\n{self.contribute.tail()}"
-                )
+                done = f"{seen.counts.total()} of {accepted} accepted traces were contributed"
+                raise DemoError(f"{done}.\n{self.contribute.tail()}")
             time.sleep(0.1)
             now = contributed(self.contribute)
-            if now.done > seen.done:
+            if now.counts.total() > seen.counts.total():
                 seen, progress = now, time.monotonic()
         seen.units = [json.loads(line) for line in self.stand_in.get("/_stand-in/units")[1].splitlines()]
         if len(seen.units) != seen.counts["posted"]:
             raise DemoError(f"{seen.counts['posted']} traces were posted, but the registry has {len(seen.units)}")
         return seen
 
-    def stop(self) -> None:
-        """Stop both in order."""
-        self.contribute.stop()
-        self.stand_in.stop()
-
 
 @contextlib.contextmanager
-def running_registry(console: Console, bootstrap: str, directory: Path) -> Iterator[DemoRegistry]:
-    """Start both, with a line for each; stop them at the end. The worker must be ready: it has created its topics."""
+def running_registry(stage: Stage) -> Iterator[DemoRegistry]:
+    """Start both; kill them at the end. The worker must be ready: it has created its topics."""
     key = f"kp_{secrets.token_hex(32)}"
-    port, own_port = free_ports(2)
+    (port,) = free_ports(1)
     arguments = ["registry", "--port", str(port), "--key", key, "--tier", TIER]
-    with DemoProcess("the registry's stand-in", arguments, {}, port, directory) as stand_in:
-        with step(console, "network") as say:
-            stand_in.wait_ready(say, "/_stand-in/state")
-            say(f"registry's stand-in at http://127.0.0.1:{port}")
-        variables = {
-            "KP_BOOTSTRAP_SERVERS": bootstrap, "KP_CREATE_TOPICS": "true", "KP_HTTP_HOST": "127.0.0.1",
-            "KP_HTTP_PORT": str(own_port), "KP_REGISTRY_URL": f"http://127.0.0.1:{port}", "KP_REGISTRY_KEY": key,
-        }  # fmt: skip
-        with DemoProcess("contribute", ["contribute"], variables, own_port, directory) as contribute:
-            with step(console, "network") as say:
-                contribute.wait_ready(say)
-                say(f"contribute ready, metrics at http://127.0.0.1:{own_port}/metrics")
+    with stage.running("network", "the registry's stand-in", arguments, {}, port=port, path="/_stand-in/state",
+                       says="registry's stand-in at {url}") as stand_in:  # fmt: skip
+        variables = {"REGISTRY_URL": stand_in.url, "REGISTRY_KEY": key}
+        says = "contribute ready, metrics at {url}/metrics"
+        with stage.running("network", "contribute", ["contribute"], variables, says=says) as contribute:
             yield DemoRegistry(stand_in, contribute, key)
 
 
@@ -168,7 +138,7 @@ def registry_text(seen: Contributed, accepted: list[Document]) -> Text:
     before = next((document for document in accepted if document["id"] == REDACTED_ID), None)
     after = next((unit for unit in seen.units if unit["id"] == REDACTED_ID), None)
     if before is not None and after is not None:
-        text.append(f"; {short(REDACTED_ID)} has secrets on purpose:\n")
+        text.append(f"; {REDACTED_ID[9:17]} has secrets on purpose:\n")
         for where, document in (("accepted topic", before), ("registry", after)):
             text.append(f"    {where:<15} {clean(document['steps'][_REDACTED_STEP]['content'])}\n")
         text.right_crop(1)

@@ -6,44 +6,47 @@ import asyncio
 import contextlib
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+import msgspec
 from aiokafka.errors import KafkaError
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from worker.commands.shared.console import program
-from worker.commands.shared.samples import Sample, samples
+from worker.commands.shared.explanation import explain_trace
+from worker.commands.shared.explanation_view import explanation_text
+from worker.commands.shared.samples import samples
+from worker.commands.shared.scored_rows import COLOURS, rows
+from worker.commands.shared.shown import shown_score
 from worker.config import Settings
+from worker.core.terminal import clean
 from worker.lab.broker.embedded_kafka import BrokerError, EmbeddedKafka
-from worker.lab.demo.console import (
-    interruptible,
-    print_error,
-    print_lines,
-    running_kafka,
-    step,
-    wide_console,
-)
-from worker.lab.demo.flow import ACCEPTED, DEAD_LETTER, REJECTED, SOURCE, DemoOutcome, run_flow
+from worker.lab.demo.console import interruptible, print_error, print_lines, running_kafka, step, wide_console
+from worker.lab.demo.flow import ACCEPTED, DEAD_LETTER, REJECTED, SOURCE, DemoOutcome, Document, run_flow
 from worker.lab.demo.otlp import running_assemble, show_spans
-from worker.lab.demo.process import DemoError, DemoWorker
-from worker.lab.demo.registry import Contributed, DemoRegistry, registry_text, running_registry, secret_sample
+from worker.lab.demo.process import DemoError, DemoProcess, Stage, figures, worker_variables
+from worker.lab.demo.registry import DemoRegistry, registry_text, running_registry, secret_sample
 from worker.lab.demo.verdicts import running_judged, show_verdicts
-from worker.lab.demo.view import COLOURS, STORY, dead_letters_table, explanation, scores_table, story
 
-FIGURES_SECONDS: Final = 0.5  # each look at /metrics takes time from the embedder
+STORY: Final = ("kp:trace:7310a055", "kp:trace:7c3a6bc1", "kp:trace:e949175c")
+"""Beginnings of the ids of one incident reported three times: first, 39 minutes later, 69 minutes after that."""
 
 
-def run_demo(
-    settings: Settings, http_port: int | None, *, keep_running: bool, registry: bool, otlp: bool, verdicts: bool
-) -> int:
-    """Show the whole worker on an embedded broker; return the exit code (0, 1 failed, 130 interrupted).
+class Parts(NamedTuple):
+    """What is shown besides the samples, and whether everything stays until Ctrl-C."""
 
-    `registry`: also the way of the accepted traces to a registry, a stand-in. `otlp`: also runs that are made of spans.
-    `verdicts`: also two agents whose runs are judged.
-    """
+    registry: bool
+    otlp: bool
+    verdicts: bool
+    keep_running: bool
+
+
+def run_demo(settings: Settings, http_port: int | None, parts: Parts) -> int:
+    """Show the whole worker on an embedded broker; return the exit code (0, 1 failed, 130 interrupted)."""
     console = wide_console()
     console.print("A real Kafka, a real worker and sample traces; takes about half a minute, longer the first time.\n")
     try:
@@ -51,86 +54,59 @@ def run_demo(
             interruptible(),
             tempfile.TemporaryDirectory(prefix="kp-demo-") as directory,
             running_kafka(console, EmbeddedKafka()) as kafka,
-            DemoWorker(kafka.bootstrap_servers, http_port, Path(directory), settings) as worker,
         ):
-            with step(console, "worker") as say:
-                worker.wait_ready(say)
-                say(f"ready, metrics at http://127.0.0.1:{worker.port}/metrics")
-            extras = (Path(directory) if extra else None for extra in (registry, otlp, verdicts))
-            _show(console, kafka, worker, *extras, keep_running=keep_running)
-            with step(console, "stop") as say:
-                say("worker drains, commits and leaves its group")
-                worker.stop()
-                say("worker ended with exit code 0")
+            stage = Stage(console, kafka.bootstrap_servers, Path(directory))
+            variables = worker_variables(settings)
+            with stage.running("worker", "the worker", ["run"], variables, port=http_port) as worker:
+                _show(stage, worker, settings, parts)
+                with step(console, "stop") as say:
+                    say("worker drains, commits and leaves its group")
+                    worker.stop()
+                    say("worker ended with exit code 0")
     except KeyboardInterrupt:
         console.print("interrupted; everything is stopped")
         return 130
     except (DemoError, BrokerError, KafkaError, OSError) as error:
         print_error(console, error)
         return 1
-    hint = "" if keep_running else f" To explore it yourself: {program()} demo --keep-running"
+    hint = "" if parts.keep_running else f" To explore it yourself: {program()} demo --keep-running"
     console.print(f"Everything is stopped.{hint}")
     return 0
 
 
-def _show(
-    console: Console,
-    kafka: EmbeddedKafka,
-    worker: DemoWorker,
-    registry_logs: Path | None,
-    spans_logs: Path | None,
-    verdicts_logs: Path | None,
-    *,
-    keep_running: bool,
-) -> None:
-    """Send the samples through everything and show the results.
-
-    `registry_logs`, `spans_logs`, `verdicts_logs`: where to log, with a registry, with spans and with verdicts.
-    """
-    address, registry, assemble, records = kafka.bootstrap_servers, None, None, samples()
+def _show(stage: Stage, worker: DemoProcess, settings: Settings, parts: Parts) -> None:
+    """Send the samples through everything and show the results."""
+    console, records, network = stage.console, samples(), None
     with contextlib.ExitStack() as stack:
-        if registry_logs is not None:
-            registry = stack.enter_context(running_registry(console, address, registry_logs))
+        if parts.registry:
+            network = stack.enter_context(running_registry(stage))
             records.append(secret_sample())
-        outcome = asyncio.run(_flow(address, records, worker, console))
-        _print_outcome(console, outcome, worker)
-        problem = outcome.imbalance()
-        if problem is not None:
+        with Live(console=console, transient=True, refresh_per_second=10) as live:
+            flow = run_flow(stage.bootstrap, records, worker, lambda outcome: live.update(_counts(outcome)))
+            outcome = asyncio.run(flow)
+        _print_outcome(console, outcome, worker, settings)
+        if problem := outcome.imbalance():
             raise DemoError(f"{problem}.\n{worker.tail()}")
-        if spans_logs is not None:
-            assemble = stack.enter_context(running_assemble(console, address, spans_logs))
-            show_spans(console, address, assemble)
-        if verdicts_logs is not None:
-            judged, key = stack.enter_context(running_judged(console, address, verdicts_logs))
-            show_verdicts(console, address, judged, key)
+        started = []
+        if parts.otlp:
+            assemble = stack.enter_context(running_assemble(stage))
+            show_spans(stage, assemble)
+            started.append(assemble)
+        if parts.verdicts:
+            judged, key = stack.enter_context(running_judged(stage))
+            show_verdicts(stage, judged, key)
             judged.stop()
-        if registry is not None:
-            _print_contributed(console, registry.wait(outcome.count("accepted")), outcome)
-        if keep_running:
-            _stay(console, kafka, worker, registry)
-        if assemble is not None:
-            assemble.stop()
-        if registry is not None:
-            registry.stop()
-
-
-async def _flow(bootstrap: str, records: list[Sample], worker: DemoWorker, console: Console) -> DemoOutcome:
-    """Send the records through the worker, and show the counts meanwhile."""
-    figures, read = "", 0.0
-    with Live(console=console, transient=True, refresh_per_second=10) as live:
-
-        async def show(outcome: DemoOutcome) -> None:
-            nonlocal figures, read
-            if console.is_terminal:
-                if time.monotonic() - read > FIGURES_SECONDS:
-                    figures, read = await asyncio.to_thread(worker.figures), time.monotonic()
-                live.update(Group(_counts(outcome), Text(f"  {figures}", "dim")))
-
-        return await run_flow(bootstrap, records, worker.check, show)
+        if network is not None:
+            _print_contributed(console, network, outcome)
+            started += [network.contribute, network.stand_in]
+        if parts.keep_running:
+            _stay(stage, worker, network)
+        for process in started:
+            process.stop()
 
 
 def _counts(outcome: DemoOutcome) -> Text:
-    rate = len(outcome) / outcome.seconds if outcome.seconds else 0.0
+    rate = len(outcome.records) / outcome.seconds if outcome.seconds else 0.0
     return Text.assemble(
         f"  published {len(outcome.published)}   ",
         (f"accepted {outcome.count('accepted')}   ", COLOURS["accepted"]),
@@ -140,18 +116,17 @@ def _counts(outcome: DemoOutcome) -> Text:
     )
 
 
-def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoWorker) -> None:
-    told = story(outcome.scored)
+def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoProcess, settings: Settings) -> None:
+    told, width = story(outcome.scored), console.width
     console.print(
         "",
         _counts(outcome),
-        Text(f"  {worker.figures().rsplit(',', 1)[0]}\n", "dim"),  # the lag's gauge is a second old
+        Text(f"  {figures(worker)}\n", "dim"),
         Text("Scored traces, by partition and offset", "bold"),
         Text("C complexity, N novelty, D tool diversity, O outcome confidence", "dim"),
-        scores_table(outcome.scored, console.width),
+        rows([it for it in outcome.records if it.dead_letter is None], width, header=True, only_dead_letters=False),
         Text("\nDead letters, with the reason in their headers", "bold"),
-        Text("at: partition and offset", "dim"),
-        dead_letters_table(outcome.dead),
+        rows(outcome.dead, width, header=True, only_dead_letters=True),
         sep="\n",
     )
     if told is not None:
@@ -160,40 +135,69 @@ def _print_outcome(console: Console, outcome: DemoOutcome, worker: DemoWorker) -
             Text("\nThe same incident, reported three times", "bold"),
             told,
             Text("\nThe second one explained", "bold"),
-            explanation(retold, outcome.scored),
+            explanation_text(explain_trace(msgspec.json.encode(retold), settings)),
             "",
             sep="\n",
         )
 
 
-def _print_contributed(console: Console, seen: Contributed, outcome: DemoOutcome) -> None:
+def story(documents: Sequence[Document]) -> Text | None:
+    """Return how the same incident, reported three times, was scored each time; None if it is missing."""
+    told = [document for document in documents if document["id"].startswith(STORY)]
+    if len(told) != len(STORY):
+        return None
+    lines: list[Text] = []
+    for document in told:
+        scoring, nearest = document["scoring"], document["scoring"]["nearest"]
+        if nearest is None:
+            chapter = "no embedder: novelty is neutral" if scoring["embedder"] is None else "the cache is still empty"
+        elif nearest["id"] in {it["id"] for it in told}:
+            chapter = f"seen before: similarity {nearest['similarity']:.2f}"
+        else:
+            chapter = "the others have expired: new again" if lines else "nothing similar in the cache"
+        lines.append(Text.assemble(
+            f"  {document['metadata']['created_at'][11:16]}  {clean(document['id'][9:17])}  ",
+            f"novelty {scoring['components']['novelty']:.2f}  ",
+            f"score {shown_score(scoring['score'], scoring['threshold'])}  ",
+            (f"{scoring['decision']}  ", COLOURS[scoring["decision"]]),
+            chapter,
+        ))  # fmt: skip
+    return Text("\n").join(lines)
+
+
+def _print_contributed(console: Console, registry: DemoRegistry, outcome: DemoOutcome) -> None:
     accepted = [document for document in outcome.scored if document["scoring"]["decision"] == "accepted"]
+    skipped = "skipped: not for the network, or not aggregated (KP_CONTRIBUTE_VISIBILITY, KP_CONTRIBUTE_PRIVACY)"
     console.print(
         Text("To the registry (a stand-in): accepted traces, redacted", "bold"),
-        Text(
-            "skipped: not for the network, or not aggregated (KP_CONTRIBUTE_VISIBILITY, KP_CONTRIBUTE_PRIVACY)", "dim"
-        ),
-        registry_text(seen, accepted),
+        Text(skipped, "dim"),
+        registry_text(registry.wait(len(accepted)), accepted),
         "",
         sep="\n",
     )
 
 
-def _stay(console: Console, kafka: EmbeddedKafka, worker: DemoWorker, registry: DemoRegistry | None) -> None:
+def _stay(stage: Stage, worker: DemoProcess, registry: DemoRegistry | None) -> None:
     """Print all addresses and wait for Ctrl-C; raise DemoError if a process stops by itself."""
-    address = kafka.bootstrap_servers
+    address = stage.bootstrap
+    lines: list[str] = []
+    if registry is not None:
+        lines = [
+            f"registry curl -s {registry.stand_in.url}/_stand-in/units   key {registry.key}",
+            f"contrib. {registry.contribute.url}/metrics   log {registry.contribute.log}",
+        ]
     with contextlib.suppress(KeyboardInterrupt):
-        console.print(Text("Still running", "bold"))
+        stage.console.print(Text("Still running", "bold"))
         print_lines(
-            console,
-            f"look at  http://127.0.0.1:{worker.port}/   the status page, live",
-            f"metrics  http://127.0.0.1:{worker.port}/metrics   health  /healthz, /readyz",
+            stage.console,
+            f"look at  {worker.url}/   the status page, live",
+            f"metrics  {worker.url}/metrics   health  /healthz, /readyz",
             f"topics   {SOURCE} -> {ACCEPTED}, {REJECTED}, {DEAD_LETTER}",
             f"read     {program()} tail -b {address}",
             f"         {program()} tail -b {address} --dead-letters",
             f"send     {program()} publish samples -b {address}",
             f"log      {worker.log}",
-            *([] if registry is None else _registry_lines(registry)),
+            *lines,
             "stop     Ctrl-C",
         )
         while True:
@@ -201,10 +205,3 @@ def _stay(console: Console, kafka: EmbeddedKafka, worker: DemoWorker, registry: 
             if registry is not None:
                 registry.check()
             time.sleep(0.2)
-
-
-def _registry_lines(registry: DemoRegistry) -> list[str]:
-    return [
-        f"registry curl -s {registry.url}/_stand-in/units   key {registry.key}",
-        f"contrib. http://127.0.0.1:{registry.contribute.port}/metrics   log {registry.contribute.log}",
-    ]

@@ -6,25 +6,22 @@ import asyncio
 import contextlib
 import json
 import secrets
-import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from rich.console import Console
+from rich import box
 from rich.text import Text
 
+from worker.commands.shared.scored_rows import COLOURS
+from worker.commands.shared.table import PlainTable
+from worker.core.trace import CONTEXT
 from worker.core.verdicts import make_verdict, sign_verdict
 from worker.kafka.cluster.connections import admin_client
 from worker.kafka.cluster.describe import topic_id
-from worker.lab.broker.ports import free_ports
 from worker.lab.demo.console import step
-from worker.lab.demo.flow import STALL_SECONDS
-from worker.lab.demo.process import DemoError, DemoProcess
-from worker.lab.demo.view import Document, verdicts_table
+from worker.lab.demo.flow import Document, clients, scored
+from worker.lab.demo.process import DemoProcess, Stage
 
 TOPIC: Final = "demo.judged-runs"
 JUDGE: Final = "tests"
@@ -32,43 +29,59 @@ ROUNDS: Final = 5
 RUNS: Final = 6
 """Runs of each agent in a round; the judge sees all of them before the next round."""
 
+THRESHOLD: Final = 0.6  # nothing here reaches 0.75: no embedder, so novelty is 0.5
+
 AGENTS: Final[Mapping[str, tuple[float, float]]] = {"boaster": (0.99, 1 / 6), "steady": (0.8, 5 / 6)}
 """What each agent says of each of its runs, and the share of them that succeeds."""
 
 
 @contextlib.contextmanager
-def running_judged(console: Console, bootstrap: str, directory: Path) -> Iterator[tuple[DemoProcess, bytes]]:
+def running_judged(stage: Stage) -> Iterator[tuple[DemoProcess, bytes]]:
     """Start a worker that takes confidence from verdicts; yield it with the judge's key; stop it at the end."""
-    (port,) = free_ports(1)
     key = secrets.token_hex(32).encode()
-    keys = directory / "judges.key"
+    keys = stage.directory / "judges.key"
     keys.write_bytes(b"%s %s\n" % (JUDGE.encode(), key))
     variables = {
-        "KP_BOOTSTRAP_SERVERS": bootstrap, "KP_GROUP_ID": "demo-verdicts", "KP_CREATE_TOPICS": "true",
-        "KP_TOPIC_PARTITIONS": "1", "KP_HTTP_HOST": "127.0.0.1", "KP_HTTP_PORT": str(port), "KP_EMBEDDER": "none",
-        "KP_SOURCE_TOPIC": TOPIC, "KP_ACCEPTED_TOPIC": f"{TOPIC}.accepted", "KP_REJECTED_TOPIC": f"{TOPIC}.rejected",
-        "KP_DEAD_LETTER_TOPIC": f"{TOPIC}.dead-letter", "KP_VERDICT_KEY_FILE": str(keys), "KP_CONFIDENCE": "record",
-        "KP_THRESHOLD": "0.6",
+        "GROUP_ID": "demo-verdicts", "TOPIC_PARTITIONS": "1", "EMBEDDER": "none", "SOURCE_TOPIC": TOPIC,
+        "ACCEPTED_TOPIC": f"{TOPIC}.accepted", "REJECTED_TOPIC": f"{TOPIC}.rejected",
+        "DEAD_LETTER_TOPIC": f"{TOPIC}.dead-letter", "VERDICT_KEY_FILE": str(keys), "CONFIDENCE": "record",
+        "THRESHOLD": str(THRESHOLD),
     }  # fmt: skip
-    with DemoProcess("verdicts", ["run"], variables, port, directory) as worker:
-        with step(console, "verdicts") as say:
-            worker.wait_ready(say)
-            say(f"a worker with KP_CONFIDENCE=record ready, metrics at http://127.0.0.1:{port}/metrics")
+    says = "worker with KP_CONFIDENCE=record ready, metrics at {url}/metrics"
+    with stage.running("judge", "verdicts", ["run"], variables, says=says) as worker:
         yield worker, key
 
 
-def show_verdicts(console: Console, bootstrap: str, worker: DemoProcess, key: bytes) -> None:
+def show_verdicts(stage: Stage, worker: DemoProcess, key: bytes) -> None:
     """Publish rounds of runs, each judged before the next, and print a line for each. Raises DemoError."""
-    with step(console, "verdicts") as say:
+    with step(stage.console, "judge") as say:
         say(f"{ROUNDS} rounds of {RUNS} runs for each agent, each judged before the next")
-        rounds = asyncio.run(_rounds(bootstrap, worker, key))
-    console.print(
+        rounds = asyncio.run(_rounds(stage.bootstrap, worker, key))
+    stage.console.print(
         Text("\nVerdicts: what agents say, and what becomes of it", "bold"),
-        Text("used: the outcome confidence; judged: verdicts so far, and how many of them are successes", "dim"),
-        verdicts_table(rounds),
+        Text("says: the stated confidence; judged: successes so far; used: the outcome confidence.", "dim"),
+        Text(f"Each row is an agent's last run in a round; a score of {THRESHOLD} is accepted.", "dim"),
+        _table(rounds),
         "",
         sep="\n",
     )
+
+
+def _table(rounds: list[dict[str, Document]]) -> PlainTable:
+    """Tabulate the last scored run of each agent in each round."""
+    columns = ("round", "agent", "says", "judged", "used", "score", "decision")
+    table = PlainTable(*columns, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for number, last in enumerate(rounds, 1):
+        for place, (agent, document) in enumerate(last.items()):
+            scoring = document["scoring"]
+            said = scoring["confidence"]
+            table.add_row(
+                "" if place else str(number), agent, f"{said['stated']:.2f}",
+                f"{said['succeeded']:.0f} of {said['judged']}", Text(f"{said['used']:.2f}", "bold"),
+                f"{scoring['score']:.2f}", Text(scoring["decision"], COLOURS[scoring["decision"]]),
+                end_section=bool(place) and number < len(rounds),
+            )  # fmt: skip
+    return table
 
 
 def _trace(number: int, agent: str, claimed: float) -> dict[str, Any]:
@@ -79,8 +92,7 @@ def _trace(number: int, agent: str, claimed: float) -> dict[str, Any]:
         {"step_id": 3, "type": "thought", "content": "The test passes."},
     ]
     return {
-        "@context": "https://openknowledgepulse.org/schema/v1", "@type": "ReasoningTrace",
-        "id": f"kp:trace:run-{number}",
+        "@context": CONTEXT, "@type": "ReasoningTrace", "id": f"kp:trace:run-{number}",
         "task": {"objective": f"Mend test {number}"}, "steps": steps,
         "outcome": {"result_summary": "Mended.", "confidence": claimed},
         "metadata": {
@@ -94,43 +106,21 @@ def _trace(number: int, agent: str, claimed: float) -> dict[str, Any]:
 async def _rounds(bootstrap: str, worker: DemoProcess, key: bytes) -> list[dict[str, Document]]:
     """Return the last scored run of each agent, by round."""
     rounds: list[dict[str, Document]] = []
-    client = {"bootstrap_servers": bootstrap}
-    async with admin_client(client) as admin:
+    async with admin_client({"bootstrap_servers": bootstrap}) as admin:
         identity = await topic_id(admin, TOPIC)
-    async with (
-        AIOKafkaProducer(**client, acks="all", enable_idempotence=True) as producer,
-        AIOKafkaConsumer(
-            f"{TOPIC}.accepted", f"{TOPIC}.rejected", **client, isolation_level="read_committed",
-            auto_offset_reset="earliest", enable_auto_commit=False,
-        ) as consumer,
-    ):  # fmt: skip
+    async with clients(bootstrap, f"{TOPIC}.accepted", f"{TOPIC}.rejected") as (producer, consumer):
         for number in range(ROUNDS):
             for run in range(RUNS):
                 for place, (agent, (claimed, _)) in enumerate(AGENTS.items()):
                     value = json.dumps(_trace((number * RUNS + run) * len(AGENTS) + place, agent, claimed)).encode()
                     await producer.send_and_wait(TOPIC, value, agent.encode())
-            scored = await _scored(consumer, worker, RUNS * len(AGENTS))
-            rounds.append({agent: [it for it in scored if it["metadata"]["agent_id"] == agent][-1] for agent in AGENTS})
+            done = [it.document or {} for it in await scored(consumer, worker, RUNS * len(AGENTS))]
+            mine = {agent: [it for it in done if it["metadata"]["agent_id"] == agent] for agent in AGENTS}
+            rounds.append({agent: documents[-1] for agent, documents in mine.items()})
             for agent, (_, rate) in AGENTS.items():
-                mine = [it for it in scored if it["metadata"]["agent_id"] == agent]
-                for run, document in enumerate(mine):
+                for run, document in enumerate(mine[agent]):
                     line = document | {"success": run < round(rate * RUNS), "judge": JUDGE}
                     verdict = make_verdict(line, topic=TOPIC, topic_id=identity or "", issued_at=datetime.now(UTC))
-                    signed = sign_verdict(verdict, key)
-                    await producer.send_and_wait(
-                        TOPIC, signed.value, signed.key, signed.partition, headers=signed.headers
-                    )
+                    it = sign_verdict(verdict, key)
+                    await producer.send_and_wait(TOPIC, it.value, it.key, it.partition, headers=it.headers)
     return rounds
-
-
-async def _scored(consumer: AIOKafkaConsumer, worker: DemoProcess, count: int) -> list[Document]:
-    """Return so many scored runs, in the order of the source."""
-    found: list[Document] = []
-    began = time.monotonic()
-    while len(found) < count:
-        worker.check()
-        if time.monotonic() - began > STALL_SECONDS:
-            raise DemoError(f"{len(found)} of {count} runs were scored.\n{worker.tail()}")
-        for batch in (await consumer.getmany(timeout_ms=100)).values():
-            found += [msgspec.json.decode(each.value or b"") for each in batch]
-    return sorted(found, key=lambda it: it["scoring"]["source"]["offset"])

@@ -7,7 +7,7 @@ As the registry does it, and unlike what one may expect:
 - `GET /v1/knowledge/ID` returns an entry: the unit is at `data.unit`, without unknown fields, with JavaScript's
   numbers.
 - The idempotency store looks at the key alone, and keeps every answer below 500.
-- A body that is no JSON is answered by 500.
+- A body that is not JSON is answered by 500.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ SCHEMA_VERSION: Final = "v1"
 
 @dataclass
 class RegistryOptions:
-    """`idempotency`: whether there is a store for it; `latency_seconds`: what each answer takes at least."""
+    """How the stand-in answers."""
 
-    idempotency: bool = True
-    latency_seconds: float = 0.0
+    idempotency: bool = True  # whether Idempotency-Key is honoured
+    latency_seconds: float = 0.0  # of each answer, at least
     faults: Faults = field(default_factory=Faults)
     clock: Callable[[], float] = time.time
 
@@ -55,17 +55,15 @@ def registry_app(store: RegistryStore, options: RegistryOptions | None = None) -
     app = web.Application(
         client_max_size=MOST_BYTES, middlewares=[registry.spoil, registry.limit, registry.label, registry.replay]
     )
-    app.add_routes(
-        [
-            web.post("/v1/auth/register", registry.register),
-            web.post("/v1/knowledge", registry.contribute),
-            web.get("/v1/knowledge/{id}", registry.look_up),
-            web.delete("/v1/knowledge/{id}", registry.delete),
-            web.get("/_stand-in/state", registry.state),
-            web.get("/_stand-in/units", registry.units),
-            web.route("*", "/_stand-in/elsewhere", registry.elsewhere),
-        ]
-    )
+    app.add_routes([
+        web.post("/v1/auth/register", registry.register),
+        web.post("/v1/knowledge", registry.contribute),
+        web.get("/v1/knowledge/{id}", registry.look_up),
+        web.delete("/v1/knowledge/{id}", registry.delete),
+        web.get("/_stand-in/state", registry.state),
+        web.get("/_stand-in/units", registry.units),
+        web.route("*", "/_stand-in/elsewhere", registry.elsewhere),
+    ])  # fmt: skip
     return app
 
 
@@ -88,20 +86,18 @@ class _Registry:
         except ConnectionError:
             return _reset(request)
         kind, after = self._options.faults.choose()
-        if kind is None:
-            return await self._counted(request, handler)
-        self._counts[f"fault {kind}"] += 1
-        if kind is FaultKind.SLOW and not after:
+        slow = kind is FaultKind.SLOW
+        if kind is not None:
+            self._counts[f"fault {kind}"] += 1
+        if slow and not after:
             await asyncio.sleep(self._options.faults.slow_seconds)
-        answer = await self._counted(request, handler) if after or kind is FaultKind.SLOW else None
-        if kind is FaultKind.SLOW and after:
+        answer = None
+        if kind is None or slow or after:
+            answer = await handler(request)
+            self._counts[f"{request.method} {answer.status}"] += 1
+        if slow and after:
             await asyncio.sleep(self._options.faults.slow_seconds)
         return _faulty(kind, request, answer)
-
-    async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        answer = await handler(request)
-        self._counts[f"{request.method} {answer.status}"] += 1
-        return answer
 
     @web.middleware
     async def limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -173,8 +169,7 @@ class _Registry:
         except NotJson:
             return web.Response(status=500, text="Internal Server Error")
         except InvalidTrace as error:
-            issues = [{"path": error.path, "message": error.message}]
-            return _error(400, "Invalid KnowledgeUnit", issues=issues)
+            return _error(400, "Invalid KnowledgeUnit", issues=[{"path": error.path, "message": error.message}])
         entry = self._store.put(unit, key.agent, self._now())
         return web.json_response({"data": entry, "quality_score": unit["metadata"]["quality_score"]}, status=201)
 
@@ -223,8 +218,8 @@ def _error(status: int, text: str, **more: Any) -> web.Response:
     return web.json_response({"error": text, **more}, status=status)
 
 
-def _faulty(kind: FaultKind, request: web.Request, answer: web.StreamResponse | None) -> web.StreamResponse:
-    """Return the answer with the fault; `answer` is the right one, if the request had its effect."""
+def _faulty(kind: FaultKind | None, request: web.Request, answer: web.StreamResponse | None) -> web.StreamResponse:
+    """Return the answer with the fault. `answer`: the right one; None: the request had no effect."""
     match kind:
         case FaultKind.ERROR:
             return web.Response(status=503, text="upstream connect error")
@@ -234,13 +229,12 @@ def _faulty(kind: FaultKind, request: web.Request, answer: web.StreamResponse | 
             return web.Response(status=307, headers={"Location": "/_stand-in/elsewhere"})
         case FaultKind.RESET:
             return _reset(request)
-    if kind is FaultKind.TRUNCATED:
-        body = (
-            answer.body if isinstance(answer, web.Response) and isinstance(answer.body, bytes) else b'{"data": {"id": "'
-        )
-        status = 201 if answer is None else answer.status
-        return web.Response(status=status, body=body[: len(body) // 2 + 1], content_type="application/json")
-    assert answer is not None  # a slow answer is the right one
+        case FaultKind.TRUNCATED:
+            known = answer.body if isinstance(answer, web.Response) else None
+            body = known if isinstance(known, bytes) else b'{"data": {"id": "'
+            status = 201 if answer is None else answer.status
+            return web.Response(status=status, body=body[: len(body) // 2 + 1], content_type="application/json")
+    assert answer is not None  # without a fault, or slow: the right one
     return answer
 
 

@@ -27,52 +27,33 @@ READS_FOR_A_WRITE: Final = 5
 
 
 @click.command(cls=Command)
-@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on [a free one].")
-@click.option(
-    "--data",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep units, keys and 429s in this file, SQLite [in memory].",
-)
+@click.option("--port", type=click.IntRange(0, 65_535), metavar="N", help="Port to listen on [a free one].")
+@click.option("--data", type=click.Path(dir_okay=False, path_type=Path),
+              help="Keep units, keys and 429s in this SQLite file [in memory].")  # fmt: skip
 @click.option("--key", metavar="kp_...", help="The agent's key [a new one].")
-@click.option("--agent", metavar="NAME", default="kp:agent:stand-in", help="The agent that has the key "
-              "[kp:agent:stand-in].")  # fmt: skip
-@click.option(
-    "--tier",
-    type=click.Choice(["free", "pro", "enterprise"]),
-    default="free",
-    show_default=True,
-    help="Rate limit: 30, 200 or 2000 POSTs a minute.",
-)
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="POSTs a minute, and 5 N GETs, instead of a tier's.")
-@click.option(
-    "--idempotency/--no-idempotency", default=True, show_default=True, help="Whether to honour Idempotency-Key."
-)
+@click.option("--agent", metavar="NAME", default="kp:agent:stand-in",
+              help="The agent that has the key [kp:agent:stand-in].")  # fmt: skip
+@click.option("--tier", type=click.Choice(["free", "pro", "enterprise"]), default="free", show_default=True,
+              help="Rate limit: 30, 200 or 2000 POSTs a minute.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(1), metavar="N",
+              help="N POSTs and 5 N GETs a minute, instead of a tier's limits.")  # fmt: skip
+@click.option("--idempotency/--no-idempotency", default=True, show_default=True,
+              help="Whether to honour Idempotency-Key.")  # fmt: skip
 @click.option("--latency", type=click.FloatRange(0), default=0.0, metavar="S", help="Seconds that each answer takes.")
-@click.option(
-    "--fault",
-    "faults",
-    multiple=True,
-    metavar="KIND=SHARE",
-    help="Share of faulty answers: error, slow, reset, html, truncated or redirect; may be repeated.",
-)
-@click.option(
-    "--faults-after",
-    type=click.FloatRange(0, 1),
-    default=0.5,
-    show_default=True,
-    help="Share of the faults that come after the request had its effect.",
-)
-@click.option(
-    "--slow-seconds", type=click.FloatRange(0), default=30.0, show_default=True, help="Delay of a slow answer."
-)
-@click.option("--seed", type=int, help="Seed of the random faults.")
+@click.option("--fault", "faults", multiple=True, metavar="KIND=SHARE", help="Share of faulty answers: error, slow, "
+              "reset, html, truncated or redirect; may be repeated.")  # fmt: skip
+@click.option("--faults-after", type=click.FloatRange(0, 1), default=0.5, show_default=True, metavar="SHARE",
+              help="Share of the faults that come after the request took effect.")  # fmt: skip
+@click.option("--slow-seconds", type=click.FloatRange(0), default=30.0, show_default=True, metavar="S",
+              help="Delay of a slow answer.")  # fmt: skip
+@click.option("--seed", type=int, metavar="N", help="Seed of the random faults.")
 def registry(
     port: int | None, data: Path | None, key: str | None, agent: str, tier: str, limit: int | None, idempotency: bool,
     latency: float, faults: tuple[str, ...], faults_after: float, slow_seconds: float, seed: int | None,
 ) -> None:  # fmt: skip
     """Run a stand-in for the KnowledgePulse registry on loopback until Ctrl-C, to try things out.
 
-    It answers as the registry does, with its rate limits, and revokes a key with the third 429 within an hour.
+    It answers as the registry does, with its rate limits, and revokes a key on the third 429 within an hour.
     """
     try:
         chosen = Faults(_shares(faults), faults_after, slow_seconds, seed)
@@ -135,14 +116,13 @@ def _print_addresses(url: str, key: str, data: Path | None, brokers: str) -> Non
     settings = {"BOOTSTRAP_SERVERS": brokers, "REGISTRY_URL": url, "REGISTRY_KEY": key, "CREATE_TOPICS": "true",
                 "HTTP_PORT": "0"}  # fmt: skip
     variables = " ".join(f"KP_{name}={shlex.quote(value)}" for name, value in settings.items())
-    kept = "in memory, lost on exit" if data is None else str(data)
-    for line in (
-        f"registry    {url}",
-        f"key         {key}",
-        f"data        {kept}",
-        f"contribute  {variables} {program()} contribute",
-        f"state       curl -s {url}/_stand-in/state",
-        f"units       curl -s {url}/_stand-in/units",
-        "stop        Ctrl-C",
-    ):
-        print(clean(line), flush=True)
+    for what, text in {
+        "registry": url,
+        "key": key,
+        "data": "in memory, lost on exit" if data is None else str(data),
+        "contribute": f"{variables} {program()} contribute",
+        "state": f"curl -s {url}/_stand-in/state",
+        "units": f"curl -s {url}/_stand-in/units",
+        "stop": "Ctrl-C",
+    }.items():
+        print(clean(f"{what:<12}{text}"), flush=True)

@@ -9,10 +9,9 @@ import math
 import secrets
 import sqlite3
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final, NamedTuple, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -26,11 +25,11 @@ LIMITS: Final = Limits(max_bytes=2**27, max_steps=2**31, max_depth=500, strict_c
 
 
 class NotJson(ValueError):
-    """The body is no JSON: the registry fails on it, and blames itself (500)."""
+    """The body is not JSON: the registry fails on it, and blames itself (500)."""
 
 
 def read_unit(body: bytes) -> Document:
-    """Return what the registry stores of a body. Raises NotJson, or InvalidTrace for a JSON text that is no trace."""
+    """Return the unit that the registry stores of a body. Raises NotJson, or InvalidTrace for other JSON."""
     try:
         parse_trace(body, LIMITS)
     except InvalidTrace as error:
@@ -73,15 +72,14 @@ def _as_javascript(value: Any) -> Any:
     try:
         number = float(value)
     except OverflowError:
-        return None
+        number = math.inf
     if not math.isfinite(number):
         return None
     # It writes integers below 1e21 with all their digits, of which it keeps seventeen at most.
     return int(Decimal(repr(number))) if number.is_integer() and abs(number) < 1e21 else number
 
 
-@dataclass(frozen=True)
-class Tier:
+class Tier(NamedTuple):
     """Requests a minute: POSTs are writes, all others reads."""
 
     writes: int
@@ -89,17 +87,16 @@ class Tier:
 
 
 TIERS: Final = {
-    "anonymous": Tier(writes=0, reads=60),  # no key, or one that is not known or revoked
-    "free": Tier(writes=30, reads=300),
-    "pro": Tier(writes=200, reads=1000),
-    "enterprise": Tier(writes=2000, reads=10_000),
+    "anonymous": Tier(0, 60),  # no key, or one that is not known or revoked
+    "free": Tier(30, 300),
+    "pro": Tier(200, 1000),
+    "enterprise": Tier(2000, 10_000),
 }
 
 WINDOW_SECONDS: Final = 60
 
 
-@dataclass(frozen=True)
-class Allowance:
+class Allowance(NamedTuple):
     """The verdict on one request; `reset` in s since 1970, `retry_after` in s and None where it is allowed."""
 
     limit: int
@@ -153,8 +150,7 @@ CREATE INDEX IF NOT EXISTS limited_at ON limited (agent, at);
 """
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """A key that is known and not revoked."""
 
     prefix: str
@@ -172,10 +168,7 @@ class RegistryStore:
         self._sql.execute("PRAGMA journal_mode=WAL")
         self._sql.execute("PRAGMA synchronous=NORMAL")  # a SIGKILL loses nothing; a power failure may
         self._sql.executescript(_TABLES)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._sql.close()
+        self.close = self._sql.close
 
     def register(
         self,
@@ -245,7 +238,7 @@ class RegistryStore:
         return None if found is None else _entry(json.loads(found[0]), found[1], found[2])
 
     def delete(self, identity: str) -> None:
-        """Delete a unit."""
+        """Delete the unit."""
         self._sql.execute("DELETE FROM units WHERE id = ?", (identity,))
 
     def answer(self, key: str) -> tuple[int, bytes] | None:

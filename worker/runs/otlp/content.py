@@ -1,39 +1,45 @@
-"""The content of one span: its messages and its tool call, by convention.
+"""The content of one span: the messages of a call of a model, what a tool was given and gave, what an agent was asked.
 
-Instrumentation libraries write the same conversation under different attributes. `content_of` takes all of a span from
-one convention, the first in the order of `_CONVENTIONS` that has content, and never merges two.
+Each library has its own form of a message. `messages_in` reads all of them, and leaves out what it does not know: a
+part that cannot be read costs its message that part.
 """
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 from worker.runs.conversation import ToolRun
-from worker.runs.fields import Counts, RunRefused, find_field, json_value
-from worker.runs.forms import READERS, answer_of, form_of, messages_of
+from worker.runs.fields import json_object, json_value
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
-from worker.runs.otlp.spans import LogEvent, Span, Value
-
-_BETWEEN: Final = re.compile(r"[\s,]*")
-
-_MAX_LITERAL: Final = 100_000
-"""Characters of a Python literal that is read; Python's parser takes some hundred bytes for each."""
-
-_CALL_ID: Final = re.compile(r"Call id: \S*\n")
-
-REDACTED: Final = "__REDACTED__"
-"""What OpenInference writes in place of content that it was told to hide."""
+from worker.runs.otlp.dialects import MAX_NAME, Dialect, dialects_of, first_text, is_missed, tool_name, values
+from worker.runs.otlp.spans import LogEvent, Span, SpanEvent
+from worker.runs.otlp.values import REDACTED, Flat, loaded, python_value
 
 _ROLES: Final[Mapping[str, Role]] = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
     "ai": "assistant", "model": "assistant", "thinking": "assistant", "tool-call": "assistant", "tool": "tool",
     "function": "tool", "tool-response": "tool", "ipython": "tool",
 }  # fmt: skip
+
+_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+"""Types of the Responses API's items, which stand among messages and have no role."""
+
+_EVENTS: Final[Mapping[str, Role]] = {
+    "gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
+    "gen_ai.tool.message": "tool", "gen_ai.choice": "assistant",
+}  # fmt: skip
+
+_READ_EVENTS: Final = frozenset(
+    {*_EVENTS, "gen_ai.client.inference.operation.details", "gen_ai.evaluation.result", "exception"}
+)
+
+_CALL_ID: Final = re.compile(r"Call id: \S*\n")
+
+_POSITION: Final = re.compile(r"(.+)_\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,99 +50,407 @@ class Content:
     inputs: tuple[Message, ...]
     outputs: tuple[Message, ...]
 
-
-def content_of(span: Span, logs: Sequence[LogEvent]) -> Content | None:
-    """Return what a model's span says, by the first convention that has content; None where nothing was captured."""
-    for convention, read in _CONVENTIONS.items():
-        inputs, outputs = read(span, logs)
-        if any(message.parts for message in (*inputs, *outputs)):
-            return Content(convention, tuple(inputs), tuple(outputs))
-    return None
+    def fullness(self) -> tuple[int, int, int]:
+        """Return how much the answer says: its parts, its ids of calls, its characters."""
+        parts = [part for message in self.outputs for part in message.parts]
+        ids = sum(isinstance(part, ToolCall) and part.call_id != "" for part in parts)
+        return len(parts), ids, sum(len(part.text) for part in parts if isinstance(part, Text | Reasoning))
 
 
 _Messages = tuple[list[Message], list[Message]]
 
-
-def _gen_ai(span: Span, _: Sequence[LogEvent]) -> _Messages:
-    """Semantic conventions from 1.37 on: messages with parts, as JSON in a string, or as structured attributes."""
-    found = span.attributes
-    return parts_messages(found.get("gen_ai.input.messages")), parts_messages(found.get("gen_ai.output.messages"))
+Known = list[tuple[Any, Message]]
+"""The messages of a run's history, which each of its calls repeats: as they stood at their places, and as read."""
 
 
-def parts_messages(value: Value) -> list[Message]:
-    """Return the messages of the semantic conventions; of a text that was cut off, those before the cut."""
-    return [_parts_message(each) for each in json_list(value) if isinstance(each, dict)]
+def content_of(span: Span, logs: Sequence[LogEvent], known: Known | None = None) -> Content | None:
+    """Return what a span says, by the first dialect that has content; None where nothing was captured.
+
+    `known`: what other calls of the same run had in their inputs, so that it is read once.
+    """
+    for row in _speaking(dialects_of(span.scope)):
+        if not row.is_spoken(span.attributes):
+            continue
+        inputs, outputs = _said(span, logs, row, known)
+        if any(message.parts for message in inputs) or any(message.parts for message in outputs):
+            if (form := _form(span)) == "positions":
+                inputs, outputs = without_positions(inputs, outputs)
+            elif form == "fields":
+                inputs, outputs = without_fields(inputs, outputs)
+            elif form == "short":
+                inputs = without_short(inputs)
+            return Content(row.name, tuple(inputs), tuple(outputs))
+    return None
 
 
-def _parts_message(message: dict[str, Any]) -> Message:
-    parts = message.get("parts")
-    if not isinstance(parts, list):
-        return _event_message(_role(message.get("role")), {"id": message.get("tool_call_id"), **message})
-    found = [part for each in parts if isinstance(each, dict) for part in _parts_part(each)]
-    return Message(_role(message.get("role")), tuple(found))
+_NUMBER: Final = re.compile(r"\d+")
 
 
-def _parts_part(part: dict[str, Any]) -> Iterable[Part]:
-    kind = part.get("type")
-    content = part.get("content")
-    if kind == "text" and isinstance(content, str):
-        yield Text(content)
-    elif kind in ("reasoning", "thinking") and isinstance(content, str):
-        yield Reasoning(content)
-    elif kind == "tool_call" and isinstance(part.get("name"), str):
-        yield ToolCall(part["name"], part.get("arguments"), _id(part.get("id")))
-    elif kind == "tool_call_response":
-        result = part["result"] if part.get("response") is None and "result" in part else part.get("response")
-        if result is not None:
-            yield ToolResult(result_text(result), _id(part.get("id")))
+def missed(span: Span, logs: Sequence[LogEvent]) -> set[str]:
+    """Return what looks like content and is not read: attributes, events and log records; numbers in names are N."""
+    found = {key for key, value in span.attributes.items() if is_missed(span.scope, key) and _says(value)}
+    for what, events in (("event ", span.events), ("log record ", logs)):
+        for event in events:
+            if 0 < len(event.name) <= MAX_NAME and event.name not in _READ_EVENTS and _event_says(span.scope, event):
+                found.add(what + event.name)
+    return {_NUMBER.sub("N", name) for name in found}
 
 
-def _openinference(span: Span, _: Sequence[LogEvent]) -> _Messages:
-    """OpenInference: messages flattened into attributes."""
-    found = span.attributes
+def _event_says(scope: str, event: SpanEvent | LogEvent) -> bool:
+    body = event.body if isinstance(event, LogEvent) else None
+    if is_missed(scope, event.name) and (_says(body) or any(map(_says, event.attributes.values()))):
+        return True
+    within = {**event.attributes, **(body if isinstance(body, dict) else {})}
+    return any(is_missed(scope, key) and _says(value) for key, value in within.items())
+
+
+def _says(value: Any) -> bool:
+    """Return whether a value holds words, or JSON."""
+    if isinstance(value, str):
+        text = value.strip()
+        return len(text) > 2 and value != REDACTED and (" " in text or text[0] in "[{")
+    if isinstance(value, list | dict):
+        return any(map(_says, value.values() if isinstance(value, dict) else value))
+    return False
+
+
+@cache
+def _speaking(rows: tuple[Dialect, ...]) -> tuple[Dialect, ...]:
+    """Return the rows that say where messages stand."""
+    return tuple(row for row in rows if row.input or row.output)
+
+
+def _form(span: Span) -> str:
+    return _form_of(dialects_of(span.scope))
+
+
+@cache
+def _form_of(rows: tuple[Dialect, ...]) -> str:
+    return next((row.form for row in rows if row.form), "")
+
+
+def _said(span: Span, logs: Sequence[LogEvent], row: Dialect, known: Known | None) -> _Messages:
+    if row.input == "@events":
+        return _events(span, logs)
+    inputs = [message for value in row.values(span, "input") for message in messages_in(value, "user", known)]
+    outputs = [message for value in row.values(span, "output") for message in messages_in(value, "assistant")]
+    if "+" in row.output:
+        outputs = _with_each_call_once(outputs)
+    if len(outputs) < 2:
+        return inputs, outputs
+    results = [number for number, message in enumerate(outputs) if message.role == "tool"]
+    after = results[-1] + 1 if results else 0  # an agent's span may have the whole run in its output
+    return inputs + outputs[:after], outputs[after:]
+
+
+def _with_each_call_once(messages: list[Message]) -> list[Message]:
+    """Return messages without the calls that have no id where another place says them with one."""
+    known = {_call_key(call) for message in messages for call in message.calls() if call.call_id}
+    return [
+        replace(message, parts=tuple(
+            part for part in message.parts
+            if not isinstance(part, ToolCall) or part.call_id or _call_key(part) not in known
+        )) for message in messages
+    ]  # fmt: skip
+
+
+def _call_key(call: ToolCall) -> str:
+    return as_text([call.name, json_value(call.arguments)])
+
+
+def without_positions(inputs: list[Message], outputs: list[Message]) -> _Messages:
+    """Return messages without ids that are a tool's name and a position; results have the name instead."""
+    names = {call.name for message in (*inputs, *outputs) for call in message.calls()}
     return (
-        [_openinference_message(each) for each in _numbered(found, "llm.input_messages.", "message.")],
-        [_openinference_message(each) for each in _numbered(found, "llm.output_messages.", "message.")],
+        [replace(each, parts=tuple(_without_position(part, names) for part in each.parts)) for each in inputs],
+        [replace(each, parts=tuple(_without_position(part, names) for part in each.parts)) for each in outputs],
     )
 
 
-def _openinference_message(message: dict[str, Value]) -> Message:
-    role = _role(message.get("role"))
-    contents = _numbered(message, "contents.", "")
-    parts: list[Part] = [part for each in contents for part in _openinference_part(each)]
-    if not any(isinstance(part, Text | ToolResult) for part in parts):
-        parts += _plain_parts(message.get("content"))
-    if message.get("role") in ("tool-call", "tool-response"):
+def _without_position(part: Part, names: set[str]) -> Part:
+    found = _POSITION.fullmatch(part.call_id) if isinstance(part, ToolCall | ToolResult) else None
+    if isinstance(part, ToolCall) and found is not None and found[1] == part.name:
+        return replace(part, call_id="")
+    if isinstance(part, ToolResult):
+        text, failed = _bare_result(part.text)
+        part = replace(part, text=text, is_error=part.is_error or failed)
+        return part if found is None or found[1] not in names else replace(part, call_id="", name=found[1])
+    return part
+
+
+def _bare_result(text: str) -> tuple[str, bool]:
+    """Return the result, or the error, that Google's libraries put into an object, because theirs must be one."""
+    found = json_object(text) if text.startswith(('{"result"', '{"error"')) else {}
+    (name, value), *_ = found.items() if len(found) == 1 else [("", text)]
+    return as_text(value), name == "error"
+
+
+_SHORT: Final = ("[tool: ", "[tool-result: ")
+
+
+def without_short(inputs: list[Message]) -> list[Message]:
+    """Return messages without those in which a name in brackets stands for a call or a result, as Mastra has them."""
+    return [each for each in inputs if each.role == "user" or not _is_short(each)]
+
+
+def _is_short(message: Message) -> bool:
+    texts = (part.text for part in message.parts if isinstance(part, Text | ToolResult))
+    return any(sign in text for text in texts for sign in _SHORT)
+
+
+_FIELD: Final = re.compile(r"\[\[ ## (\w+) ## \]\]\n?(.*?)\s*(?=\[\[ ## |\Z)", re.DOTALL)
+_ASKED: Final = "\n\nRespond with the corresponding output fields"
+
+
+def without_fields(inputs: list[Message], outputs: list[Message]) -> _Messages:
+    """Return messages of DSPy: the first field that the model was given is what the user asked.
+
+    A step of its agent has a thought, a tool and arguments. Its last words are the answer, not a step.
+    """
+    return [_asked_field(each) for each in inputs], [_answer_fields(each) for each in outputs]
+
+
+def _asked_field(message: Message) -> Message:
+    text = message.texts().partition(_ASKED)[0]
+    found = _FIELD.search(text) if message.role == "user" else None
+    return message if found is None else Message("user", (Text(found[2]),))
+
+
+def _answer_fields(message: Message) -> Message:
+    text = message.texts()
+    given = dict(_FIELD.findall(text)) or (json_object(text) if text.startswith("{") else {})
+    given.pop("completed", None)
+    if not given:
+        return message
+    name = given.get("next_tool_name")
+    if name == "finish":
+        return Message("assistant", ())
+    if isinstance(name, str):
+        parts: list[Part] = [Text(as_text(given.get("next_thought"))), ToolCall(name, given.get("next_tool_args"))]
+        return Message("assistant", tuple(parts))
+    return Message("assistant", (Text(as_text(list(given.values())[-1])),))
+
+
+def _events(span: Span, logs: Sequence[LogEvent]) -> tuple[list[Message], list[Message]]:
+    """Return the messages of events: log records, events of the span, and pydantic-ai's in an attribute."""
+    named: list[tuple[str, Any]] = [(each.name, {**each.attributes, **json_object(each.body)}) for each in logs]
+    named += [
+        (event.name, {**event.attributes, **json_object(event.attributes.get("gen_ai.event.content"))})
+        for event in span.events
+    ]
+    for name in ("events", "all_messages_events"):
+        if name in span.attributes:
+            named += [(as_text(each.get("event.name")), each) for each in _objects(span.attributes[name])]
+    inputs: list[Message] = []
+    outputs: list[Message] = []
+    for name, body in named:
+        if name == "gen_ai.client.inference.operation.details":
+            inputs += messages_in(body.get("gen_ai.input.messages"), "user")
+            outputs += messages_in(body.get("gen_ai.output.messages"), "assistant")
+        elif name in ("gen_ai.content.prompt", "gen_ai.content.completion"):  # 1.27 and before
+            inputs += messages_in(body.get("gen_ai.prompt"), "user")
+            outputs += messages_in(body.get("gen_ai.completion"), "assistant")
+        elif name == "gen_ai.choice" and not body.get("index"):  # the agent goes on with the first choice
+            outputs.append(_event("assistant", body))
+        elif name in _EVENTS and name != "gen_ai.choice":
+            inputs.append(_event(_EVENTS[name], body))
+    return inputs, outputs
+
+
+def _event(role: Role, body: dict[str, Any]) -> Message:
+    """Return the message of an event: its body, or the body's field `message`, which is an object or its content."""
+    inner = loaded(body.get("message"))
+    if isinstance(inner, dict):
+        body = {**inner, "role": role}
+    elif inner is not None:
+        body = {"role": role, "content": inner}
+    return _message({**body, "role": role}, role)
+
+
+# Messages
+
+
+def messages_in(value: Any, role: Role, known: Known | None = None) -> list[Message]:
+    """Return the messages that a value holds, in whatever form; `role`: whose a message without one is."""
+    value = value if not isinstance(value, str) else _message_json(value)
+    if isinstance(value, str):
+        return [Message(role, (Text(value),))] if value.strip() and value != REDACTED else []
+    if isinstance(value, dict):
+        return _injson_object(value, role, known)
+    if not isinstance(value, list):
+        return []
+    if value and isinstance(value[0], list):  # LangChain has pairs of role and text, or a list of lists
+        pairs = [each for each in value if isinstance(each, list) and len(each) == 2 and str(each[0]) in _ROLES]
+        value = [{"role": who, "content": text} for who, text in pairs] if len(pairs) == len(value) else value[0]
+    if any(isinstance(each, Flat) or (isinstance(each, dict) and _is_message(each)) for each in value):
+        return _each_message(value, role, known)
+    parts = tuple(part for each in value for part in _part(each))
+    return [Message(role, parts)] if parts else []
+
+
+def _each_message(items: list[Any], role: Role, known: Known | None) -> list[Message]:
+    known = [] if known is None else known
+    found = []
+    for index, each in enumerate(items):
+        if index < len(known) and known[index][0] == each:
+            found.append(known[index][1])
+        elif isinstance(each, dict):
+            messages = _injson_object(each.nested() if isinstance(each, Flat) else each, role)
+            if len(messages) == 1 and index <= len(known):
+                known[index:] = [(each, messages[0])]
+            found += messages
+    return found
+
+
+def _message_json(text: str) -> Any:
+    """Return what a text holds that may be a message, else the text."""
+    found = loaded(text) if text[:1] in ("[", "{", '"') else text
+    if isinstance(found, str | dict) or (isinstance(found, list) and (not found or _has_objects(found))):
+        return found
+    return text
+
+
+def _has_objects(items: list[Any]) -> bool:
+    return any(isinstance(each, dict) or (isinstance(each, list) and _has_objects(each[:1])) for each in items)
+
+
+_HOLDERS: Final = (
+    "messages", "choices", "generations", "candidates", "replies", "contents", "message", "output", "input", "response",
+    "prompt", "inputs", "outputs",
+)  # fmt: skip
+"""Fields of requests and responses in which messages are."""
+
+_FIRST: Final = frozenset({"choices", "generations", "candidates"})
+"""Of those, the ones of which the agent goes on with the first."""
+
+
+def _injson_object(value: dict[str, Any], role: Role, known: Known | None = None) -> list[Message]:
+    if _is_message(value):
+        return [_message(value, role)]
+    for name in _HOLDERS:
+        inner = value.get(name)
+        if isinstance(inner, list) and inner:
+            inner = inner[0] if name in _FIRST else inner
+            inner = inner[0] if name in _FIRST and isinstance(inner, list) and inner else inner
+        if inner:
+            return messages_in(inner, role, known)
+    return [message] if (message := _message(value, role)).parts else []
+
+
+def _is_message(value: dict[str, Any]) -> bool:
+    if isinstance(value.get("role"), str) or isinstance(value.get("message"), dict):
+        return True
+    if "type" not in value:
+        return not value.keys().isdisjoint(("parts", "content", "tool_calls"))
+    return str(value["type"]) in _ITEMS or _langchain_role(value) is not None
+
+
+def _langchain_role(value: dict[str, Any]) -> Role | None:
+    kind = value.get("type")
+    if kind == "constructor" and isinstance(value.get("id"), list) and value["id"]:
+        kind = value["id"][-1]
+    if not isinstance(kind, str) or not ({"content", "data", "kwargs"} & value.keys()):
+        return None
+    return _ROLES.get(kind.removesuffix("Chunk").removesuffix("Message").lower())
+
+
+_BODIES: Final = ("kwargs", "data")
+"""Where the fields of a message are if they are neither beside its role nor in `message`."""
+
+_RARE: Final = frozenset(
+    ("type", "kwargs", "data", "parts", "blocks", "text", "reasoning_content", "reasoning", "thinking", "thought",
+     "function_call", "function_call_name", "additional_kwargs", "toolCalls", "invalid_tool_calls")
+)  # fmt: skip
+"""Fields that most messages do not have: where none of them is there, half of what follows need not be looked for."""
+
+_PARTS_ALONE: Final = frozenset({"role", "parts", "finish_reason", "name"})
+
+_TEXT_ALONE: Final = frozenset({"role", "content", "message", "name"})
+"""Fields of the two forms that most libraries have: what is nowhere else need not be looked for."""
+
+_CONTENTS: Final = ("parts", "contents", "blocks", "content", "text")
+
+_REASONS: Final = ("reasoning_content", "reasoning", "thinking")
+
+
+def _message(value: dict[str, Any], role: Role) -> Message:
+    """Return a message: its reasoning, its texts and results, and its calls, which may be beside its content."""
+    if isinstance(value.get("message"), dict):
+        value = {**value, **value["message"]}
+    is_plain = value.keys().isdisjoint(_RARE)
+    own = None if is_plain or "role" in value else _langchain_role(value)
+    for name in () if is_plain else _BODIES:
+        if isinstance(value.get(name), dict):
+            value = {**value, **value[name]}
+    named = value.get("role")
+    if isinstance(named, str) and named not in _ROLES:  # MessageRole.TOOL_RESPONSE
+        named = named.lower().rpartition(".")[2].replace("_", "-")
+    role = _ROLES.get(named, "user") if isinstance(named, str) else own or role
+    if isinstance(value.get("parts"), list) and value.keys() <= _PARTS_ALONE:  # the semantic conventions
+        return Message(role, tuple([part for each in value["parts"] for part in _part(each)]))
+    text = value.get("content")
+    if role == "user" and isinstance(text, str) and text[:1] not in ("[", "_") and value.keys() <= _TEXT_ALONE:
+        return Message(role, (Text(text),))
+    if not is_plain and (kind := value.get("type")) != "message" and str(kind) in _ITEMS:
+        return Message("tool" if kind == "function_call_output" else "assistant", tuple(_part(value)))
+    parts: list[Part] = []
+    for name in ("contents", "content") if is_plain else _CONTENTS:
+        if value.get(name) is not None and not any(isinstance(part, Text | ToolResult) for part in parts):
+            found = _parts_in(value[name])
+            parts += found if not parts else [part for part in found if isinstance(part, Text)]
+    if named in ("tool-call", "tool-response"):
         return _smolagents_message(role, "\n".join(part.text for part in parts if isinstance(part, Text)))
-    calls = _numbered(message, "tool_calls.", "tool_call.") or [
-        {name.removeprefix("tool_call."): value for name, value in each.items()}
-        for each in contents
-        if each.get("message_content.type") == "tool_use"
-    ]
-    parts += [
-        ToolCall(as_text(each.get("function.name")), each.get("function.arguments"), _id(each.get("id")))
-        for each in calls
-        if each.get("function.name")
-    ]
-    if message.get("function_call_name"):
-        arguments = message.get("function_call_arguments_json")
-        parts.append(ToolCall(as_text(message["function_call_name"]), arguments))
+    names = () if is_plain else _REASONS
+    reasons = [Reasoning(said) for name in names if isinstance(said := value.get(name), str) and said]
+    if named == "thinking":
+        parts = [Reasoning(part.text) if isinstance(part, Text) else part for part in parts]
+    if not is_plain and isinstance(value.get("thought"), str):  # AutoGen: what it says beside its calls
+        parts.insert(0, Text(value["thought"]))
+    if (not is_plain or "tool_calls" in value) and (calls := _calls_beside(value)):
+        parts = [*(part for part in parts if not isinstance(part, ToolCall)), *calls]
     if role == "tool":
-        return _tool_message(parts, _id(message.get("tool_call_id")), as_text(message.get("name")))
-    return Message(role, tuple(parts))
+        return _tool_message(parts, value)
+    return Message(role, (*dict.fromkeys(reasons), *parts) if reasons else tuple(parts))
 
 
-def _openinference_part(content: dict[str, Value]) -> Iterable[Part]:
-    kind = content.get("message_content.type")
-    text = content.get("message_content.text")
-    if not isinstance(text, str) or text == REDACTED:
-        return
-    if kind in ("reasoning", "thinking"):
-        yield Reasoning(text)
-    elif kind == "tool_result":
-        yield ToolResult(text, _id(content.get("tool_call.id")))
-    elif kind in ("text", None):
-        yield Text(text)
+_CALLS_BESIDE: Final = ("tool_calls", "toolCalls", "invalid_tool_calls")
+
+
+def _calls_beside(value: dict[str, Any]) -> list[Part]:
+    extra = value.get("additional_kwargs")
+    lists = [each for name in _CALLS_BESIDE if (each := value.get(name))]
+    if not lists and isinstance(extra, dict):
+        lists.append(extra.get("tool_calls"))
+    lists = [loaded(each) if isinstance(each, str) else each for each in lists]
+    items = [item for each in lists if isinstance(each, list) for item in each if isinstance(item, dict)]
+    calls = [_wrapped(item, _WRAPPED_CALLS) or item for item in items]
+    if isinstance(value.get("function_call"), dict):
+        calls.append(value["function_call"])
+    if isinstance(value.get("function_call_name"), str):
+        calls.append({"name": value["function_call_name"], "arguments": value.get("function_call_arguments_json")})
+    return [part for each in calls for part in _call(each)]
+
+
+def _wrapped(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the object that stands in one of the fields, None where none does."""
+    for name in names:
+        if isinstance(inner := value.get(name), dict):
+            return inner
+    return None
+
+
+def _tool_message(parts: list[Part], value: dict[str, Any]) -> Message:
+    results = [part for part in parts if isinstance(part, ToolResult)]
+    if not results and isinstance(value.get("function"), list):  # AutoGen has them as JSON
+        results = [part for each in value["function"] for part in _result(json_object(each))]
+    texts = [part.text for part in parts if isinstance(part, Text)]
+    if texts and not results:
+        call_id = _text(value, ("tool_call_id", "tool_use_id", "call_id", "id"))
+        name = _text(value, _NAMES)
+        results = [ToolResult("\n".join(texts), call_id, name, is_error=_is_error(value))]
+    elif len(results) == 1 and not results[0].call_id:
+        results = [replace(results[0], call_id=_text(value, ("tool_call_id",)))]
+    return Message("tool", tuple(results))
 
 
 def _smolagents_message(role: Role, text: str) -> Message:
@@ -144,175 +458,210 @@ def _smolagents_message(role: Role, text: str) -> Message:
     if role == "tool":
         named = _CALL_ID.match(text)
         body = text[named.end() :] if named else text
-        is_error = body.startswith("Error:\n")
-        return Message(role, (ToolResult(body.removeprefix("Observation:\n"), is_error=is_error),))
-    calls = _python_value(text.partition("\n")[2])
-    found = []
-    for each in calls if isinstance(calls, list) else []:
-        called = _object(_object(each).get("function"))
-        if isinstance(called.get("name"), str):
-            found.append(ToolCall(called["name"], called.get("arguments"), _id(each.get("id"))))
-    return Message(role, tuple(found))
-
-
-def _openllmetry(span: Span, _: Sequence[LogEvent]) -> _Messages:
-    """OpenLLMetry until 0.5x: messages flattened into attributes."""
-    found = span.attributes
-    return (
-        [_openllmetry_message(each) for each in _numbered(found, "gen_ai.prompt.", "")],
-        [_openllmetry_message(each, "assistant") for each in _numbered(found, "gen_ai.completion.", "")],
+        return Message(role, (ToolResult(body.removeprefix("Observation:\n"), is_error=body.startswith("Error:\n")),))
+    calls = python_value(text.partition("\n")[2])
+    return Message(
+        role,
+        tuple(part for each in calls if isinstance(each, dict) for part in _part(each))
+        if isinstance(calls, list)
+        else (),
     )
 
 
-def _openllmetry_message(message: dict[str, Value], role: str = "user") -> Message:
-    name = message.get("role") or role
-    parts: list[Part] = list(_plain_parts(message.get("content")))
-    if name == "thinking":
-        parts = [Reasoning(part.text) if isinstance(part, Text) else part for part in parts]
-    if isinstance(reasoning := message.get("reasoning_content", message.get("reasoning")), str):
-        parts.insert(0, Reasoning(reasoning))
-    calls = _numbered(message, "tool_calls.", "")
-    if message.get("function_call.name"):
-        calls.append({"name": message["function_call.name"], "arguments": message.get("function_call.arguments")})
-    parts += [
-        ToolCall(as_text(each["name"]), each.get("arguments"), _id(each.get("id")))
-        for each in calls
-        if each.get("name")
-    ]
-    if _role(name) == "tool":
-        return _tool_message(parts, _id(message.get("tool_call_id")), as_text(message.get("name")))
-    return Message(_role(name), tuple(parts))
+# Parts
+
+_CALL_KINDS: Final = ("tool_call", "tool_use", "tool-call", "function_call", "function")
+_RESULT_KINDS: Final = ("result", "response", "output", "return", "retry-prompt")
+"""How kinds of parts that hold a call begin, and how those of a result end."""
+
+_WRAPPED_CALLS: Final = ("tool_call", "toolUse", "toolCall", "functionCall", "function_call")
+_WRAPPED_RESULTS: Final = ("tool_call_result", "toolResult", "functionResponse", "function_response")
+
+_ARGUMENTS: Final = ("arguments", "args", "input", "parameters")
+_NAMES: Final = ("name", "tool_name", "toolName")
+_IDS: Final = ("call_id", "id", "tool_call_id", "toolCallId", "toolUseId", "tool_use_id")
+_TEXT_KINDS: Final = ("", "text", "input_text", "output_text", "refusal", "user-prompt", "system-prompt")
+_RESULTS: Final = ("response", "result", "output", "content", "value")
 
 
-def _events(span: Span, logs: Sequence[LogEvent]) -> _Messages:
-    """Semantic conventions until 1.36: an event for each message, as a log record or as an event of the span."""
-    named: list[tuple[str, Any]] = [(each.name, {**each.attributes, **_object(each.body)}) for each in logs]
-    named += [
-        (event.name, {**event.attributes, **_object(event.attributes.get("gen_ai.event.content"))})
-        for event in span.events
-    ]
-    for name in ("events", "all_messages_events"):  # pydantic-ai
-        named += [
-            (as_text(each.get("event.name")), each) for each in map(_object, json_list(span.attributes.get(name)))
-        ]
-    return _event_messages(named)
+def _parts_in(content: Any) -> list[Part]:
+    """Return the parts of a content: a text, or a list of parts, perhaps as JSON."""
+    if isinstance(content, str):
+        items = loaded(content) if content.startswith(('[{"', "[{'")) else ()
+        if isinstance(items, list) and (parts := [part for each in items for part in _part(each)]):
+            return parts
+        return [] if content == REDACTED else [Text(content)]
+    if isinstance(content, dict) and isinstance(content.get("parts"), list):
+        content = content["parts"]
+    if isinstance(content, list):
+        return [part for each in content for part in _part(each)]
+    return [*_part(content)] if isinstance(content, dict) else []
 
 
-_EVENT_ROLES: Final[Mapping[str, Role]] = {
-    "gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
-    "gen_ai.tool.message": "tool", "gen_ai.choice": "assistant",
-}  # fmt: skip
+def _part(part: Any) -> Sequence[Part]:
+    """Return a part of a message in whatever form; nothing where it is none."""
+    if isinstance(part, str):
+        return (Text(part),)
+    if not isinstance(part, dict):
+        return ()
+    kind = part.get("type")
+    if kind == "text" and isinstance(text := part.get("content", part.get("text")), str):
+        return (Reasoning(text) if part.get("thought") is True else Text(text),)
+    if kind == "tool_call" and isinstance(part.get("name"), str):
+        return _call(part)
+    if kind == "tool_call_response":
+        return _result(part)
+    if isinstance(wrapped := part.get("message_content"), dict):  # OpenInference
+        part = {**part, **wrapped}
+    kind = part.get("type", part.get("part_kind", part.get("block_type")))
+    kind = kind if isinstance(kind, str) else ""
+    if (inner := _wrapped(part, _WRAPPED_RESULTS)) is not None:
+        return _result(inner)
+    if (inner := _wrapped(part, _WRAPPED_CALLS)) is not None:
+        return _call(inner)
+    if kind.endswith(_RESULT_KINDS):
+        return _result(part)
+    if kind.startswith(_CALL_KINDS) or (not kind and isinstance(part.get("toolName"), str)):
+        return _call(part)
+    if not kind and ("arguments" in part or isinstance(part.get("function"), dict)):
+        return _call(part)
+    if kind.startswith(("reasoning", "thinking")):
+        return [Reasoning(text) for text in _texts(part)]
+    if kind in _TEXT_KINDS:
+        made = Reasoning if part.get("thought") is True else Text
+        return [made(text) for text in _texts(part) if text != REDACTED]
+    return ()
 
 
-def _event_messages(named: Iterable[tuple[str, dict[str, Any]]]) -> _Messages:
-    inputs: list[Message] = []
-    outputs: list[Message] = []
-    for name, body in named:
-        if name == "gen_ai.client.inference.operation.details":
-            inputs += parts_messages(body.get("gen_ai.input.messages"))
-            outputs += parts_messages(body.get("gen_ai.output.messages"))
-        elif name == "gen_ai.choice" and not body.get("index"):  # the agent goes on with the first choice
-            outputs.append(_event_message("assistant", _object(body.get("message")) or body))
-        elif name in _EVENT_ROLES and name != "gen_ai.choice":
-            inputs.append(_event_message(_EVENT_ROLES[name], body))
-    return inputs, outputs
+def _call(call: dict[str, Any]) -> Sequence[ToolCall]:
+    function = call.get("function")
+    inner = function if isinstance(function, dict) else call
+    name = _text(inner, _NAMES)
+    if not name:
+        return ()
+    arguments = next((inner[each] for each in _ARGUMENTS if inner.get(each) is not None), None)
+    arguments = arguments if isinstance(arguments, str) else json_value(arguments)
+    return (ToolCall(name, arguments, _text(call, _IDS)),)
 
 
-def _event_message(role: Role, body: dict[str, Any]) -> Message:
-    parts: list[Part] = list(_plain_parts(body.get("content")))
-    for call in json_list(body.get("tool_calls")):
-        called = _object(_object(call).get("function"))
-        if isinstance(called.get("name"), str):
-            parts.append(ToolCall(called["name"], called.get("arguments"), _id(call.get("id"))))
-    if role == "tool":
-        return _tool_message(parts, _id(body.get("id")), as_text(body.get("name")))
-    return Message(role, tuple(parts))
+def _result(result: dict[str, Any]) -> Sequence[ToolResult]:
+    value = next((result[each] for each in _RESULTS if result.get(each) is not None), None)
+    origin = result.get("origin")
+    named = {**origin, **result} if isinstance(origin, dict) else result
+    failed = _is_error(result)
+    if isinstance(value, dict) and isinstance(value.get("type"), str) and "value" in value:  # Vercel
+        failed = failed or value["type"].startswith("error")
+        value = value["value"]
+    if value is None:
+        return ()
+    return (ToolResult(result_text(value), _text(named, _IDS), _text(named, _NAMES), is_error=failed),)
 
 
-def _pydantic_ai(span: Span, _: Sequence[LogEvent]) -> _Messages:
-    """pydantic-ai's span of the agent: the whole conversation."""
-    return parts_messages(span.attributes.get("pydantic_ai.all_messages")), []
+def _is_error(value: dict[str, Any]) -> bool:
+    return (
+        True in (value.get("is_error"), value.get("isError"), value.get("error"))
+        or value.get("status") == "error"
+        or value.get("part_kind") == "retry-prompt"
+    )
 
 
-def _raw(span: Span, _: Sequence[LogEvent]) -> _Messages:
-    """OpenInference's raw request and response, where the flattened messages are lost."""
-    request, response = json_value(span.attributes.get("input.value")), json_value(span.attributes.get("output.value"))
-    if isinstance(request, dict) and isinstance(request.get("messages"), list):
-        nested = request["messages"]  # LangChain has a list of lists
-        request = {**request, "messages": nested[0] if nested and isinstance(nested[0], list) else nested}
-    answers = [_generated(response)] if isinstance(response, dict) else []
-    try:
-        form = form_of(request)
-        inputs, _outputs, _used = messages_of(request, form, None, None, Counts())
-        outputs = [message for each in answers for message in READERS[form](answer_of(each), Counts(), "output.value")]
-    except (RunRefused, KeyError):
-        return [], []
-    return inputs, outputs
+def _texts(part: dict[str, Any]) -> list[str]:
+    found = next(
+        (part[name] for name in ("content", "text", "thinking", "reasoning", "summary", "refusal") if part.get(name)),
+        "",
+    )
+    if isinstance(found, list):
+        return [text for each in found if isinstance(each, dict) for text in _texts(each)]
+    return [found] if isinstance(found, str) and found else []
 
 
-def _generated(response: dict[str, Any]) -> Any:
-    """Return the message in a result of LangChain's; any other response as it is."""
-    found = find_field(response, ("generations", "0", "0", "message"))
-    return response if found is None else found[1]
+def result_text(value: Any) -> str:
+    """Return a tool's result as a text: the texts of its parts where it is a list of them, else JSON."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        texts = [each.get("text", each.get("content")) for each in value if each.get("type", "text") == "text"]
+        if len(texts) == len(value) and all(isinstance(text, str) for text in texts):
+            return "\n".join(texts)
+    return as_text(value)
 
 
-_CONVENTIONS: Final[Mapping[str, Callable[[Span, Sequence[LogEvent]], _Messages]]] = {
-    "gen_ai": _gen_ai,
-    "openinference": _openinference,
-    "openllmetry": _openllmetry,
-    "gen_ai_events": _events,
-    "pydantic_ai": _pydantic_ai,
-    "openinference_raw": _raw,
-}
+def _text(value: Mapping[str, Any], names: Sequence[str]) -> str:
+    for name in names:
+        if isinstance(found := value.get(name), str) and found:
+            return found
+    return ""
 
 
-CONVENTIONS: Final = (*_CONVENTIONS, "anthropic_sdk")
-"""All names of conventions that a run may have."""
+def _objects(value: Any) -> list[dict[str, Any]]:
+    found = loaded(value)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 # Tools
 
 
+def tool_run(span: Span, logs: Sequence[LogEvent] = ()) -> ToolRun:
+    """Return what the span of a tool says."""
+    call_id = first_text(span, "call_id")
+    arguments = _of_tool(span, "arguments", "input")
+    result = _of_tool(span, "result", "output")
+    inputs, outputs = _events(span, logs) if arguments is None or result is None else ([], [])
+    if arguments is None:
+        parts = [part for message in inputs for part in message.parts]
+        arguments = next((part.arguments for part in parts if isinstance(part, ToolCall)), None)
+        if arguments is None:
+            arguments = next((part.text for part in parts if isinstance(part, Text | ToolResult)), None)
+    text = None
+    if result is not None:
+        text, own_id = _unwrapped(result)
+        call_id = call_id or own_id
+    else:
+        texts = [part.text for message in outputs for part in message.parts if isinstance(part, Text | ToolResult)]
+        text = "\n".join(texts) if texts else None
+    failed = has_failed(span)
+    no_result = failed and text in (None, "", "{}", "null")
+    if no_result:
+        text = error_text(span)
+    if text is not None and _form(span) == "positions":
+        text, said = _bare_result(text)
+        failed = failed or said
+    return ToolRun(
+        tool_name(span), call_id, _tool_arguments(arguments), text, failed, span.start_ns, span.end_ns, no_result
+    )
+
+
+def _of_tool(span: Span, name: str, other: str) -> Any:
+    """Return what a tool's span has in a field, or in another one if its dialect has no field for tools."""
+    for row, field in _tool_fields(dialects_of(span.scope), name, other):
+        if found := row.values(span, field):
+            return found[0]
+    return None
+
+
+@cache
+def _tool_fields(rows: tuple[Dialect, ...], name: str, other: str) -> tuple[tuple[Dialect, str], ...]:
+    fields = ((row, name if name in row.places else other) for row in rows)
+    return tuple((row, field) for row, field in fields if field in row.places and not row.is_flat)
+
+
+def _tool_arguments(value: Any) -> Any:
+    """Return arguments as an object where they are one; a wrapper of positional and named ones is taken off."""
+    parsed = json_value(value)
+    if isinstance(parsed, str):
+        parsed = python_value(parsed)
+    if isinstance(parsed, dict) and isinstance(parsed.get("kwargs"), dict) and parsed.keys() <= _WRAPPER:
+        given = parsed.get("args")
+        return {"args": given, **parsed["kwargs"]} if given else parsed["kwargs"]
+    return parsed
+
+
+_WRAPPER: Final = frozenset({"args", "kwargs", "sanitize_inputs_outputs"})
+"""Fields that stand around a tool's arguments; the last one is smolagents'."""
+
 _TOOL_MESSAGES: Final = ("tool", "ToolMessage", "constructor")
 """The type of a LangChain message in which a tool's result may be."""
 
 
-def tool_run(span: Span) -> ToolRun:
-    """Return what the span of a tool says."""
-    found = span.attributes
-    name = _first_text(found, "gen_ai.tool.name", "tool.name", "traceloop.entity.name") or span.name
-    call_id = _first_text(found, "gen_ai.tool.call.id", "tool_call.id", "tool.id")
-    arguments = _first(
-        found,
-        "gen_ai.tool.call.arguments",
-        "tool_arguments",
-        "traceloop.entity.input",
-        "input.value",
-        "tool.parameters",
-    )
-    result = _first(found, "gen_ai.tool.call.result", "tool_response", "traceloop.entity.output", "output.value")
-    text = None
-    if result is not None:
-        unwrapped, own_id = _unwrapped(result)
-        text, call_id = unwrapped, call_id or own_id
-    if text is None and span.status == 2:
-        text = error_text(span)
-    failed = span.status == 2
-    return ToolRun(name, call_id, _tool_arguments(arguments), text, failed, span.start_ns, span.end_ns)
-
-
-def _tool_arguments(value: Value) -> Any:
-    """Return arguments as an object where they are one; a wrapper of positional and named ones is taken off."""
-    parsed = json_value(value)
-    if isinstance(parsed, str):
-        parsed = _python_value(parsed)
-    given = parsed.get("args") if isinstance(parsed, dict) else None
-    if isinstance(given, list) and isinstance(parsed.get("kwargs"), dict):
-        return parsed["kwargs"] if not given else {"args": given, **parsed["kwargs"]}
-    return parsed
-
-
-def _unwrapped(result: Value) -> tuple[str, str]:
+def _unwrapped(result: Any) -> tuple[str, str]:
     """Return a tool's result as its text, and the id of its call where it is a message of LangChain's."""
     parsed = json_value(result)
     if isinstance(parsed, dict):
@@ -320,113 +669,61 @@ def _unwrapped(result: Value) -> tuple[str, str]:
         message = output if isinstance(output, dict) else parsed
         inner = message.get("data", message.get("kwargs", message))
         if message.get("type") in _TOOL_MESSAGES and isinstance(inner, dict) and "content" in inner:
-            return result_text(inner["content"]), _id(inner.get("tool_call_id"))
+            return result_text(inner["content"]), _text(inner, ("tool_call_id",))
+        if parsed.keys() == {"output"}:  # LangSmith: a result must be an object
+            return result_text(output), ""
     if isinstance(parsed, str):
         return parsed, ""
     return as_text(result), ""
 
 
+def has_failed(span: Span) -> bool:
+    """Return whether a span's status, or an attribute of its dialect, says that it failed."""
+    if span.status == 2:
+        return True
+    raised = any(event.name == "exception" for event in span.events)
+    if raised and any(row.failed == "@exception" for row in dialects_of(span.scope)):
+        return True
+    return any(each in (True, "true", "error", "ERROR") for each in values(span, "failed"))
+
+
 def error_text(span: Span) -> str | None:
-    """Return what a span says of its error: the exception's message, else the status'."""
+    """Return what a span says of its error: the exception's message, else the status', else an attribute."""
     for event in span.events:
         if event.name == "exception" and isinstance(event.attributes.get("exception.message"), str):
-            return as_text(event.attributes["exception.message"])
-    return span.status_message or None
+            text = as_text(event.attributes["exception.message"])
+            return text.partition("Traceback (most recent call last)")[0].strip() or text
+    return span.status_message or first_text(span, "error") or None
 
 
-# Values
+# Agents
 
 
-def _python_value(text: str) -> Any:
-    """Return the value of a Python literal; the text where it is none."""
-    try:
-        return json_value(ast.literal_eval(text)) if text[:1] in ("{", "[") and len(text) <= _MAX_LITERAL else text
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        return text
+def asked(span: Span) -> Iterable[str]:
+    """Yield the texts that an agent's span may have been asked."""
+    for value in values(span, "input"):
+        for message in messages_in(_given(value), "user"):
+            if message.role == "user":
+                yield message.texts()
 
 
-def json_list(value: Value) -> list[Any]:
-    """Return a list, or the list that a JSON text holds; of a text that was cut off, the items before the cut."""
-    parsed = json_value(value)
-    if isinstance(parsed, list):
-        return parsed
-    if not isinstance(parsed, str) or not parsed.startswith("["):
-        return []
-    items, place, decoder = [], 1, json.JSONDecoder(parse_constant=str)
-    try:
-        while True:
-            item, place = decoder.raw_decode(parsed, _BETWEEN.match(parsed, place).end())  # type: ignore[union-attr]
-            items.append(item)
-    except (ValueError, RecursionError):
-        return items
+def _given(value: Any) -> Any:
+    """Return what a function was given: its first argument, or the one text among its named ones."""
+    parsed = loaded(value)
+    if not isinstance(parsed, dict):
+        return value
+    given, named = parsed.get("args"), parsed.get("kwargs")
+    if isinstance(given, list) and given and isinstance(named, dict):
+        return given[0]
+    inner = next(iter(parsed.values()), None) if len(parsed) == 1 else named
+    if isinstance(inner, dict) and not _injson_object(parsed, "user"):
+        return _given(inner)
+    return inner if isinstance(inner, str) and len(parsed) == 1 else parsed
 
 
-def result_text(value: Any) -> str:
-    """Return a tool's result as a text: the texts of its parts where it is a list of them, else JSON."""
-    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        texts = [each.get("text", each.get("content")) for each in value if each.get("type") == "text"]
-        if len(texts) == len(value) and all(isinstance(text, str) for text in texts):
-            return "\n".join(texts)
-    return as_text(value)
-
-
-def _plain_parts(content: Value) -> Iterable[Part]:
-    """Yield the parts of a content that is a text, or a list of parts, perhaps as JSON."""
-    items: Any = json_value(content) if isinstance(content, str) and content.startswith('[{"') else content
-    if isinstance(items, list):
-        for item in items:
-            if isinstance(item, dict) and isinstance(item.get("text"), str):
-                yield Text(item["text"])
-            elif isinstance(item, dict) and isinstance(item.get("thinking"), str):
-                yield Reasoning(item["thinking"])
-            elif isinstance(item, str):
-                yield Text(item)
-    elif isinstance(content, str) and content != REDACTED:
-        yield Text(content)
-
-
-def _tool_message(parts: list[Part], call_id: str, name: str) -> Message:
-    texts = [part.text for part in parts if isinstance(part, Text)]
-    results = [part for part in parts if isinstance(part, ToolResult)]
-    if texts and not results:
-        results = [ToolResult("\n".join(texts), call_id, name)]
-    return Message("tool", tuple(results))
-
-
-def _numbered(found: Mapping[str, Value], prefix: str, inner: str) -> list[dict[str, Value]]:
-    """Return the objects that are flattened into attributes such as `PREFIX3.INNERname`, by their numbers."""
-    objects: dict[int, dict[str, Value]] = {}
-    for key, value in found.items():
-        if key.startswith(prefix):
-            number, _, rest = key[len(prefix) :].partition(".")
-            if number.isascii() and number.isdigit() and len(number) < 10:
-                objects.setdefault(int(number), {})[rest.removeprefix(inner)] = value
-    return [objects[number] for number in sorted(objects)]
-
-
-def _role(value: Any) -> Role:
-    return _ROLES.get(value.lower(), "user") if isinstance(value, str) else "user"
-
-
-def _id(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _object(value: Any) -> dict[str, Any]:
-    parsed = json_value(value)
-    return parsed if isinstance(parsed, dict) else {}
-
-
-def _first(found: Mapping[str, Value], *names: str) -> Value:
-    for name in names:
-        if found.get(name) is not None and found[name] != REDACTED:
-            return found[name]
-    return None
-
-
-def _first_text(found: Mapping[str, Value], *names: str) -> str:
-    for name in names:
-        value = found.get(name)
-        if isinstance(value, str) and value and value != REDACTED:
-            return value
-    return ""
+def answered(span: Span) -> Iterable[str]:
+    """Yield the texts that an agent's span may have answered."""
+    for value in values(span, "output"):
+        messages = messages_in(json_value(value), "assistant")
+        if texts := next((texts for each in reversed(messages) if (texts := each.texts())), ""):
+            yield texts

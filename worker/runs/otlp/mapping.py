@@ -7,49 +7,63 @@ order nor on repetitions.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain, pairwise
 from typing import Any, Final, Literal
 
 from worker.core.trace import CONTEXT, InvalidTrace, parse_trace
-from worker.runs.conversation import Conversation
-from worker.runs.fields import json_value
-from worker.runs.otlp.calls import conversation_of
-from worker.runs.otlp.content import REDACTED, Content, error_text, parts_messages
+from worker.runs.conversation import Conversation, ToolRun
+from worker.runs.fields import json_object
+from worker.runs.messages import Reasoning, Text
+from worker.runs.otlp.content import (
+    Content,
+    Known,
+    answered,
+    asked,
+    content_of,
+    error_text,
+    has_failed,
+    missed,
+    tool_run,
+)
+from worker.runs.otlp.dialects import (
+    dialects_of,
+    hint_of,
+    kind_of,
+    said_name,
+    span_name,
+    spoken,
+    stable,
+    tool_name,
+    values,
+)
 from worker.runs.otlp.rules import AGENT_NAME, SERVICE_AND_NAME, Rules
-from worker.runs.otlp.spans import LogEvent, Span, Value
-from worker.runs.otlp.tree import Run, identities, kind_of, ordered, runs_of
+from worker.runs.otlp.spans import LogEvent, Span
+from worker.runs.otlp.tree import Run, identities, ordered, runs_of
+from worker.runs.otlp.values import REDACTED
+from worker.runs.shorten import shortened
 from worker.runs.steps import Transcript
 
-ERROR_PREFIXES: Final = ("Error:",)
+ERROR_PREFIXES: Final = ("Error:", "Error executing tool")
 """A result that begins so is an error: without spans of tools, most libraries say it in no other way."""
 
 Missing = Literal["not_a_run", "no_content", "no_objective", "no_steps", "no_value", "too_large"]
 """Why a run gives no document: no span of a model, tool or agent; its content was not captured; no text of a user;
 nothing but an objective; an attribute that a rule names is nowhere; more than the limits of a trace."""
 
-_GEN_AI_CONTENT: Final = (
-    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=span_only, and "
-    "OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental"
-)
-
-_HINTS: Final = {
-    # how a scope begins: what captures content
-    "opentelemetry.instrumentation.openai_v2": _GEN_AI_CONTENT,
-    "opentelemetry.instrumentation.genai": _GEN_AI_CONTENT,
-    "pydantic-ai": "InstrumentationSettings(include_content=True)",
-    "openinference.": "neither OPENINFERENCE_HIDE_INPUTS nor OPENINFERENCE_HIDE_OUTPUTS",
-    "com.anthropic.sdk.python": "ANTHROPIC_OPEN_TELEMETRY_TRACES_CONTENT_MODE=content",
-    "opentelemetry.instrumentation.": "TRACELOOP_TRACE_CONTENT=true",
-}
+_TRACE_KEY: Final = 32
+"""Bytes of a record's key with KP_ASSEMBLE_KEY=trace."""
 
 NO_MODEL: Final = "no span of a model: instrument the client of the model, too"
 
+MAX_UNREAD: Final = 20
+"""Attributes of a run that are named as not read."""
+
 EVALUATION: Final = "gen_ai.evaluation.result"
 
-NO_PARENT: Final = "each call of the model is a trace of its own: start a span around the whole run"
+NO_PARENT: Final = "each call of the model becomes a separate trace: start a span around the whole run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +71,9 @@ class Assembled:
     """One run of a trace: its document and the document's bytes, or why there is none (`missing`).
 
     `conventions`: those that its spans use. `hints`: what to set so that more is captured. `agent_span_id`: the span
-    that stands for the run. `key`: the agent's id. `end_ns`: the end of the run's last span, ns since 1970.
+    that stands for the run. `key`: the agent's id. `end_ns`: the end of the run's last span, ns since 1970. `cut`:
+    characters by which its texts were shortened. `unread`: scopes, and attributes that look like content and that
+    nothing reads, at most MAX_UNREAD.
     """
 
     document: dict[str, Any] | None
@@ -68,6 +84,8 @@ class Assembled:
     agent_span_id: str
     key: str
     end_ns: int
+    cut: int = 0
+    unread: tuple[tuple[str, str], ...] = ()
 
 
 def assembled(spans: Sequence[Span], logs: Sequence[LogEvent], rules: Rules) -> list[Assembled]:
@@ -76,19 +94,20 @@ def assembled(spans: Sequence[Span], logs: Sequence[LogEvent], rules: Rules) -> 
     if not spans:
         return []
     events = _by_span(logs)
-    runs = runs_of(spans)
+    runs = joined(runs_of(spans), events)
     if not runs:
         last = max(span.end_ns for span in spans)
         key = _service(spans) or spans[0].name
-        return [Assembled(None, None, "not_a_run", frozenset(), (), spans[0].span_id, key, last)]
+        unread = _unread(spans, events)
+        return [Assembled(None, None, "not_a_run", frozenset(), (), spans[0].span_id, key, last, unread=unread)]
     found = [(run, *conversation_of(run, events)) for run in runs]
-    kept = [each for each in found if each[0].agent is not None or not each[0].inside_tool or each[1].has_calls()]
-    top = [run for run, *_ in kept if not run.inside_tool]
+    kept = [each for each in found if each[0].agent is not None or not each[0].tool or each[1].has_calls()]
+    top = [run for run, *_ in kept if run.tool is None]
     root = next((span for span in spans if not span.parent_id), None) if len(top) == 1 else None
     alone = len(kept) == 1
     return [
-        _assembled(run, conversation, contents, None if run.inside_tool else root, alone, events, rules)
-        for run, conversation, contents in kept
+        _assembled(run, conversation, contents, said, root if run.tool is None else None, alone, events, rules)
+        for run, conversation, contents, said in kept
     ]
 
 
@@ -101,52 +120,62 @@ def _by_span(logs: Sequence[LogEvent]) -> dict[str, list[LogEvent]]:
 
 
 def _assembled(
-    run: Run, conversation: Conversation, contents: Sequence[Content], root: Span | None, alone: bool,
-    events: Mapping[str, Sequence[LogEvent]], rules: Rules,
+    run: Run, conversation: Conversation, contents: Sequence[Content], said: Collection[str], root: Span | None,
+    alone: bool, events: Mapping[str, Sequence[LogEvent]], rules: Rules,
 ) -> Assembled:  # fmt: skip
-    """Return one run. `root`: the trace's root where it speaks for this run. `alone`: the trace holds no other run."""
+    """Return one run. `root`: the trace's root where it speaks for this run. `alone`: the trace holds no other run.
+
+    `said`: the ids of the models' spans that have content.
+    """
     outer = [span for span in (run.agent, None if root is run.agent else root) if span is not None]
-    objective = _objective(conversation, outer)
+    objective = _objective(run, conversation, outer)
     own = _own_spans(run, outer)
     key = _agent_id(run, own, rules)
     document: dict[str, Any] | None = None
     value: bytes | None = None
     missing: Missing | None = None
+    cut = 0
     if objective is None:
         missing = "no_objective" if conversation.has_text() else "no_content"
     else:
         document = _document(run, conversation, objective, outer, own, alone, key, events, rules)
-        document, value, missing = _checked(document, rules)
+        document, value, missing, cut = _checked(document, key, rules)
         if missing == "no_steps" and not contents:
             missing = "no_content"
-    conventions = frozenset(content.convention for content in contents) or frozenset(
-        name for span in run.models for name in [_convention(span)] if name
-    )
-    hints = _hints(run) if missing in ("no_content", "no_objective", "no_steps") else ()
+    conventions = frozenset(content.convention for content in contents) or frozenset(map(spoken, run.models)) - {""}
+    unread = _unread(run.spans, events) if _lacks(document) else _unread_by_calls(run, events, said)
+    hints = _hints(run) if missing in ("no_content", "no_objective", "no_steps") and not unread else ()
     if alone and run.agent is None and len(run.spans) == len(run.models) == 1 and conversation.has_calls():
         hints = (*hints, NO_PARENT)
     end_ns = max(span.end_ns for span in run.spans)
-    return Assembled(document, value, missing, conventions, hints, run.first.span_id, key, end_ns)
+    return Assembled(document, value, missing, conventions, hints, run.first.span_id, key, end_ns, cut, unread)
 
 
-def _checked(document: dict[str, Any], rules: Rules) -> tuple[dict[str, Any] | None, bytes | None, Missing | None]:
-    """Return a document and its bytes if it is a valid trace, else why it is none."""
+def _checked(
+    document: dict[str, Any], key: str, rules: Rules
+) -> tuple[dict[str, Any] | None, bytes | None, Missing | None, int]:
+    """Return a document, its bytes and by how many characters it was shortened; else why it is not a valid trace."""
     if not document["steps"]:
-        return None, None, "no_steps"
+        return None, None, "no_steps", 0
     values = (*document["metadata"].values(), document["outcome"]["confidence"])
     if None in values:
-        return None, None, "no_value"
+        return None, None, "no_value", 0
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     try:
         value = text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, of a text that was cut off in an escape
         value = text.encode("utf-8", "replace")
         document = json.loads(value)
+    cut = 0
+    most = rules.limits.max_bytes - max(_TRACE_KEY, len(key.encode("utf-8", "replace")))  # the worker counts the key
+    if len(value) > most and (fitting := shortened(document, len(value), most)) is not None:
+        document, cut = fitting
+        value = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     try:
         parse_trace(value, rules.limits)
     except InvalidTrace:
-        return None, None, "too_large"
-    return document, value, None
+        return None, None, "too_large", 0
+    return document, value, None, cut
 
 
 def _document(
@@ -154,12 +183,12 @@ def _document(
     key: str, events: Mapping[str, Sequence[LogEvent]], rules: Rules,
 ) -> dict[str, Any]:  # fmt: skip
     transcript = Transcript(error_prefixes=ERROR_PREFIXES, objective=objective)
-    answer = conversation.take_answer() or _outer_answer(outer)
+    answer = _answer(conversation, outer)
     conversation.write(transcript)
     transcript.finish(answered=answer is not None)
     if not transcript.steps and answer:
         transcript.add_thought(answer)
-    failed = [span for span in (*outer, *run.models[-1:]) if span.status == 2]
+    failed = [span for span in (*outer, *run.models[-1:]) if has_failed(span)]
     # What the libraries put on the calls of the model says what the run was, but cannot open it to more readers.
     speaking = [*outer, *run.models] or own
     success, confidence = _evaluated(speaking, events, alone=alone)
@@ -171,15 +200,11 @@ def _document(
     trace_id = run.first.trace_id
     uuid = "-".join([trace_id[:8], trace_id[8:12], trace_id[12:16], trace_id[16:20], trace_id[20:]])
     metadata = {
-        "created_at": _created_at(min(span.start_ns for span in run.spans)),
-        "agent_id": key,
-        "framework": (run.models or run.tools or [run.first])[0].scope,
-        "task_domain": rules.domain.value(speaking),
-        "success": success,
-        "quality_score": 0,
-        "visibility": rules.visibility_of(own, run.spans),
+        "created_at": _created_at(min(span.start_ns for span in run.spans)), "agent_id": key,
+        "framework": (run.models or run.tools or [run.first])[0].scope, "task_domain": rules.domain.value(speaking),
+        "success": success, "quality_score": 0, "visibility": rules.visibility_of(own, run.spans),
         "privacy_level": rules.privacy_of(own, run.spans),
-    }
+    }  # fmt: skip
     return {
         "@context": CONTEXT,
         "@type": "ReasoningTrace",
@@ -211,7 +236,7 @@ def _evaluated(
     labels: set[bool] = set()
     logs = [log for span in spans for log in events.get(span.span_id, ())] + [*(events.get("", ()) if alone else ())]
     said = [event.attributes for span in spans for event in span.events if event.name == EVALUATION]
-    said += [{**log.attributes, **_object(log.body)} for log in logs if log.name == EVALUATION]
+    said += [{**log.attributes, **json_object(log.body)} for log in logs if log.name == EVALUATION]
     for found in said:
         score = found.get("gen_ai.evaluation.score.value")
         if isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= 1:
@@ -228,47 +253,27 @@ def _created_at(time_ns: int) -> str:
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _objective(conversation: Conversation, outer: Sequence[Span]) -> str | None:
-    for span in outer:  # smolagents: in the messages it begins with "New task:"
-        if "smolagents" in span.scope:
-            for task in (
-                span.attributes.get("smolagents.task"),
-                _object(span.attributes.get("input.value")).get("task"),
-            ):
-                if isinstance(task, str) and task.strip():
-                    return task
-    texts = [] if conversation.objective is None else [conversation.objective.removeprefix("New task:\n")]
-    for span in outer:
-        texts += _outer_objectives(span)
-    return next((text for text in texts if text.strip() and text != REDACTED), None)
+def _objective(run: Run, conversation: Conversation, outer: Sequence[Span]) -> str | None:
+    """Return the user's words: apart from any prompt, else those of the first prompt, else what an agent was asked."""
+    own = (text for span in outer for text in values(span, "task"))
+    prompted = () if conversation.objective is None else (_without_prompt(run, conversation.objective),)
+    texts: Iterable[Any] = chain(own, prompted, (text for span in outer for text in asked(span)))
+    return next((text for text in texts if isinstance(text, str) and text.strip() and text != REDACTED), None)
 
 
-def _outer_objectives(span: Span) -> Iterable[str]:
-    found = span.attributes
-    for message in parts_messages(found.get("gen_ai.input.messages")):
-        if message.role == "user":
-            yield message.texts()
-    arguments = _object(found.get("traceloop.entity.input")).get("args")
-    if isinstance(arguments, list) and arguments and isinstance(arguments[0], str):
-        yield arguments[0]
-    value = found.get("input.value")
-    if isinstance(value, str) and isinstance(json_value(value), str):
-        yield value
+def _without_prompt(run: Run, objective: str) -> str:
+    """Return the user's words in the first text of the user, around which the dialects of a run may have a prompt."""
+    rows = {row for scope in {span.scope for span in run.spans} for row in dialects_of(scope) if row.prompt is not None}
+    found = (row.prompt.search(objective) for row in rows if row.prompt is not None)
+    return next((str(each[1]) for each in found if each is not None), objective)
 
 
-def _outer_answer(outer: Sequence[Span]) -> str | None:
-    for span in outer:
-        found = span.attributes
-        for name in ("final_result", "traceloop.entity.output", "output.value"):
-            value = found.get(name)
-            if isinstance(value, str) and value != REDACTED:
-                text = json_value(value)
-                if isinstance(text, str) and text.strip():
-                    return text
-        for message in reversed(parts_messages(found.get("gen_ai.output.messages"))):
-            if message.texts():
-                return message.texts()
-    return None
+def _answer(conversation: Conversation, outer: Sequence[Span]) -> str | None:
+    said = conversation.take_answer()
+    own = [text for span in outer for text in values(span, "answer") if isinstance(text, str) and text.strip()]
+    return next((text for text in (*own, said) if text), None) or next(
+        (text for span in outer for text in answered(span) if text.strip() and text != REDACTED), None
+    )
 
 
 def _own_spans(run: Run, outer: Sequence[Span]) -> Sequence[Span]:
@@ -279,23 +284,6 @@ def _own_spans(run: Run, outer: Sequence[Span]) -> Sequence[Span]:
     return outer or run.models or [replace(run.first, attributes={}, events=())]
 
 
-_AGENT_NAMES: Final = (
-    "gen_ai.agent.name", "agent.name", "agent_name", "traceloop.workflow.name", "traceloop.entity.name",
-    "gen_ai.agent.id",
-)  # fmt: skip
-"""The id comes last: in several libraries each run has another one."""
-
-_GENERATED: Final = re.compile(
-    r"(?<![0-9a-z])(?:"
-    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # a UUID
-    r"|(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{8,}|[0-9]{9,}"  # hex, a counter, an address in memory
-    r"|[0-9a-hjkmnp-tv-z]{26}"  # a ULID
-    r"|(?:run|thread|session|trace|conv)[-_](?=[a-z]*[0-9])[0-9a-z]{8,}"
-    r")(?![0-9a-z])",
-    re.IGNORECASE,
-)
-"""What is made anew for each run or process, and names no agent."""
-
 UNNAMED: Final = "unnamed"
 
 
@@ -304,7 +292,7 @@ def _agent_id(run: Run, own: Sequence[Span], rules: Rules) -> str:
     for value in rules.agent.said(own):
         return str(value)
     name = _agent_name(run, own)
-    service = _stable(_service(run.spans))
+    service = stable(_service(run.spans))
     if rules.agent.constant == SERVICE_AND_NAME:
         return "/".join(part for part in (service, name) if part) or _span_name(run)
     return name or (rules.agent.constant if rules.agent.constant != AGENT_NAME else "") or service or _span_name(run)
@@ -312,27 +300,26 @@ def _agent_id(run: Run, own: Sequence[Span], rules: Rules) -> str:
 
 def _agent_name(run: Run, own: Sequence[Span]) -> str:
     """Return the name that a run's spans give its agent, "" where they give none."""
-    below = [span for span in run.spans if kind_of(span) in ("agent", "model")]
-    for spans in (own, below):
-        for attribute in _AGENT_NAMES:
-            for span in spans:
-                value = span.attributes.get(attribute)
-                if isinstance(value, str) and (name := _stable(value)):
-                    return name
-    if run.agent is None:
-        return ""
-    return _stable(run.agent.name.removeprefix("invoke_agent ").removeprefix("invoke_workflow "))
+    name, workflow = said_name(own), said_name(own, "workflow")
+    if not name:
+        kinds = [(span, kind_of(span)) for span in run.spans]
+        below = [span for span, kind in kinds if kind in ("agent", "model", "chain")]
+        if workflow and len({said_name([span]) for span, kind in kinds if kind == "agent"} - {""}) != 1:
+            name = workflow
+        else:
+            name = said_name(below)
+        if not name and run.tool is None:  # of a run in a tool, the workflow is what the tool is part of
+            name = said_name(below, "workflow")
+        name = name or said_name([*own, *below], "agent_id")
+    if not name and run.agent is not None:
+        name = span_name(run.agent)
+    if not name and run.tool is not None:  # an agent without a name that is a tool of another one
+        name = next((each for each in values(run.tool, "delegate") if isinstance(each, str)), tool_name(run.tool))
+    return stable(name)
 
 
 def _span_name(run: Run) -> str:
-    return _stable(run.first.name) or UNNAMED
-
-
-def _stable(name: str) -> str:
-    """Return a name without its generated parts."""
-    if _GENERATED.search(name) is None:
-        return name if name.strip() else ""
-    return _GENERATED.sub("", name).strip(" -_:/.#()[]{}")
+    return stable(run.first.name) or UNNAMED
 
 
 def _service(spans: Sequence[Span]) -> str:
@@ -340,29 +327,158 @@ def _service(spans: Sequence[Span]) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _convention(span: Span) -> str:
-    found = span.attributes
-    if span.scope == "com.anthropic.sdk.python":
-        return "anthropic_sdk"
-    for name, convention in (
-        ("gen_ai.provider.name", "gen_ai"), ("openinference.span.kind", "openinference"),
-        ("llm.request.type", "openllmetry"), ("gen_ai.system", "gen_ai_events"),
-    ):  # fmt: skip
-        if name in found:
-            return convention
-    return ""
-
-
 def _hints(run: Run) -> tuple[str, ...]:
-    found = []
-    for span in run.models or run.spans:
-        for scope, hint in _HINTS.items():
-            if span.scope.startswith(scope):
-                found.append(f"{span.scope}: {hint}")
-                break
+    found = [f"{span.scope}: {hint}" for span in run.models or run.spans if (hint := hint_of(span.scope))]
     return tuple(dict.fromkeys(found if run.models else [*found, NO_MODEL]))
 
 
-def _object(value: Value) -> Mapping[str, Any]:
-    parsed = json_value(value)
-    return parsed if isinstance(parsed, dict) else {}
+def _lacks(document: Mapping[str, Any] | None) -> bool:
+    """Return whether there is no trace, or one with calls of tools whose results are missing."""
+    if document is None:
+        return True
+    kinds = [step["type"] for step in document["steps"]]
+    return kinds.count("tool_call") > kinds.count("observation") + kinds.count("error_recovery")
+
+
+def _unread(spans: Iterable[Span], events: Mapping[str, Sequence[LogEvent]]) -> tuple[tuple[str, str], ...]:
+    """Return what looks like content in these spans and is not read: scopes and names."""
+    return tuple(sorted({(span.scope, name) for span in spans for name in missed(span, events.get(span.span_id, ()))}))[
+        :MAX_UNREAD
+    ]
+
+
+def _unread_by_calls(
+    run: Run, events: Mapping[str, Sequence[LogEvent]], said: Collection[str]
+) -> tuple[tuple[str, str], ...]:
+    """Return the same of the calls of the model and of tools that say nothing, in a run that is a trace."""
+    silent = [span for span in run.models if span.span_id not in said]
+    for span in run.tools:
+        logs = events.get(span.span_id, ())
+        if missed(span, logs):
+            tool = tool_run(span, logs) if kind_of(span) == "tool" else None
+            if content_of(span, logs) is None if tool is None else tool.arguments is None or tool.result is None:
+                silent.append(span)
+    return _unread(silent, events)
+
+
+Logs = Mapping[str, Sequence[LogEvent]]
+"""Log events by the id of their span."""
+
+
+def joined(runs: Sequence[Run], logs: Logs) -> list[Run]:
+    """Return runs, of which those that go on with the task of the agent above are part of its run.
+
+    An agent below another one has a separate run if both call a model, and it was asked something else.
+    """
+    kept: list[Run] = []
+    within: dict[int, Run] = {}
+    for run in runs:
+        upper = run.upper
+        while upper is not None and id(upper) in within:
+            upper = within[id(upper)]
+        if upper is None or (upper.models and run.models and _asked(run, logs) not in ("", _asked(upper, logs))):
+            kept.append(run)
+        else:
+            upper.take(run)
+            within[id(run)] = upper
+    return kept
+
+
+def _asked(run: Run, logs: Logs) -> str:
+    for span in run.models:
+        content = content_of(span, logs.get(span.span_id, ()))
+        for message in () if content is None else content.inputs:
+            if message.role == "user" and (text := message.texts().strip()):
+                return text
+    return ""
+
+
+def conversation_of(run: Run, logs: Logs) -> tuple[Conversation, list[Content], set[str]]:
+    """Return the conversation of a run, its contents, and the ids of the models' spans that have some."""
+    known: Known = []
+    found = [(content, span) for span in run.models if (content := content_of(span, logs.get(span.span_id, ()), known))]
+    contents = _distinct(run, found)
+    if not contents and run.agent is not None:
+        whole = content_of(run.agent, logs.get(run.agent.span_id, ()))
+        contents = [] if whole is None else [(whole, run.agent)]
+    conversation = Conversation()
+    for content, span in contents:
+        conversation.add(content.inputs, content.outputs, span.start_ns, span.end_ns)
+    conversation.add_tools(_tools(run, logs))
+    return conversation, [content for content, _ in contents], {span.span_id for _, span in found}
+
+
+def _tools(run: Run, logs: Logs) -> list[ToolRun]:
+    """Return what the spans of tools say; what several spans say of one call together."""
+    found: dict[str, ToolRun] = {}
+    for span in run.tools:
+        own = tool_run(span, logs.get(span.span_id, ()))
+        outer = found.get(run.inside.get(span.span_id, ""))
+        if outer is None:
+            found[span.span_id] = own
+            continue
+        found[run.inside[span.span_id]] = replace(
+            outer,
+            call_id=outer.call_id or own.call_id,
+            arguments=own.arguments if outer.arguments is None else outer.arguments,
+            result=own.result if outer.result is None else outer.result,
+            is_error=outer.is_error or own.is_error,
+        )
+    return list(found.values())
+
+
+def _distinct(run: Run, found: Sequence[tuple[Content, Span]]) -> list[tuple[Content, Span]]:
+    """Return the content of each call of the model once, whatever number of libraries have described it.
+
+    A span below a model's span describes the same call, and so does one with the same id of the response, or one that
+    overlaps in time and says the same, unless both have such ids. Of those that describe one call, the one that says
+    most counts; the first of several that say as much.
+    """
+    wrappers = _wrappers(run, found)
+    kept: list[tuple[Content, Span]] = []
+    topmost: dict[str, int] = {}
+    responses: dict[str, int] = {}
+    answers: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
+    for content, span in found:
+        if span.span_id in wrappers:
+            continue
+        response = span.attributes.get("gen_ai.response.id")
+        response = response if isinstance(response, str) else ""
+        top = run.inside.get(span.span_id, "")
+        top = span.span_id if top in wrappers or not top else top
+        index = topmost.get(top, responses.get(response) if response else None)
+        if index is not None:
+            topmost.setdefault(top, index)
+            before = kept[index][0]
+            if content.fullness() > before.fullness():
+                kept[index] = (replace(content, inputs=content.inputs or before.inputs), span)
+            continue
+        same = _signature(content)
+        end_ns, has_id, index = answers.get(same, (-1, False, 0))
+        if same and end_ns > span.start_ns and not (response and has_id):
+            topmost[top] = index
+            continue
+        topmost[top] = len(kept)
+        if response:
+            responses[response] = len(kept)
+        answers[same] = (span.end_ns, response != "", len(kept))
+        kept.append((content, span))
+    return kept
+
+
+def _wrappers(run: Run, found: Sequence[tuple[Content, Span]]) -> set[str]:
+    """Return the ids of models' spans that stand around several calls, one after the other, and say only the last."""
+    inside: dict[str, list[Span]] = {}
+    for content, span in found:
+        if span.span_id in run.inside and any(message.parts for message in content.outputs):
+            inside.setdefault(run.inside[span.span_id], []).append(span)
+    return {
+        top for top, spans in inside.items()
+        if len(spans) > 1 and all(one.end_ns <= later.start_ns for one, later in pairwise(spans))
+    }  # fmt: skip
+
+
+def _signature(content: Content) -> tuple[Any, ...]:
+    parts = [part for message in content.outputs for part in message.parts if isinstance(part, Text | Reasoning)]
+    calls = [(call.call_id, call.name) for message in content.outputs for call in message.calls()]
+    return (*(part.text for part in parts), *calls)

@@ -87,13 +87,10 @@ def parse_rules(
 ) -> Rules:  # fmt: skip
     """Return the rules of five texts, each a constant, or `attribute:NAME|constant`. Raises ValueError."""
     return Rules(
-        parse_rule("confidence", confidence, as_confidence),
-        parse_rule("domain", domain, as_text),
-        parse_rule("visibility", visibility, as_visibility),
-        parse_rule("privacy", privacy, as_privacy),
-        limits=limits,
-        agent=parse_rule("agent", agent, as_text),
-    )
+        parse_rule("confidence", confidence, as_confidence), parse_rule("domain", domain, as_text),
+        parse_rule("visibility", visibility, as_visibility), parse_rule("privacy", privacy, as_privacy),
+        limits=limits, agent=parse_rule("agent", agent, as_text),
+    )  # fmt: skip
 
 
 def parse_rule(name: str, text: str, check: Callable[[Any], Any]) -> Rule:

@@ -12,6 +12,7 @@ import base64
 import binascii
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn, TypeAlias
@@ -24,6 +25,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from opentelemetry.proto.trace.v1.trace_pb2 import SpanFlags, Status, TracesData
 
 Value: TypeAlias = str | bool | int | float | bytes | list["Value"] | dict[str, "Value"] | None
+
+_Message: TypeAlias = TracesData | LogsData
 
 Why = Literal["not_otlp", "not_json", "invalid_type", "invalid_value", "too_deep", "too_large"]
 
@@ -41,16 +44,20 @@ MAX_COPIED_BYTES: Final = 32 << 20
 """Most bytes by which the parts of a record may be more than itself: each part has its own copy of the resource. A full
 batch of the Collector, 8192 spans of as many traces, may have 4 kB of it."""
 
+_NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
 
 _SPACE: Final = b" \t\r\n"
+
+_LONE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""Half of a surrogate pair that a record has as an escape; the others stand for bytes that are not UTF-8."""
 
 _REMOTE_KNOWN: Final = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 _REMOTE: Final = SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 
 class InvalidSpans(ValueError):
-    """A record that is no OTLP: why (`reason`), where (`path`, "" is the record), and what to do (`message`)."""
+    """A record that is not OTLP: why (`reason`), where (`path`, "" is the record), and what to do (`message`)."""
 
     def __init__(self, reason: Why, path: str, message: str) -> None:
         super().__init__(reason, path, message)
@@ -133,18 +140,61 @@ class Decoded:
     refused: Refused | None = None
 
 
+_LEVELS: Final[Mapping[type, tuple[str, str, str]]] = {
+    TracesData: ("resource_spans", "scope_spans", "spans"),
+    LogsData: ("resource_logs", "scope_logs", "log_records"),
+}
+"""The fields of a message that hold resources, of a resource that hold scopes, of a scope that hold spans or logs."""
+
+_PLACES: Final[Mapping[type, tuple[str, str, str]]] = {
+    TracesData: ("resourceSpans", "scopeSpans", "spans"),
+    LogsData: ("resourceLogs", "scopeLogs", "logRecords"),
+}
+"""The same fields in JSON, by which places are named."""
+
+
+def _scopes(message: _Message) -> Iterator[tuple[Any, Any, Any, str]]:
+    """Yield each scope after its resource, then its spans or log records, and their place."""
+    (outer, middle, inner), names = _LEVELS[type(message)], _PLACES[type(message)]
+    for number, resource in enumerate(getattr(message, outer)):
+        for scope_number, scoped in enumerate(getattr(resource, middle)):
+            yield resource, scoped, getattr(scoped, inner), f"{names[0]}.{number}.{names[1]}.{scope_number}.{names[2]}"
+
+
 def decoded(value: bytes) -> Decoded:
     """Return the spans or log events of a record. No bytes are no spans.
 
     Raises InvalidSpans, and nothing else, for a record in which nothing is good.
     """
     message, bad = _message(value)
-    if isinstance(message, TracesData):
-        spans = tuple(_spans(message, bad))
-        return Decoded(spans, (), 0, bad.refused(any_good=bool(spans)))
-    logs = tuple(_logs(message, bad))
-    records = sum(len(scoped.log_records) for each in message.resource_logs for scoped in each.scope_logs)
-    return Decoded((), logs, records - len(logs) - bad.deep, bad.refused(any_good=bool(logs)))
+    traces = isinstance(message, TracesData)
+    read: Callable[..., Any] = _span if traces else _log_event
+    made: list[Any] = []
+    untraced = 0
+    last: Any = None
+    shared: dict[str, Value] = {}
+    problem: InvalidSpans | None = None
+    for resource, scoped, ones, place in _scopes(message):
+        if resource is not last:
+            last, shared, problem = resource, {}, None
+            try:
+                above = ".".join(place.split(".")[:2])
+                shared = _attributes(resource.resource.attributes, f"{above}.resource.attributes")
+            except InvalidSpans as error:
+                problem = error
+        name, url = scoped.scope.name, scoped.schema_url or resource.schema_url
+        for number, one in enumerate(ones):
+            if not traces and not any(one.trace_id):
+                untraced += 1
+                continue
+            try:
+                if problem is not None:
+                    raise problem
+                made.append(read(one, f"{place}.{number}", shared, name, url))
+            except InvalidSpans as error:
+                bad.add(error, resource, scoped, one)
+    refused = bad.refused(any_good=bool(made))
+    return Decoded(tuple(made), (), 0, refused) if traces else Decoded((), tuple(made), untraced, refused)
 
 
 def links(value: bytes) -> Iterator[tuple[str, str]]:
@@ -158,17 +208,11 @@ def links(value: bytes) -> Iterator[tuple[str, str]]:
         message.ParseFromString(value)
     except DecodeError:
         return  # log records
-    for resource in message.resource_spans:
-        for scoped in resource.scope_spans:
-            for span in scoped.spans:
-                if not span.span_id:
-                    return  # log records that can be read as spans
-                parent = span.parent_span_id
-                yield span.span_id.hex(), "" if parent == _NO_SPAN else parent.hex()
-
-
-def _is_remote(span: SpanMessage) -> bool:
-    return bool(span.flags & _REMOTE and span.flags & _REMOTE_KNOWN)
+    for _, _, spans, _ in _scopes(message):
+        for span in spans:
+            if not span.span_id:
+                return  # log records that can be read as spans
+            yield span.span_id.hex(), _parent_id(span)
 
 
 def split(value: bytes, refused: list[Refused] | None = None) -> dict[str, bytes]:
@@ -180,23 +224,40 @@ def split(value: bytes, refused: list[Refused] | None = None) -> dict[str, bytes
     """
     message, bad = _message(value)
     _check_copies(message)
-    parts = _trace_parts(message) if isinstance(message, TracesData) else _log_parts(message)
+    outer, middle, inner = _LEVELS[type(message)]
+    parts: dict[bytes, Any] = {}
+    for resource, scoped, ones, _ in _scopes(message):
+        here: dict[bytes, Any] = {}
+        for one in ones:
+            trace_id = one.trace_id
+            rows = here.get(trace_id)
+            if rows is None:
+                if not any(trace_id):
+                    continue
+                part = getattr(parts.setdefault(trace_id, type(message)()), outer).add()
+                part.resource.CopyFrom(resource.resource)
+                part.schema_url = resource.schema_url
+                target = getattr(part, middle).add(schema_url=scoped.schema_url)
+                target.scope.CopyFrom(scoped.scope)
+                rows = here[trace_id] = getattr(target, inner)
+            rows.append(one)
     found = bad.refused(any_good=bool(parts))
     if found is not None and refused is not None:
         refused.append(found)
     if found is None and len(parts) == 1 and value[:1] == b"\n" and value.lstrip(_SPACE)[:1] not in (b"{", b"["):
-        return dict.fromkeys(parts, value)
-    return {trace_id: part.SerializeToString(deterministic=True) for trace_id, part in parts.items()}
+        return {name.hex(): value for name in parts}
+    return {name.hex(): part.SerializeToString(deterministic=True) for name, part in parts.items()}
 
 
-def _check_copies(message: TracesData | LogsData) -> None:
-    copied = 0
-    for each in message.resource_spans if isinstance(message, TracesData) else message.resource_logs:
-        size = each.resource.ByteSize() + len(each.schema_url)
-        for scoped in each.scope_spans if isinstance(message, TracesData) else each.scope_logs:
-            inside = scoped.spans if isinstance(message, TracesData) else scoped.log_records
-            traces = len({one.trace_id for one in inside})
-            copied += max(0, traces - 1) * (size + scoped.scope.ByteSize() + len(scoped.schema_url))
+def _check_copies(message: _Message) -> None:
+    copied = size = 0
+    last: Any = None
+    for resource, scoped, ones, _ in _scopes(message):
+        traces = len({one.trace_id for one in ones})
+        if traces > 1:
+            if resource is not last:
+                last, size = resource, resource.resource.ByteSize() + len(resource.schema_url)
+            copied += (traces - 1) * (size + scoped.scope.ByteSize() + len(scoped.schema_url))
     if copied > MAX_COPIED_BYTES:
         words = (
             f"taken apart by trace it has {copied} more bytes, because each trace gets its resource; "
@@ -205,108 +266,37 @@ def _check_copies(message: TracesData | LogsData) -> None:
         raise InvalidSpans("too_large", "", words)
 
 
-def _trace_parts(message: TracesData) -> dict[str, TracesData]:
-    parts: dict[bytes, TracesData] = {}
-    for resource in message.resource_spans:
-        for scoped in resource.scope_spans:
-            here: dict[bytes, Any] = {}
-            for span in scoped.spans:
-                target = here.get(span.trace_id)
-                if target is None:
-                    part = parts.setdefault(span.trace_id, TracesData()).resource_spans.add()
-                    part.resource.CopyFrom(resource.resource)
-                    part.schema_url = resource.schema_url
-                    target = here[span.trace_id] = part.scope_spans.add(schema_url=scoped.schema_url)
-                    target.scope.CopyFrom(scoped.scope)
-                target.spans.append(span)
-    return {trace_id.hex(): part for trace_id, part in parts.items()}
+def _parent_id(span: SpanMessage) -> str:
+    return "" if span.parent_span_id == _NO_SPAN else span.parent_span_id.hex()
 
 
-def _log_parts(message: LogsData) -> dict[str, LogsData]:
-    parts: dict[bytes, LogsData] = {}
-    for resource in message.resource_logs:
-        for scoped in resource.scope_logs:
-            here: dict[bytes, Any] = {}
-            for record in scoped.log_records:
-                if not any(record.trace_id):
-                    continue
-                target = here.get(record.trace_id)
-                if target is None:
-                    part = parts.setdefault(record.trace_id, LogsData()).resource_logs.add()
-                    part.resource.CopyFrom(resource.resource)
-                    part.schema_url = resource.schema_url
-                    target = here[record.trace_id] = part.scope_logs.add(schema_url=scoped.schema_url)
-                    target.scope.CopyFrom(scoped.scope)
-                target.log_records.append(record)
-    return {trace_id.hex(): part for trace_id, part in parts.items()}
+def _span(span: SpanMessage, place: str, resource: Mapping[str, Value], scope: str, url: str) -> Span:
+    attributes = _attributes(span.attributes, f"{place}.attributes")
+    events = [
+        SpanEvent(event.name, event.time_unix_nano, _attributes(event.attributes, f"{place}.events"))
+        for event in span.events
+        if event.name or event.attributes  # millions of empty ones fit into a record, and say nothing
+    ]
+    return Span(
+        span.trace_id.hex(), span.span_id.hex(), _parent_id(span), span.name, span.kind, span.start_time_unix_nano,
+        span.end_time_unix_nano, span.status.code, span.status.message, attributes, tuple(events), resource, scope, url,
+        span.dropped_attributes_count, bool(span.flags & _REMOTE and span.flags & _REMOTE_KNOWN),
+    )  # fmt: skip
 
 
-def _spans(message: TracesData, bad: _Bad) -> Iterator[Span]:
-    for number, resource in enumerate(message.resource_spans):
-        place = f"resourceSpans.{number}"
-        shared: dict[str, Value] = {}
-        problem: InvalidSpans | None = None
-        try:
-            shared = _attributes(resource.resource.attributes, f"{place}.resource.attributes")
-        except InvalidSpans as error:
-            problem = error
-        for scope_number, scoped in enumerate(resource.scope_spans):
-            url = scoped.schema_url or resource.schema_url
-            for span_number, span in enumerate(scoped.spans):
-                where = f"{place}.scopeSpans.{scope_number}.spans.{span_number}"
-                parent = span.parent_span_id
-                try:
-                    if problem is not None:
-                        raise problem
-                    yield Span(
-                        span.trace_id.hex(), span.span_id.hex(), "" if parent == _NO_SPAN else parent.hex(), span.name,
-                        span.kind, span.start_time_unix_nano, span.end_time_unix_nano, span.status.code,
-                        span.status.message, _attributes(span.attributes, f"{where}.attributes"),
-                        tuple(_events(span, f"{where}.events")),
-                        shared, scoped.scope.name, url, span.dropped_attributes_count,
-                        _is_remote(span),
-                    )  # fmt: skip
-                except InvalidSpans as error:
-                    bad.add(error, resource, scoped, span)
-
-
-def _events(span: SpanMessage, place: str) -> Iterator[SpanEvent]:
-    for event in span.events:
-        if event.name or event.attributes:  # millions of empty ones fit into a record, and say nothing
-            yield SpanEvent(event.name, event.time_unix_nano, _attributes(event.attributes, place))
-
-
-def _logs(message: LogsData, bad: _Bad) -> Iterator[LogEvent]:
-    for number, resource in enumerate(message.resource_logs):
-        place = f"resourceLogs.{number}"
-        shared: dict[str, Value] = {}
-        problem: InvalidSpans | None = None
-        try:
-            shared = _attributes(resource.resource.attributes, f"{place}.resource.attributes")
-        except InvalidSpans as error:
-            problem = error
-        for scope_number, scoped in enumerate(resource.scope_logs):
-            for record_number, record in enumerate(scoped.log_records):
-                if not any(record.trace_id):
-                    continue
-                where = f"{place}.scopeLogs.{scope_number}.logRecords.{record_number}"
-                try:
-                    if problem is not None:
-                        raise problem
-                    attributes = _attributes(record.attributes, f"{where}.attributes")
-                    name = record.event_name or attributes.get("event.name")
-                    yield LogEvent(
-                        record.trace_id.hex(), record.span_id.hex() if any(record.span_id) else "",
-                        name if isinstance(name, str) else "", record.time_unix_nano or record.observed_time_unix_nano,
-                        _value(record.body, f"{where}.body"), attributes, shared, scoped.scope.name,
-                    )  # fmt: skip
-                except InvalidSpans as error:
-                    bad.deep += 1
-                    bad.add(error, resource, scoped, record)
+def _log_event(record: LogRecord, place: str, resource: Mapping[str, Value], scope: str, _: str) -> LogEvent:
+    attributes = _attributes(record.attributes, f"{place}.attributes")
+    name = record.event_name or attributes.get("event.name")
+    return LogEvent(
+        record.trace_id.hex(), record.span_id.hex() if any(record.span_id) else "",
+        name if isinstance(name, str) else "", record.time_unix_nano or record.observed_time_unix_nano,
+        _value(record.body, f"{place}.body"), attributes, resource, scope,
+    )  # fmt: skip
 
 
 def _attributes(pairs: Iterable[KeyValue], place: str) -> dict[str, Value]:
-    return {pair.key: _value(pair.value, place) for pair in pairs}
+    # most values are texts: without the question which field is set, reading them takes half the time
+    return {pair.key: (value := pair.value).string_value or _value(value, place) for pair in pairs}
 
 
 def _value(value: AnyValue, place: str, depth: int = 0) -> Value:
@@ -329,15 +319,14 @@ def _check_depth(depth: int, place: str) -> None:
 
 
 class _Bad:
-    """The bad spans of a record, as they are found. `deep`: log records among them that are still in the message."""
+    """The bad spans of a record, as they are found."""
 
     def __init__(self) -> None:
         self.first: InvalidSpans | None = None
         self.count = 0
-        self.deep = 0
-        self._message: TracesData | LogsData | None = None
-        self._last: tuple[Any, Any] = (None, None)
-        self._scope: Any = None
+        self._message: _Message | None = None
+        self._resource: tuple[Any, Any] = (None, None)
+        self._scope: tuple[Any, Any] = (None, None)
         self._raw: list[bytes] = []
         self._documents: list[dict[str, Any]] = []
 
@@ -346,23 +335,14 @@ class _Bad:
         self._note(error, 1)
         if self._message is None:
             self._message = TracesData() if isinstance(one, SpanMessage) else LogsData()
-        logs = isinstance(self._message, LogsData)
-        if self._last[0] is not resource:
-            target = (
-                self._message.resource_logs if isinstance(self._message, LogsData) else self._message.resource_spans
-            ).add()
-            target.resource.CopyFrom(resource.resource)
-            target.schema_url = resource.schema_url
-            self._resource = target
-            self._last = (resource, None)
-        if self._last[1] is not scoped:
-            target = (self._resource.scope_logs if logs else self._resource.scope_spans).add(
-                schema_url=scoped.schema_url
-            )
-            target.scope.CopyFrom(scoped.scope)
-            self._scope = target
-            self._last = (resource, scoped)
-        (self._scope.log_records if logs else self._scope.spans).append(one)
+        outer, middle, inner = _LEVELS[type(self._message)]
+        if self._resource[0] is not resource:
+            self._resource = resource, getattr(self._message, outer).add(schema_url=resource.schema_url)
+            self._resource[1].resource.CopyFrom(resource.resource)
+        if self._scope[0] is not scoped:
+            self._scope = scoped, getattr(self._resource[1], middle).add(schema_url=scoped.schema_url)
+            self._scope[1].scope.CopyFrom(scoped.scope)
+        getattr(self._scope[1], inner).append(one)
 
     def add_raw(self, error: InvalidSpans, count: int, value: bytes) -> None:
         """Note what protobuf cannot read: a whole message around it."""
@@ -387,12 +367,13 @@ class _Bad:
             raise self.first
         if self._documents:
             text = json.dumps({self._outer: self._documents}, ensure_ascii=False, separators=(",", ":"))
+            text = _LONE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
             return Refused(self.first, self.count, text.encode("utf-8", "surrogateescape"))
         parsed = b"" if self._message is None else self._message.SerializeToString(deterministic=True)
         return Refused(self.first, self.count, b"".join([parsed, *self._raw]))  # messages one after another are one
 
 
-def _message(value: bytes) -> tuple[TracesData | LogsData, _Bad]:
+def _message(value: bytes) -> tuple[_Message, _Bad]:
     """Return a record as a message whose ids are complete, and what is bad in it. Raises InvalidSpans."""
     text = value.lstrip(_SPACE)
     bad = _Bad()
@@ -409,15 +390,17 @@ def _message(value: bytes) -> tuple[TracesData | LogsData, _Bad]:
     return message, bad
 
 
-def _from_protobuf(value: bytes, bad: _Bad) -> TracesData | LogsData:
+def _from_protobuf(value: bytes, bad: _Bad) -> _Message:
     """Traces and logs have the same outer shape, but a log record has no field that a span's ids could be read from."""
     _check_fields(value)
     traces, logs = TracesData(), LogsData()
     try:
         traces.ParseFromString(value)
-        spans = [span for each in traces.resource_spans for scoped in each.scope_spans for span in scoped.spans]
+        spans = [span for _, _, ones, _ in _scopes(traces) for span in ones]
         if not spans or any(span.trace_id or span.span_id for span in spans):
-            _refuse_other(traces, value)
+            if value and not traces.resource_spans:
+                words = "protobuf, but not OTLP; the exporter's encoding is otlp_proto or otlp_json"
+                raise InvalidSpans("not_otlp", "", words)
             return traces
     except DecodeError:
         pass
@@ -425,23 +408,17 @@ def _from_protobuf(value: bytes, bad: _Bad) -> TracesData | LogsData:
         logs.ParseFromString(value)
     except DecodeError:
         return _read_singly(value, bad)
-    records = [record for each in logs.resource_logs for scoped in each.scope_logs for record in scoped.log_records]
+    records = [record for _, _, ones, _ in _scopes(logs) for record in ones]
     if not any(each.trace_id or each.time_unix_nano or each.observed_time_unix_nano for each in records):
         raise InvalidSpans("not_otlp", "", "protobuf, but neither spans nor log records; point the exporter at traces")
     return logs
 
 
-def _refuse_other(traces: TracesData, value: bytes) -> None:
-    """Refuse what is some protobuf message, but holds no spans although it has bytes."""
-    if value and not traces.resource_spans:
-        raise InvalidSpans("not_otlp", "", "protobuf, but no OTLP; the exporter's encoding is otlp_proto or otlp_json")
-
-
-def _read_singly(value: bytes, bad: _Bad) -> TracesData | LogsData:
+def _read_singly(value: bytes, bad: _Bad) -> _Message:
     """Return what protobuf can read of a record if each span is read alone. Raises InvalidSpans."""
     unreadable = InvalidSpans(
         "not_otlp", "",
-        "no OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json",
+        "not OTLP: cut off, not UTF-8, or in another encoding; the exporter's encoding is otlp_proto or otlp_json",
     )  # fmt: skip
     for message in (TracesData(), LogsData()):
         found = _Bad()
@@ -455,50 +432,47 @@ def _read_singly(value: bytes, bad: _Bad) -> TracesData | LogsData:
     raise unreadable
 
 
-def _read_resources(value: bytes, message: TracesData | LogsData, bad: _Bad) -> bool:
+def _read_resources(value: bytes, message: _Message, bad: _Bad) -> bool:
     """Read a message span by span; return whether one has ids. Raises _CutOffError."""
     good = False
-    logs = isinstance(message, LogsData)
+    (outer_name, middle, inner_name), names = _LEVELS[type(message)], _PLACES[type(message)]
     for number, resource in enumerate(_inner(value, 0, len(value), 1)[1]):
         head, scopes = _inner(value, *resource, 2)
-        outer = (message.resource_logs if isinstance(message, LogsData) else message.resource_spans).add()
-        kept, reason = _parses(outer, head)
+        outer = getattr(message, outer_name).add()
+        reason = _unreadable(outer, head)
         rest: list[bytes] = []
         for scope_number, scope in enumerate(scopes):
             scope_head, spans = _inner(value, *scope, 2)
-            inner = (outer.scope_logs if logs else outer.scope_spans).add()
-            ok, why = _parses(inner, scope_head)
+            inner = getattr(outer, middle).add()
+            why = _unreadable(inner, scope_head)
+            rows = getattr(inner, inner_name)
             lost: list[bytes] = []
             for span_number, (start, end) in enumerate(spans):
-                one = (inner.log_records if logs else inner.spans).add()
-                read, what = _parses(one, value[start:end])
-                if kept and ok and read:
+                one = rows.add()
+                if not (words := _unreadable(one, value[start:end]) or why or reason):
                     good = good or bool(one.trace_id)
                     continue
-                del (inner.log_records if logs else inner.spans)[-1]
+                del rows[-1]
                 lost.append(_field(2, value[start:end]))
-                names = (
-                    ("resourceLogs", "scopeLogs", "logRecords") if logs else ("resourceSpans", "scopeSpans", "spans")
-                )
                 place = f"{names[0]}.{number}.{names[1]}.{scope_number}.{names[2]}.{span_number}"
-                words = next(each for each in (reason, why, what) if each)
                 bad.add_raw(InvalidSpans("not_otlp", place, words), 1, b"")
             if lost:
                 rest.append(_field(2, scope_head + b"".join(lost)))
         if rest:
             bad.add_raw(bad.first or InvalidSpans("not_otlp", "", ""), 0, _field(1, head + b"".join(rest)))
-        if not kept:
+        if reason:
             outer.Clear()
     return good
 
 
-def _parses(message: Any, value: bytes) -> tuple[bool, str]:
+def _unreadable(message: Any, value: bytes) -> str:
+    """Read a message; return "", or why it cannot be read."""
     try:
         message.ParseFromString(value)
     except DecodeError:
         message.Clear()
-        return False, "a text that is not UTF-8, or too many levels of values; the other spans of the record are read"
-    return True, ""
+        return "a text that is not UTF-8, or too many levels of values; the other spans of the record are read"
+    return ""
 
 
 class _CutOffError(ValueError):
@@ -593,29 +567,19 @@ def _check_fields(value: bytes, count: Callable[[bytes], int] = fields_in) -> No
         raise InvalidSpans("too_large", "", words)
 
 
-def _take_out_bad_ids(message: TracesData | LogsData, bad: _Bad) -> None:
+def _take_out_bad_ids(message: _Message, bad: _Bad) -> None:
     """Take what has wrong ids out of a message."""
-    logs = isinstance(message, LogsData)
-    for number, resource in enumerate(
-        message.resource_logs if isinstance(message, LogsData) else message.resource_spans
-    ):
-        for scope_number, scoped in enumerate(resource.scope_logs if logs else resource.scope_spans):
-            inside = scoped.log_records if logs else scoped.spans
-            right = _has_log_ids if logs else _has_span_ids
-            wrong = [position for position, one in enumerate(inside) if not right(one)]
-            for position in wrong:
-                if logs:
-                    place = f"resourceLogs.{number}.scopeLogs.{scope_number}.logRecords.{position}"
-                    error = InvalidSpans("invalid_value", place, LOG_IDS)
-                else:
-                    place = f"resourceSpans.{number}.scopeSpans.{scope_number}.spans.{position}"
-                    error = InvalidSpans("invalid_value", place, SPAN_IDS)
-                bad.add(error, resource, scoped, inside[position])
-            if wrong:
-                out = set(wrong)
-                good = [one for position, one in enumerate(inside) if position not in out]
-                del inside[:]
-                inside.extend(good)
+    right: Callable[[Any], bool]
+    right, words = (_has_span_ids, SPAN_IDS) if isinstance(message, TracesData) else (_has_log_ids, LOG_IDS)
+    for resource, scoped, ones, place in _scopes(message):
+        good = [one for one in ones if right(one)]
+        if len(good) == len(ones):
+            continue
+        for position, one in enumerate(ones):
+            if not right(one):
+                bad.add(InvalidSpans("invalid_value", f"{place}.{position}", words), resource, scoped, one)
+        del ones[:]
+        ones.extend(good)
 
 
 SPAN_IDS: Final = "a span needs a traceId of 16 bytes and a spanId of 8, not all of them 0"
@@ -624,7 +588,7 @@ LOG_IDS: Final = "a traceId has 16 bytes and a spanId 8, or they are absent"
 
 def _has_span_ids(span: SpanMessage) -> bool:
     sized = len(span.trace_id) == 16 and len(span.span_id) == 8 and len(span.parent_span_id) in (0, 8)
-    return sized and any(span.trace_id) and any(span.span_id)
+    return sized and span.trace_id != _NO_TRACE and span.span_id != _NO_SPAN
 
 
 def _has_log_ids(record: LogRecord) -> bool:
@@ -634,7 +598,7 @@ def _has_log_ids(record: LogRecord) -> bool:
 # JSON
 
 
-def _from_json(text: bytes, bad: _Bad) -> TracesData | LogsData:
+def _from_json(text: bytes, bad: _Bad) -> _Message:
     _check_fields(text, lambda text: text.count(b"{") + text.count(b"["))
     try:
         document = msgspec.json.decode(text)
@@ -667,13 +631,11 @@ def _with_wrong_bytes(text: bytes, error: UnicodeDecodeError) -> Any:
     return document
 
 
-def _resources_from_json(document: dict[str, Any], message: TracesData | LogsData, bad: _Bad) -> TracesData | LogsData:
-    logs = isinstance(message, LogsData)
-    outer, middle, inner = (
-        ("resourceLogs", "scopeLogs", "logRecords") if logs else ("resourceSpans", "scopeSpans", "spans")
-    )
+def _resources_from_json(document: dict[str, Any], message: _Message, bad: _Bad) -> _Message:
+    (outer_name, middle_name, inner_name), (outer, middle, inner) = _LEVELS[type(message)], _PLACES[type(message)]
+    fill: Callable[..., None] = _fill_span if isinstance(message, TracesData) else _fill_log
     for place, each in _items(document, outer, ""):
-        target = (message.resource_logs if isinstance(message, LogsData) else message.resource_spans).add()
+        target = getattr(message, outer_name).add()
         lost: list[Any] = []
         count, first = 0, None
         try:
@@ -686,7 +648,7 @@ def _resources_from_json(document: dict[str, Any], message: TracesData | LogsDat
             bad.add_document(_refusal(error, place), _count(each, middle, inner), outer, each)
             continue
         for scope_place, scoped in scopes:
-            scope = (target.scope_logs if logs else target.scope_spans).add()
+            scope = getattr(target, middle_name).add()
             wrong: list[Any] = []
             try:
                 inside = _as_object(scoped, scope_place)
@@ -699,11 +661,10 @@ def _resources_from_json(document: dict[str, Any], message: TracesData | LogsDat
                 count += _count({middle: [scoped]}, middle, inner)
                 lost.append(scoped)
                 continue
-            rows = scope.log_records if logs else scope.spans
+            rows = getattr(scope, inner_name)
             for one_place, one in ones:
-                row = rows.add()
                 try:
-                    (_fill_log if logs else _fill_span)(row, _as_object(one, one_place), one_place)
+                    fill(rows.add(), _as_object(one, one_place), one_place)
                 except (InvalidSpans, UnicodeEncodeError) as error:
                     del rows[-1]
                     first = first or _refusal(error, one_place)

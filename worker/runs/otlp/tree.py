@@ -8,46 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias
+from typing import TypeAlias
 
+from worker.runs.fields import plain
+from worker.runs.otlp.dialects import Kind, kind_of, said_name, span_name, tool_name
 from worker.runs.otlp.spans import LogEvent, Span, Value
 
 Identity: TypeAlias = tuple[str, int]
-
-Kind = Literal["model", "tool", "agent", "chain", "other"]
-
-_OPERATIONS: Final[dict[str, Kind]] = {
-    "chat": "model", "generate_content": "model", "text_completion": "model", "execute_tool": "tool",
-    "invoke_agent": "agent", "invoke_workflow": "agent", "create_agent": "other", "embeddings": "other",
-}  # fmt: skip
-
-_OPENINFERENCE: Final[dict[str, Kind]] = {"LLM": "model", "TOOL": "tool", "AGENT": "agent", "CHAIN": "chain"}
-
-_TRACELOOP: Final[dict[str, Kind]] = {"tool": "tool", "workflow": "agent", "agent": "agent", "task": "other"}
-
-_LANGCHAIN: Final = "openinference.instrumentation.langchain"
-"""Its AGENT spans are nodes of a graph, one for each turn; the run is the CHAIN above them."""
-
-
-def kind_of(span: Span) -> Kind:
-    """Return what a span is, by the attributes of the conventions."""
-    found = span.attributes
-    operation = found.get("gen_ai.operation.name")
-    if isinstance(operation, str) and operation in _OPERATIONS:
-        return _OPERATIONS[operation]
-    kind = found.get("openinference.span.kind")
-    if isinstance(kind, str):
-        known = _OPENINFERENCE.get(kind.upper(), "other")
-        return "chain" if known == "agent" and span.scope == _LANGCHAIN else known
-    kind = found.get("traceloop.span.kind")
-    if isinstance(kind, str):
-        return _TRACELOOP.get(kind, "other")
-    if "gen_ai.tool.name" in found:
-        return "tool"
-    if "llm.request.type" in found or "gen_ai.request.model" in found or "gen_ai.output.messages" in found:
-        return "model"
-    flattened = ("gen_ai.completion.", "gen_ai.prompt.", "llm.output_messages.")
-    return "model" if any(name.startswith(flattened) for name in found) else "other"
 
 
 def ordered(spans: Iterable[Span]) -> list[Span]:
@@ -100,11 +67,14 @@ def is_complete(links: Iterable[tuple[str, str]]) -> bool:
 class Run:
     """The spans of one run, each list by start. `agent`: its topmost span; None where no span says where it begins.
 
-    `inside`: for a model's span that lies below another one, which describes the same call, the upper one's id.
+    `tool`: the tool's span that it lies below; `upper`: the run of the other agent that its agent lies directly below.
+    `inside`: for a model's span that lies below other ones, which describe the same call, the topmost one's id; for a
+    tool's span below one of the same tool, that one's.
     """
 
     agent: Span | None
-    inside_tool: bool
+    tool: Span | None = None
+    upper: Run | None = None
     models: list[Span] = field(default_factory=list)
     tools: list[Span] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -115,15 +85,29 @@ class Run:
         """The span that stands for the run."""
         return self.agent or self.spans[0]
 
+    def take(self, other: Run) -> None:
+        """Take the spans of another run, which is part of this one."""
+        for name in ("models", "tools", "spans"):
+            both = getattr(self, name) + getattr(other, name)
+            setattr(self, name, sorted(both, key=lambda span: (span.start_ns, -span.end_ns, span.span_id)))
+        self.inside |= other.inside
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a span lies: below which tool, below or at which topmost agent, and below which model's span."""
+    """Where a span lies: below which tool, below or at which agent, and below which model's span.
+
+    `border`: the tool below which its children lie if it is a tool's span itself. `name`: of the nearest agent that has
+    one. `upper`: the agent above the span's own one.
+    """
 
     tool: str
     agent: str
     model: str
     orphan: bool
+    border: str = ""
+    name: str = ""
+    upper: str = ""
 
 
 def runs_of(spans: Sequence[Span]) -> list[Run]:
@@ -131,12 +115,15 @@ def runs_of(spans: Sequence[Span]) -> list[Run]:
     by_id = {span.span_id: span for span in spans}
     kinds = {span.span_id: kind_of(span) for span in spans}
     places = _places(spans, by_id, kinds)
+    lost = _below_lost_spans(spans, places, by_id)
     runs: dict[tuple[str, str], Run] = {}
     for span in spans:
         place = places[span.span_id]
+        if span.span_id in lost:
+            place = replace(place, agent=lost[span.span_id])
         run = runs.get((place.tool, place.agent))
         if run is None:
-            run = runs[place.tool, place.agent] = Run(by_id.get(place.agent), bool(place.tool))
+            run = runs[place.tool, place.agent] = Run(by_id.get(place.agent), by_id.get(place.tool))
         run.spans.append(span)
         if kinds[span.span_id] == "model":
             run.models.append(span)
@@ -144,13 +131,36 @@ def runs_of(spans: Sequence[Span]) -> list[Run]:
                 run.inside[span.span_id] = place.model
         elif kinds[span.span_id] == "tool":
             run.tools.append(span)
+            if place.border != span.span_id:
+                run.inside[span.span_id] = place.border
+    for (tool, agent), run in runs.items():
+        run.upper = runs.get((tool, places[agent].upper)) if agent and places[agent].upper else None
     return [run for run in runs.values() if _is_run(run, kinds)]
+
+
+def _below_lost_spans(spans: Sequence[Span], places: dict[str, _Place], by_id: dict[str, Span]) -> dict[str, str]:
+    """Return the agent of spans whose parent was lost: the trace's only one, if they ran while it did.
+
+    Some libraries do not end their own span when the model's call fails.
+    """
+    agents = {place.agent for place in places.values()} - {""}
+    agent = by_id[agents.pop()] if len(agents) == 1 else None
+    if agent is None:
+        return {}
+    return {
+        span.span_id: agent.span_id
+        for span in spans
+        if not places[span.span_id].agent
+        and not places[span.span_id].tool
+        and places[span.span_id].orphan
+        and agent.start_ns <= span.start_ns <= span.end_ns <= agent.end_ns
+    }
 
 
 def _is_run(run: Run, kinds: dict[str, Kind]) -> bool:
     if run.models or (run.agent is not None and kinds[run.agent.span_id] == "agent"):
         return True
-    return bool(run.tools) and not run.inside_tool
+    return bool(run.tools) and run.tool is None
 
 
 def _places(spans: Sequence[Span], by_id: dict[str, Span], kinds: dict[str, Kind]) -> dict[str, _Place]:
@@ -169,21 +179,35 @@ def _places(spans: Sequence[Span], by_id: dict[str, Span], kinds: dict[str, Kind
             each = path[index]
             parent = by_id.get(each.parent_id) if index < circle else None
             above = places.get(parent.span_id) if parent is not None else None
-            places[each.span_id] = _place(each, kinds, parent, above)
+            place = _place(each, kinds, parent, above)
+            if kinds[each.span_id] == "tool" and place.tool and not place.agent and _is_same(each, by_id[place.tool]):
+                place = replace(places[place.tool], border=place.tool)
+            places[each.span_id] = place
     return places
+
+
+def _is_same(tool: Span, above: Span) -> bool:
+    """Return whether two libraries describe one call of a tool, one below the other."""
+    return plain(tool_name(tool)) == plain(tool_name(above))
 
 
 def _place(span: Span, kinds: dict[str, Kind], parent: Span | None, above: _Place | None) -> _Place:
     kind = kinds[span.span_id]
-    if parent is None or above is None:
-        orphan = span.parent_id != ""
-        tool = agent = model = ""
-    else:
-        below_tool = kinds[parent.span_id] == "tool"
+    tool = agent = model = name = upper = ""
+    orphan = span.parent_id != ""
+    if parent is not None and above is not None:
         orphan = above.orphan
-        tool = parent.span_id if below_tool else above.tool
-        agent = "" if below_tool else above.agent
-        model = "" if below_tool else parent.span_id if kinds[parent.span_id] == "model" else above.model
-    if not agent and (kind == "agent" or (kind == "chain" and not orphan)):
+        if kinds[parent.span_id] == "tool":
+            tool = above.border
+        else:
+            tool, agent, name, upper = above.tool, above.agent, above.name, above.upper
+            model = above.model or (parent.span_id if kinds[parent.span_id] == "model" else "")
+    border = span.span_id if kind == "tool" else ""
+    if kind == "agent":
+        own = plain(said_name([span]) or span_name(span))
+        if not agent or (own and name and own != name):
+            agent, upper = span.span_id, agent
+        name = own or name
+    elif kind == "chain" and not agent and not orphan:
         agent = span.span_id
-    return _Place(tool, agent, model, orphan)
+    return _Place(tool, agent, model, orphan, border, name, upper)

@@ -1,0 +1,302 @@
+"""`kp-worker publish --follow DIR`: the requests in session files become traces, each exactly once.
+
+A published request has a mark on the topic `<group>-followed`, written in the same transaction as its trace. The mark
+also says how far the session's file was read, so that a restart need not read it all; what is read twice is not
+published twice, because its request has a mark.
+
+The order of steps carries the guarantee:
+ 1. start the producer `<group>-follow-<hash of the name>`: this aborts what a killed run left open, and fences one that
+    still runs under the same name;
+ 2. read the marks, up to their end;
+ 3. read the files from there on; publish the requests that are closed and have no mark, a transaction at a time:
+    a. begin, b. send traces and marks and await every acknowledgement, c. commit.
+Killed anywhere before 3c has taken effect, a transaction is invisible, and its requests have no mark; after it, traces
+and marks are both there. Whatever Kafka does not do (a broker is away, a transaction cannot be committed) leads back to
+step 1, and nothing is kept but the marks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
+
+from worker.commands.publish.send import KeyField, key_of
+from worker.commands.publish.session_files import Closed, SessionFiles, read_position
+from worker.commands.shared.console import errors_for_the_user
+from worker.commands.shared.marks import (
+    MarkedBatch,
+    MarkedRecord,
+    followed_topic,
+    needed_marks_topic,
+    read_marks,
+    written,
+)
+from worker.commands.shared.run_options import Options
+from worker.commands.shared.run_traces import KEY_ROOM, fitted, trace_of_request
+from worker.commands.shared.session import Session, SessionError, Topic, run_session
+from worker.config import Settings
+from worker.core.findings import Clean
+from worker.core.records import exact_size
+from worker.core.terminal import number_of
+from worker.core.trace import InvalidTrace, parse_trace
+from worker.kafka.cluster.connections import UnreachableError
+from worker.kafka.cluster.describe import current_limit
+from worker.kafka.cluster.errors import error_text
+from worker.kafka.writing.producer import Producer, PublishError
+from worker.kafka.writing.rows import OutputTopic, Row, key_partition
+from worker.kafka.writing.transaction import run_transaction
+from worker.observe import logs
+from worker.runs.fields import RunRefused, fault
+from worker.runs.sessions.said import Format
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 1.0
+"""Pause between two looks at the files."""
+
+LOOK_SHARE: Final = 20
+LONGEST_POLL_SECONDS: Final = 10.0
+"""A look at many files takes long; the pause after it is so many times as long, up to the longest one."""
+
+AGAIN_SECONDS: Final = 5.0
+"""Pause before all begins again, after Kafka has failed."""
+
+MAX_REQUESTS: Final = 500
+MAX_BYTES: Final = 8 << 20
+"""Most requests and bytes of one transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The folder to follow, and how. `name`: two processes with the same name are one, and the later one goes on alone.
+
+    `clean` redacts a trace; None: none is redacted.
+    """
+
+    folder: Path
+    form: Format
+    options: Options
+    topic: str
+    key: KeyField
+    clean: Clean | None
+    idle_seconds: float
+    name: str
+
+
+@dataclass(slots=True)
+class Counts:
+    """This process's work: requests published, refused, and left out because they have a mark."""
+
+    published: int = 0
+    refused: int = 0
+    repeated: int = 0
+    redactions: Counter[str] = field(default_factory=Counter)
+
+
+def default_name(folder: Path) -> str:
+    """Return the name of a process that follows a folder: this machine's and the folder's."""
+    return f"{socket.gethostname()}:{folder.resolve()}"
+
+
+def run_follow(settings: Settings, followed: Followed) -> None:
+    """Follow a folder until SIGTERM or SIGINT. Raises CommandError."""
+    with errors_for_the_user():
+        session = Session(settings)
+        logs.configure(settings.log_level, settings.log_format)
+        run_session(_until_stopped(session, followed))
+
+
+async def _until_stopped(session: Session, followed: Followed) -> None:
+    """Follow until asked to stop; what is on its way then is finished. Raises ConfigError, SessionError."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    counts = Counts()
+    work = asyncio.create_task(_keep_following(session, followed, counts, stop))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    await asyncio.wait({work}, timeout=session.settings.shutdown_timeout_seconds)
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work})
+        raise SessionError(
+            "stopping took longer than KP_SHUTDOWN_TIMEOUT_SECONDS; a restart publishes the uncommitted requests"
+        )
+    work.result()
+    log.info("stopped: %s", _words(counts))
+
+
+async def _keep_following(session: Session, followed: Followed, counts: Counts, stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        try:
+            await _follow(session, followed, counts, stop)
+        except (ProducerFenced, InvalidProducerEpoch) as error:
+            raise SessionError(
+                f"another process follows under the name {followed.name!r} and has taken over; this one stops (--name)"
+            ) from error
+        except UnreachableError as error:
+            if error.final:
+                raise
+            await _pause(str(error), stop)
+        except (KafkaError, PublishError, SessionError, TimeoutError) as error:
+            await _pause(error_text(error), stop)
+
+
+async def _pause(why: str, stop: asyncio.Event) -> None:
+    log.warning("%s; starting again from the last commit", why)
+    await _wait(stop, AGAIN_SECONDS)
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)
+
+
+async def _follow(session: Session, followed: Followed, counts: Counts, stop: asyncio.Event) -> None:
+    """Do the steps of the module's head, until asked to stop. Raises KafkaError, PublishError, SessionError."""
+    settings = session.settings
+    (target,) = await session.existing(followed.topic)
+    marks = await needed_marks_topic(session, followed_topic(settings))
+    name = sha256(followed.name.encode("utf-8", "replace")).hexdigest()[:16]
+    producer = Producer(session.client, f"{settings.group_id}-follow-{name}", settings.transaction_timeout_seconds)
+    async with session.connected(producer):  # 1
+        published, positions = await _read_marks(session, marks)  # 2
+        files = SessionFiles(
+            followed.folder, followed.form, positions, followed.idle_seconds, settings.max_message_bytes
+        )
+        log.info(
+            "following %s as %s; requests that group %s has published: %d",
+            followed.folder, followed.name, settings.group_id, len(published),
+        )  # fmt: skip
+        follower = _Follower(session, followed, producer, written(target), written(marks), published, counts)
+        while not stop.is_set():  # 3
+            began = time.monotonic()
+            for closed in files.poll(time.time(), began):
+                for each in closed:
+                    await follower.add(each)
+                await asyncio.sleep(0)
+                if stop.is_set():
+                    break
+            await follower.commit()
+            took = time.monotonic() - began
+            await _wait(stop, min(max(POLL_SECONDS, LOOK_SHARE * took), LONGEST_POLL_SECONDS))
+
+
+async def _read_marks(session: Session, marks: Topic) -> tuple[set[bytes], dict[str, bytes]]:
+    """Return the keys of all published requests, and the latest position in each file."""
+    published: set[bytes] = set()
+    positions: dict[str, bytes] = {}
+    async with session.connected(session.reader()) as reader:
+        async for mark in read_marks(session, reader, marks):
+            published.add(_digest(mark.key))
+            if (file := read_position(mark.value or b"")) is not None:
+                positions[file] = mark.value
+    return published, positions
+
+
+def _digest(key: bytes | None) -> bytes:
+    """Return what is kept of a request's key: there may be many."""
+    return sha256(key or b"").digest()[:16]
+
+
+class _Follower:
+    """Collects closed requests, and commits them as traces with their marks."""
+
+    def __init__(
+        self, session: Session, followed: Followed, producer: Producer, target: OutputTopic, marks: OutputTopic,
+        published: set[bytes], counts: Counts,
+    ) -> None:  # fmt: skip
+        self._limits = session.settings.limits
+        self._limit_of = partial(current_limit, session.client)
+        self._followed = followed
+        self._producer = producer
+        self._target = target
+        self._marks = marks
+        self._published = published
+        self._counts = counts
+        self._batch: list[tuple[Closed, MarkedRecord, Mapping[str, int]]] = []
+        self._bytes = 0
+
+    async def add(self, closed: Closed) -> None:
+        """Add a request unless it has a mark, and commit when enough are there."""
+        digest = _digest(closed.request.key.encode())
+        if digest in self._published:
+            self._counts.repeated += 1
+            return
+        self._published.add(digest)
+        row: Row | None = None
+        found: Mapping[str, int] = {}
+        try:
+            row, found = self._row(closed)
+        except (RunRefused, InvalidTrace) as error:
+            self._refuse(closed, str(error))
+        except Exception as error:  # no request may stop the others
+            log.exception("%s: no trace could be made of a request", closed.path)
+            self._refuse(closed, str(fault(error)))
+        key = closed.request.key.encode() if row is None or row[0] is None else row[0]
+        mark = closed.request.key.encode(), closed.position
+        record = MarkedRecord(row, self._target, key_partition(key, self._target.partitions), mark)
+        self._batch.append((closed, record, found))
+        self._bytes += len(closed.position) + (0 if row is None else len(row[1] or b""))
+        if len(self._batch) >= MAX_REQUESTS or self._bytes >= MAX_BYTES:
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Commit the collected requests, in one transaction. After any error it is unknown whether it was committed."""
+        if not self._batch:
+            return
+        batch, self._batch, self._bytes = self._batch, [], 0
+        contents = MarkedBatch([record for _, record, _ in batch], self._marks, keep_marks=True)
+        await run_transaction(self._producer, contents, self._limit_of)  # 3a to 3c
+        for position, (closed, record, redactions) in enumerate(batch):
+            if (why := contents.refused.get(position)) is not None:
+                self._refuse(closed, f"topic {self._target.name} refuses it: {why.name}; {why.advice}")
+            elif record.row is not None:
+                self._counts.published += 1
+                self._counts.redactions.update(redactions)
+        log.info("%s", _words(self._counts))
+
+    def _row(self, closed: Closed) -> tuple[Row, Mapping[str, int]]:
+        """Return the record of a request's trace, and its redactions. Raises RunRefused, InvalidTrace."""
+        most = min(self._limits.max_bytes, self._target.max_bytes) - KEY_ROOM
+        trace, _ = trace_of_request(closed.request, self._followed.options, most)
+        found: Mapping[str, int] = {}
+        if self._followed.clean is not None:
+            trace, found = self._followed.clean(trace)
+            trace, _ = fitted(trace, most)  # a marker may be longer than what it stands for
+        key = key_of(trace, self._followed.key)
+        parse_trace(trace, replace(self._limits, max_bytes=self._limits.max_bytes - len(key or b"")))
+        if exact_size(key, trace, []) > self._target.max_bytes:
+            raise RunRefused(
+                "too_large",
+                f"{len(trace)} bytes are too large for the topic, whose max.message.bytes is {self._target.max_bytes}; "
+                "--max-content cuts long steps",
+            )
+        return (key, trace, None, []), found
+
+    def _refuse(self, closed: Closed, why: str) -> None:
+        self._counts.refused += 1
+        log.warning("%s: the request at byte %d is not published: %s", closed.path, closed.request.first, why)
+
+
+def _words(counts: Counts) -> str:
+    """Say what was done."""
+    words = f"{number_of(counts.published, 'request')} published"
+    words += f", {counts.refused} refused" if counts.refused else ""
+    words += f", {counts.repeated} found again and left out" if counts.repeated else ""
+    redacted = ", ".join(f"{count} {kind}" for kind, count in counts.redactions.items())
+    return words + (f"; redacted: {redacted}" if redacted else "")

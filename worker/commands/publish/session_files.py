@@ -1,0 +1,328 @@
+"""The session files of a folder, read as they grow: which requests of the user are closed, and where to go on.
+
+It knows neither Kafka nor a clock. What is already published it may return again, always with the same key: a file is
+read anew from its beginning wherever its position does not fit it (truncated, replaced, unknown).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from worker.commands.shared.json_lines import CHUNK_BYTES, Line, LineSplitter, line_limit
+from worker.runs.fields import RunRefused, fault
+from worker.runs.sessions.said import Format
+from worker.runs.sessions.session import Request, Session
+
+log = logging.getLogger(__name__)
+
+SUFFIX: Final = ".jsonl"
+
+CHECKED_BYTES: Final = 256
+"""Bytes before a position that are compared: the end of a session's line, with its ids and its time."""
+
+NO_POSITION: Final = b"{}"
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where to go on in a file: at byte `next`, with the session's `context`, if `check` is what stands before it.
+
+    `file` is its name without folders: sessions have unique names, and may be moved.
+    """
+
+    file: str
+    next: int
+    check: str
+    context: dict[str, Any]
+
+
+_position: Final = msgspec.json.Decoder(Position)
+
+
+class Closed(NamedTuple):
+    """A request that changes no more, and the position behind it (JSON; NO_POSITION: other requests belong before it).
+
+    `path`: of its file, for messages.
+    """
+
+    request: Request
+    path: str
+    position: bytes
+
+
+@dataclass(slots=True)
+class _File:
+    """A session file. `session` is None unless it is being read; `at`: behind the last line that was fed.
+
+    `seen`: device, inode, size and time of change (ns) when it was read last. `grew_at`: when it was seen to change.
+    `lost`: requests that were open when the file ceased to be what it was.
+    """
+
+    path: str
+    session: Session | None = None
+    at: int = 0
+    check: str = ""
+    seen: tuple[int, int, int, int] | None = None
+    grew_at: float = 0.0
+    lost: list[Request] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
+
+
+class SessionFiles:
+    """The session files below `folder`. Each call of `poll` reads what is new in them.
+
+    `positions`: by the files' names, as in `Closed.position`. `idle_seconds`: how long nothing may be written before
+    an open request closes. `largest_trace`: KP_MAX_MESSAGE_BYTES, which limits a line, and what is kept of a request.
+    """
+
+    def __init__(
+        self, folder: Path, form: Format, positions: Mapping[str, bytes], idle_seconds: float, largest_trace: int
+    ) -> None:
+        self._folder = os.fspath(folder)
+        self._form = form
+        self._positions = dict(positions)
+        self._idle_seconds = idle_seconds
+        self._largest_trace = largest_trace
+        self._files: dict[str, _File] = {}
+        self._unreadable: set[str] = set()
+
+    @property
+    def count(self) -> int:
+        """Return how many files the last `poll` found."""
+        return len(self._files)
+
+    def poll(self, now: float, clock: float) -> Iterator[list[Closed]]:
+        """Yield the requests that are closed, in their order, some or none at a time.
+
+        `now`: seconds since 1970; `clock`: seconds of a monotonic clock. Files that cannot be read are logged and tried
+        again at the next call.
+        """
+        found = self._scan()
+        gone = self._recognise(found)
+        for path, status in found.items():
+            file = self._files[path]
+            try:
+                if file.seen != _seen(status):
+                    file.grew_at = clock
+                    yield from self._read(file)
+                if file.session is not None and max(now - status.st_mtime, clock - file.grew_at) >= self._idle_seconds:
+                    yield self._close(file)
+            except OSError as error:
+                file.session = None  # read again from its position
+                self._tell(file, f"cannot be read: {error.strerror}", "unreadable")
+            else:
+                file.told.discard("unreadable")
+        for file in gone:  # it may come back, as after a folder was not there for a moment
+            if file.session is None or clock - file.grew_at >= self._idle_seconds:
+                open_until_now = [] if file.session is None else file.session.close()
+                yield [Closed(request, file.path, NO_POSITION) for request in (*file.lost, *open_until_now)]
+                del self._files[file.path]
+
+    def _scan(self) -> dict[str, os.stat_result]:
+        """Return the files, the one that was written first before the others, and those of sub-agents at the end.
+
+        A fork of Claude Code repeats its parent's requests, which are to be published as the parent's.
+        """
+        found: dict[str, os.stat_result] = {}
+        folders = [self._folder]
+        while folders:
+            folder = folders.pop()
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(entry.path)
+                        elif entry.name.endswith(SUFFIX):
+                            with suppress(OSError):  # it is gone, or a link to nothing
+                                if stat.S_ISREG((status := os.stat(entry.path)).st_mode):
+                                    found[entry.path] = status
+            except OSError as error:
+                if folder not in self._unreadable:
+                    self._unreadable.add(folder)
+                    log.warning("%s cannot be read: %s; trying again", _shown(folder), error.strerror)
+            else:
+                self._unreadable.discard(folder)
+        return dict(sorted(found.items(), key=lambda item: (_is_of_sub_agent(item[0]), item[1].st_mtime_ns, item[0])))
+
+    def _recognise(self, found: Mapping[str, os.stat_result]) -> list[_File]:
+        """Take up what was found, the same file under whatever name; return the files that are gone."""
+        before, self._files = self._files, {}
+        same = {file.seen[:2]: file for file in before.values() if file.seen is not None}
+        for path, status in found.items():
+            file = same.get((status.st_dev, status.st_ino))
+            if file is not None and file.path in before and (file.path == path or _goes_on(file, path)):
+                del before[file.path]
+                file.path = path
+                self._files[path] = file
+        for path in found.keys() - self._files.keys():
+            self._files[path] = before.pop(path) if path in before else _File(path)
+        self._files |= before
+        return [*before.values()]
+
+    def _read(self, file: _File) -> Iterator[list[Closed]]:
+        """Read the whole lines that are new. Raises OSError."""
+        with _opened(file.path) as descriptor:
+            status = os.fstat(descriptor)
+            size = status.st_size
+            if file.session is not None and not _fits(descriptor, size, file.at, file.check):
+                self._tell(file, "was truncated or replaced, and is read from its start")
+                file.lost += file.session.close()
+                file.session = None
+            session = file.session or self._begin(file, descriptor, size)
+            found: set[tuple[str, str]] = set()
+            splitter = LineSplitter(self._largest_trace)
+            place = file.at
+            while place < size and (chunk := os.pread(descriptor, min(CHUNK_BYTES, size - place), place)):
+                place += len(chunk)
+                closed: list[Closed] = []
+                for line in splitter.feed(chunk):
+                    closed += self._feed(file, session, line, descriptor)
+                found |= {each.request.name for each in closed}
+                yield closed
+            if place - file.at > line_limit(self._largest_trace):
+                file.at = place  # the rest of a line that is too long is logged when it ends
+            file.check = _check(descriptor, file.at)
+            file.seen = _seen(status)
+        found |= session.open_names
+        lost, file.lost = file.lost, []
+        yield [Closed(request, file.path, NO_POSITION) for request in lost if request.name not in found]
+        if session.counts.dropped["lines that belong to no open request"]:
+            self._tell(
+                file,
+                "continues a request that was closed because nothing was written for some time; this is left out "
+                "(--idle-minutes)",
+            )
+
+    def _begin(self, file: _File, descriptor: int, size: int) -> Session:
+        """Open a session at the file's position, or at its beginning where it has none."""
+        file.at, context = 0, None
+        if (raw := self._positions.get(_name(file.path))) is not None:
+            position = _position.decode(raw)
+            if _fits(descriptor, size, position.next, position.check):
+                file.at, context = position.next, position.context
+            else:
+                self._tell(file, "was truncated or replaced, and is read from its start")
+        file.check = _check(descriptor, file.at)
+        file.session = Session(self._form, context, self._idle_seconds)
+        return file.session
+
+    def _feed(self, file: _File, session: Session, line: Line, descriptor: int) -> list[Closed]:
+        begin, file.at = file.at, file.at + line.size
+        try:
+            if line.problem is not None:
+                raise RunRefused("too_large", line.problem)
+            closed = session.feed(line.data, begin)
+        except RunRefused as error:
+            self._tell(file, f"byte {begin}: {error}", error.reason)
+            return []
+        except Exception as error:  # no line may stop the others
+            log.exception("%s: byte %d cannot be read", _shown(file.path), begin)
+            self._tell(file, f"byte {begin}: {fault(error)}", "mapping_failed")
+            return []
+        since = session.open_since
+        if since is not None and file.at - since > line_limit(self._largest_trace):
+            closed += session.close()
+        return self._with_position(file, session, closed, descriptor)
+
+    def _close(self, file: _File) -> list[Closed]:
+        """Close what is open in a file to which nothing was written for long, and stop reading it. Raises OSError."""
+        session = file.session
+        if session is None:
+            return []
+        with _opened(file.path) as descriptor:
+            if file.seen != _seen(os.fstat(descriptor)):
+                return []  # the next poll reads it
+            closed: list[Request] = []
+            rest = os.pread(descriptor, line_limit(self._largest_trace), file.at)
+            if rest:
+                with suppress(RunRefused):  # half a line
+                    closed += session.feed(rest, file.at)  # a last line without its end
+                    file.at += len(rest)
+            closed += session.close()
+            file.session = None
+            # If none was answered, no position is kept: whatever comes is read with what it belongs to.
+            return self._with_position(file, session, closed, descriptor)
+
+    def _with_position(self, file: _File, session: Session, closed: list[Request], descriptor: int) -> list[Closed]:
+        if not closed:
+            return []
+        since = session.open_since
+        begin = file.at if since is None else since
+        name = _name(file.path)
+        # The request before is closed: if its lines went on here, after a truncation, they would belong to none.
+        context = {**session.context, "closed": True}
+        position = msgspec.json.encode(Position(name, begin, _check(descriptor, begin), context))
+        self._positions[name] = position
+        return [
+            *(Closed(request, file.path, NO_POSITION) for request in closed[:-1]),
+            Closed(closed[-1], file.path, position),
+        ]
+
+    def _tell(self, file: _File, what: str, kind: str = "") -> None:
+        """Warn of a file, once for each kind of trouble."""
+        if (kind or what) not in file.told:
+            file.told.add(kind or what)
+            log.warning("%s %s", _shown(file.path), what)
+
+
+def read_position(raw: bytes) -> str | None:
+    """Return the name of the file that a position is of; None if it is none."""
+    try:
+        return _position.decode(raw).file
+    except msgspec.MsgspecError:
+        return None
+
+
+def _goes_on(file: _File, path: str) -> bool:
+    """Return whether another path holds what was read; the number of a deleted file may be that of a new one."""
+    try:
+        with _opened(path) as descriptor:
+            return _fits(descriptor, os.fstat(descriptor).st_size, file.at, file.check)
+    except OSError:
+        return False
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """Open a file to read from. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _check(descriptor: int, at: int) -> str:
+    """Return a digest of what stands before a position."""
+    begin = max(0, at - CHECKED_BYTES)
+    return sha256(os.pread(descriptor, at - begin, begin)).hexdigest()[:16]
+
+
+def _fits(descriptor: int, size: int, at: int, check: str) -> bool:
+    return size >= at and _check(descriptor, at) == check
+
+
+def _is_of_sub_agent(path: str) -> bool:
+    return os.path.basename(path).startswith("agent-")
+
+
+def _name(path: str) -> str:
+    return _shown(os.path.basename(path))
+
+
+def _shown(path: str) -> str:
+    """Return a path as text; names may be bytes that are not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,0 +1,199 @@
+"""The score of one trace, step by step, as values."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from worker.commands.shared.scored_document import DocumentConfidence, DocumentScoring, Nearest, RecordPlace
+from worker.config import Settings
+from worker.core.documents import rfc3339
+from worker.core.domains import near_miss
+from worker.core.json_words import in_json_words
+from worker.core.scoring import (
+    COMPLEXITY,
+    DEFAULT_PROFILE,
+    FORMULAS,
+    NEUTRAL_NOVELTY,
+    OUTCOME_CONFIDENCE,
+    TOOL_DIVERSITY,
+    Counts,
+    Override,
+    Profile,
+    arithmetic,
+    counted,
+    score_trace,
+)
+from worker.core.trace import Limits, ReasoningTrace, created_at_ms, document_decoder, parse_trace
+from worker.core.track_record import HALF, PRIOR_WEIGHT
+
+
+class Formula(Struct, frozen=True):
+    """One component: its formula, the formula with the numbers put in, and its share of the score."""
+
+    formula: str
+    numbers: str
+    value: float
+    weight: float
+    weighted: float
+
+
+class Explanation(Struct, frozen=True):
+    """A score in steps, in the order in which they are taken. Field names are those of the JSON output.
+
+    `recorded_score`: the score in the document; None for a trace that is not scored, or with another novelty. `source`
+    and `stream_time`: what a scored document says. `record`: the document's own place, and `record_time` its timestamp,
+    where it comes from a topic; `also`: places of the same trace's other records, newest first. `confidence`: what the
+    document says of it, with KP_CONFIDENCE=record; `used_from` says in words how `used` follows.
+    """
+
+    id: str
+    objective: str
+    counts: Counts
+    novelty_from: str
+    nearest: Nearest | None
+    task_domain: str
+    profile: str
+    profile_because: str
+    components: dict[str, Formula]
+    weighted_sum: float
+    overrides: list[Override]
+    before_clamp: float
+    score: float
+    threshold: float
+    threshold_from: str
+    decision: str
+    recorded_score: float | None
+    created_at: str
+    stream_time: str | None
+    source: RecordPlace | None
+    notes: list[str]
+    record: RecordPlace | None = None
+    record_time: str | None = None
+    also: list[str] = []
+    confidence: DocumentConfidence | None = None
+    used_from: str | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the document's own score follows from its figures; True where it has none."""
+        return self.recorded_score is None or self.recorded_score == self.score
+
+
+def explain_trace(
+    raw: bytes, settings: Settings, novelty: float | None = None, limits: Limits | None = None
+) -> Explanation:
+    """Explain the score of a trace, or of a document that kp-worker has scored. Raises InvalidTrace.
+
+    A scored document is explained with its own novelty, confidence, profile and threshold; a bare trace with the
+    settings' and `novelty`, or 0.5. `limits`: those of the settings by default.
+    """
+    trace = parse_trace(raw, limits or settings.limits)
+    recorded, notes = _recorded(raw)
+    profiles, novelty_from, nearest, recorded_score = settings.scoring_profiles(), "--novelty", None, None
+    if recorded is not None:
+        default = profiles[DEFAULT_PROFILE]
+        if recorded.weights != profiles.get(recorded.profile, default).weights:
+            notes.append(
+                f"the document was scored with other weights for {recorded.profile} than the current settings have"
+            )
+        profiles = {DEFAULT_PROFILE: default, recorded.profile: Profile(recorded.weights)}
+        notes += _about_time(trace, recorded, settings)
+    if novelty is None and recorded is not None:
+        novelty, novelty_from, nearest = recorded.components.novelty, "the document", recorded.nearest
+        recorded_score = recorded.score
+    elif novelty is None:
+        novelty, novelty_from = NEUTRAL_NOVELTY, "nothing to compare with"
+        notes.append("novelty needs the worker's cache: 0.5 is the value for an empty cache; try --novelty")
+    confidence = None if recorded is None else recorded.confidence
+    used = None if confidence is None else confidence.used
+    score = score_trace(trace, novelty, profiles, used)
+    if recorded_score not in (None, score.score):
+        notes.append(f"the document says {recorded_score!r}: it was changed after scoring, or scored differently")
+    steps, counts = arithmetic(score.components, score.weights, score.overrides), counted(trace, used)
+    own = profiles[score.profile].threshold
+    threshold, threshold_from = (
+        (settings.threshold, "KP_THRESHOLD") if own is None else (own, f"KP_PROFILES, {score.profile}")
+    )
+    if recorded is not None:
+        threshold, threshold_from = recorded.threshold, "of the document"
+    numbers = {
+        "complexity": COMPLEXITY.numbers(counts),
+        "novelty": f"1 - {nearest.similarity:.6g}" if nearest else f"{novelty:.6g} ({novelty_from})",
+        "tool_diversity": TOOL_DIVERSITY.numbers(counts),
+        "outcome_confidence": OUTCOME_CONFIDENCE.numbers(counts),
+    }
+    return Explanation(
+        id=trace.id,
+        objective=trace.task.objective,
+        counts=counts,
+        novelty_from=novelty_from,
+        nearest=nearest,
+        task_domain=trace.metadata.task_domain,
+        profile=score.profile,
+        profile_because=_because(trace.metadata.task_domain, score.profile, settings),
+        components={
+            name: Formula(
+                words, numbers[name], getattr(score.components, name), getattr(score.weights, name), steps.parts[name]
+            )
+            for name, words in FORMULAS.items()
+        },
+        weighted_sum=steps.weighted_sum,
+        overrides=steps.overrides,
+        before_clamp=steps.before_clamp,
+        score=score.score,
+        threshold=threshold,
+        threshold_from=threshold_from,
+        decision="accepted" if score.score >= threshold else "rejected",
+        recorded_score=recorded_score,
+        created_at=trace.metadata.created_at,
+        stream_time=rfc3339(recorded.stream_time_ms) if recorded else None,
+        source=recorded.source if recorded else None,
+        notes=notes,
+        confidence=confidence,
+        used_from=None if confidence is None else _used_from(trace),
+    )
+
+
+def _used_from(trace: ReasoningTrace) -> str:
+    """Return in words where the outcome confidence that was used comes from, with KP_CONFIDENCE=record."""
+    if not trace.metadata.success:
+        return "the trace admits failure, so the stated confidence counts"
+    if trace.outcome.evaluated is True:
+        return "an evaluation says how the run ended, so the stated confidence counts"
+    return (
+        f"(successes + {PRIOR_WEIGHT} * prior) / (verdicts + {PRIOR_WEIGHT}), where a verdict's weight halves with "
+        f"every {HALF} later ones; prior: the success rate of all agents' first verdicts"
+    )
+
+
+def _because(domain: str, profile: str, settings: Settings) -> str:
+    """Return why a trace takes its profile, with the profile that its domain may mean."""
+    because = f"metadata.task_domain is {domain!r}"
+    if domain == profile:
+        return because
+    near = near_miss(domain, settings.scoring_profiles())
+    return f"{because}, which has no profile" + ("" if near is None else f" (did you mean {near!r}?)")
+
+
+def _recorded(raw: bytes) -> tuple[DocumentScoring | None, list[str]]:
+    document = document_decoder.decode(raw)
+    if "scoring" not in document:
+        return None, []
+    try:
+        return msgspec.convert(document["scoring"], DocumentScoring), []
+    except msgspec.ValidationError as error:
+        return None, [f"`scoring` is not kp-worker's ({in_json_words(str(error))}): treated as an unscored trace"]
+
+
+def _about_time(trace: ReasoningTrace, recorded: DocumentScoring, settings: Settings) -> list[str]:
+    """Return a note where stream time is behind the trace's own time, and a setting can be the cause."""
+    step, created = settings.stream_time_max_step_seconds, rfc3339(created_at_ms(trace))
+    compared = rfc3339(recorded.stream_time_ms)
+    if step is None or compared >= created:
+        return []
+    note = (
+        f"it was compared at stream time {compared}, before its created_at ({created}): its record's timestamp was "
+        f"earlier, or KP_STREAM_TIME_MAX_STEP_SECONDS ({step:g} now) limited it"
+    )
+    return [note]

@@ -1,0 +1,148 @@
+"""Marks of what a command has sent, on a compacted topic with one partition, each in the transaction of its record.
+
+`redrive` keeps them on `<group>-redriven`. A mark's key is the position and timestamp of the dead letter's *source*
+record: two dead letters for one record (after a crash at least once, or a replay) count as one, and a dead-letter topic
+that was recreated does not inherit marks. Offsets of a consumer group could not tell which dead letters between two
+offsets a filter left out, and Kafka forgets them after a week without a member.
+
+`publish --follow` keeps them on `<group>-followed`. A mark's key is that of a request, and its value how far the
+session file was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.structs import ConsumerRecord
+
+from worker.commands.shared.session import Session, Topic, read_to
+from worker.config import ConfigError, Settings
+from worker.kafka.cluster.topic_plan import TopicPlan
+from worker.kafka.cluster.topics import SETTLE_ATTEMPTS, create
+from worker.kafka.reading.dead_letters import DeadLetter
+from worker.kafka.writing.producer import PublishError
+from worker.kafka.writing.rows import OutputTopic, PartitionRows, Row, TopicRefusedError
+
+MARKS_CONFIG: Final[Mapping[str, str]] = {"cleanup.policy": "compact", "retention.ms": "-1"}
+
+
+def marks_topic(settings: Settings) -> str:
+    """Return the name of the topic of the marks of `redrive`."""
+    return f"{settings.group_id}-redriven"
+
+
+def followed_topic(settings: Settings) -> str:
+    """Return the name of the topic of the marks of `publish --follow`."""
+    return f"{settings.group_id}-followed"
+
+
+def marks_plan(name: str) -> TopicPlan:
+    """Return a topic of marks as it should be; no setting names it."""
+    return TopicPlan("", name, 1, MARKS_CONFIG)
+
+
+def mark_of(letter: DeadLetter) -> bytes:
+    """Return the key of a dead letter's mark."""
+    return f"{letter.source}@{letter.timestamp_ms}".encode()
+
+
+async def find_marks_topic(session: Session, name: str, *, create_missing: bool) -> Topic | None:
+    """Return a topic of marks; None: it is missing. Raises ConfigError where Kafka would delete marks."""
+    async with session.admin() as admin:
+        marks = (await session.topics(admin, name)).get(name)
+        if marks is None and create_missing:
+            marks = await create_marks_topic(session, admin, name)
+    if marks is not None:
+        policy = marks.config.get("cleanup.policy", "compact")
+        if "compact" not in policy or "delete" in policy:
+            raise ConfigError(
+                f"topic {name} has cleanup.policy={policy}: marks would be deleted, and their records sent "
+                "twice; set cleanup.policy=compact"
+            )
+    return marks
+
+
+async def needed_marks_topic(session: Session, name: str) -> Topic:
+    """Return a topic of marks, created with KP_CREATE_TOPICS. Raises ConfigError where it is missing."""
+    marks = await find_marks_topic(session, name, create_missing=session.settings.create_topics)
+    if marks is None:
+        raise ConfigError(
+            f"topic {name} is missing: it records what was sent. Create it with one partition and "
+            "cleanup.policy=compact, or set KP_CREATE_TOPICS=true"
+        )
+    return marks
+
+
+async def create_marks_topic(session: Session, admin: AIOKafkaAdminClient, name: str) -> Topic:
+    """Create a topic of marks, unless it is there. Raises ConfigError where that is denied, KafkaError."""
+    await create(admin, session.settings, marks_plan(name))
+    for _ in range(SETTLE_ATTEMPTS):
+        if found := await session.topics(admin, name):
+            return found[name]
+        await asyncio.sleep(0.2)
+    raise ConfigError(f"topic {name} was created, but the broker does not show it; try again")
+
+
+async def read_marks(session: Session, reader: AIOKafkaConsumer, marks: Topic | None) -> AsyncIterator[ConsumerRecord]:
+    """Yield the marks that are committed now, in their order.
+
+    Another process may have a transaction open, behind which marks of this one are committed already: so the end is
+    that of all records, and the reader, which reads committed records, waits for that transaction's end.
+    """
+    if marks is None:
+        return
+    async with session.connected(AIOKafkaConsumer(**session.client, enable_auto_commit=False)) as looking:
+        ends = await looking.end_offsets(marks.tps)
+    async for record in read_to(reader, await reader.beginning_offsets(marks.tps), ends):
+        yield record
+
+
+class MarkedRecord(NamedTuple):
+    """A record for a partition of a topic (None: there is none), and the key and value of its mark."""
+
+    row: Row | None
+    topic: OutputTopic
+    partition: int
+    mark: tuple[bytes, bytes]
+
+
+class MarkedBatch:
+    """The contents of one transaction: records, and their marks on the topic `marks`.
+
+    `refused`: by position, those that their topic refuses; left out, and their marks, too, unless `keep_marks`.
+    """
+
+    def __init__(self, records: Sequence[MarkedRecord], marks: OutputTopic, *, keep_marks: bool) -> None:
+        self.refused: dict[int, TopicRefusedError] = {}
+        self._records = records
+        self._marks = marks
+        self._keep_marks = keep_marks
+
+    def partition_rows(self) -> list[PartitionRows]:
+        """Return marks and records; none if no mark is left."""
+        marks = PartitionRows(self._marks, 0)
+        parts: dict[tuple[str, int], PartitionRows] = {}
+        for position, (row, topic, partition, mark) in enumerate(self._records):
+            if position not in self.refused or self._keep_marks:
+                marks.rows.append((*mark, None, []))
+            if row is not None and position not in self.refused:
+                part = parts.setdefault((topic.name, partition), PartitionRows(topic, partition))
+                part.rows.append(row)
+                part.positions.append(position)
+        return [marks, *parts.values()] if marks.rows else []
+
+    def replace(self, part: PartitionRows, refused: Mapping[int, TopicRefusedError]) -> None:
+        """Leave the refused records out. Raises PublishError for a mark."""
+        for row, error in refused.items():
+            if not part.positions:
+                raise PublishError(f"topic {part.topic.name} refuses a mark: {error.name}; {error.advice}") from error
+            self.refused[part.positions[row]] = error
+
+
+def written(topic: Topic) -> OutputTopic:
+    """Return a topic as one that is written."""
+    return OutputTopic(topic.name, topic.partitions, topic.max_bytes)

@@ -1,0 +1,184 @@
+"""`kp-worker assemble --try`: the traces that some runs would give, and what they lack. Writes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from worker.assemble.traces import UnreadContent, rules_from
+from worker.commands.shared.console import ArgumentError, CommandError, SettingsError, open_file, write_line
+from worker.commands.shared.json_lines import read_lines
+from worker.commands.shared.session import Session, SessionError, run_session
+from worker.commands.shared.shown import shown_text
+from worker.config import ConfigError, Settings
+from worker.core.terminal import clean, number_of
+from worker.core.trace import parse_trace
+from worker.kafka.state.restore import fault_of
+from worker.runs.fields import fault
+from worker.runs.otlp.mapping import Assembled, assembled
+from worker.runs.otlp.rules import Rules
+from worker.runs.otlp.spans import Decoded, InvalidSpans, LogEvent, Span, decoded
+from worker.runs.otlp.tree import root_ended
+
+SHOWN: Final = 10
+"""Runs that are shown."""
+
+LACKS: Final = {
+    "not_a_run": "no span of a model, tool or agent",
+    "no_content": "its content was not captured",
+    "no_objective": "no text of a user",
+    "no_steps": "nothing but an objective",
+    "no_value": "no span has an attribute that a setting names",
+    "too_large": "more than KP_MAX_MESSAGE_BYTES, KP_MAX_STEPS or KP_MAX_DEPTH",
+    "mapping_failed": "a bug in kp-worker; please report it, with the spans",
+}
+"""Why a run gives no trace, in words."""
+
+UNREAD: Final = "its content seems to be in attributes that nothing reads, see below"
+"""The same for a run with such attributes, whatever it lacks."""
+
+
+class Preview:
+    """The records of a look, and the runs that they hold. `traces` and `unread`: what `lines` has found."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.traces = 0
+        self.unread = UnreadContent()
+        self._rules = rules
+        self._records: Counter[str] = Counter()
+        self._bad: Counter[str] = Counter()
+        self._keyed = True
+        self._spans: dict[str, list[Span]] = defaultdict(list)
+        self._logs: dict[str, list[LogEvent]] = defaultdict(list)
+
+    def add(self, key: bytes | None, value: bytes) -> None:
+        """Take a record."""
+        encoding = "otlp_json" if value.lstrip()[:1] == b"{" else "otlp_proto"
+        try:
+            found: Decoded = decoded(value)
+        except InvalidSpans as error:
+            self.add_unreadable(f"{error.reason}: {shown_text(error.message)}")
+            return
+        except Exception as error:
+            self.add_unreadable(str(fault(error)))
+            return
+        self._records[encoding] += 1
+        if found.refused is not None:
+            bad = found.refused
+            self._bad[f"bad spans ({bad.error.reason}: {shown_text(bad.error.message)})"] += bad.count
+        for span in found.spans:
+            self._spans[span.trace_id].append(span)
+        for log in found.logs:
+            self._logs[log.trace_id].append(log)
+        ids = {span.trace_id for span in found.spans} | {log.trace_id for log in found.logs}
+        self._keyed &= ids <= {(key or b"").decode("ascii", "replace")}
+
+    def add_unreadable(self, why: str) -> None:
+        """Count a record that cannot be read."""
+        self._records[f"unreadable ({why})"] += 1
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to show: the runs, newest first, then sums."""
+        lacking: Counter[str] = Counter()
+        hints: set[str] = set()
+        newest = sorted(self._spans, key=lambda each: max(span.end_ns for span in self._spans[each]), reverse=True)
+        shown = unfinished = 0
+        for trace_id in newest:
+            spans = self._spans[trace_id]
+            try:
+                runs = assembled(spans, self._logs[trace_id], self._rules)
+            except Exception as error:
+                lacking["mapping_failed"] += 1
+                yield f"{trace_id}: {number_of(len(spans), 'span')}: {fault(error)}"
+                continue
+            ended = root_ended(spans)
+            unfinished += not ended
+            for run in runs:
+                hints.update(run.hints)
+                if run.unread:
+                    self.unread.add(run.unread)
+                self.traces += run.value is not None
+                if run.missing is not None:
+                    lacking[run.missing] += 1
+                if shown < SHOWN and run.missing != "not_a_run":
+                    shown += 1
+                    yield from _about(trace_id, len(spans), run, ended=ended)
+        yield f"{number_of(sum(self._records.values()), 'record')}: " + (
+            ", ".join(f"{number} {what}" for what, number in self._records.most_common()) or "none"
+        )
+        yield from (f"{number} {what}" for what, number in self._bad.most_common())
+        found = number_of(len(self._spans), "OpenTelemetry trace")
+        yield f"{found}, {unfinished} of them without their root or a parent"
+        yield f"{number_of(self.traces, 'reasoning trace')} would come out"
+        yield from (
+            f"no trace for {number_of(number, 'run')}: {LACKS[reason]}" for reason, number in lacking.most_common()
+        )
+        yield from (f"more could be captured: {shown_text(hint)}" for hint in sorted(hints))
+        yield from self.unread.lines()
+        if self._keyed and self._spans:
+            yield "each record's key is its trace id; with KP_SPANS_KEYED=true assemble needs no intermediate topic"
+
+
+def _about(trace_id: str, spans: int, run: Assembled, *, ended: bool) -> Iterator[str]:
+    conventions = ", ".join(sorted(run.conventions)) or "no convention"
+    agent = f"agent {shown_text(run.key)}"
+    yield f"{trace_id}: {number_of(spans, 'span')}, {conventions}, {agent}{'' if ended else ', not ended'}"
+    if run.value is None:
+        unread = run.unread and run.missing in ("no_content", "no_objective", "no_steps")
+        yield f"  no trace: {UNREAD if unread else LACKS.get(str(run.missing), str(run.missing))}"
+        return
+    trace = parse_trace(run.value)
+    steps = Counter(step.type for step in trace.steps)
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(steps.items()))
+    yield f"  objective: {shown_text(trace.task.objective)}"
+    yield f"  steps: {kinds}; {'success' if trace.metadata.success else 'no success'}"
+    yield f"  result: {shown_text(trace.outcome.result_summary) or 'none'}"
+    if run.cut:
+        yield f"  cut: {run.cut} characters of its longest texts, to fit KP_MAX_MESSAGE_BYTES"
+
+
+def run_preview(settings: Settings, sample: str, records: int) -> int:
+    """Show a look at a file or a topic; return the exit code. Raises SettingsError, CommandError."""
+    try:
+        preview = Preview(rules_from(settings))
+        if sample == "-" or "/" in sample or Path(sample).is_file():
+            _read_file(sample, settings.max_message_bytes, preview)
+        else:
+            run_session(read_newest(settings, sample, records, preview))
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
+    except (OSError, SessionError) as error:
+        raise CommandError(f"{sample}: {error}") from None
+    for line in preview.lines():
+        write_line(clean(line))
+    return 0 if preview.traces else 1
+
+
+def _read_file(path: str, largest_trace: int, preview: Preview) -> None:
+    """Take the records of a file; - is standard input. Raises ArgumentError for one that cannot be read."""
+    try:
+        with open_file(path, "rb") as file:
+            for line in read_lines(file, largest_trace):
+                if line.problem is not None:
+                    preview.add_unreadable(line.problem)
+                elif line.data.strip():
+                    preview.add(None, line.data)
+    except OSError as error:
+        raise ArgumentError("--try", f"{path}: {error.strerror}; a topic's name has no slash") from None
+
+
+async def read_newest(settings: Settings, name: str, records: int, preview: Preview) -> None:
+    """Take the newest records of each partition of a topic. Raises SessionError."""
+    session = Session(settings)
+    async with session.admin() as admin:
+        topic = (await session.topics(admin, name)).get(name)
+    if topic is None:
+        raise ConfigError(
+            f"{settings.bootstrap_servers} has no topic {name} yet, and there is no file {name}: let the Collector "
+            "write to it, or create it with kp-worker topics --create; or correct the name"
+        )
+    async for record in session.newest(topic, records):
+        if fault_of(record) is None:
+            preview.add(record.key, record.value or b"")

@@ -1,0 +1,213 @@
+"""The ReasoningTrace that a run becomes, and that of a conversation whose calls are logged one by one."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+
+from worker.commands.shared.run_options import Options, RunField
+from worker.core.trace import CONTEXT, InvalidTrace, Limits, parse_trace
+from worker.runs.atif import agents, read_atif
+from worker.runs.conversation import Conversation
+from worker.runs.fields import Counts, FieldPath, RunRefused, find_field, unused_fields
+from worker.runs.forms import form_of, messages_of
+from worker.runs.sessions.session import Request
+from worker.runs.shorten import shortened
+from worker.runs.steps import Transcript
+
+ID_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, CONTEXT)
+
+KEY_ROOM: Final = 1024
+"""Bytes that the key of a record may have, which count against the limit of a trace, too."""
+
+
+def traces_of(run: Any, options: Options) -> Iterator[tuple[bytes, Counts]]:
+    """Yield the trace of a run as JSON, and what became of its parts; then those of subagents. Raises RunRefused."""
+    form = options.form if options.form != "auto" else form_of(run, options.messages, options.append)
+    for each, above in agents(run) if form == "atif" else [(run, None)]:
+        transcript = _transcript(each, options)
+        if form == "atif":
+            read_atif(each, transcript)
+        else:
+            messages, answer, used = messages_of(each, form, options.messages, options.append, transcript.counts)
+            transcript.used |= used
+            for message in (*messages, *answer):
+                transcript.add(message)
+        transcript.finish()
+        document = _document_of(each, above, transcript, options, _canonical(each))
+        trace = _checked(_as_json(document), options.limits)
+        _count_unused(each, transcript, options)
+        yield trace, transcript.counts
+
+
+def trace_of_request(request: Request, options: Options, most: int | None = None) -> tuple[bytes, Counts]:
+    """Return the trace of a closed request of a session as JSON, and what became of its parts. Raises RunRefused.
+
+    An option's `@name` is a fact of the session, such as `@cwd`. Nobody can log a session otherwise, so the long texts
+    of a trace of more than `most` bytes are cut (default: what the options' limits allow, with its key).
+    """
+    transcript = _transcript(request.facts, options)
+    transcript.counts = request.counts.copy()
+    transcript.framework, transcript.agent, transcript.created_at = request.format, request.agent, request.created_at
+    transcript.success = request.success
+    for message in request.messages:
+        transcript.add(message)
+    transcript.finish()
+    if request.summary is not None or transcript.last_text is None:
+        transcript.last_text = request.summary or ""
+    trace = _as_json(_document_of(request.facts, None, transcript, options, request.key))
+    trace, cut = fitted(trace, options.limits.max_bytes - KEY_ROOM if most is None else most)
+    if cut:
+        transcript.counts.change("characters cut, since the trace would be too large", cut)
+    return _checked(trace, options.limits), transcript.counts
+
+
+def fitted(trace: bytes, most: int) -> tuple[bytes, int]:
+    """Return a trace of at most `most` bytes, its long texts cut, and how many characters that cost.
+
+    It is returned as it is where that is not enough.
+    """
+    if len(trace) <= most:
+        return trace, 0
+    document = json.loads(trace)
+    found = shortened(document, len(trace), most) if document["steps"] else None
+    return (trace, 0) if found is None else (_as_json(found[0]), found[1])
+
+
+def _transcript(run: Any, options: Options) -> Transcript:
+    transcript = Transcript(options.error_prefixes, options.max_content, frozenset(options.fields))
+    if "objective" in options.fields:
+        transcript.objective = options.fields["objective"].value(run)
+    return transcript
+
+
+def _count_unused(run: Any, transcript: Transcript, options: Options) -> None:
+    if isinstance(run, dict):
+        paths = [field.path for field in (*options.fields.values(), *options.keep.values()) if field.path is not None]
+        paths += [] if options.group_by is None else [options.group_by]
+        named = {found[0] for path in paths if (found := find_field(run, path)) is not None}
+        for name in unused_fields(run, transcript.used | named):
+            transcript.counts.drop(name)
+
+
+@dataclass(slots=True)
+class Group:
+    """A conversation of which each line of a log is one call. `last`: its last line, whose fields the trace gets."""
+
+    transcript: Transcript
+    last: Any = None
+    line: int | None = None
+    _conversation: Conversation = field(default_factory=Conversation)
+    _digest: bytes = b""
+
+    def add(self, run: Any, line: int | None, options: Options) -> None:
+        """Add a call. Raises RunRefused."""
+        form = options.form if options.form != "auto" else form_of(run, options.messages, options.append)
+        if form == "atif":
+            raise RunRefused("not_a_run", "a trajectory is a whole run; leave out --group-by")
+        counts = Counts()
+        inputs, outputs, used = messages_of(run, form, options.messages, options.append, counts)
+        canonical = _canonical(run)
+        self.transcript.counts.dropped.update(counts.dropped)
+        self.transcript.used |= used
+        self._digest = sha256(self._digest + canonical.encode()).digest()
+        self._conversation.add(inputs, outputs)
+        _count_unused(run, self.transcript, options)
+        self.last, self.line = run, line
+
+    def trace(self, options: Options) -> tuple[bytes, Counts]:
+        """Return the trace of the whole conversation as JSON, and what became of its parts. Raises RunRefused."""
+        if "objective" in options.fields:
+            self.transcript.objective = options.fields["objective"].value(self.last)
+        if self._conversation.objective is not None:
+            self.transcript.add_user(self._conversation.objective)
+        self._conversation.write(self.transcript)
+        self.transcript.finish()
+        document = _document_of(self.last, None, self.transcript, options, self._digest.hex())
+        return _checked(_as_json(document), options.limits), self.transcript.counts
+
+
+def new_group(options: Options) -> Group:
+    """Return a conversation without calls."""
+    return Group(Transcript(options.error_prefixes, options.max_content, frozenset(options.fields)))
+
+
+def group_name(run: Any, path: FieldPath) -> str:
+    """Return the name of the conversation that a call belongs to. Raises RunRefused."""
+    found = find_field(run, path)
+    if found is None or not isinstance(found[1], str | int | float) or found[1] == "":
+        raise RunRefused("missing_value", f"the run has no text or number {'.'.join(path)}, which --group-by names")
+    return str(found[1])
+
+
+def _document_of(run: Any, above: Any, transcript: Transcript, options: Options, content: str) -> dict[str, Any]:
+    """Return the trace of a run. Raises RunRefused where a value is missing.
+
+    `above`: the run of which it is a part, which has the values that it lacks. `content`: what its id is made of.
+    """
+    given = {name: _value(value, run, above) for name, value in options.fields.items()}
+    metadata = {
+        "created_at": _required(given, "created_at", transcript.created_at, "no time"),
+        "agent_id": given.get("agent_id", transcript.agent),
+        "framework": given.get("framework", transcript.framework),
+        "task_domain": given["domain"],
+        "success": given.get("success", transcript.success),
+        "quality_score": 0,
+        "visibility": given["visibility"],
+        "privacy_level": given["privacy"],
+    }
+    return {
+        "@context": CONTEXT,
+        "@type": "ReasoningTrace",
+        "id": f"kp:trace:{uuid.uuid5(ID_NAMESPACE, content)}",
+        "metadata": {name: value for name, value in metadata.items() if value is not None},
+        "task": {"objective": _required({}, "objective", transcript.objective, "no text of a user")},
+        "steps": transcript.steps,
+        "outcome": {
+            "result_summary": _required(given, "result_summary", transcript.last_text, "no text of the agent"),
+            "confidence": given["confidence"],
+        },
+        **{name: _value(value, run, above) for name, value in options.keep.items()},
+    }
+
+
+def _value(value: RunField, run: Any, above: Any) -> Any:
+    if above is not None and value.path is not None and find_field(run, value.path) is None:
+        return value.value(above)
+    return value.value(run)
+
+
+def _required(given: Mapping[str, Any], name: str, found: str | None, missing: str) -> Any:
+    value = given.get(name, found)
+    if value is None:
+        raise RunRefused("missing_value", f"the run has {missing}: give --{name.replace('_', '-')}")
+    return value
+
+
+def _canonical(run: Any) -> str:
+    try:
+        text = json.dumps(run, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        text.encode()
+    except RecursionError:
+        raise RunRefused("too_deep", "the run is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise RunRefused("not_utf8", "a text has half of a surrogate pair (\\ud800 to \\udfff) alone") from None
+    return text
+
+
+def _as_json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _checked(raw: bytes, limits: Limits) -> bytes:
+    """Return a trace. Raises RunRefused where it is not valid."""
+    try:
+        parse_trace(raw, limits)
+    except InvalidTrace as error:
+        hint = "; --max-content cuts long steps" if error.reason == "too_large" else ""
+        raise RunRefused(str(error.reason), f"{error}{hint}") from None
+    return raw

@@ -1,0 +1,460 @@
+"""Values that are assigned to the name of a secret: where both stand, and whether the value is one."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from worker.redact.markers import Found, Rule, most_names, most_secrets, rule
+from worker.redact.strict.names import (
+    DATE_OR_NUMBER,
+    IF_RANDOM,
+    NO,
+    PASSWORD,
+    PROSE,
+    STOP_WORDS,
+    TOKEN,
+    VALUE_MEMBERS,
+    harmless,
+    is_clear,
+    is_long_word,
+    is_mixed,
+    is_random,
+    is_value,
+    likely,
+    looks_secret,
+    strength_of,
+)  # fmt: skip
+
+_NAME_CHARACTERS: Final = string.digits + string.ascii_letters + "_.-"
+_STEM: Final = (
+    r"(?:pass|assword|psk(?![a-z])|pwd|psw|pw(?![a-z])|secret|sess|sig(?:nature|(?![a-z]))|sid(?![a-z])|token|key|cred|cv[vc](?![a-z])"
+    r"|auth(?!orization)|jwt|otp|pin(?:code|(?![a-z]))|bindpw|requirepass|mnemonic|hmac|recovery)"
+)
+ANY_STEM: Final = (
+    "pass|pw|psk|assword|secret|token|key|cred|auth|sig|sess|sid|jwt|otp|pin|psw|cvv|cvc|mnemonic|hmac|recovery"
+)
+"""In each text with a name, whatever the case."""
+_QUOTE: Final = r"\\{0,7}[\"'`]"
+_BLANKS: Final = r"(?:[ \t\r\n]|\\{1,7}[nrt]){0,40}+"
+_TYPE: Final = r"(?:&'?static str|&str|string\??|str|secretstr|optional\[str\]|str \| none|varchar)"
+_COMMENT: Final = r"(?:#[ \t][^\n]{0,100}\n[ \t]{0,40}|/\*[^*\n]{0,100}\*/[ \t]{0,4})"
+_ASSIGN: Final = (  # "name": value   name=value   ["name"] = value   name: str = value   name%3Dvalue
+    rf"(?:{_QUOTE}|\*{{1,2}})?\]{{0,2}}(?:[ ][\[(][^\])\n]{{0,40}}[\])](?=[ ]?:))?"
+    r"(?:[ \t]{1,4}string(?=[ \t]{1,4}=))?[ \t]{0,40}+"
+    rf"(?::=|=>|(?:\|\||\?\??|\+|&&)?=|={{2,3}}+|:(?!:)|%3[ad])(?:[ \t]{{0,40}}{_TYPE}[ \t]{{0,4}}=)?"
+    rf"(?:\*{{1,2}}(?=[ \t]))?[ \t]{{0,40}}{_COMMENT}?(?:!!str[ ]|[|>][-+]?\n[ ]{{1,20}})?"
+)
+_MEMBERS: Final = (  # name: NAME, value: value   name="NAME" value="value"   "NAME" { default = "value"
+    rf"(?:{_QUOTE})?+[ \t]{{0,4}}+[,;{{]?+(?:[ \t\r\n]|\\{{1,7}}[nrt]|-[ \t]){{0,40}}+{_COMMENT}?+"
+    rf"(?:type[ \t]{{0,8}}=[ \t]{{0,4}}[a-z]{{1,10}}{_BLANKS}|sensitive[ \t]{{0,8}}=[ \t]{{0,4}}[a-z]{{4,5}}{_BLANKS}"
+    rf"|description[ \t]{{0,8}}=[ \t]{{0,4}}\\{{0,7}}\"[^\"\n]{{0,100}}\"{_BLANKS}){{0,3}}"
+    r"(?:(?:\\{0,7}[\"'])?type(?:\\{0,7}[\"'])?[ \t]{0,4}[:=][ \t]{0,4}(?:\\{0,7}[\"'])?[a-z]{1,20}"
+    r"(?:\\{0,7}[\"'])?,?[ \t\r\n]{0,20})?"
+    r"(?:\\{0,7}[\"'])?(?:(?:parameter|secret|env|header)?_?value|default|plaintext|text|content)"
+    r"(?:\\{0,7}[\"'])?[ \t]{0,8}[:=][ \t]{0,8}"
+)
+_NESTED: Final = rf"(?:{_QUOTE})?+[ \t]{{0,8}}+(?:=>|[:=])[ \t]{{0,8}}+\{{(?![{{%])"
+_LIST: Final = (  # "--name", "value"   "name": ["value"]
+    rf"(?:{_QUOTE}(?:\]{_QUOTE})?)?+[ \t]{{0,4}}+"
+    rf"(?:,|:[ \t]{{0,4}}+\[)[ \t\r\n]{{0,40}}+(?=[rbfu]?{_QUOTE})"
+)
+_TYPED: Final = (  # NAME").send_keys("value"
+    r"[^\w\n]{0,8}\s{0,12}(?:[\w.]{1,30}\.)?(?:send_?(?:line|keys)?|fill|type)[\s(-]{1,4}(?=[\"'])"
+)
+# <name a="b">value   <x name="name">value
+_TAG: Final = r"[\"']?(?:[ \t][a-z:]{1,20}=[^<>\n]{0,100})?>|</key>\s{0,20}<string>"
+_PROSE: Final = (  # NAME is: value   NAME is "value"   NAME for x: value
+    r"[\"'`]?[ \t](?:(?:for|of|is generated for)(?:[ \t][^\s:]{1,60}+){1,5}+(?=:[ \t])"
+    r"|(?:is|was)(?:[ \t][a-z]{2,12}){1,3}(?=:[ \t])"
+    r"|(?:is|was|are|will be|set to)(?=:|[ \t])):?[ \t]{1,4}"
+)
+_LOOSE: Final = (  # NAME value   | NAME | value   --name value
+    r"(?:\\{0,7}[\"'`*]{1,2})?(?:[ \t]{1,40}(?:\|[ \t]{0,40})?|\|[ \t]{0,40})(?=[^\s|=:])"
+)
+_BEFORE_VALUE: Final = (
+    r"(?!\\{0,7}[\"'`]?\[redacted:)(?=[rbfun]{0,2}\\{0,7}[\"'`]"
+    r"|(?!\W?(?:key|sig|sid|jwt|otp|pin|auth|cred|pass|sess|token|secret|hmac)=)[^\s\"'`<>]{4}|(?<=>)[^<>\s][^<>]{3})"
+)
+_NAME: Final = re.compile(
+    rf"{_STEM}[a-z0-9_.-]{{0,48}}+(?=[\s\"'`\\*\]:=%,;{{<>|?+&-])"
+    r"(?![\"'`]?[ \t]?[:=][ \t]?[\"'`]?\[redacted:)"
+)
+"""A name from its stem on, in lower case, where what follows may assign a value to it, and is not a marker."""
+_SIGN: Final = re.compile(
+    rf"(?P<nested>{_NESTED})|(?:(?P<assign>{_ASSIGN})|(?P<value>{_MEMBERS})|(?P<tag>{_TAG})|(?P<list>{_LIST}|{_TYPED})|(?P<prose>{_PROSE})"
+    rf"|(?P<loose>{_LOOSE})){_BEFORE_VALUE}"
+)
+"""What stands between a name and its value, in lower case."""
+_VALUE: Final = re.compile(
+    r"[rbfuRBFUN]{0,2}(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])"
+    r"(?P<quoted>(?:(?!(?<!\\)(?P=escapes)(?P=quote))[^\r\n]){1,4096}+)"
+    r"|(?P<bare>[^\s\"'`<>,;&|\\(){}\[\]]{1,4096}+)"
+)
+_WEAK_VALUE: Final = re.compile(
+    r"[rbf]?(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])(?P<quoted>[A-Za-z0-9+/_.~%=:!$|-]{16,4096}+)(?P=escapes)(?P=quote)"
+    r"|(?P<bare>[A-Za-z0-9+/_.~%-]{16,4096}+={0,2}+)"
+)
+"""A value without what may be a name and a separator, so that no text is read twice."""
+
+_TAGGED_VALUE: Final = re.compile(r"(?P<quoted>[^<>\r\n]{1,300}+)(?=</)|(?P<bare>[^\s<>]{1,300}+)")
+_ENV_VALUE: Final = re.compile(r"[^\s\"'`\\]{1,4096}+")
+_REST_OF_LINE: Final = re.compile(r"[^\r\n\"'\\]{1,300}")
+
+_ENV_NAME: Final = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+_NAMED_MARKERS: Final = ("password", "private_key", "api_key", "basic_auth", "bearer_token")
+
+
+def assigned_secrets(text: str, lowered: str) -> Iterator[tuple[int, int]]:
+    """Yield the places of values that are secrets by their names. `lowered`: the text in lower case."""
+    if "[redacted:" in lowered:
+        for name in _NAMED_MARKERS:  # no names of secrets
+            lowered = lowered.replace(f"[redacted:{name}]", f"[redacted:{'#' * len(name)}]")
+    yield from _values_before_names(text, lowered)
+    left, names, place = most_secrets(len(text)), most_names(len(text)), 0
+    spaced = " key" in lowered
+    headers: list[int] = []  # names without a value, which may be those of columns
+    while stem := _NAME.search(lowered, place):
+        place = stem.end()
+        names -= 1
+        if names < 0:
+            yield stem.start(), len(text)
+            return
+        sign = _SIGN.match(lowered, place)
+        to = None if sign is None else _assignment(text, stem.start(), sign, spaced=spaced)
+        if sign is None or to is None:
+            headers.append(stem.start())
+            continue
+        if to.how == "nested":
+            yield from _nested(text, to, sign.end())
+            continue
+        form = _WEAK_VALUE if to.strength == IF_RANDOM else _TAGGED_VALUE if to.how == "tag" else _VALUE
+        value = form.match(text, sign.end())
+        if value is None:
+            headers.append(stem.start())
+            continue
+        left -= 1
+        if left < 0:
+            yield sign.end(), len(text)
+            return
+        found = _secret(text, to, value)
+        if found is not None:
+            yield found
+            place = found[1]
+        else:
+            headers.append(stem.start())
+        if "[" in to.sign and to.how == "list":
+            for more in _items(text, to, value):
+                yield more
+                place = more[1]
+    if "\n" in text:
+        yield from _below(text, headers)
+
+
+def _assignment(text: str, start: int, sign: re.Match[str], *, spaced: bool) -> _Assignment | None:
+    """Return what is assigned to; None: no name of a secret. `start`: of its stem, `spaced`: "API key" may be there."""
+    how, end = sign.lastgroup or "", sign.start()
+    begin = start
+    if start and text[start - 1] in _NAME_CHARACTERS:
+        read = text[max(0, start - 48) : start]
+        begin = start - len(read) + len(read.rstrip(_NAME_CHARACTERS))
+        if start - begin >= 2 and text[begin - 1 : begin] == "%":
+            begin += 2
+    name = text[begin:end]
+    if how == "loose" and not ("_" in name or "-" in name or begin == 0):
+        how = "loose" if _LOOSE_BEGINS.search(text, max(0, begin - 4), begin) else "mentioned"
+    if spaced and text[begin - 1 : begin] == " " and text[max(0, begin - 11) : begin].lower().endswith(_SPACED):
+        name = f"api_{name}"  # "API key: x"
+    if name.endswith("--"):  # -----END PRIVATE KEY-----
+        return None
+    strength = strength_of(name)
+    if how == "list" and sign.group()[:1] in ", \t" and not _ENV_NAME.fullmatch(name):
+        return None  # f(token, "x") in code
+    if strength == NO or (strength == TOKEN and _SHORT_NUMBER.match(text, sign.end())):
+        return None
+    return _Assignment(how, sign.group(), name, strength, text[begin - 1 : begin])
+
+
+_SPACED: Final = ("api ", "access ", "secret ", "private ", "signing ", "encryption ", "master ", "license ")
+_LOOSE_BEGINS: Final = re.compile(r"(?:\n|[Ee][Nn][Vv] |\| )\Z")
+"""What is before a word that is a name although only blanks follow."""
+
+
+_NEXT_ITEM: Final = re.compile(
+    r"\\{0,7}[\"'`][ \t]{0,4}+,[ \t\r\n]{0,40}+(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])"
+    r"(?P<quoted>(?:(?!(?<!\\)(?P=escapes)(?P=quote))[^\r\n]){1,1024}+)"
+)
+
+
+def _items(text: str, to: _Assignment, value: re.Match[str]) -> Iterator[tuple[int, int]]:
+    """Yield the further items of a list of secrets: "tokens": ["a", "b"]."""
+    item: re.Match[str] | None = value
+    while item and (item := _NEXT_ITEM.match(text, item.end("quoted"))):
+        if _accepted(item["quoted"], to, quoted=True):
+            yield item.span("quoted")
+
+
+_MEMBER: Final = re.compile(
+    r"[\s,;]{0,60}+(?:\\{0,7}[\"'])?+(?P<name>[A-Za-z0-9_.@/-]{1,80}+)"
+    r"(?:\\{0,7}[\"'])?+[ \t]{0,8}+(?:=>|[:=])[ \t]{0,8}+"
+    r"(?:(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])(?P<quoted>(?:(?!(?<!\\)(?P=escapes)(?P=quote))[^\r\n]){1,1024}+)"
+    r"(?P=escapes)(?P=quote)|(?P<bare>[^\s\"'`,;{}\[\]]{1,200}+))"
+)
+_MOST_MEMBERS: Final = 50
+
+
+def _nested(text: str, to: _Assignment, place: int) -> Iterator[tuple[int, int]]:
+    """Yield the secrets in an object: "passwords": {"admin": "a1b2c3"}, "DB_PASSWORD": {"value": "x"}."""
+    if to.strength == IF_RANDOM:
+        return
+    for _ in range(_MOST_MEMBERS):
+        member = _MEMBER.match(text, place)
+        if member is None:
+            return
+        place = member.end()
+        group = "quoted" if member["quoted"] is not None else "bare"
+        value = member[group]
+        sure = group == "quoted" and member["name"].lower() in VALUE_MEMBERS and not harmless(value)
+        if sure or (likely(value, to.strength) and " " not in value):
+            yield member.span(group)
+
+
+_VALUE_FIRST: Final = re.compile(  # "value": "x", "name": "NAME"
+    rf"(?:value|text)(?:{_QUOTE})?[ \t]{{0,4}}+[:=][ \t]{{0,4}}+"
+    r"(?:(?P<escapes>\\{0,7}+)(?P<quote>[\"'`])(?P<quoted>(?:(?!(?<!\\)(?P=escapes)(?P=quote))[^\r\n]){1,1024}+)"
+    r"(?P=escapes)(?P=quote)|(?P<bare>[^\s\"'`=:,;{}\[\]<>]{1,200}+))"
+    rf"[ \t]{{0,4}}+[,;]?+(?:[ \t\r\n]|\\{{1,7}}[nrt]){{0,40}}+(?:{_QUOTE})?+"
+    r"(?:name|key|header|variable|field|env|param)"
+    rf"(?:{_QUOTE})?+[ \t]{{0,4}}+[:=][ \t]{{0,4}}+(?:{_QUOTE})?+(?P<name>[a-z0-9_.-]{{2,64}}+)"
+)
+
+
+def _values_before_names(text: str, lowered: str) -> Iterator[tuple[int, int]]:
+    if "value" not in lowered and "text" not in lowered:
+        return
+    for match in _VALUE_FIRST.finditer(lowered):
+        span = match.span("quoted" if match["quoted"] is not None else "bare")
+        strength = strength_of(text[slice(*match.span("name"))])
+        value = text[slice(*span)]
+        if strength > IF_RANDOM and (likely(value, strength) if match[0].startswith("text") else not harmless(value)):
+            yield span
+
+
+class _Assignment(NamedTuple):
+    """A name in front of a value. `how`: group of _ASSIGNED, `sign`: its text, `before`: what precedes the name."""
+
+    how: str
+    sign: str
+    name: str
+    strength: int
+    before: str
+
+
+_SHORT_NUMBER: Final = re.compile(r"[0-9.,]{1,12}+(?![^\s,;}\]])")
+
+
+def _secret(text: str, to: _Assignment, value: re.Match[str]) -> tuple[int, int] | None:
+    """Return the place of a value that is a secret."""
+    quoted = value["quoted"] is not None
+    start, end = value.span("quoted" if quoted else "bare")
+    if not quoted:
+        read = _bare_end(text, to, start, end)
+        if read is None:
+            return None
+        end = read
+    content = text[start:end]
+    if content[0] in ",)" and quoted:  # print("token:", token)
+        return None
+    return (start, end) if _accepted(content, to, quoted=quoted) else None
+
+
+def _bare_end(text: str, to: _Assignment, start: int, end: int) -> int | None:
+    """Return where a value without quotes ends; None: it is code or prose."""
+    content = text[start:end]
+    if to.how == "assign" and "=" in to.sign and " " not in to.sign and _ENV_NAME.fullmatch(to.name):
+        whole = _ENV_VALUE.match(text, start)  # also with , ; & and brackets
+        if whole is not None and not whole[0].startswith(("$(", "${")):
+            end = whole.end()
+            content = whole[0]
+    elif text[end : end + 1] in ("(", "[") or text.startswith(("::", "=="), end):
+        return None
+    if to.how == "assign" and content.isalpha() and content.islower() and to.strength == PASSWORD:
+        line = _REST_OF_LINE.match(text, start)
+        words = line[0].split() if line else []
+        plain = all(word.isalpha() and word.islower() for word in words)
+        if line and plain and 4 <= len(words) <= 24 and STOP_WORDS.isdisjoint(words):
+            return start + len(line[0].rstrip())  # a passphrase
+        if len(words) > 1 and words[1].isalpha() and words[1].islower():
+            return None
+    if to.how == "assign" and _PROSE_LINE.match(text, start):
+        return None
+    end = start + len(text[start:end].rstrip(".:"))
+    if end == start:  # nothing but signs: `password=:{name}`
+        return None
+    if to.how == "assign" and _is_name(text[start:end]):
+        return None
+    return end
+
+
+_PROSE_LINE: Final = re.compile(PROSE)
+
+
+def _is_name(content: str) -> bool:
+    """Whether a value is a name in code: other_token, passwordField."""
+    letters = content.replace("_", "").isalpha() and not content.isupper()
+    return letters and ("_" in content or strength_of(content) != NO)
+
+
+def _accepted(content: str, to: _Assignment, *, quoted: bool) -> bool:
+    """Whether a value is a secret, as it stands behind its name."""
+    if to.strength == IF_RANDOM:
+        if to.how in ("loose", "mentioned"):
+            return is_clear(content)
+        return to.how in ("assign", "value") and " " not in content and is_random(content)
+    if to.how == "tag":
+        sure = to.before in ("<", ":") or to.sign.startswith("</")
+        return not harmless(content) if sure else looks_secret(content)
+    if to.how == "mentioned":
+        return is_clear(content) or (to.strength == TOKEN and is_long_word(content))
+    if to.how == "loose":
+        if is_clear(content) or (to.strength == TOKEN and is_long_word(content)):
+            return True
+        if not to.name.startswith("-"):
+            compound = "_" in to.name or "|" in to.sign or _ENV_NAME.fullmatch(to.name) is not None
+            return compound and likely(content, to.strength)
+        if content.startswith("-") or harmless(content):
+            return False
+        return quoted or to.strength == PASSWORD or not content.isalpha()
+    if to.how == "prose":
+        said = quoted or ":" in to.sign
+        return " " not in content and len(content) > 7 and (is_mixed(content) if said else is_clear(content))
+    if to.how == "value" and _TEXT.search(to.sign):
+        return " " not in content and likely(content, to.strength)
+    if to.how == "list":
+        return (to.name.startswith("-") and not harmless(content)) or likely(content, to.strength)
+    if harmless(content):
+        return False
+    lower = not quoted and content.isalpha() and content.islower()
+    if to.strength == TOKEN:
+        return not DATE_OR_NUMBER.fullmatch(content) and not (lower and len(content) < 12)
+    return not (lower and to.name.lower() in ("pw", "pwd", "pass"))
+
+
+_TEXT: Final = re.compile("text|content")
+
+_CELL: Final = re.compile(r"[^|,;\t]+")
+_COLUMN_NAME: Final = re.compile(r"[\s\"'`*]{0,40}[A-Za-z][A-Za-z0-9_ .-]{0,40}[\s\"'`*]{0,40}")
+_RULE_OF_TABLE: Final = re.compile(r"[-+|:=\s]*")
+_AROUND_CELL: Final = " \"'`*\r"
+_LONGEST_HEADER: Final = 400
+
+
+def _below(text: str, headers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the places of values below the name of a secret: | user | password |   id,token   name<tab>key."""
+    place = 0
+    for header in headers:
+        if header < place:
+            continue
+        begin = max(place, text.rfind("\n", place, header) + 1)
+        place = _line_end(text, header)
+        columns = _columns(text[begin:place]) if place - begin <= _LONGEST_HEADER else []
+        while columns and place < len(text):
+            begin, end = place + 1, _line_end(text, place + 1)
+            line = text[begin:end]
+            found = [] if _RULE_OF_TABLE.fullmatch(line) else list(_CELL.finditer(line))
+            if not (line and len(found) in (0, len(columns))):
+                break
+            place = end
+            for strength, cell in zip(columns, found, strict=False):
+                value = cell[0].strip(_AROUND_CELL)
+                if strength > IF_RANDOM and " " not in value and likely(value, strength):
+                    first = begin + cell.start() + cell[0].index(value)
+                    yield first, first + len(value)
+
+
+def _line_end(text: str, place: int) -> int:
+    end = text.find("\n", place)
+    return len(text) if end < 0 else end
+
+
+def _columns(line: str) -> list[int]:
+    """Return the strengths of a table's columns; none: the line is not a header with the name of a secret."""
+    names = _CELL.findall(line)
+    if not _CELL_ENDS.search(line) or not all(map(_COLUMN_NAME.fullmatch, names)):
+        return []
+    strengths = [strength_of(name.strip(_AROUND_CELL)) for name in names]
+    return strengths if max(strengths) > IF_RANDOM else []
+
+
+_CELL_ENDS: Final = re.compile(r"[|,;\t]")
+
+
+def _assigned(text: str, lowered: str) -> Iterator[Found]:
+    for start, end in assigned_secrets(text, lowered):
+        yield Found(start, end, "password")
+
+
+# -- where a special form gives the name and the value
+
+_INSERT: Final = re.compile(
+    r"(?:insert|replace)\s{1,8}(?:ignore\s{1,8})?into\s{1,8}[\w.`\"\[\]]{1,100}+\s{0,8}"
+    r"\((?P<columns>[^()]{1,1000}+)\)\s{0,8}"
+    r"values\s{0,8}(?=\()"
+)
+_ROW: Final = re.compile(
+    r"\s{0,8},?\s{0,8}\((?P<row>(?:[^()'\"]++|'(?:[^'\\\n]|''|\\.)*+'|\"[^\"\n]*+\"|\([^()]{0,100}\))*+)\)"
+)
+_ITEM: Final = re.compile(
+    r"\s*+(?:'(?P<one>(?:[^'\\]|''|\\.)*+)'|\"(?P<two>[^\"]*+)\"|(?:[^,'\"(]|\([^()]*+\))++)\s*+(?:,|$)"
+)
+
+
+def _inserts(text: str, lowered: str) -> Iterator[Found]:
+    for match in _INSERT.finditer(lowered):
+        columns = [column.strip(" \n\t`\"[]'") for column in text[slice(*match.span("columns"))].split(",")]
+        wanted = {number for number, column in enumerate(columns) if strength_of(column) > IF_RANDOM}
+        place = match.end()
+        while wanted and (row := _ROW.match(text, place)) is not None:
+            place = row.end()
+            for number, item in enumerate(_ITEM.finditer(text, *row.span("row"))):
+                group = "one" if item["one"] is not None else "two"
+                if number in wanted and item[group] and not harmless(item[group]):
+                    yield Found(*item.span(group), "password")
+
+
+_SECRET_KIND: Final = re.compile(r"kind:[ ]{0,4}[\"']?Secret\b")
+_SECRET_DATA: Final = re.compile(r"\n[ ]{0,8}(?:stringData|data):[ ]{0,8}\n")
+_MOST_HEAD: Final = 3000
+_YAML_LINE: Final = re.compile(
+    r"[ ]{1,20}[\w.-]{1,80}:[ ]{1,4}[\"']?(?P<secret>[^\s\"'|>][^\n\"']{2,4000}+)[\"']?(?:\n|$)"
+)
+
+
+def _kubernetes(text: str, _lowered: str) -> Iterator[Found]:
+    done = 0
+    for kind in _SECRET_KIND.finditer(text):
+        if kind.start() < done:
+            continue
+        done = kind.end() + _MOST_HEAD
+        data = _SECRET_DATA.search(text, kind.end(), done)
+        if data is None:
+            continue
+        place = data.end()
+        while line := _YAML_LINE.match(text, place):
+            place = line.end()
+            if not harmless(line["secret"]):
+                yield Found(*line.span("secret"), "password")
+
+
+ASSIGNED: Final = (
+    Rule(ANY_STEM, _assigned),
+    Rule(r"into\s", _inserts),
+    Rule("kind:", _kubernetes),
+    rule("password", "name=|key=",
+        r"(?=[nk])(?:name|key)=[\"'](?=[\w.-]{0,60}(?i:passw|secret|token|pwd|apikey|api_key))[\w.-]{1,80}[\"'][^<>\n]{0,80}>"
+        r"(?P<secret>[^<>\s]{3,300})</", is_value),
+)  # fmt: skip

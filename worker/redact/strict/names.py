@@ -1,0 +1,284 @@
+"""Which names are those of secrets, and which values look like some."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from functools import lru_cache
+from typing import Final
+
+
+def words_of(words: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(words.split())
+
+
+_PASSWORD_WORDS: Final = words_of(
+    "password passwd passphrase passwort passcode pass pwd psw pw pswd dbpass userpass mypass smtppass "
+    "rootpass sshpass adminpass bindpw requirepass masterauth mnemonic pincode passwords passphrases "
+    "kennwort psk assword assphrase"
+)
+_TOKEN_WORDS: Final = words_of(
+    "secret secrets token tokens credential credentials cred creds apikey apikeys apisecret accesskey "
+    "secretkey authkey privatekey signingkey encryptionkey masterkey accountkey sharedkey accesstoken "
+    "authtoken clientsecret"
+)
+_WEAK_WORDS: Final = words_of(
+    "key keys auth signature sig sessionid session sess sessid phpsessid jsessionid sid jwt hmac otp "
+    "oauth oauth2 bearer cookie pin cvv cvc recovery"
+)
+_PASSWORD_STEMS: Final = ("password", "passwd", "passphrase", "pass", "userpwd")
+_NO_PASSWORDS: Final = words_of("compass encompass bypass surpass trespass overpass underpass multipass")
+_TOKEN_STEMS: Final = ("secret", "token", "apikey", "secretkey", "accesskey", "credentials")
+_KEYS_OF: Final = words_of(
+    "api access secret private signing encryption decryption account master shared storage auth "
+    "subscription service session admin function app application license deploy ssh aes crypto hmac jwt "
+    "rsa webhook provider project server client integration ingest write read"
+)
+_NO_SECRET_KEYS: Final = words_of("public pub primary foreign partition sort cache object idempotency row")
+_ENDINGS: Final = words_of(
+    "prod production stage staging dev test old new value plain b64 base64 confirm confirmation again "
+    "primary secondary base hex text txt string str current default live sandbox backup key1 key2"
+)
+_OTHER_THINGS: Final = words_of(
+    "existing image pull max min num total is has use require required requires no count invalid missing "
+    "expired expires next page per avg mean prompt completion input output cached reasoning remaining "
+    "used n"
+)
+_WORDS: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+NO, IF_RANDOM, TOKEN, PASSWORD = range(4)
+"""Whether a name is that of a secret."""
+
+
+def has_digit(value: str) -> bool:
+    """Whether one of the characters is a digit."""
+    return any(map(str.isdigit, value))
+
+
+@lru_cache(maxsize=8192)
+def strength_of(name: str) -> int:
+    """Return NO, IF_RANDOM, TOKEN or PASSWORD: whether a name is that of a secret."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    while len(words) > 1 and (words[-1] in _ENDINGS or words[-1].isdigit()):
+        words.pop()
+    if len(words) > 1 and words[-1] == "v":  # of TOKEN_V2
+        words.pop()
+    if not words:
+        return NO
+    last = words[-1]
+    if last in ("authorization", "cookie"):
+        return TOKEN
+    if len(words) > 1 and words[0] in _OTHER_THINGS:
+        return NO
+    if (
+        last in _PASSWORD_WORDS
+        or (last.endswith(_PASSWORD_STEMS) and last not in _NO_PASSWORDS)
+        or (len(words) > 1 and last == "phrase" and words[-2] in ("pass", "seed", "recovery", "secret"))
+    ):
+        return PASSWORD
+    if last in _TOKEN_WORDS or last.endswith(_TOKEN_STEMS):
+        return TOKEN
+    if words[-2:] == ["key", "data"]:  # client-key-data of a kubeconfig
+        return TOKEN
+    if last in ("key", "keys") and len(words) > 1:
+        if words[-2] in _NO_SECRET_KEYS:
+            return NO
+        if words[-2] in _KEYS_OF:
+            return TOKEN
+    if last == "word" and len(words) > 1 and words[-2] == "pass":
+        return PASSWORD
+    if last in _WEAK_WORDS or (last == "id" and len(words) > 1 and words[-2] in ("session", "sess")):
+        return IF_RANDOM
+    return NO
+
+
+PLACEHOLDER: Final = re.compile(
+    r"\$\{.*|\$\(.*|\{\{.*|\{%.*|<[^<>]*>?|\[[A-Za-z_ ]{1,20}\]"
+    r"|%(?:\([a-z_]*\))?[sdvq]|%[A-Z_]+%|\$[A-Z_][A-Z0-9_]*|\$[a-z_]+|\{\w*\}"
+    r"|[*xX.#_\u2022-]{3,}|\?+|\.\.\."
+    r"|(?i:your|my|the|some|insert|enter|example|sample|dummy|placeholder|redacted|hidden|masked|removed|omitted"
+    r"|\(redacted\)|n/a|todo|tbd)(?:[-_ ].{0,40})?"
+)
+_WORD_VALUES: Final = words_of(
+    "none null nil undefined true false yes no on off str string int integer bytes bool boolean float "
+    "number object array list dict any type text optional required self this cls env new await async "
+    "function lambda return not if else and or in is char varchar secretstr void unknown empty default "
+    "auto hidden masked missing invalid expired set unset disabled enabled password username same-origin "
+    "include omit"
+)
+_CODE: Final = re.compile(
+    r"(?:self|this|cls|config|conf|cfg|settings|options|opts|args|kwargs|params|props|state|process|os|env|environ|req"
+    r"|request|res|response|ctx|context|event|data|body|form|user|account|session|secrets?|creds?|credentials?|auth"
+    r"|input|values|vars?|local|module|resource|each|github|steps|inputs|item|row|result|payload|headers?|json|app"
+    r"|client|server|db|model|parser|ns|flask|django|st|tokenizer|batch|outputs?|np|torch|keys?|tokens?|passwords?)"
+    r"(?:\??\.\w+)+!?|[A-Za-z_]\w*(?:::\w+)+"
+)
+STOP_WORDS: Final = words_of(
+    "the is are must be been a an to of for and or should not at least required with your you it this "
+    "that was were has have will can cannot may from in on by as if please contain contains length "
+    "characters when than"
+)
+PROSE: Final = r"[A-ZÀ-Þ][a-zß-ɏ]{1,19}[ ][a-zß-ɏ]{2,20}(?:[ ][A-Za-zÀ-ɏ]{2,20}){0,8}[.!:]?[ ]?(?=[\r\n\"'\\\]}>]|\Z)"
+"""A line of words, of which the second is small, in place of a value: "Passwort: Bitte eingeben"."""
+DATE_OR_NUMBER: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9:.]{4,15}(?:Z|[+-][0-9:]{4,6})?)?|[+-]?[0-9]+(?:[.,:][0-9]+)*[%a-z]?"
+    r"|v?[0-9]+(?:\.[0-9a-z]+){1,4}(?:[-+][0-9A-Za-z.]+)?|0x[0-9a-fA-F]{1,8}"
+)
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_PATH: Final = re.compile(
+    r"(?:[A-Za-z]:\\|~/|\.{0,2}/)[\w ./@+-]*|(?:https?|file|s3|gs)://[^\s@?]*|[\w-]+(?:/[\w.-]+)+\.\w{1,5}"
+    r"|[\w.-]+\.(?:ya?ml|json|txt|pem|key|crt|env|py|js|ts|go|rs|java|rb|sh|cfg|conf|ini|toml)"
+)
+
+
+@lru_cache(maxsize=1024)
+def harmless(value: str) -> bool:
+    """Whether a value that is assigned to a secret's name is a placeholder, code or prose instead."""
+    lowered = value.lower().strip(".:;!?")
+    if len(value) < 3 or lowered in _WORD_VALUES or PLACEHOLDER.fullmatch(value) or _CODE.fullmatch(value):
+        return True
+    if _PATH.fullmatch(value):
+        return not any(is_random(part) for part in value.split("/") if "/" in value)
+    words = lowered.split()
+    return len(words) > 2 and not STOP_WORDS.isdisjoint(words)
+
+
+@lru_cache(maxsize=1024)
+def looks_secret(value: str) -> bool:
+    """Whether a value looks like a secret whatever its name is: mixed characters, no word, number, date, path or id."""
+    if len(value) < 6 or value.isalpha() or harmless(value):
+        return False
+    if DATE_OR_NUMBER.fullmatch(value) or _UUID.fullmatch(value):
+        return False
+    letters = any(map(str.isalpha, value))
+    if not (letters and has_digit(value)):
+        return letters and len(value) >= 8 and any(character in "!@#$%^&*+=~?" for character in value)
+    return not _PLAIN_ID.fullmatch(value)
+
+
+_PLAIN_ID: Final = re.compile(
+    r"[a-z]{2,}(?:[-_.][a-z]{1,})*[-_.]?[0-9]{1,4}|[A-Z]{1,5}-?[0-9]{1,10}|[0-9]+[a-z]{1,8}"
+    r"|[a-z]+[0-9]?(?:[-_./:][a-z0-9]{1,12}){1,6}"
+)
+
+
+def is_value(value: str) -> bool:
+    """Whether a value is none of those."""
+    return not harmless(value)
+
+
+def is_random(value: str) -> bool:
+    """Whether a value looks random: at least 16 characters, letters and digits, more than 3 bits a character."""
+    if len(value) < 16 or not looks_secret(value):
+        return False
+    value = value[:256]
+    counts = Counter(value)
+    return -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values()) > 3
+
+
+def likely(value: str, strength: int) -> bool:
+    """Whether a value is a secret where the text hardly says that it belongs to the name."""
+    if looks_secret(value):
+        return True
+    return (
+        strength == PASSWORD
+        and len(value) >= 6
+        and not harmless(value)
+        and not DATE_OR_NUMBER.fullmatch(value)
+        and has_digit(value)
+    )
+
+
+def is_mixed(value: str) -> bool:
+    """Whether a value that looks secret has three of capital and small letters, digits and signs, or is random."""
+    kinds = any(map(str.isupper, value)) + any(map(str.islower, value)) + has_digit(value)
+    return looks_secret(value) and (kinds + (not value.isalnum()) >= 3 or is_random(value))
+
+
+def is_clear(value: str) -> bool:
+    """Whether a value is a key wherever it stands behind such a name: long, with letters of both cases and digits."""
+    return (
+        len(value) >= 20
+        and sum(map(str.isdigit, value)) >= 3
+        and any(map(str.isupper, value))
+        and any(map(str.islower, value))
+        and is_random(value)
+    )
+
+
+def is_long_word(value: str) -> bool:
+    """Whether a value is a key behind "secret key" and the like: letters of one case and digits, as in base32."""
+    return len(value) >= 24 and value.isalnum() and sum(map(str.isdigit, value)) >= 2 and is_random(value)
+
+
+_KNOWN: Final = re.compile(
+    r"(?i:oauth|sha-?[0-9]|md5|base64|utf-?[0-9]|pbkdf|argon2|bcrypt|python|http|ipv[46]|x509|win(?:32|64)|pkcs|1password"
+    r"|pass[a-z]{0,9}[0-9]{0,2}$|[a-z]{1,12}\([^)]*\)?$)"
+)
+_NUMBER_AND_UNIT: Final = re.compile(r"[0-9]+(?:[-.]?[a-z]+|[-.][0-9]+)*|[a-z]+(?:_[a-z]+)*_?[0-9]{1,2}")
+
+
+def may_be(value: str, *, quoted: bool) -> bool:
+    """Whether what stands where a value is expected is a password."""
+    if " " in value:
+        words = value.split()
+        return (
+            quoted and 3 <= len(words) <= 24 and all(w.isalpha() and w.islower() for w in words) and not harmless(value)
+        )
+    return (
+        (
+            likely(value, PASSWORD)
+            and any(map(str.isalpha, value))
+            and not _KNOWN.match(value)
+            and not _NUMBER_AND_UNIT.fullmatch(value)
+        )
+        or must_be(value)
+        or (len(value) >= 6 and _WORD_AND_NUMBER.fullmatch(value) is not None)
+    )
+
+
+_WORD_AND_NUMBER: Final = re.compile(
+    r"(?!step|user|line|page|file|item|field|option|version|input|form|test)[a-z]{4,}[0-9]{1,6}[!?.]?"
+)
+
+
+def must_be(value: str) -> bool:
+    """Whether a word can only be a password: small and capital letters, or letters and signs, with digits."""
+    if not 8 <= len(value) <= 64 or not looks_secret(value) or _KNOWN.search(value) or "/" in value or "@" in value[1:]:
+        return False
+    return (
+        has_digit(value)
+        and any(map(str.islower, value))
+        and (any(map(str.isupper, value)) or any(c in "!#$%^&*?+~" for c in value))
+    )
+
+
+def is_typed(value: str) -> bool:
+    """Whether what stands where only a password is typed is one."""
+    return looks_secret(value) or may_be(value, quoted=False) or _HYPHENATED.fullmatch(value) is not None
+
+
+_HYPHENATED: Final = re.compile(
+    r"[a-z0-9]*[0-9][a-z0-9]*(?:[-_][a-z0-9]{1,20}){1,4}|[a-z]+(?:[-_][a-z0-9]{1,20}){0,3}[-_][0-9]{1,6}"
+)
+
+
+def labels_secret(name: str, value: str) -> bool:
+    """Whether a member is the label of a field for a secret: {"element": "password field"}."""
+    return len(value) <= 100 and name.lower() in _LABELS and _LABEL.search(value) is not None
+
+
+_LABELS: Final = frozenset(
+    ("element", "label", "selector", "locator", "placeholder", "aria-label", "arialabel", "field", "target", "id",
+     "type", "question", "prompt", "description", "title", "for", "name")
+)  # fmt: skip
+"""What a form or the tool of a browser calls the field that it fills."""
+_LABEL: Final = re.compile(
+    r"(?<![A-Za-z])(?i:(?:new|current|old|user|login|db|confirm|your)?[_ -]?(?:password|passwort|kennwort|passwd"
+    r"|passphrase|passcode|api[ _-]?key|mot de passe|contraseña|senha|wachtwoord|lösenord|hasło|heslo|secret key))"
+    r"(?![A-Za-z])(?! (?:reset|policy))|[Пп]арол|密码|密碼|パスワード|비밀번호|[Şş]ifre"
+)
+
+VALUE_MEMBERS: Final = frozenset(("value", "val", "content", "default", "data", "text"))

@@ -1,0 +1,230 @@
+"""Secrets that a text tells of: behind a word for them in many languages, and in places that a protocol or form gives.
+
+A word for a secret is followed by its value at once (`Kennwort: x`), behind a verb (`le mot de passe est x`) or behind
+some words more. So no grammar is needed: of the next words the first that can only be a password is one, and behind a
+sign or a verb also one that may be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from worker.redact.markers import Found, Rule, most_names, rule
+from worker.redact.strict.names import (
+    PASSWORD,
+    VALUE_MEMBERS,
+    harmless,
+    labels_secret,
+    likely,
+    may_be,
+    must_be,
+    words_of,
+)
+
+_ENGLISH: Final = (
+    "password", "passphrase", "passcode", "pass phrase", "secret key", "api key", "access code", "secret is",
+)  # fmt: skip
+_WORDS: Final = (
+    "passwort", "kennwort", "zugangscode", "geheimzahl", "mot de passe", "code secret", "phrase secrète",
+    "clé secrète", "clé api", "contraseña", "contrasena", "contraseñas", "clave secreta", "clave de acceso", "senha",
+    "palavra-passe", "palavra passe", "parola d'ordine", "parola", "codice segreto", "chiave segreta", "wachtwoord",
+    "toegangscode",
+    "lösenord", "adgangskode", "kodeord", "passord", "salasana", "tunnussana", "lykilorð", "hasło", "hasłem", "heslo",
+    "jelszó", "jelszav", "lozinka", "lozinku", "geslo", "парол", "κωδικός πρόσβασης", "κωδικό πρόσβασης",
+    "συνθηματικό", "şifre", "parool", "slaptažodis", "parolă", "parolei", "mật khẩu", "kata sandi",
+)  # fmt: skip
+"""Words for a password and the like, in lower case; an ending may follow."""
+_UNSPACED: Final = (
+    "كلمة المرور", "كلمة السر", "رمز عبور", "گذرواژه", "סיסמה", "סיסמא", "पासवर्ड", "পাসওয়ার্ড", "รหัสผ่าน", "密码", "密碼",
+    "口令", "パスワード", "暗証番号", "비밀번호", "암호",
+)  # fmt: skip
+"""Those before which a letter may stand, as words are not spaced there, or have prefixes."""
+
+_VERBS: Final = words_of(
+    "is was are be to as set lautet ist war est sera es será é foi è sarà zijn är blir er var on oli jest "
+    "je byl este era \u0435 є це это είναι olarak היא הוא है হল là adalah ialah 是 为 為 は 는 은"
+)
+_CASED: Final = {form for word in (*_ENGLISH, *_WORDS, *_UNSPACED) for form in (word, word.upper(), word.capitalize())}
+_HINT: Final = "|".join(re.escape(form) for form in sorted(_CASED))
+
+
+def _pattern(words: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of the words, by their first letters: it tries nothing at any other character."""
+    firsts: dict[str, list[str]] = {}
+    for word in sorted(words, key=len, reverse=True):
+        end = r"(?![a-z0-9_(])" if word in _ENGLISH else ""
+        firsts.setdefault(word[0], []).append(word[1:] + end)
+    spaced = (rf"{first}(?<![^\W_]{first})(?:{'|'.join(rests)})" for first, rests in firsts.items())
+    return re.compile("|".join([*spaced, *_UNSPACED]))
+
+
+_WORD: Final = _pattern((*_ENGLISH, *_WORDS))
+_ASCII_WORD: Final = _pattern(filter(str.isascii, (*_ENGLISH, *_WORDS)))
+_ENDING: Final = re.compile(r"[^\W\d_]{0,8}+(?![a-z0-9_(])")
+_NEXT: Final = re.compile(
+    r"(?P<gap>(?:[^\w\n\"'`<>$%&*+!?@#\\~^({\[]|->|=>|<-){0,8}(?:\n[ \t]{0,8})?)"
+    r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,100})(?P=quote)|(?P<bare>[^\s\"'`<>()\[\]{},;|:=]{1,100}+))"
+)
+_MOST_WORDS: Final = 7
+_CANDIDATE: Final = re.compile("[0-9\"'`]")
+"""No value is without one of these."""
+_GAP_END: Final = re.compile(r"[.;\n]")
+_STRONG_GAP: Final = re.compile(r"[:=>\u2192|<]|(?<=[ ])-(?=[ ])")
+
+
+def _told(text: str, lowered: str) -> Iterator[Found]:
+    left, done = most_names(len(text)), 0
+    for word in (_ASCII_WORD if lowered.isascii() else _WORD).finditer(lowered):
+        left -= 1
+        if left < 0:
+            yield Found(word.start(), len(text), "password")
+            return
+        if word.start() < done:
+            continue
+        end, english = word.end(), word[0] in _ENGLISH
+        if not english:
+            ending = _ENDING.match(lowered, end)
+            if ending is None:
+                continue
+            end = ending.end()
+        ending_verb = not english and not text[end - 1].isascii() and end > word.end()
+        found = _value_told(text, end, verb=ending_verb, english=english)
+        if found is not None:
+            done = found[1]
+            yield Found(*found, "password")
+
+
+def _value_told(text: str, place: int, *, verb: bool, english: bool) -> tuple[int, int] | None:
+    """Return the place of the value that a word for a secret, which ends at `place`, is followed by."""
+    if not _CANDIDATE.search(text, place, place + 120):
+        return None
+    sign = False
+    for number in range(_MOST_WORDS):
+        match = _NEXT.match(text, place)
+        if match is None:
+            return None
+        gap, quoted = match["gap"], match["quoted"]
+        if number and _GAP_END.search(gap):
+            return None
+        sign = sign or (_STRONG_GAP.search(gap) is not None)
+        group = "bare" if quoted is None else "quoted"
+        start, end = match.span(group)
+        value = match[group]
+        if quoted is None:
+            value = value.rstrip(".")
+            end = start + len(value)
+            if text[end : end + 1] in ("(", "[", "{"):
+                return None
+        near = verb or (sign and not (english and ":" in gap and number == 0))
+        near = near or (quoted is not None and not english and not gap.strip(" :=,"))
+        if near and may_be(value, quoted=quoted is not None):
+            return start, end
+        if must_be(value) and not (number and _NAME_AND_YEAR.fullmatch(value)):
+            return start, end
+        if english and number == 0 and value.lower() in _OTHER_THINGS:
+            return None
+        said = text[start:end].lower()
+        verb = said in _VERBS or (verb and said in _FILLERS)
+        if _NO_WORD.search(value):
+            return None
+        place = match.end()
+        sign = text[place : place + 1] in (":", "=")
+    return None
+
+
+_NAME_AND_YEAR: Final = re.compile("[A-Z][a-z]+[0-9]{1,4}")
+_OTHER_THINGS: Final = words_of(
+    "manager managers policy policies hash hashes hashing field fields reset form input generator strength "
+    "entropy store vault file column length prompt rules requirements protection based less type"
+)
+"""What is no password, although the word is in its name."""
+_NO_WORD: Final = re.compile(r"\d|[!-&*+./@\[-`{-~]")
+_FILLERS: Final = words_of("now set still currently jetzt nun ahora agora maintenant ora nu teraz")
+
+
+_REVERSED: Final = re.compile(
+    r"[ ](?<=[^\s,;:][ ])(?:as|is)[ ](?:the|my|your|our|his|her|a|its)[ ](?:[a-z]{1,12}[ ]){0,2}"
+    r"(?:password|passphrase|passcode|verification code|pin)(?![\w-]|[ ](?:manager|field|policy|owner|column|name))",
+    re.IGNORECASE,
+)
+_BEFORE: Final = re.compile(r"(?:\A|(?<=[\s\"'`(]))(?P<secret>[^\s\"'`()<>,;:]{6,64}+)[\"'`]?\Z")
+_CODE: Final = re.compile("(?:[A-Z]-)?[0-9]{4,8}")
+
+
+def _told_before(text: str, _lowered: str) -> Iterator[Found]:
+    for match in _REVERSED.finditer(text):
+        begin = max(0, match.start() - 66)
+        words = text[begin : match.start()].rsplit(None, 1)
+        found = _BEFORE.search(text, match.start() - len(words[-1]), match.start()) if words else None
+        if found and (may_be(found["secret"], quoted=False) or _CODE.fullmatch(found["secret"])):
+            yield Found(*found.span("secret"), "password")
+
+
+# -- pairs of a label and a value in one object
+
+_OBJECT: Final = re.compile(r"\{[^{}]{8,1500}+\}")
+_PAIR: Final = re.compile(
+    r"(?P<escapes>\\{0,7})(?P<quote>[\"'])(?P<name>[A-Za-z][A-Za-z0-9_. -]{0,40})(?P=escapes)(?P=quote)\s{0,4}:\s{0,4}"
+    r"(?P=escapes)(?P<other>[\"'])(?P<value>(?:[^\"'\\\n]|\\{1,7}[^\n]|(?!(?P=other))[\"']){1,300}+)"
+)
+
+
+def _fields(text: str, _lowered: str) -> Iterator[Found]:
+    for whole in _OBJECT.finditer(text):
+        pairs = list(_PAIR.finditer(text, whole.start(), whole.end()))
+        if len(pairs) < 2 or not any(labels_secret(pair["name"], pair["value"]) for pair in pairs):
+            continue
+        for pair in pairs:
+            if pair["name"].lower() in VALUE_MEMBERS and field_value(pair["name"], pair["value"]):
+                yield Found(*pair.span("value"), "password")
+
+
+def field_value(name: str, value: str) -> bool:
+    """Whether a field beside the label of a password field holds one."""
+    if " " in value.strip() or harmless(value):
+        return False
+    return likely(value, PASSWORD) or (name.lower() in ("value", "val") and len(value) >= 4 and not value.istitle())
+
+
+_SEED_HINT: Final = re.compile(r"seed|mnemonic|recovery|backup phrase|wallet|secret phrase|(?:12|24)[ -]words?")
+_SEED: Final = re.compile(
+    r"(?<![a-z])[a-z]{3,8}(?:[\s,\"'\]]{1,4}(?:[0-9]{1,2}[.):]?[ ]{0,2})?[\"']?[a-z]{3,8}){11,23}+(?![a-z])"
+)
+_NO_SEED: Final = re.compile(
+    r"\b(?:the|and|with|for|your|are|was|has|not|but|which|from|into|will|must|they|have|its)\b"
+)
+_BEHIND_HINT: Final = 200
+
+
+def _seeds(text: str, lowered: str) -> Iterator[Found]:
+    done = 0
+    for hint in _SEED_HINT.finditer(lowered):
+        if hint.start() < done:
+            continue
+        done = hint.end() + 60
+        place = hint.end()
+        for _ in range(6):
+            found = _SEED.search(text, place, hint.end() + _BEHIND_HINT + 300)
+            if found is None or found.start() > hint.end() + _BEHIND_HINT:
+                break
+            words = _NO_SEED.search(found[0])
+            if words is None:
+                yield Found(found.start(), found.end(), "password")
+                done = found.end()
+                break
+            place = found.start() + words.end()
+
+
+TOLD: Final = (
+    Rule(_HINT, _told),
+    Rule("password|passphrase|passcode|verification code|pin", _told_before),
+    Rule("passw|kennwort|passphrase|passcode|api[ _-]?key|mot de passe|contrase|senha|wachtwoord"
+        "|senord|has(?:ł|Ł)o|heslo"
+        "|secret key|арол|密码|密碼|パスワード|비밀번호|ifre", _fields),
+    Rule("seed|mnemonic|recovery|backup phrase|wallet|secret phrase|(?:12|24)[ -]word", _seeds),
+    rule("password", "pin",
+        r"\b(?:PIN|Pin)(?:[ -](?:code|number|Code))?[ ]?(?:[:=]|is|was|ist|est|es)[ ]{0,3}"
+        r"(?P<secret>[0-9]{4,8})(?![0-9.,:/-])"),
+)  # fmt: skip

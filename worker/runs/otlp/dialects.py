@@ -1,0 +1,510 @@
+"""The dialects in which libraries write runs of agents into spans: a table, and what finds its way in it.
+
+A dialect is a row: which spans speak it, and where they say what. Each library has its own, and many spans speak two,
+so all rows of a span's scope are looked through in the table's order; the first that says something counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache
+from typing import Any, Final, Literal
+
+from worker.runs.fields import find_field
+from worker.runs.otlp.spans import Span
+from worker.runs.otlp.values import REDACTED, loaded, unflattened
+
+MAX_NAME: Final = 100
+"""Characters of the longest scope, attribute or event that may be named as one that is not read."""
+
+Kind = Literal["model", "tool", "agent", "chain", "other"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dialect:
+    """One row. A field that says where something stands is a text of places, apart by spaces: the first with it counts.
+
+    A place is an attribute. `a.*` are all attributes below `a.`, as lists and objects; `a#b.0` is what JSON in `a` has
+    under b, 0; `a~x` the first group of the expression x in `a`. `@events` are the messages in events of the span and
+    in log records, `@exception` says that the span has an exception. `+` between places joins them.
+    """
+
+    name: str
+    """What it is called in metrics."""
+    scopes: tuple[str, ...] = ()
+    """The scopes whose spans may speak it: whole names, or beginnings that end with a dot or a slash. None: all."""
+    kind: str = ""
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    """The attribute that says what a span is, and what its values mean; `*x`: one that ends with x."""
+    spans: Mapping[str, Kind] = field(default_factory=dict)
+    """What spans of these names are, whatever their attributes say; `*x`: one that ends with x."""
+    signs: Mapping[str, Kind] = field(default_factory=dict)
+    """Attributes that only spans of a kind have (a name that ends with a dot: any below it)."""
+
+    input: str = ""
+    """The messages for a model, the task of an agent, the arguments of a tool."""
+    output: str = ""
+    """The answer of a model or an agent, the result of a tool."""
+    agent: str = ""
+    tool: str = ""
+    call_id: str = ""
+    arguments: str = ""
+    result: str = ""
+    """Of a tool, where it is not `input` and `output`."""
+    failed: str = ""
+    """What is true, "true", "error" or "ERROR" on a failed span, beside its status."""
+    task: str = ""
+    answer: str = ""
+    """The user's own words, and the final answer, where the messages of the model have prompts around them."""
+    prompt: re.Pattern[str] | None = None
+    """Finds the user's own words in the prompt that is made of them."""
+    delegate: str = ""
+    """Of a tool that is another agent: the agent's name."""
+    workflow: str = ""
+    """The name of what an agent is part of: it counts where no agent, or several, are named."""
+    agent_id: str = ""
+    """What counts where there is no name: in several libraries each run has another one."""
+    error: str = ""
+    """Why a span failed, beside its status and its exception."""
+    form: Literal["", "positions", "fields", "short"] = ""
+    """What is peculiar to its messages: ids of calls are positions (content.without_positions), a text has fields
+    (content.without_fields), or what came before is there in short (content.without_short)."""
+
+    repeats: tuple[str, ...] = ()
+    """Beginnings of attributes that say again what others say."""
+
+    @cached_property
+    def places(self) -> Mapping[str, tuple[tuple[Place, ...], ...]]:
+        """Return the places of each field: groups that are joined, each of alternatives."""
+        return {name: _parsed(text) for name in _PLACED if (text := getattr(self, name))}
+
+    @cached_property
+    def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        both = [place for name in ("input", "output") for group in self.places.get(name, ()) for place in group]
+        return tuple(each.name for each in both if not each.flat), tuple(each.name for each in both if each.flat)
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether its messages are flattened into many attributes, and nowhere else."""
+        return bool(self._names[1]) and not self._names[0]
+
+    def is_spoken(self, found: Mapping[str, Any]) -> bool:
+        """Return whether anything of what goes in or comes out is among the attributes; events are taken for there."""
+        names, prefixes = self._names
+        for name in names:
+            if name in found or name == "@events":
+                return True
+        return bool(prefixes) and any(key.startswith(prefixes) for key in found)
+
+    def values(self, span: Span, name: str) -> list[Any]:
+        """Return what stands in the places of a field: of each group the first."""
+        return _found(span, self.places.get(name, ()))
+
+
+_PLACED: Final = (
+    "input", "output", "agent", "tool", "call_id", "arguments", "result", "failed", "task", "answer", "delegate",
+    "workflow", "agent_id", "error",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An attribute, or all below it (`flat`), and the path into the JSON it holds, or what is searched in it."""
+
+    name: str
+    path: tuple[str, ...] = ()
+    flat: bool = False
+    pattern: re.Pattern[str] | None = None
+
+    def value(self, found: Mapping[str, Any]) -> Any:
+        """Return what stands there, None where nothing does."""
+        if self.flat:
+            return unflattened(found, self.name) or None
+        value = found.get(self.name)
+        if self.pattern is not None:
+            match = self.pattern.search(value) if isinstance(value, str) else None
+            return match and match[1]
+        if not self.path or value is None:
+            return None if value is None or value == "" or value == REDACTED else value
+        inner = find_field(loaded(value), self.path)
+        return None if inner is None or inner[1] == "" else inner[1]
+
+
+@cache
+def _parsed(text: str) -> tuple[tuple[Place, ...], ...]:
+    return tuple(tuple(_place(each) for each in group.split()) for group in text.split("+"))
+
+
+def _place(text: str) -> Place:
+    name, tilde, pattern = text.partition("~")
+    if tilde:
+        return Place(name, pattern=re.compile(pattern))
+    name, _, path = text.partition("#")
+    if name.endswith(".*"):
+        return Place(name[:-1], flat=True)
+    return Place(name, tuple(path.split(".")) if path else ())
+
+
+_CAPTURE: Final = (
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=span_only, and "
+    "OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental"
+)
+
+_TRACELOOP: Final = (
+    "agno alephalpha anthropic bedrock cohere crewai google_generativeai groq haystack langchain llamaindex mcp "
+    "mistralai ollama openai openai_agents replicate sagemaker together transformers vertexai watsonx writer"
+)
+"""What Traceloop instruments. Others have scopes below the same name: OpenTelemetry's own, and those of web clients."""
+
+_HINTS: Final = {
+    # a scope, or what scopes begin with: what captures content
+    **{f"opentelemetry.instrumentation.{name}": _CAPTURE for name in ("openai_v2", "genai", "google_genai")},
+    "opentelemetry.util.genai": _CAPTURE,
+    "opentelemetry.instrumentation.botocore": "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true",
+    **{f"opentelemetry.instrumentation.{name}": "TRACELOOP_TRACE_CONTENT=true" for name in _TRACELOOP.split()},
+    "traceloop": "TRACELOOP_TRACE_CONTENT=true",
+    "agent_framework": "ENABLE_SENSITIVE_DATA=true",
+    "ai": "experimental_telemetry without recordInputs: false and recordOutputs: false",
+    "autogen-core": "its own spans hold no texts: add openinference-instrumentation-autogen-agentchat",
+    "com.anthropic.sdk.python": "ANTHROPIC_OPEN_TELEMETRY_TRACES_CONTENT_MODE=content",
+    "gcp.vertex.agent": "neither ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS=false nor "
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=false",
+    "haystack": "HAYSTACK_CONTENT_TRACING_ENABLED=true",
+    "langsmith": "neither LANGSMITH_HIDE_INPUTS nor LANGSMITH_HIDE_OUTPUTS",
+    "openinference": "neither OPENINFERENCE_HIDE_INPUTS nor OPENINFERENCE_HIDE_OUTPUTS",
+    "openlit": "OPENLIT_CAPTURE_MESSAGE_CONTENT=true",
+    "pydantic-ai": "InstrumentationSettings(include_content=True)",
+    "semantic_kernel": "SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS_SENSITIVE=true, and otlp_logs in "
+    "KP_SPANS_TOPIC",
+}
+
+
+def hint_of(scope: str) -> str:
+    """Return what captures content in the spans of a scope, "" where that is not known."""
+    name = scope if len(scope) <= MAX_NAME else ""
+    while name:
+        if name in _HINTS:
+            return _HINTS[name]
+        name = name.rpartition(".")[0]
+    return ""
+
+
+def _of(**kinds: str) -> Mapping[str, Kind]:
+    """Return what values mean, by kind: those of each kind apart by `|`."""
+    return {value: kind for kind, values in kinds.items() for value in values.split("|")}  # type: ignore[misc]
+
+
+DIALECTS: Final = (
+    # What single libraries write, before what many share
+    Dialect(name="anthropic_sdk", scopes=("com.anthropic.sdk.python",)),
+    Dialect(name="google",  # ADK, and OpenTelemetry's instrumentation of google-genai
+        scopes=("gcp.vertex.agent", "opentelemetry.instrumentation.google_genai"),
+        spans=_of(model="call_llm", chain="invocation", other="execute_tool (merged)"),
+        input="gcp.vertex.agent.llm_request", output="gcp.vertex.agent.llm_response",
+        arguments="gen_ai.tool.call.arguments gcp.vertex.agent.tool_call_args",
+        result="gen_ai.tool.call.result gcp.vertex.agent.tool_response", form="positions"),
+    Dialect(name="vercel_ai", scopes=("ai",), kind="ai.operationId",
+        kinds=_of(model="ai.generatetext.dogenerate|ai.streamtext.dostream|ai.generateobject.dogenerate|"
+            "ai.streamobject.dostream", agent="ai.generatetext|ai.streamtext|ai.generateobject|ai.streamobject",
+            tool="ai.toolcall", other="*"), input="ai.prompt.messages ai.prompt",
+        output="ai.response.reasoning + ai.response.text ai.result.text ai.response.object ai.result.object"
+        " + ai.response.toolCalls ai.result.toolCalls",
+        agent="ai.telemetry.functionId", tool="ai.toolCall.name", call_id="ai.toolCall.id",
+        arguments="ai.toolCall.args", result="ai.toolCall.result"),
+    Dialect(name="langfuse", kind="langfuse.observation.type",
+        kinds=_of(model="generation", tool="tool", agent="agent", chain="chain", other="*"),
+        input="langfuse.observation.input", output="langfuse.observation.output"),
+    Dialect(name="mlflow", kind="mlflow.spanType",
+        kinds=_of(model="chat_model|llm", tool="tool", agent="agent", chain="chain", other="*"),
+        input="mlflow.spanInputs", output="mlflow.spanOutputs"),
+    Dialect(name="haystack", scopes=("haystack",), spans=_of(model="haystack.agent.step.llm",
+            tool="haystack.agent.step.tool", agent="haystack.agent.run", chain="haystack.pipeline.run"),
+        kind="haystack.component.type", kinds=_of(agent="agent", model="*generator", other="*"),
+        input="haystack.agent.step.llm.input haystack.agent.input haystack.component.input",
+        output="haystack.agent.step.llm.output haystack.agent.output haystack.component.output",
+        agent="haystack.component.name", tool="haystack.tool.name", arguments="haystack.agent.step.tool.input",
+        result="haystack.agent.step.tool.output", failed="haystack.tool.error", repeats=("haystack.pipeline.",)),
+    Dialect(name="litellm", scopes=("litellm",), spans=_of(other="raw_gen_ai_request"),
+        input="gen_ai.input.messages", output="gen_ai.output.messages + gen_ai.completion.*", error="error.message",
+        repeats=("llm.",)),
+    Dialect(name="langsmith", scopes=("langsmith",), spans=_of(other="Agent workflow|Span"),  # the OpenAI Agents SDK
+        kind="langsmith.span.kind",
+        kinds=_of(model="llm", tool="tool", chain="chain", other="*"), input="gen_ai.prompt",
+        output="gen_ai.completion", failed="@exception"),
+    Dialect(name="mastra", scopes=("@mastra/",), kind="mastra.span.type",
+        kinds=_of(model="model_generation|model_step|llm_generation", agent="agent_run|workflow_run",
+            tool="tool_call|mcp_tool_call|provider_tool_call", other="*"),
+        input="gen_ai.input.messages gen_ai.prompt mastra.model_step.input mastra.agent_run.input",
+        output="gen_ai.output.messages gen_ai.completion mastra.model_step.output mastra.agent_run.output",
+        arguments="gen_ai.tool.call.arguments gen_ai.tool.input",
+        result="gen_ai.tool.call.result gen_ai.tool.output", agent="agent.id", error="error.message", form="short"),
+    Dialect(name="logfire",  # the OpenAI Agents SDK
+        scopes=("logfire.openai_agents",), spans=_of(agent="Agent run: {name!r}", tool="Function: {name}"),
+        input="raw_input", output="response#output",
+        agent=r"logfire.msg~Agent\srun:\s'([^']*)'",  # the attribute `name` may be scrubbed
+        tool="name", arguments="input", result="output", error="error#data.error error#message"),
+    Dialect(name="logfire", scopes=("logfire.",), input="gen_ai.input.messages request_data",
+        output="gen_ai.output.messages response_data"),
+    Dialect(name="openlit", scopes=("openlit",), signs=_of(other="gen_ai.output.messages")),
+    Dialect(name="crewai", scopes=("openinference.instrumentation.crewai", "opentelemetry.instrumentation.crewai."),
+        agent="graph.node.id crewai.agent.role",
+        task="crew_tasks#0.description crewai.crew.tasks#0.description output.value#description",
+        answer="output.value#raw crewai.crew.result",
+        prompt=re.compile(r"Current Task: (.*?)\n\nThis is the expected criteria", re.DOTALL),
+        delegate="input.value#coworker"),
+    Dialect(name="autogen",
+        scopes=("openinference.instrumentation.autogen_agentchat", "openinference.instrumentation.autogen"),
+        input="llm.input_messages.*", output="output.value", agent="graph.node.id"),
+    Dialect(name="smolagents",
+        scopes=("openinference.instrumentation.smolagents", "opentelemetry.instrumentation.genai.smolagents"),
+        task="smolagents.task input.value#task", prompt=re.compile(r"\ANew task:\n(.*)", re.DOTALL)),
+    Dialect(name="llama_index", scopes=("openinference.instrumentation.llama_index",),
+        spans=_of(other="*._prepare_chat_with_tools"), agent="input.value~current_agent_name='([^']*)'",
+        arguments="input.value#kwargs input.value", result="output.value#raw_output output.value",
+        failed="output.value#is_error"),
+    Dialect(name="dspy",  # all its prompts are made of fields, and so are the answers
+        scopes=("openinference.instrumentation.dspy", "opentelemetry.instrumentation.genai.dspy"),
+        spans=_of(other="finish.__call__"), answer="output.value#answer", form="fields"),
+    Dialect(name="langgraph",  # an AGENT is a node of the graph, one for each turn; the run is the CHAIN above
+        scopes=("openinference.instrumentation.langchain",), kind="openinference.span.kind",
+        kinds=_of(model="llm", tool="tool", chain="agent|chain")),
+    # The conventions of OpenTelemetry, and those before and beside them
+    Dialect(name="gen_ai", kind="gen_ai.operation.name",
+        kinds=_of(model="chat|chat.completions|generate_content|text_completion|text.completions",
+            tool="execute_tool", agent="invoke_agent|invoke_workflow",
+            other="create_agent|embeddings|plan|retrieval"), input="gen_ai.input.messages",
+        output="gen_ai.output.messages", agent="gen_ai.agent.name", agent_id="gen_ai.agent.id",
+        workflow="gen_ai.workflow.name", tool="gen_ai.tool.name", call_id="gen_ai.tool.call.id",
+        arguments="gen_ai.tool.call.arguments", result="gen_ai.tool.call.result"),
+    Dialect(name="openinference", kind="openinference.span.kind", kinds=_of(model="llm", tool="tool", agent="agent",
+            chain="chain", other="retriever|embedding|reranker|guardrail|evaluator|prompt|unknown"),
+        input="llm.input_messages.*", output="llm.output_messages.*", agent="agent.name", tool="tool.name",
+        call_id="tool_call.id tool.id"),
+    Dialect(name="openllmetry", kind="traceloop.span.kind",
+        kinds=_of(tool="tool", agent="workflow|agent", other="task|unknown"), signs=_of(tool="gen_ai.tool.name",
+            model="llm.request.type|gen_ai.request.model|gen_ai.output.messages|gen_ai.completion.|gen_ai.prompt.|"
+            "llm.output_messages."), input="gen_ai.prompt.*", output="gen_ai.completion.*",
+        agent="agent_name + traceloop.association.properties.lc_agent_name",
+        workflow="traceloop.workflow.name + traceloop.entity.name", tool="traceloop.entity.name"),
+    Dialect(name="gen_ai_events", input="@events"),
+    Dialect(name="openllmetry", input="traceloop.entity.input", output="traceloop.entity.output"),
+    Dialect(name="pydantic_ai", input="pydantic_ai.all_messages", arguments="tool_arguments", result="tool_response"),
+    Dialect(name="pydantic_ai", output="final_result", agent=r"logfire.msg~\A(.*)\srun\Z"),
+    Dialect(name="openinference_raw", input="input.value", output="output.value",
+        arguments="input.value tool.parameters"),
+)  # fmt: skip
+
+CONVENTIONS: Final = tuple(dict.fromkeys(row.name for row in DIALECTS))
+"""All names of conventions that a run may have."""
+
+
+def dialects_of(scope: str) -> tuple[Dialect, ...]:
+    """Return the rows that spans of a scope may speak."""
+    return _dialects_of(scope[:MAX_NAME])  # what anyone may send is not kept whole
+
+
+@lru_cache(maxsize=1024)
+def _dialects_of(scope: str) -> tuple[Dialect, ...]:
+    return tuple(row for row in DIALECTS if not row.scopes or any(_is_in(scope, each) for each in row.scopes))
+
+
+def _is_in(scope: str, known: str) -> bool:
+    return scope.startswith(known) if known.endswith((".", "/")) else scope == known
+
+
+def kind_of(span: Span) -> Kind:
+    """Return what a span is."""
+    found = span.attributes
+    rows = dialects_of(span.scope)
+    for row in _with_kinds(rows):
+        if row.spans and (kind := _meant(row.spans, span.name)) is not None:
+            return kind
+        value = found.get(row.kind) if row.kind else None
+        if isinstance(value, str) and (kind := _meant(row.kinds, value.strip('"').lower())) is not None:
+            return kind
+    for row in rows:
+        for sign, kind in row.signs.items() if row.signs else ():
+            if sign in found or (sign.endswith(".") and any(key.startswith(sign) for key in found)):
+                return kind
+    return "other"
+
+
+@cache
+def _with_kinds(rows: tuple[Dialect, ...]) -> tuple[Dialect, ...]:
+    return tuple(row for row in rows if row.spans or row.kind)
+
+
+def _meant(kinds: Mapping[str, Kind], value: str) -> Kind | None:
+    if value in kinds:
+        return kinds[value]
+    return next((kind for end, kind in kinds.items() if end[:1] == "*" and value.endswith(end[1:])), None)
+
+
+def values(span: Span, name: str) -> list[Any]:
+    """Return what stands in the places of a field, row by row."""
+    return _found(span, _groups(dialects_of(span.scope), name))
+
+
+@cache  # by what rows a scope has, of which there are few: scopes are what anyone may send
+def ranked(rows: tuple[Dialect, ...], name: str) -> tuple[tuple[int, Dialect], ...]:
+    """Return those of some rows that have a field, with their numbers in the table."""
+    return tuple((rank, row) for rank, row in enumerate(DIALECTS) if row in rows and name in row.places)
+
+
+@cache
+def attributes_of(rows: tuple[Dialect, ...], name: str) -> tuple[str, ...]:
+    """Return the attributes in which some rows have a field."""
+    return tuple({place.name for group in _groups(rows, name) for place in group})
+
+
+@cache
+def _groups(rows: tuple[Dialect, ...], name: str) -> tuple[tuple[Place, ...], ...]:
+    return tuple(group for _, row in ranked(rows, name) for group in row.places[name])
+
+
+def _found(span: Span, groups: tuple[tuple[Place, ...], ...]) -> list[Any]:
+    found, values = span.attributes, []
+    for group in groups:
+        for place in group:
+            value = place.value(found)
+            if value is not None:
+                values.append(value)
+                break
+    return values
+
+
+def first_text(span: Span, name: str) -> str:
+    """Return the first text that a field has, "" where there is none."""
+    return next((each for each in values(span, name) if isinstance(each, str) and each.strip()), "")
+
+
+def spoken(span: Span) -> str:
+    """Return the name of the dialect of a model's span that says nothing; "" where nothing tells."""
+    for row in dialects_of(span.scope):
+        if (row.scopes and not row.places) or (row.kind and row.kind in span.attributes):
+            return row.name
+    return next((row.name for row in dialects_of(span.scope) if not row.signs.keys().isdisjoint(span.attributes)), "")
+
+
+def is_read(scope: str, key: str) -> bool:
+    """Return whether an attribute of a scope's spans is read, or says again what others say."""
+    keys, prefixes = _read_by(scope[:MAX_NAME])
+    return key in keys or key.startswith(prefixes)
+
+
+_CONTENT: Final = re.compile(
+    r"answers?|arg(?:ument)?s|body|chat|completions?|contents?|conversation|history|inputs?|messages?|observation|"
+    r"outputs?|prompts?|query|question|reasoning|repl(?:y|ies)|request|response|results?|task|text|thinking|thoughts?"
+)
+"""Words in the names of attributes that hold what was said."""
+
+_ABOUT: Final = re.compile(
+    r"address|association|choice|code|cost|count|definitions?|description|formats?|hash|headers?|ids?|invocation|kind|"
+    r"key|label|language|length|level|limit|metadata|method|mime|mode|model|msg|names?|parameters|parent|path|"
+    r"properties|provider|reasons?|role|schema|sequences|settings|size|status|tags?|temperature|template|time|"
+    r"timestamp|tokens?|types?|ur[il]|usage|version"
+)
+"""Words in the names of those that hold something about it."""
+
+_ELSEWHERE: Final = (
+    "aws.", "browser.", "client.", "cloud.", "cloudevents.", "code.", "db.", "deployment.", "error.", "exception.",
+    "faas.", "graphql.", "http.", "k8s.", "log.", "messaging.", "net.", "network.", "otel.", "process.", "rpc.",
+    "server.", "session.", "telemetry.", "thread.", "url.", "user.", "user_agent.",
+)  # fmt: skip
+"""How attributes begin that OpenTelemetry's conventions use for something other than models."""
+
+_WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def is_missed(scope: str, key: str) -> bool:
+    """Return whether an attribute's name says that it holds content, and no row of the scope reads it."""
+    return len(key) <= MAX_NAME and len(scope) <= MAX_NAME and _is_missed(scope, key)
+
+
+@lru_cache(maxsize=4096)
+def _is_missed(scope: str, key: str) -> bool:
+    if key.startswith(_ELSEWHERE):
+        return False
+    words = [word.lower() for word in _WORD.findall(key)]
+    holds, about = any(map(_CONTENT.fullmatch, words)), any(map(_ABOUT.fullmatch, words))
+    return holds and not about and not is_read(scope, key)
+
+
+@lru_cache(maxsize=1024)
+def _read_by(scope: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    rows = dialects_of(scope)
+    places = [place for row in rows for groups in row.places.values() for group in groups for place in group]
+    keys = {place.name for place in places if not place.flat} | {row.kind for row in rows}
+    flat = [place.name for place in places if place.flat]
+    signs = [sign for row in rows for sign in row.signs]
+    prefixes = (*flat, *(each for each in signs if each.endswith(".")), *(each for row in rows for each in row.repeats))
+    return frozenset(keys | set(signs)) - {""}, prefixes
+
+
+_GENERATED: Final = re.compile(
+    r"(?<![0-9a-z])(?:"
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # a UUID
+    r"|(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{8,}|[0-9]{9,}"  # hex, a counter, an address in memory
+    r"|[0-9a-hjkmnp-tv-z]{26}"  # a ULID
+    r"|(?:run|thread|session|trace|conv)[-_](?=[a-z]*[0-9])[0-9a-z]{8,}"
+    r")(?![0-9a-z])",
+    re.IGNORECASE,
+)
+"""What is made anew for each run or process, and names no agent."""
+
+_METHOD: Final = re.compile(
+    r"\.(?:a?(?:run|call|invoke|stream|kickoff)(?:_\w+)?|__call__|_execute_core|on_messages(?:_stream)?|forward|workflow"
+    r"|agent)$"
+)
+"""The method of an agent or a tool that a span's name ends with."""
+
+
+_SCRUBBED: Final = "[Scrubbed due to "
+"""What Logfire writes in place of a name that may be a secret, such as one of a secretary."""
+
+
+def stable(name: str) -> str:
+    """Return a name without its generated parts, "" where it was taken out."""
+    return _stable(name) if len(name) <= MAX_NAME else _stable.__wrapped__(name)
+
+
+@lru_cache(maxsize=4096)  # an agent's runs repeat its name, in each of their spans
+def _stable(name: str) -> str:
+    if name.startswith(_SCRUBBED):
+        return ""
+    if _GENERATED.search(name) is None:
+        return name if name.strip() else ""
+    return _GENERATED.sub("", name).strip(" -_:/.#()[]{}")
+
+
+def said_name(spans: Iterable[Span], field: str = "agent") -> str:
+    """Return the name that attributes of spans give an agent: that of the first row of the table; "" for none."""
+    best, name = len(DIALECTS), ""
+    for span in spans:
+        rows = dialects_of(span.scope)
+        if span.attributes.keys().isdisjoint(attributes_of(rows, field)):
+            continue
+        for rank, row in ranked(rows, field):
+            if rank >= best:
+                break
+            for value in row.values(span, field):
+                if isinstance(value, str) and (found := stable(value)):
+                    best, name = rank, found
+                    break
+    return name
+
+
+def span_name(span: Span) -> str:
+    """Return the name of an agent's span as the agent's; "" where it is the same for all agents."""
+    for row in dialects_of(span.scope):
+        if (row.spans and span.name in row.spans) or (row.kind and span.attributes.get(row.kind) == span.name):
+            return ""
+    name = span.name.removeprefix("invoke_agent ").removeprefix("invoke_workflow ")
+    return stable(_METHOD.sub("", name))
+
+
+def tool_name(span: Span) -> str:
+    """Return the name of a tool."""
+    return first_text(span, "tool") or _METHOD.sub("", span.name)

@@ -1,0 +1,108 @@
+"""Values of attributes: JSON, texts of Python's, and objects that are flattened into many attributes."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from worker.runs.fields import json_value
+
+REDACTED: Final = "__REDACTED__"
+"""What OpenInference writes in place of content that it was told to hide."""
+
+_BETWEEN: Final = re.compile(r"[\s,]*")
+
+_MAX_LITERAL: Final = 100_000
+"""Characters of a Python literal that is read; Python's parser takes some hundred bytes for each."""
+
+_MAX_LEVELS: Final = 12
+"""Levels of a flattened object; deeper ones stay one name."""
+
+
+def loaded(value: Any) -> Any:
+    """Return the value of a text that is JSON or a Python literal; of a list that was cut off, what is before the cut.
+
+    Any other text is itself, and any other value as JSON can have it.
+    """
+    parsed = json_value(value)
+    if not isinstance(parsed, str) or parsed[:1] not in ("[", "{"):
+        return parsed
+    literal = python_value(parsed)
+    if literal is parsed and parsed[0] == "[":
+        return _before_the_cut(parsed) or parsed
+    return literal
+
+
+def python_value(text: str) -> Any:
+    """Return the value of a Python literal that is a list or an object; the text where it is none."""
+    try:
+        return json_value(ast.literal_eval(text)) if text[:1] in ("{", "[") and len(text) <= _MAX_LITERAL else text
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return text
+
+
+def _before_the_cut(text: str) -> list[Any]:
+    items, place, decoder = [], 1, json.JSONDecoder(parse_constant=str)
+    try:
+        while True:
+            item, place = decoder.raw_decode(text, _BETWEEN.match(text, place).end())  # type: ignore[union-attr]
+            items.append(item)
+    except (ValueError, RecursionError):
+        return items
+
+
+class Flat(dict[str, Any]):
+    """An object whose fields have paths for names: `a.0.b` is what the first item of `a` has under `b`."""
+
+    def nested(self) -> dict[str, Any]:
+        """Return the object as it was before it was flattened; a list with gaps, whose items were lost, has no gaps."""
+        whole: dict[str, Any] = {}
+        nodes: dict[str, dict[str, Any] | None] = {"": whole}
+        for path, value in self.items():
+            head, _, last = path.rpartition(".")
+            if head not in nodes:
+                nodes[head] = _node(whole, head)
+            node = nodes[head]
+            if node is not None:
+                node[last] = copy.deepcopy(value) if isinstance(value, dict) else value
+        return {name: _with_lists(inner) if isinstance(inner, dict) else inner for name, inner in whole.items()}
+
+
+def unflattened(found: Mapping[str, Any], prefix: str) -> list[Flat] | None:
+    """Return the objects that are flattened into attributes such as `PREFIX0.name`, by their numbers; None for none."""
+    objects: dict[str, Flat] = {}
+    size = len(prefix)
+    for key, value in found.items():
+        if key.startswith(prefix):
+            number, _, path = key[size:].partition(".")
+            one = objects.get(number)
+            if one is None:
+                one = objects[number] = Flat()
+            one[path] = value
+    numbers = [number for number in objects if number.isascii() and number.isdigit() and len(number) < 10]
+    return [objects[number] for number in sorted(numbers, key=int)] or None
+
+
+def _node(whole: dict[str, Any], head: str) -> dict[str, Any] | None:
+    """Return the object that a path leads to, made where it is not there; None where a value is in the way."""
+    for name in head.split(".", _MAX_LEVELS):
+        whole = whole.setdefault(name, {})
+        if not isinstance(whole, dict):
+            return None
+    return whole
+
+
+def _with_lists(value: dict[str, Any]) -> Any:
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            value[name] = _with_lists(inner)
+    if not next(iter(value), "")[:1].isdigit():
+        return value
+    try:
+        return [value[name] for name in sorted(value, key=int)]
+    except ValueError:
+        return value

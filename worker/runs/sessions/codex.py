@@ -1,0 +1,327 @@
+"""Sessions of Codex: the rollout files under sessions/, and what `codex exec --json` prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from worker.runs.chat import MEDIA_PARTS, TEXT_PARTS, part_type_of, text_of
+from worker.runs.fields import Counts, RunRefused, json_value, shown, text_field
+from worker.runs.messages import Message, Reasoning, Text, ToolCall, ToolResult, as_text
+from worker.runs.responses import ITEMS, responses_messages
+from worker.runs.sessions.said import Format, Outcome, Said, text_at
+
+_CONTEXT: Final = re.compile(
+    r"\s*(?:# AGENTS\.md instructions|<(?:environment_context|user_instructions|additional_context|skill|permissions"
+    r"|collaboration_mode|user_shell_command|turn_aborted|hook_prompt|image(?: name=[^>]*)?|/image"
+    r"|[a-z]+_instructions|codex_internal_context|goal_context|user_action)[\s>])"
+)
+"""How a text begins that Codex has put into a message of the user's."""
+
+_NOTICE: Final = re.compile(r"\s*<subagent_notification>")
+
+_ENVELOPE: Final = re.compile(
+    r"Message Type: ([A-Z_]+)(?:\Z|\n)(?:Task name: .*(?:\Z|\n))?(?:Sender: .*(?:\Z|\n))?(?:Payload:(?:\Z|\n))?"
+)
+"""What stands before what one agent tells another."""
+
+_OWN_AGENTS: Final = ("guardian", "compact", "memory_consolidation")
+"""Sub-agents with which Codex judges a call, or sums up a session: nobody has asked them."""
+
+_TIMED: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-", re.IGNORECASE)
+"""How a UUID begins whose first 13 characters are the time when it was made."""
+
+_FROM_EDITOR: Final = re.compile(
+    r"\s*(?:# (?:Context from my IDE setup|Files mentioned by the user).*\n)?## My request(?: for Codex)?:\s*",
+    re.DOTALL,
+)
+"""What an editor puts before the words of the user."""
+
+_EXIT_CODE: Final = re.compile(r"(?:\A|\n)(?:Exit code:|Process exited with code) (-?\d+)")
+
+_FAILURES: Final = ("execution error", "exec_command failed", "failed to parse function arguments", "unsupported call",
+                    "apply_patch verification failed", "patch rejected", "aborted by user",
+                    "command timed out", "Script failed\n")  # fmt: skip
+"""How the outputs of calls begin that have failed and have no exit code."""
+
+_ROLLOUT: Final = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
+
+_EXEC: Final = frozenset({"thread.started", "turn.started", "turn.completed", "turn.failed", "item.started",
+                          "item.updated", "item.completed"})  # fmt: skip
+
+
+def _knows(line: Mapping[str, Any]) -> bool:
+    if line.get("type") is None:
+        return {"id", "timestamp", "instructions"} <= line.keys()
+    kind = text_at(line, "type")
+    return kind in _EXEC or (kind in _ROLLOUT and isinstance(line.get("payload"), dict))
+
+
+def _read(line: Mapping[str, Any], counts: Counts) -> Said | None:
+    kind = text_at(line, "type")
+    if "payload" not in line and (_is_item(line) or "record_type" in line or line.get("type") is None):
+        return _bare(line, counts)
+    if kind in _EXEC or kind == "error":
+        return _printed(line, kind, counts)
+    payload = line.get("payload")
+    if not isinstance(payload, dict):
+        raise RunRefused("not_a_line", f"payload: {shown(payload)} is not an object; the line is left out")
+    time = text_at(line, "timestamp")
+    if kind == "session_meta":
+        return Said(facts=_of_session(payload))
+    if kind == "turn_context":
+        names = {"turn": "turn_id", "model": "model", "cwd": "cwd"}
+        return Said(facts={fact: text_at(payload, name) for fact, name in names.items()})
+    if kind == "event_msg":
+        return _event(payload, time, counts)
+    if kind == "response_item":
+        return _item(payload, time, counts)
+    counts.drop(f"{kind} lines")
+    return None
+
+
+def _bare(line: Mapping[str, Any], counts: Counts) -> Said | None:
+    """A line of a rollout before Codex 0.32: a header without a type, an item by itself, or a record of its state."""
+    if _is_item(line):
+        return _item(dict(line), text_at(line, "timestamp"), counts)
+    if "record_type" not in line and "id" not in line:
+        raise RunRefused("not_a_line", "the line has no type, and is left out")
+    return Said(facts=_of_session(line)) if "id" in line else None
+
+
+def _is_item(item: Mapping[str, Any]) -> bool:
+    kind = text_at(item, "type")
+    return kind in ITEMS or kind.endswith(("_call", "_call_output")) or kind == "message" or "role" in item
+
+
+def _of_session(meta: Mapping[str, Any]) -> dict[str, str]:
+    git, source = meta.get("git"), meta.get("source")
+    below = source.get("subagent") if isinstance(source, dict) else None
+    first = meta.get("subagent_history_start_ordinal")
+    return {
+        "session": text_at(meta, "id") or text_at(meta, "session_id"), "cwd": text_at(meta, "cwd"),
+        "version": text_at(meta, "cli_version"), "branch": text_at(git, "branch") if isinstance(git, dict) else "",
+        "subagent": "" if below is None else _name_of(below),
+        "since": "" if below is None else text_at(meta, "timestamp"),
+        "ordinal": str(first) if type(first) is int else "",
+    }  # fmt: skip
+
+
+def _name_of(subagent: Any) -> str:
+    """Return what a sub-agent is called by its task: its nickname is drawn by chance."""
+    if not isinstance(subagent, dict):
+        return (isinstance(subagent, str) and subagent) or "agent"
+    spawn = subagent.get("thread_spawn")
+    role = text_at(spawn, "agent_role") if isinstance(spawn, dict) else ""
+    return role or text_at(subagent, "other") or "agent"
+
+
+def _is_left_out(line: Mapping[str, Any], facts: Mapping[str, str]) -> bool:
+    """Return whether a line in a sub-agent's rollout is of the agent that started it, or of one that nobody has asked.
+
+    A rollout may begin with a copy of its parent's: lines with a lower number than the first one of its own (Codex
+    0.145), or with an earlier time than its header, or of a turn that began before the sub-agent.
+    """
+    name = facts.get("subagent", "")
+    if not name or name in _OWN_AGENTS:
+        return bool(name)
+    ordinal, first = line.get("ordinal"), facts.get("ordinal", "")
+    if first and type(ordinal) is int:
+        return ordinal < int(first)
+    turn, session = facts.get("turn", ""), facts.get("session", "")
+    earlier = _TIMED.match(turn) and _TIMED.match(session) and turn[:13].lower() < session[:13].lower()
+    return bool(earlier) or "" < text_at(line, "timestamp") < facts.get("since", "")
+
+
+def _event(event: Mapping[str, Any], time: str, counts: Counts) -> Said | None:
+    """What a rollout says twice is taken from its items; but how a turn ended, only an event says."""
+    kind = event.get("type")
+    if kind in ("task_started", "turn_started"):
+        return Said(facts={"turn": text_at(event, "turn_id")})
+    if kind in ("task_complete", "turn_complete"):
+        last, error = text_at(event, "last_agent_message"), event.get("error")
+        if isinstance(error, dict):
+            return Said(outcome=Outcome(False, text_at(error, "message") or None), created_at=time)
+        return Said(outcome=Outcome(True, last), created_at=time) if last else None
+    if kind == "turn_aborted":
+        return Said(outcome=Outcome(False, text_at(event, "reason") or "aborted"), created_at=time)
+    if kind == "error":
+        error = event.get("error") if isinstance(event.get("error"), dict) else event
+        return Said(outcome=Outcome(False, text_at(error or {}, "message") or None), created_at=time)
+    if kind == "user_message" and (text := _request(text_at(event, "message"))):
+        return Said((Message("user", (Text(text),)),), opens="request", created_at=time)
+    counts.drop("events that say what an item says, and other events")
+    return None
+
+
+def _item(item: dict[str, Any], time: str, counts: Counts) -> Said | None:
+    kind = text_at(item, "type") or "message"
+    if kind == "agent_message" or (kind == "message" and item.get("role") == "user"):
+        return _told(item, kind, time, counts)
+    if kind == "tool_search_output":
+        call_id = text_field(item, "call_id", "payload")
+        return Said((Message("tool", (ToolResult(as_text(item.get("tools")), call_id),)),), created_at=time)
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        call_id = text_field(item, "call_id", "payload")
+        return Said((Message("tool", (_result(item.get("output"), call_id, counts),)),), created_at=time)
+    if not _is_item(item):
+        counts.drop(f"{kind} items")
+        return None
+    if kind == "message":
+        item = item | {"content": _known(item.get("content"), counts)}
+    return Said(tuple(each for each in responses_messages([item], counts, "payload") if each.role != "system"),
+                created_at=time)  # fmt: skip
+
+
+def _told(item: dict[str, Any], kind: str, time: str, counts: Counts) -> Said | None:
+    """What the user says, or another agent: a sub-agent's task is its request."""
+    content = item.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    told = item.get("internal_chat_message_metadata_passthrough")
+    kinds = told.get("content_item_kinds") if isinstance(told, dict) else None
+    if not isinstance(kinds, list) or len(kinds) != len(parts):
+        kinds = ["user."] * len(parts)
+    own = [part for part, name in zip(parts, kinds, strict=True)
+           if str(name).startswith("user.") and _CONTEXT.match(text_at(part, "text")) is None]  # fmt: skip
+    counts.drop("context added to a message", len(parts) - len(own))
+    kept = _known(own, counts)
+    text = _request(text_of(kept if parts else content, "payload.content", "payload.content[]", counts))
+    envelope = _ENVELOPE.match(text)
+    message = Message("user", (Text(text if envelope is None else text[envelope.end() :]),))
+    if _NOTICE.match(text) or (kind == "agent_message" and (envelope is None or envelope[1] != "NEW_TASK")):
+        return Said((message,), created_at=time)
+    if not message.texts():  # it is encrypted, or an image
+        unread = envelope is not None or any(part_type_of(part) in MEDIA_PARTS for part in kept)
+        return Said(opens="request", created_at=time) if unread else None
+    return Said((message,), opens="request", created_at=time)
+
+
+def _known(content: Any, counts: Counts) -> Any:
+    """Return a content without parts of types that are not known: a new version has more of them, or encrypts some."""
+    if not isinstance(content, list):
+        return content
+    kept = [
+        part for part in content if (kind := part_type_of(part)) is None or kind in TEXT_PARTS or kind in MEDIA_PARTS
+    ]
+    counts.drop("parts of other types", len(content) - len(kept))
+    return kept
+
+
+def _request(text: str) -> str:
+    """Return the user's own words, without what an editor has put before them."""
+    before = _FROM_EDITOR.match(text)
+    return "" if _CONTEXT.match(text) else text[0 if before is None else before.end() :].strip()
+
+
+def _result(output: Any, call_id: str, counts: Counts) -> ToolResult:
+    """What a call returned: a text, a list of parts, JSON with output and metadata, or an object with content."""
+    found = json_value(output) if isinstance(output, str) and output.startswith("{") else output
+    failed = _has_failed(found)
+    if isinstance(found, dict) and isinstance(found.get("metadata"), dict) and "output" in found:
+        output = found["output"]
+    elif isinstance(output, dict) and "content" in output:
+        failed, output = output.get("success") is False, output["content"]
+    elif isinstance(output, dict) and isinstance(output.get("text"), str):
+        output = output["text"]
+    if isinstance(output, list):  # the parts of a script's output, of which some may be results of its commands
+        texts = [text_at(part, "text") for part in output if isinstance(part, dict)]
+        failed = failed or any(_has_failed(json_value(text)) for text in texts if text.startswith("{"))
+        output = text_of(_known(output, counts), "payload.output", "payload.output[]", counts)
+    text = as_text(output)
+    code = _EXIT_CODE.search(text.partition("\nOutput:")[0][:1000])
+    failed = failed or (code is not None and code[1] != "0") or text.startswith(_FAILURES)
+    return ToolResult(text, call_id, is_error=failed)
+
+
+def _has_failed(result: Any) -> bool:
+    """Return whether the result of a command has an exit code that is not 0."""
+    if not isinstance(result, dict) or "output" not in result:
+        return False
+    about = result["metadata"] if isinstance(result.get("metadata"), dict) else result
+    return about.get("exit_code") not in (0, None)
+
+
+def _printed(line: Mapping[str, Any], kind: str, counts: Counts) -> Said | None:
+    """A line of `codex exec --json`. It has neither the user's words nor times."""
+    if kind == "thread.started":
+        return Said(facts={"session": text_at(line, "thread_id")}, opens="request")
+    if kind == "turn.started":
+        return Said(opens="request")
+    if kind == "turn.completed":
+        return Said(outcome=Outcome(True))
+    if kind in ("turn.failed", "error"):
+        error = line.get("error") if kind == "turn.failed" else line
+        return Said(outcome=Outcome(False, text_at(error, "message") if isinstance(error, dict) else None))
+    item = line.get("item")
+    if not isinstance(item, dict):
+        raise RunRefused("not_a_line", f"item: {shown(item)} is not an object; the line is left out")
+    name = text_at(item, "type") or text_at(item, "item_type")
+    if kind != "item.completed" or name not in _PRINTED:
+        counts.drop(f"{kind} lines" if kind != "item.completed" else f"{name} items")
+        return None
+    return Said(_PRINTED[name](item))
+
+
+def _text(item: Mapping[str, Any]) -> tuple[Message, ...]:
+    return (Message("assistant", (Text(text_at(item, "text")),)),)
+
+
+def _called(item: Mapping[str, Any], name: str, arguments: Any, result: Any, *, failed: bool) -> tuple[Message, ...]:
+    call_id = text_at(item, "id")
+    return (
+        Message("assistant", (ToolCall(name, arguments, call_id),)),
+        Message("tool", (ToolResult(as_text(result), call_id, is_error=failed),)),
+    )
+
+
+def _command(item: Mapping[str, Any]) -> tuple[Message, ...]:
+    failed = item.get("exit_code") not in (0, None) or item.get("status") in ("failed", "declined")
+    return _called(item, "command_execution", {"command": item.get("command")}, item.get("aggregated_output"),
+                   failed=failed)  # fmt: skip
+
+
+def _change(item: Mapping[str, Any]) -> tuple[Message, ...]:
+    status = item.get("status")
+    return _called(item, "file_change", {"changes": item.get("changes")}, status, failed=status == "failed")
+
+
+def _mcp(item: Mapping[str, Any]) -> tuple[Message, ...]:
+    name = ".".join(filter(None, (text_at(item, "server"), text_at(item, "tool"))))
+    result, error = item.get("result"), item.get("error")
+    if isinstance(result, dict) and isinstance(result.get("content"), list):
+        texts = [text_at(part, "text") for part in result["content"] if isinstance(part, dict)]
+        result = "\n".join(filter(None, texts)) or result
+    failed = error is not None or item.get("status") == "failed"
+    return _called(item, name or "mcp", item.get("arguments"), result if error is None else error, failed=failed)
+
+
+def _collab(item: Mapping[str, Any]) -> tuple[Message, ...]:
+    arguments = {name: item[name] for name in ("prompt", "receiver_thread_ids") if item.get(name)}
+    return _called(item, text_at(item, "tool") or "collab", arguments, item.get("agents_states"),
+                   failed=item.get("status") == "failed")  # fmt: skip
+
+
+_PRINTED: Final[Mapping[str, Callable[[Mapping[str, Any]], tuple[Message, ...]]]] = {
+    "agent_message": _text,
+    "assistant_message": _text,
+    "plan": _text,
+    "reasoning": lambda item: (Message("assistant", (Reasoning(text_at(item, "text")),)),),
+    "command_execution": _command,
+    "file_change": _change,
+    "mcp_tool_call": _mcp,
+    "collab_tool_call": _collab,
+    "web_search": lambda item: (
+        Message("assistant", (ToolCall("web_search", {"query": item.get("query")}, text_at(item, "id")),)),
+    ),
+    "todo_list": lambda item: (
+        Message("assistant", (ToolCall("todo_list", {"items": item.get("items")}, text_at(item, "id")),)),
+    ),
+}
+"""The items of `codex exec --json`, and what each says."""
+
+
+FORMAT: Final = Format(
+    "codex", _knows, _read, of_header=frozenset({"session", "version", "subagent", "since", "ordinal"}),
+    leaves_out=_is_left_out,
+)  # fmt: skip

@@ -1,0 +1,388 @@
+"""A session, read line by line: which requests of the user are closed, and where an open one begins."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import sha256
+from operator import attrgetter
+from typing import Any, Final
+
+from worker.runs.fields import Counts, RunRefused, as_time, fault, shown
+from worker.runs.messages import Message, Text, ToolCall, ToolResult
+from worker.runs.sessions import claude_code, codex, gemini_cli, opencode, pi
+from worker.runs.sessions.said import Format, Outcome, Said, text_at
+from worker.runs.steps import parse_json
+
+FORMATS: Final[Mapping[str, Format]] = {
+    each.name: each for each in (claude_code.FORMAT, codex.FORMAT, gemini_cli.FORMAT, opencode.FORMAT, pi.FORMAT)
+}
+
+_UNIQUE: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT.*", re.IGNORECASE)
+"""An id that no other session has, and a copy keeps: a UUID, or one that begins with its time."""
+
+Context = Mapping[str, Any]
+"""What must be known of the lines before an open request; it can be written as JSON. {} at a session's begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request of the user, or what a sub-agent was asked, with all that was done about it. It changes no more.
+
+    `key`: the same whenever the request is read, and no other request's. `facts`: session, request, and where the
+    session says them cwd, branch, model, version; a sub-agent's also has subagent. `messages`: the first is the
+    request, if the session has it. `success`: as the session says; if it does not, whether the agent gave an answer.
+    `first`, `last`: the positions of its lines.
+    """
+
+    key: str
+    format: str
+    facts: Mapping[str, str]
+    messages: tuple[Message, ...]
+    created_at: str | None
+    success: bool
+    summary: str | None
+    counts: Counts
+    first: int
+    last: int
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """The session, and the request in it."""
+        return _name(self.facts)
+
+    @property
+    def agent(self) -> str:
+        """The name of the agent, with that of the sub-agent."""
+        return "/".join(part for part in (self.format, self.facts.get("subagent")) if part)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that is not closed. `before`: the context when it began. `numbered`: it has no id but its number."""
+
+    facts: dict[str, str]
+    first: int
+    last: int
+    before: Context
+    created_at: str = ""
+    numbered: bool = False
+    answered: bool = False
+    said: dict[str, tuple[Message, ...]] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    counts: Counts = field(default_factory=Counts)
+    spawns: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(message for messages in self.said.values() for message in messages)
+
+    def has_answer(self) -> bool:
+        """Return whether the last that was said is a text of the agent, not a call or a call's result."""
+        for message in reversed(self.messages):
+            if message.role == "assistant":
+                return bool(message.texts()) and not message.calls()
+            if any(isinstance(part, ToolResult) for part in message.parts):
+                return False
+        return False
+
+
+class Session:
+    """The requests of one session, from its lines in their order.
+
+    A request closes at the next one, and when the caller closes the session: at its end, or after some time without a
+    line. What the agent still says after that belongs to no request and is counted in `counts`. A sub-agent's run
+    closes with the request in which it was started, or when the sub-agent is asked again. To go on later, begin at the
+    line `open_since` with `context`, which also names the requests after that line that have been returned.
+    """
+
+    def __init__(
+        self, form: Format | None = None, context: Context | None = None, idle_seconds: float | None = None
+    ) -> None:
+        """Begin at a session's first line, or where `context` was taken. `form`: None if the lines shall tell it.
+
+        `idle_seconds`: an answered request closes where the next line is so much later, by the lines' own times: where
+        a caller has closed it by its clock, or would have.
+        """
+        self.format = form
+        self._idle_seconds = idle_seconds
+        self._latest: datetime | None = None
+        self.counts = Counts()
+        self._facts: dict[str, str] = dict((context or {}).get("facts", {}))
+        self._requests = int((context or {}).get("requests", 0))
+        self._closed = bool((context or {}).get("closed", False))
+        if form is None and context:
+            self.format = FORMATS.get(context.get("format", ""))
+        self._open: dict[str | None, _Open] = {}
+        self._command: dict[str, str] = dict((context or {}).get("command", {}))
+        self._roots: dict[str, str] = {}
+        self._given: dict[str, int] = dict((context or {}).get("given", {}))
+
+    @property
+    def open_since(self) -> int | None:
+        """The position of the first line that is still needed; None if reading may go on after the last one."""
+        return min((run.first for run in self._open.values()), default=None)
+
+    @property
+    def open_names(self) -> set[tuple[str, str]]:
+        """The names of the requests that are open."""
+        return {_name(run.facts) for run in self._open.values()}
+
+    @property
+    def context(self) -> Context:
+        """What must be known of the lines before `open_since`, as JSON has it."""
+        if not self._open:
+            return self._context()
+        oldest = min(self._open.values(), key=attrgetter("first"))
+        return {**oldest.before, "given": {key: at for key, at in self._given.items() if at >= oldest.first}}
+
+    def _context(self) -> Context:
+        return {
+            "format": "" if self.format is None else self.format.name, "facts": dict(self._facts),
+            "requests": self._requests, "closed": self._closed, "command": dict(self._command),
+        }  # fmt: skip
+
+    def feed(self, line: bytes, at: int) -> list[Request]:
+        """Read a line, and return the requests that it closes. `at`: its position, larger than those before.
+
+        Raises RunRefused for a line that cannot be read; it changes nothing, and the next line can be fed.
+        """
+        if not line.strip():
+            return []
+        return self.add(line_value(line), at)
+
+    def add(self, value: Any, at: int) -> list[Request]:
+        """Read the value of a line; as `feed`."""
+        if not isinstance(value, dict):
+            raise RunRefused("not_a_line", f"{shown(value)} is not a line of a session, and is left out")
+        if self.format is None:
+            self.format = format_of(value)
+            if self.format is None:
+                raise RunRefused("not_a_line", "no known agent writes such a line; it is left out")
+        counts = Counts()
+        try:
+            said = self.format.read(value, counts)
+        except RunRefused:
+            raise
+        except Exception as error:
+            raise fault(error) from error
+        idle = self._close_after_pause(text_at(value, "timestamp"))
+        before = self._context()
+        if said is not None:
+            said = replace(said, facts=self._news(said))
+            self._facts |= said.facts if said.run is None else {}
+            if (said.messages or said.outcome or said.opens) and self.format.leaves_out(value, self._facts):
+                said, counts = (
+                    Said(),
+                    Counts(dropped=Counter(["lines of a sub-agent that are its parent's, or Codex's own"])),
+                )
+        if said is None or not (said.messages or said.outcome or said.opens):
+            self.counts.dropped.update(counts.dropped)
+            main = self._open.get(None)
+            if said is not None and main is not None and not main.answered:
+                main.facts |= said.facts
+            return idle
+        return idle + self._take(said, at, before, counts)
+
+    def _close_after_pause(self, timestamp: str) -> list[Request]:
+        if self._idle_seconds is None or not timestamp:
+            return []
+        try:
+            at = datetime.fromisoformat(as_time(timestamp))
+        except ValueError:
+            return []
+        before = self._latest
+        self._latest = at if before is None else max(before, at)
+        if before is None or (at - before).total_seconds() < self._idle_seconds:
+            return []
+        return self.close() if any(run.answered for run in self._open.values()) else []
+
+    def _news(self, said: Said) -> dict[str, str]:
+        """Return the facts of a line. A history that was copied from another session may have that one's header."""
+        kept = () if said.opens or self.format is None else self.format.of_header
+        return {
+            name: fact for name, fact in said.facts.items() if fact and not (name in kept and self._facts.get(name))
+        }
+
+    def close(self) -> list[Request]:
+        """Close what is open, because the session has ended or nothing came for a while, and return it."""
+        self._leave_command()
+        self._closed = True
+        return self._close_all()
+
+    def _take(self, said: Said, at: int, before: Context, counts: Counts) -> list[Request]:
+        if said.opens in ("command", "local"):
+            self._leave_command()
+            if said.opens == "command":
+                self._command = {"text": said.messages[0].texts(), "id": said.id, "created_at": said.created_at}
+            return []
+        closed: list[Request] = []
+        run = said.run
+        if run == "":
+            run = self._roots.get(said.after) or said.id
+            self._roots[said.id] = run
+            said = replace(said, run=run)
+        if run is None and said.opens:
+            self._leave_command()
+        if run is None and self._command and _acts(said):
+            text = Message("user", (Text(self._command["text"]),))
+            asked = Said((text,), id=self._command["id"], created_at=self._command["created_at"])
+            self._command = {}
+            closed += self._begin(None, asked, at, before)
+        if said.opens == "fork" and self._open.pop(run, None) is not None:
+            self.counts.drop("requests that a fork has inherited")
+        found = self._open.get(run)
+        if said.opens and not (found is not None and self._goes_on(found, said)):
+            return closed + self._begin(run, said, at, before, counts)
+        if said.opens and found is not None and said.messages and _is_repeated(said, found):
+            found.counts.drop("repeated requests")
+            return closed
+        if found is None and not (_acts(said) and self._may_begin(run)):
+            self.counts.drop("lines that belong to no open request")
+            return closed
+        if found is None:
+            closed += self._begin(run, Said(run=run), at, before)
+            found = self._open[run]
+        self._add(found, said, at, counts)
+        return closed
+
+    def _goes_on(self, found: _Open, said: Said) -> bool:
+        """Return whether a request belongs to the open one: nothing is answered yet, or the agent is still at work."""
+        if said.opens == "start":
+            return found.outcome is None and said.facts.get("session") == found.facts.get("session")
+        return self._request_of(said) == found.facts["request"] or not (found.answered or found.outcome)
+
+    def _leave_command(self) -> None:
+        self.counts.drop("commands that the agent did not act on", bool(self._command))
+        self._command = {}
+
+    def _request_of(self, said: Said) -> str:
+        return said.id or said.run or self._facts.get("turn", "")
+
+    def _may_begin(self, run: str | None) -> bool:
+        """Return whether a run may begin without a text of the user: a file may lack it, or a call has it."""
+        if run is None:
+            return not self._closed
+        return any(run in found.spawns for found in self._open.values())
+
+    def _begin(
+        self, run: str | None, said: Said, at: int, before: Context, counts: Counts | None = None
+    ) -> list[Request]:
+        """Open a request, and return those that this closes: the one before, and with it its sub-agents'."""
+        closed = self._close_all() if run is None else self._close_run(run)
+        spawns = {call: spawn for found in self._open.values() for call, spawn in found.spawns.items()}
+        self._requests += 1
+        self._closed = False
+        name = self._request_of(said)
+        facts = dict(self._facts) | {"request": name or str(self._requests)}
+        found = self._open[run] = _Open(facts, at, at, before, numbered=not name)
+        self._add(found, said, at, counts or Counts())
+        since = self.open_since or 0
+        self._given = {key: first for key, first in self._given.items() if first >= since}
+        if run is not None:
+            facts.setdefault("subagent", "agent")
+            for call, (prompt, name) in spawns.items():
+                if call == run or (said.messages and said.messages[0].texts() == prompt):
+                    facts["subagent"] = name or facts["subagent"]
+                    if not said.messages:
+                        found.said[call] = (Message("user", (Text(prompt),)),)
+                    break
+        return closed
+
+    def _add(self, run: _Open, said: Said, at: int, counts: Counts) -> None:
+        run.last = at
+        if said.id in run.said:
+            run.counts.drop("lines that a later one replaces")
+        run.said[said.id or f"#{len(run.said)}"] = said.messages
+        run.counts.dropped.update(counts.dropped)
+        try:
+            run.created_at = as_time(said.created_at) if said.created_at else run.created_at
+        except ValueError:
+            run.counts.drop("invalid timestamps")
+        run.facts |= said.facts
+        run.answered |= _acts(said)
+        run.spawns.update(said.spawns)
+        if said.outcome is not None or _acts(said):
+            run.outcome = said.outcome
+
+    def _close_all(self) -> list[Request]:
+        self._roots.clear()
+        return [request for run in sorted(self._open, key=lambda key: key is None) for request in self._close_run(run)]
+
+    def _close_run(self, run: str | None) -> list[Request]:
+        found = self._open.pop(run, None)
+        if found is None:
+            return []
+        if not found.answered:
+            self.counts.drop("requests that the agent did not answer")
+            self.counts.dropped.update(found.counts.dropped)
+            return []
+        form = "" if self.format is None else self.format.name
+        key, outcome = _key(form, found), found.outcome or Outcome(found.has_answer())
+        if self._given.get(key) == found.first:
+            return []
+        self._given[key] = found.first
+        return [
+            Request(
+                key=key, format=form,
+                facts={name: fact for name, fact in found.facts.items() if name not in ("turn", "since", "ordinal")},
+                messages=found.messages, created_at=found.created_at or None, success=outcome.success,
+                summary=outcome.summary, counts=found.counts, first=found.first, last=found.last,
+            )
+        ]  # fmt: skip
+
+
+def _is_repeated(said: Said, run: _Open) -> bool:
+    """Return whether a request's words are those that were said last; spaces between its parts may differ."""
+    last = next(reversed(run.said.values()))
+    return len(last) == 1 and last[0].role == "user" and _letters(last[0]) == _letters(said.messages[0])
+
+
+def _letters(message: Message) -> str:
+    return "".join(message.texts().split())
+
+
+def _acts(said: Said) -> bool:
+    """Return whether the agent itself says or calls something."""
+    return any(
+        isinstance(part, ToolCall) or part.text.strip()
+        for message in said.messages if message.role == "assistant" for part in message.parts
+    )  # fmt: skip
+
+
+def _name(facts: Mapping[str, str]) -> tuple[str, str]:
+    return facts.get("session", ""), facts["request"]
+
+
+def _key(form: str, run: _Open) -> str:
+    """Return what makes a request's id: its own alone if that is unique, else with the session's.
+
+    A number is not enough: what an agent prints for each request of one session begins at 1 each time.
+    """
+    session, request = _name(run.facts)
+    if run.numbered:
+        said = json.dumps([run.created_at, repr(run.messages)])
+        return f"{form}/{session}/{request}/{sha256(said.encode()).hexdigest()}"
+    return f"{form}/{request}" if _UNIQUE.fullmatch(request) else f"{form}/{session}/{request}"
+
+
+def line_value(line: bytes) -> Any:
+    """Return the value of a line. Raises RunRefused. Half of a surrogate pair, where a text was cut, becomes "?"."""
+    try:
+        value = parse_json(line)
+        if b"\\u" in line:
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
+        raise RunRefused("not_json", f"{error}; the line is left out") from None
+    return value
+
+
+def format_of(value: Any) -> Format | None:
+    """Return the format of a line, or of a document that holds a session; None if it is none of a session."""
+    if not isinstance(value, dict):
+        return None
+    return next((each for each in FORMATS.values() if each.knows(value) or each.lines(value) is not None), None)
