@@ -1,7 +1,9 @@
 """`kp-worker verdict`, and workers whose scores follow from verdicts, on real Kafka."""
 
 import asyncio
+import contextlib
 import json
+import shutil
 import signal
 import subprocess
 from datetime import datetime
@@ -18,6 +20,7 @@ from tests.support.forgetting import KEY
 from tests.support.kafka_fixtures import consume_all, create_topics, produce, wait_until
 from tests.support.processes import run_command, start_command
 from tests.support.schemas import VALIDATORS
+from tests.support.snippets import shell, snippets
 from tests.support.stage import Stage, Workers, documents
 from tests.support.surroundings import environment
 from worker import PartitionScorer, parse_trace
@@ -269,6 +272,37 @@ def test_a_verdict_is_written_as_soon_as_its_line_is_there(kafka: EmbeddedKafka,
             assert command.stderr.read() == b"interrupted after 1 verdict\n"
         finally:
             command.kill()
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="the page's commands need jq")
+def test_the_three_judges_of_the_page(kafka: EmbeddedKafka, workers: Workers, tmp_path: Path) -> None:
+    ci, reviewer, thumbs = (each.text for each in snippets("tests/kafka/test_verdicts.py"))
+    stage = stage_of(kafka, tmp_path / "keys")
+    (tmp_path / "keys").write_text("".join(f"{judge} {judge * 20}\n" for judge in ("ci", "reviewer", "users")))
+    workers(stage.env).wait_ready()
+    sources = [trace(n, "ada") for n in range(4)]
+    stage.produce([(None, source, (), n % 2) for n, source in enumerate(sources)])
+    stage.wait_committed(4)
+    env = environment(**stage.env)
+    commit = "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m 'Mend it' --trailer 'Trace: kp:trace:2'"
+    answers = "<<< $'y\\ny\\ny\\ny'"
+    for line in (f"git init -q && {commit}", f"STATUS=1\n{ci}", f"({reviewer}) {answers}"):
+        done = shell(line, env, tmp_path)
+        assert done.returncode == 0, done.stderr
+    names: dict[str, Any] = {}
+    with contextlib.chdir(tmp_path):
+        exec(thumbs, names)
+        for n, source in enumerate(sources):
+            names["thumb"](json.loads(source), n % 2, n == 0)
+    assert shell("kp-worker verdict thumbs.jsonl", env, tmp_path).returncode == 0
+    stage.wait_committed(4 + 1 + 4 + 4)
+    found = {(it["verdict"]["judge"], it["trace_id"]): it["verdict"]["success"] for it in judged(stage)}
+    ids = [f"kp:trace:{n}" for n in range(4)]
+    assert found == {
+        ("ci", "kp:trace:2"): 0,
+        **{("reviewer", each): 1 for each in ids},
+        **{("users", each): int(each == "kp:trace:0") for each in ids},
+    }
 
 
 def test_the_doctor_tells_of_spread_agents_and_of_what_the_switch_would_accept(

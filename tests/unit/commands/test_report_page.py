@@ -251,7 +251,7 @@ def test_equal_scores_that_pass_together_are_told() -> None:
     page = words(render(summary_of(documents), "x"))
     assert "0.800 18.0%" in page
     assert "# accepts 18 of 100 (equal scores: 10 were wanted)" in page
-    assert "equal scores make that more" in page
+    assert "equal scores make it more than requested" in page
     apart = [scored_document(number, score=number / 100) for number in range(100)]
     assert "equal scores" not in words(render(summary_of(apart), "x"))
 
