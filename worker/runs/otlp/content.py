@@ -276,7 +276,7 @@ def messages_in(value: Any, role: Role, known: Known | None = None) -> list[Mess
     if isinstance(value, str):
         return [Message(role, (Text(value),))] if value.strip() and value != REDACTED else []
     if isinstance(value, dict):
-        return _injson_object(value, role, known)
+        return _in_object(value, role, known)
     if not isinstance(value, list):
         return []
     if value and isinstance(value[0], list):  # LangChain has pairs of role and text, or a list of lists
@@ -295,7 +295,7 @@ def _each_message(items: list[Any], role: Role, known: Known | None) -> list[Mes
         if index < len(known) and known[index][0] == each:
             found.append(known[index][1])
         elif isinstance(each, dict):
-            messages = _injson_object(each.nested() if isinstance(each, Flat) else each, role)
+            messages = _in_object(each.nested() if isinstance(each, Flat) else each, role)
             if len(messages) == 1 and index <= len(known):
                 known[index:] = [(each, messages[0])]
             found += messages
@@ -324,7 +324,7 @@ _FIRST: Final = frozenset({"choices", "generations", "candidates"})
 """Of those, the ones of which the agent goes on with the first."""
 
 
-def _injson_object(value: dict[str, Any], role: Role, known: Known | None = None) -> list[Message]:
+def _in_object(value: dict[str, Any], role: Role, known: Known | None = None) -> list[Message]:
     if _is_message(value):
         return [_message(value, role)]
     for name in _HOLDERS:
@@ -365,6 +365,8 @@ _RARE: Final = frozenset(
 
 _PARTS_ALONE: Final = frozenset({"role", "parts", "finish_reason", "name"})
 
+_SPEAKERS: Final = frozenset({"system", "user", "assistant"})
+
 _TEXT_ALONE: Final = frozenset({"role", "content", "message", "name"})
 """Fields of the two forms that most libraries have: what is nowhere else need not be looked for."""
 
@@ -389,7 +391,7 @@ def _message(value: dict[str, Any], role: Role) -> Message:
     if isinstance(value.get("parts"), list) and value.keys() <= _PARTS_ALONE:  # the semantic conventions
         return Message(role, tuple([part for each in value["parts"] for part in _part(each)]))
     text = value.get("content")
-    if role == "user" and isinstance(text, str) and text[:1] not in ("[", "_") and value.keys() <= _TEXT_ALONE:
+    if named in _SPEAKERS and isinstance(text, str) and text[:1] not in ("[", "_") and value.keys() <= _TEXT_ALONE:
         return Message(role, (Text(text),))
     if not is_plain and (kind := value.get("type")) != "message" and str(kind) in _ITEMS:
         return Message("tool" if kind == "function_call_output" else "assistant", tuple(_part(value)))
@@ -716,7 +718,7 @@ def _given(value: Any) -> Any:
     if isinstance(given, list) and given and isinstance(named, dict):
         return given[0]
     inner = next(iter(parsed.values()), None) if len(parsed) == 1 else named
-    if isinstance(inner, dict) and not _injson_object(parsed, "user"):
+    if isinstance(inner, dict) and not _in_object(parsed, "user"):
         return _given(inner)
     return inner if isinstance(inner, str) and len(parsed) == 1 else parsed
 
