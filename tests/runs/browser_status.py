@@ -134,7 +134,7 @@ async def test_numbers_appear_and_move_under_load(visit: Visit, stage: Stage) ->
         newest = await page.inner_text("#trace-rows tr:first-child .code >> nth=0")
         assert before["dead"] >= 1
         assert sum(before.values()) >= 202
-        await expect(page.locator("#p99")).not_to_have_text("–")  # it is there with the next second's counters
+        await expect(page.locator("#p99")).not_to_have_text("\u2013")  # it is there with the next second's counters
         assert await number(page, "#p99") > 0
         assert await page.locator("#trace-rows tr").count() == 50
         assert await page.locator("#partitions tr").count() == 4
