@@ -84,20 +84,16 @@ class Effects:
 
 @dataclass(slots=True)
 class _Run:
-    """An open run. `sizes`: of its parts, by their content. `checked`: its root had not ended after `last_ms`.
-
-    `numbers`: of its parts on the state, from 0. `due_ms`: when to look at it next, at the latest when it is
-    due to close.
-    """
+    """An open run; times are ms since 1970, by the records."""
 
     first_ms: int
     last_ms: int
-    due_ms: int
-    sizes: dict[bytes, int] = field(default_factory=dict)
-    numbers: int = 0
+    due_ms: int  # when to look at it next: when it is due to close, or earlier
+    sizes: dict[bytes, int] = field(default_factory=dict)  # bytes of each part, by its content
+    numbers: int = 0  # parts in the state: their keys have the numbers below this
     size: int = 0
     held: int = RUN_OVERHEAD
-    checked: bool = False
+    checked: bool = False  # its root had not ended at last_ms
 
 
 @dataclass(slots=True)

@@ -37,35 +37,28 @@ versions skip them."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag="part1", gc=False):
-    """What one record holds of one trace: OTLP in protobuf, compressed by `packed`.
+    """The spans of one trace in one record: OTLP in protobuf, compressed by `packed`.
 
-    `time_ms`: of the record, within the bounds of steps.Spread. `topic`, `partition`, `offset`: of the record. `size`:
-    of the content, bytes.
+    Topic, partition and offset are the record's.
     """
 
-    time_ms: Milliseconds
+    time_ms: Milliseconds  # the record's time, within the bounds of steps.Spread
     topic: Topic
     partition: Number
     offset: Number
-    size: Size
+    size: Size  # bytes of the uncompressed content
     content: bytes
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag="mark1", gc=False):
-    """How far a partition of a topic with spans is read.
-
-    `time_ms`: the greatest time of its records so far, None: no record had a time. `read_ms`: None while further
-    records may be waiting; otherwise all is read, and in the state this is up to which time of the records.
-    `waited_ms`: how long no record has come. `seen_ms`: only in the state, the greatest time of any partition when this
-    mark came.
-    """
+    """How far a partition of a topic of spans has been read. Times are those of records, ms since 1970."""
 
     topic: Topic
     partition: Number
-    time_ms: Milliseconds | None
-    read_ms: Milliseconds | None = None
-    waited_ms: Milliseconds = 0
-    seen_ms: Milliseconds | None = None
+    time_ms: Milliseconds | None  # the greatest so far; None: no record had a time
+    read_ms: Milliseconds | None = None  # everything up to here has been read; None: further records may be waiting
+    waited_ms: Milliseconds = 0  # how long no record has arrived
+    seen_ms: Milliseconds | None = None  # in the state only: the greatest time of any partition when this mark arrived
 
     @property
     def place(self) -> Place:

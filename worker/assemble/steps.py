@@ -118,33 +118,27 @@ KEY_ROOM: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The result of polling a partition. `now_ms`: the clock, ms since 1970.
-
-    `read_ms`: all that was there at that time is read; None: more may be waiting. `waited_ms`: since the last record.
-    """
+    """The result of polling a partition. Times are by the clock, ms since 1970."""
 
     records: Sequence[SourceRecord]
     now_ms: int
-    read_ms: int | None = None
-    waited_ms: int = 0
+    read_ms: int | None = None  # everything that was there at this time has been read; None: more may be waiting
+    waited_ms: int = 0  # since the last record
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What is to be published of a batch. `sources`: for each output, what a dead letter shows if it is refused.
-
-    `done`: how many of the records it covers. `more`: the step must be called again, with the rest of them, before
-    further ones. `urgent`: it must be committed soon; otherwise it only notes how far the time is.
-    """
+    """What a batch publishes."""
 
     outputs: list[OutputRecord] = field(default_factory=list)
     sources: list[SourceRecord] = field(default_factory=list)
+    """For each output: the record that a dead letter shows if its topic refuses the output."""
     rows: dict[bytes, bytes | None] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
     time_ms: int | None = None
-    done: int = 0
-    more: bool = False
-    urgent: bool = False
+    done: int = 0  # how many records of the batch it covers
+    more: bool = False  # call the step again with the other records before any further ones
+    urgent: bool = False  # commit it soon; otherwise it only records how far time has advanced
 
     def add(self, output: OutputRecord, source: SourceRecord) -> None:
         """Add a record to publish."""

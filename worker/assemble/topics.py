@@ -42,17 +42,13 @@ docs/opentelemetry.md. Each call of a model repeats the run so far, so a long ru
 
 @dataclass(frozen=True, slots=True)
 class AssembleTopics:
-    """What `assemble` found. `sources`: partitions of each topic with spans. `outputs`: by the kind of record.
+    """The topics that `assemble` found."""
 
-    `reads`: the topic that the second step reads. `kept_ms`: the worker's source topic takes and keeps records that are
-    so old.
-    """
-
-    sources: Mapping[str, int]
-    outputs: Mapping[str, OutputTopic]
+    sources: Mapping[str, int]  # topics of spans, with their numbers of partitions
+    outputs: Mapping[str, OutputTopic]  # by kind of record
     state: OutputTopic
-    reads: str
-    kept_ms: float
+    reads: str  # the topic that the second step reads
+    kept_ms: float  # the source topic accepts and keeps records of this age
 
 
 async def prepare_topics(settings: Settings, client: Mapping[str, Any]) -> AssembleTopics:

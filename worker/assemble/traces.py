@@ -35,19 +35,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Tally:
-    """What a batch did, for the metrics once it is committed.
-
-    `ends`: the ends of published runs, s since 1970. `hints`: how content that is missing can be had. `refusals`: by
-    reason, what the first dead letter says. `shortened`: the first trace whose texts were cut, and by how much.
-    `unread`: of each run that has some, its `Assembled.unread`.
-    """
+    """What a batch did; the metrics take it when the batch is committed."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    ends: list[float] = field(default_factory=list)
-    hints: set[str] = field(default_factory=set)
-    refusals: dict[str, str] = field(default_factory=dict)
-    shortened: str = ""
+    ends: list[float] = field(default_factory=list)  # of published runs, s since 1970
+    hints: set[str] = field(default_factory=set)  # settings that would capture the missing content
+    refusals: dict[str, str] = field(default_factory=dict)  # by reason: the message of the first dead letter
+    shortened: str = ""  # the first trace whose texts were cut, and by how much
     unread: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
+    """`Assembled.unread` of each run that has any."""
 
     def add(self, name: str, label: str = "", number: int = 1) -> None:
         """Count something: `name` is an attribute of AssembleMetrics."""
@@ -119,17 +115,13 @@ def rules_from(settings: Settings) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class TraceWriter:
-    """Makes records of closed runs. `by_agent`: the agent's id is the key, otherwise the trace's id.
-
-    `partitions`: of the topic of traces. `kept_ms`: it takes and keeps records that are so old. `source`: topic and
-    partition that dead letters name.
-    """
+    """Makes the records of closed runs."""
 
     rules: Rules
-    by_agent: bool
-    partitions: int
-    kept_ms: float
-    source: tuple[str, int]
+    by_agent: bool  # the record's key is the agent's id; otherwise the trace's
+    partitions: int  # of the source topic
+    kept_ms: float  # the source topic accepts and keeps records of this age
+    source: tuple[str, int]  # topic and partition that dead letters name
 
     def written(
         self, run: ClosedRun, offset: int, newest_ms: int | None, tally: Tally

@@ -32,15 +32,12 @@ TIME: Final = re.compile(r"[0-9T:.Z+ -]{10,40}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer as it came; `headers` by lower-case name. `key`: the one of the request, which an answer may repeat.
+    """An answer of the registry."""
 
-    `status` is 0 where none can be read. `body` is empty where it is too long or did not come to its end.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes = field(repr=False)
-    key: str = field(default="", repr=False)
+    status: int  # 0 if there is none that can be read
+    headers: Mapping[str, str]  # by lower-case name
+    body: bytes = field(repr=False)  # empty if it was too long or broke off
+    key: str = field(default="", repr=False)  # idempotency key of the request, which an answer may repeat
 
     def without_key(self, text: str) -> str:
         """Return some of the answer's words without the key."""
@@ -96,16 +93,13 @@ class Limited:
 
 @dataclass(frozen=True, slots=True)
 class Doubtful:
-    """No verdict. `cause`: the metric's label. `words`: for people. `unsent`: the request cannot have had an effect.
+    """No verdict."""
 
-    `status`: that of an answer which the same request gets again and again; None for 5xx or no answer, which pass.
-    """
-
-    cause: str
-    words: str
+    cause: str  # the metric's label
+    words: str  # for people
     retry_after_seconds: float = 0.0
-    unsent: bool = False
-    status: int | None = None
+    unsent: bool = False  # the request cannot have had an effect
+    status: int | None = None  # of an answer that repeats for the same request; None for 5xx or no answer, which pass
 
 
 Verdict = Present | Created | Absent | Rejected | Denied | Limited | Doubtful

@@ -28,17 +28,13 @@ EASY_SHARE: Final = 0.5
 
 @dataclass(slots=True)
 class RequestPace:
-    """The tokens of one kind of request. Times are in seconds, of any clock that only grows.
-
-    `most`: requests a minute that a setting allows, None: no limit of ours. `unstated`: an answer came that states no
-    limit; then `fallback` counts.
-    """
+    """The tokens of one kind of request. Times are in seconds, of any monotonic clock."""
 
     now: float
-    most: float | None = None
-    fallback: float | None = None
+    most: float | None = None  # requests a minute that a setting allows; None: no limit
+    fallback: float | None = None  # counts if an answer states no limit
     limit: float | None = None
-    unstated: bool = False
+    unstated: bool = False  # an answer came that states no limit
     tokens: float = 1.0
     left: float = 0.0
     in_flight: int = 0

@@ -23,19 +23,16 @@ FINAL_TOOLS: Final = frozenset({"final_answer", "final_result"})
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """What a tool's own record says, such as its span. `arguments` and `result` are None where it does not say them.
-
-    `no_result`: the tool failed, and `result` says why in its place.
-    """
+    """A tool's record of one call, such as its span."""
 
     name: str
     call_id: str
-    arguments: Any
-    result: str | None
+    arguments: Any  # None if the record lacks them
+    result: str | None  # None if the record lacks it
     is_error: bool
     start_ns: int
     end_ns: int
-    no_result: bool = False
+    no_result: bool = False  # the tool failed, and `result` is the reason
 
     @property
     def latency_ms(self) -> float:

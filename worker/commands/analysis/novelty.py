@@ -58,21 +58,19 @@ def cell(it: Interval | None) -> str:
 
 
 class Figures(Struct, frozen=True):
-    """The figures of one file with one setting. None: there was nothing to compare.
+    """The figures of one file with one setting; None if there was nothing to compare.
 
-    `auc_warm`: half of the labels come first as history, in random order; `auc_in_order`: all in the file's order, the
-    very first trace left out. `auc_pairs`: similarity of two traces with the same label against other pairs.
-    `nearest_is_same`: share of the repeats whose nearest earlier trace has their label. Quantiles (QUANTILES) and
-    histograms (of BINS equal bins over 0..1, the last one also holding what is greater) are of the file's order.
+    Quantiles (QUANTILES) and histograms (BINS equal bins over 0..1, the last one also for greater values) are of the
+    file's order.
     """
 
     traces: int
     labels: int
     repeats: int
-    auc_warm: Interval | None
-    auc_in_order: Interval | None
-    auc_pairs: Interval | None
-    nearest_is_same: Interval | None
+    auc_warm: Interval | None  # half of the labels come first, as history, in random order
+    auc_in_order: Interval | None  # in the file's order, without the very first trace
+    auc_pairs: Interval | None  # similarity of two traces with the same label against other pairs
+    nearest_is_same: Interval | None  # share of the repeats whose nearest earlier trace has the same label
     first_quantiles: list[Interval]
     repeat_quantiles: list[Interval]
     first_histogram: list[int]
@@ -80,18 +78,16 @@ class Figures(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True, omit_defaults=True):
-    """The figures of one file with one choice of settings; `cut` traces were truncated, `bad` lines were no trace.
-
-    `auc_warm_behind`: how far the warm AUC lies behind the highest one of the file, with the interval of the paired
-    difference (both of the same draws and halves); None for the highest itself.
-    """
+    """The figures of one file with one choice of settings."""
 
     file: str
     settings: dict[str, object]
-    cut: int
-    bad: int
+    cut: int  # traces that were truncated
+    bad: int  # lines that were no trace
     figures: Figures
     auc_warm_behind: Interval | None = None
+    """Distance of the warm AUC from the highest one of the file, with the interval of the paired difference (same draws
+    and halves); None for the highest itself."""
 
 
 def named(settings: Mapping[str, object]) -> str:

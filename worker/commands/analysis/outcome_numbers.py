@@ -45,18 +45,15 @@ _START: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class Runs:
-    """Runs in the order of their files. `outcome`: 0 to 1; `tasks`, `domains`, `files`: numbers from 0.
-
-    `names`: those of the files and domains.
-    """
+    """Runs in the order of their files."""
 
     traces: list[ReasoningTrace]
     novelty: Floats
-    outcome: Floats
-    tasks: Ints
+    outcome: Floats  # 0 to 1
+    tasks: Ints  # numbered from 0, as are domains and files
     domains: Ints
     files: Ints
-    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of files and domains
 
     def __len__(self) -> int:
         return len(self.traces)
@@ -88,18 +85,14 @@ class Bin(Struct, frozen=True):
 
 
 class Scope(Struct, frozen=True):
-    """The figures over all runs, or within each domain or file, and then together.
-
-    `auc_score`, `auc_confidence`: probability that a run that succeeded has the greater one, ties counting half (of
-    pairs within one domain or file). `best_fifth`: share of successes among the best fifth by score (of each). `base`:
-    the Brier score of the share of successes (of each).
-    """
+    """The figures over all runs, or within each domain or file and then combined."""
 
     name: str
     auc_score: Interval | None
-    auc_confidence: Interval | None
-    best_fifth: Interval
-    base: float
+    """Probability that the score of a success exceeds that of a failure (of one domain or file); ties count half."""
+    auc_confidence: Interval | None  # the same of the outcome confidence
+    best_fifth: Interval  # share of successes among the fifth with the highest scores (of each)
+    base: float  # Brier score of the share of successes (of each)
 
 
 class Threshold(Struct, frozen=True):
@@ -115,17 +108,15 @@ class Threshold(Struct, frozen=True):
 
 
 class Basis(Struct, frozen=True):
-    """The figures with one kind of outcome confidence. `accepted`: share, and `succeeded` of those.
-
-    `brier`: mean squared distance of confidence and outcome. `ece`: expected calibration error, the mean distance of
-    confidence and successes over the bins. It has no interval: resampling makes it larger.
-    """
+    """The figures with one kind of outcome confidence."""
 
     name: str
-    accepted: Interval
-    succeeded: Interval | None
-    brier: Interval
+    accepted: Interval  # share of the runs
+    succeeded: Interval | None  # share of the accepted runs
+    brier: Interval  # mean squared distance of confidence and outcome
     ece: float
+    """Expected calibration error: the mean distance of confidence and successes over the bins. It has no interval,
+    because resampling makes it larger."""
     bins: list[Bin]
     scopes: list[Scope]
     better: Threshold | None
@@ -150,11 +141,7 @@ class Judging(Struct, frozen=True):
 
 
 class Outcomes(Struct, frozen=True):
-    """Everything that `evaluate --outcome` says. `threshold`: in force, for profiles without their own.
-
-    `measured`: runs of each of `orders`; without verdicts all, in one order. `record`, `gain`: with verdicts alone;
-    `gain` is how much the AUC of the score rises, with the interval of the paired difference.
-    """
+    """Everything that `evaluate --outcome` shows."""
 
     outcome: str
     claimed: str | None
@@ -164,16 +151,16 @@ class Outcomes(Struct, frozen=True):
     succeeded: float
     admissions: int
     admissions_true: float | None
-    threshold: float
+    threshold: float  # in force for profiles without a threshold
     embedder: str
     files: list[Part]
     domains: list[Part]
     judging: Judging | None
-    orders: int
-    measured: int
+    orders: int  # random orders; without verdicts one
+    measured: int  # runs in each order; without verdicts all
     stated: Basis
-    record: Basis | None
-    gain: Interval | None
+    record: Basis | None  # only with verdicts, as `gain`
+    gain: Interval | None  # by how much the AUC of the score rises, with the interval of the paired difference
 
 
 class Measurement:

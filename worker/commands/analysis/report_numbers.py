@@ -163,12 +163,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Traces of one domain or profile.
-
-    `curve`: share of them that reaches each threshold of CURVE; `passing`: of Summary.thresholds.
-    `cutoffs`: the greatest threshold that lets at least each of SHARES pass, and the share that it does let pass where
-    equal scores make it more; else None. `threshold`: the current one; None where the traces have several.
-    """
+    """Traces of one domain or profile."""
 
     name: str
     profile: str
@@ -176,27 +171,27 @@ class Group:
     accepted: int
     quartiles: tuple[float, ...]
     histogram: tuple[int, ...]
-    curve: tuple[float, ...]
-    passing: tuple[float, ...]
+    curve: tuple[float, ...]  # share that reaches each threshold of CURVE
+    passing: tuple[float, ...]  # share that reaches each of Summary.thresholds
     cutoffs: tuple[tuple[float, float | None], ...]
-    threshold: float | None = None
+    """For each of SHARES: the greatest threshold that lets at least this share pass, and the share that passes if equal
+    scores make it more, else None."""
+    threshold: float | None = None  # the current one; None if the traces have several
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileNumbers:
-    """One profile of weights: `threshold` and `weights` are those of its last trace, `setups` how many it had.
-
-    `means`: of the components. `shares`: of the weighted sum. `spread`: share of the weighted sum's variance, by the
-    covariance of each weighted component with it; they sum to 1, and one can be negative. None: all sums are equal.
-    """
+    """One profile of weights."""
 
     group: Group
-    threshold: float
-    weights: tuple[float, ...]
-    setups: int
-    means: tuple[float, ...]
-    shares: tuple[float, ...]
+    threshold: float  # of its last trace
+    weights: tuple[float, ...]  # of its last trace
+    setups: int  # how many pairs of weights and threshold it had
+    means: tuple[float, ...]  # of the components
+    shares: tuple[float, ...]  # of the components in the weighted sum
     spread: tuple[float, ...] | None
+    """Share of each component in the variance of the weighted sum, by the covariance of both; they sum to 1, and one
+    may be negative. None: all sums are equal."""
     above: list[Example]
     below: list[Example]
 
@@ -225,15 +220,10 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Everything that a report shows, in the order in which it shows it.
-
-    `config`: thresholds that accept PASTED_SHARE of each of the domains, as lines of a config file.
-    `thresholds`: THRESHOLDS, and the current one where all profiles have the same.
-    `screened`: traces that the screen has looked at; `marked`: those in which a rule matched.
-    """
+    """Everything that a report shows, in this order."""
 
     total: Group
-    thresholds: tuple[float, ...]
+    thresholds: tuple[float, ...]  # THRESHOLDS, and the current one if all profiles have the same
     first_ms: int
     last_ms: int
     partitions: int
@@ -244,14 +234,14 @@ class Summary:
     profiles: list[ProfileNumbers]
     domains: list[Group]
     other_domains: int
-    config: str
+    config: str  # thresholds that accept PASTED_SHARE of each domain, as lines of a config file
     without_profile: list[DomainWithoutProfile]
     unused_profiles: list[UnusedProfile]
     components: dict[str, tuple[int, ...]]
     compared: int
     overrides: list[tuple[str, int, int]]
-    screened: int
-    marked: int
+    screened: int  # traces that were screened
+    marked: int  # those in which a rule matched
     rules: list[tuple[str, int, int]]
     moments: list[Moment]
     limit: float

@@ -189,16 +189,13 @@ class RescoredTrace(Struct, frozen=True):
 
 
 class Scores(Struct, frozen=True):
-    """The scores of a domain. `profile` and `threshold` are those of its last trace; None for all domains together.
+    """The scores of a domain."""
 
-    `quantiles`: of the scores, at QUANTILES; `histogram`: BINS counts from 0 to 1.
-    """
-
-    profile: str | None
-    threshold: float | None
+    profile: str | None  # of its last trace; None for all domains together
+    threshold: float | None  # likewise
     accepted: int
-    quantiles: tuple[float, ...]
-    histogram: tuple[int, ...]
+    quantiles: tuple[float, ...]  # at QUANTILES
+    histogram: tuple[int, ...]  # BINS counts from 0 to 1
 
 
 class DomainChange(Struct, frozen=True):
@@ -225,25 +222,21 @@ class Documents(Struct, frozen=True):
 
 
 class WhatIf(Struct, frozen=True):
-    """Everything that a candidate changes.
-
-    `domains` are the largest ones; where there are more, the last row sums `other_domains` of them. `flips` are the
-    first traces in stream-time order whose decision changes. `same_share`: the threshold for all profiles that accepts
-    as many of the new scores as are accepted before; None if that is none. `config` is the candidate as a config file.
-    """
+    """Everything that a candidate changes."""
 
     source: str
     repeated: int
     unreadable: Documents
     inconsistent: Documents
     total: DomainChange
-    domains: list[DomainChange]
-    other_domains: int
-    flips: list[RescoredTrace]
+    domains: list[DomainChange]  # the largest ones; the last row sums the others
+    other_domains: int  # how many those are
+    flips: list[RescoredTrace]  # the first traces, by stream time, whose decision changes
     same_share: float | None
+    """The threshold for all profiles that accepts as many new scores as are accepted now; None if none are."""
     without_profile: list[DomainWithoutProfile]
     unused_profiles: list[UnusedProfile]
-    config: str
+    config: str  # the candidate as a config file
 
 
 class BeforeAndAfter:
@@ -331,31 +324,25 @@ class AtThreshold(Struct, frozen=True):
 
 
 class DomainProposal(Struct, frozen=True):
-    """A domain at its current and at the proposed threshold; both judge the scores that the candidate gives.
+    """A domain at its current and at the proposed threshold, both with the candidate's scores.
 
-    `profile`: the one that the domain takes now. `wanted`, `above`: see ShareThreshold. `interval`: the 95 % bootstrap
-    interval of the proposed threshold. All four are None for all domains together; the last three are None, and
-    `proposed` is as `current`, for a domain with fewer than LEAST_TRACES.
+    `wanted`, `above` and `interval` are None for all domains together, and for a domain with fewer than LEAST_TRACES,
+    whose `proposed` equals `current`.
     """
 
     domain: str
-    profile: str | None
+    profile: str | None  # in force now; None for all domains together
     traces: int
     labels: Labels | None
     current: AtThreshold
     proposed: AtThreshold
-    wanted: int | None
-    above: int | None
-    interval: tuple[float, float] | None
+    wanted: int | None  # see ShareThreshold
+    above: int | None  # see ShareThreshold
+    interval: tuple[float, float] | None  # 95 % bootstrap interval of the proposed threshold
 
 
 class Proposal(Struct, frozen=True):
-    """Thresholds that accept a share of each domain.
-
-    `domains`: the largest ones, and all that have FEW_TRACES or more; `other_domains` keep their threshold, as do those
-    of `domains` that have fewer than LEAST_TRACES. `cut`: domains with a name too long for the config. `config` is the
-    candidate with these thresholds as a config file.
-    """
+    """Thresholds that accept a share of each domain."""
 
     source: str
     share: float
@@ -366,10 +353,11 @@ class Proposal(Struct, frozen=True):
     inconsistent: Documents
     total: DomainProposal
     domains: list[DomainProposal]
-    other_domains: int
-    cut: list[str]
+    """The largest ones, and all with FEW_TRACES or more; those with fewer than LEAST_TRACES keep their threshold."""
+    other_domains: int  # how many others keep their threshold
+    cut: list[str]  # domains whose name is too long for the config
     without_profile: list[DomainWithoutProfile]
-    config: str
+    config: str  # the candidate with these thresholds, as a config file
 
 
 def propose(

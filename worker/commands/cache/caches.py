@@ -58,18 +58,14 @@ class PartitionLog:
 
 @dataclass(frozen=True, slots=True)
 class CachedPartition:
-    """The cache of one partition with the entries of one model.
-
-    `model`: the embedder's identity, "" if the partition has no entry. `scorer`: restored as a worker restores it, but
-    with the sequence number as the label of each entry. `live`: its live entries, oldest first.
-    """
+    """The cache of one partition, with the entries of one model."""
 
     partition: int
-    model: str
+    model: str  # the embedder's identity; empty if the partition has no entry
     position: Position
     restored: Restored
-    scorer: PartitionScorer
-    live: list[Entry]
+    scorer: PartitionScorer  # restored as in a worker, but each entry is labelled with its sequence number
+    live: list[Entry]  # oldest first
 
     def age_ms(self, entry: Entry) -> int:
         """Return the entry's age in stream time."""
@@ -206,35 +202,30 @@ def _others(records: Mapping[int, TrackRecord], partition: int) -> Iterable[Trac
 
 
 class Stats(Struct, frozen=True):
-    """The statistics of a partition's cache. Times are stream time; None where the entries do not tell.
-
-    `added`: entries since the first one; `evicted`: those of them that left. `leave_after_seconds`: age at which
-    entries leave at the rate of the live ones, and by which cause. `capacity_for_ttl`: rate x TTL. `memory_bytes`: what
-    a worker needs for the full capacity, at most. `advice`: what to set where capacity evicts long before the TTL.
-    """
+    """The statistics of a partition's cache. Times are stream time; None if the entries do not tell."""
 
     partition: int
     model: str
     entries: int
     capacity: int
-    added: int
-    evicted: int
+    added: int  # entries since the first one
+    evicted: int  # those of them that left
     committed_offset: int | None
     stream_time: str | None
     oldest_age_seconds: float | None
     newest_age_seconds: float | None
     ttl_seconds: float | None
     rate_per_second: float | None
-    leave_after_seconds: float | None
-    leave_by: Literal["capacity", "ttl"] | None
-    capacity_for_ttl: int | None
-    memory_bytes: int
+    leave_after_seconds: float | None  # age at which entries leave, at the rate of the live ones
+    leave_by: Literal["capacity", "ttl"] | None  # why they leave then
+    capacity_for_ttl: int | None  # rate x TTL
+    memory_bytes: int  # of a worker with a full cache, at most
     changelog_records: int
     changelog_bytes: int
     other_model: int
     other_pass: int
     corrupt: int
-    advice: str
+    advice: str  # what to set if capacity evicts long before the TTL
 
 
 def stats(read: PartitionLog, cached: CachedPartition) -> Stats:
@@ -303,16 +294,12 @@ class NearestRow(Struct, frozen=True):
 
 
 class NearestReport(Struct, frozen=True):
-    """The nearest live entries, most similar first. `novelty`: 1 - the greatest similarity, 0.5 without an entry.
+    """The nearest live entries, most similar first."""
 
-    `compared`: live entries that were compared. `truncated`, `objective_truncated`: the text, or the objective that was
-    embedded apart, was longer than the model reads.
-    """
-
-    novelty: float
-    compared: int
-    truncated: bool
-    objective_truncated: bool
+    novelty: float  # 1 - the greatest similarity; 0.5 without an entry
+    compared: int  # number of live entries
+    truncated: bool  # the text was longer than the model reads
+    objective_truncated: bool  # the same of an objective that was embedded apart
     embedder: str
     nearest: list[NearestRow]
 

@@ -284,17 +284,13 @@ async def _group(
 
 @dataclass(slots=True)
 class _Backlog:
-    """The waiting records. `exact`: whether `waiting` is a count of records; otherwise it is an upper bound.
-
-    `controls`: control records among those that were read, `refused` of them will be. `first`: where the first one of
-    these is, and why.
-    """
+    """The waiting records."""
 
     waiting: int = 0
-    exact: bool = True
-    controls: int = 0
-    refused: int = 0
-    first: str = ""
+    exact: bool = True  # `waiting` counts records; otherwise it is an upper bound
+    controls: int = 0  # control records among those that were read
+    refused: int = 0  # control records that will become dead letters
+    first: str = ""  # where the first of these is, and why
 
     def judge(self, record: ConsumerRecord, keys: Sequence[bytes], topic_id: str | None) -> None:
         """Count a control record; for any other record do nothing."""

@@ -36,17 +36,14 @@ POLL_MS: Final = 500
 
 @dataclass(slots=True)
 class Answer:
-    """The result of one partition's control record. `result`: written, forgotten or dead_letter.
-
-    `removed`: entries that were removed, `cached` of them from the cache. `reason`: of the dead letter.
-    """
+    """The result of the control record in one partition."""
 
     partition: int
     offset: int
-    result: str = "written"
-    removed: int | None = None
-    cached: int | None = None
-    reason: str | None = None
+    result: str = "written"  # written, forgotten or dead_letter
+    removed: int | None = None  # entries
+    cached: int | None = None  # those of them that were in the cache
+    reason: str | None = None  # of the dead letter
     message: str | None = None
 
 

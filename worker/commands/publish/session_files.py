@@ -34,15 +34,12 @@ NO_POSITION: Final = b"{}"
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where to go on in a file: at byte `next`, with the session's `context`, if `check` is what stands before it.
+    """Where to continue in a file."""
 
-    `file` is its name without folders: sessions have unique names, and may be moved.
-    """
-
-    file: str
-    next: int
-    check: str
-    context: dict[str, Any]
+    file: str  # its name without folders: sessions have unique names, and may be moved
+    next: int  # byte offset
+    check: str  # digest of the bytes just before `next`; if it differs, the file is read anew
+    context: dict[str, Any]  # the session's state there
 
 
 _position: Final = msgspec.json.Decoder(Position)
@@ -61,19 +58,15 @@ class Closed(NamedTuple):
 
 @dataclass(slots=True)
 class _File:
-    """A session file. `session` is None unless it is being read; `at`: behind the last line that was fed.
-
-    `seen`: device, inode, size and time of change (ns) when it was read last. `grew_at`: when it was seen to change.
-    `lost`: requests that were open when the file ceased to be what it was.
-    """
+    """A session file."""
 
     path: str
-    session: Session | None = None
-    at: int = 0
+    session: Session | None = None  # None unless it is being read
+    at: int = 0  # offset behind the last line that was fed
     check: str = ""
-    seen: tuple[int, int, int, int] | None = None
-    grew_at: float = 0.0
-    lost: list[Request] = field(default_factory=list)
+    seen: tuple[int, int, int, int] | None = None  # device, inode, size and time of change (ns) at the last reading
+    grew_at: float = 0.0  # when a change was last seen
+    lost: list[Request] = field(default_factory=list)  # requests that were open when the file was truncated or replaced
     told: set[str] = field(default_factory=set)
 
 

@@ -37,25 +37,20 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class Counts:
-    """Dead letters by reason, kept up to date during the run: `found` match, `done` were (dry run: would be) redriven.
+    """Dead letters by reason, kept up to date during the run."""
 
-    `already`: an earlier run has redriven them. `repeated`: their source record is that of a letter before them in this
-    run. `foreign`: records of a topic that these settings do not name, or none of the worker's. `late`: spans of runs
-    that were closed before they came. `sent`: those that are done, by the topic that they go back to; `old` of them
-    have a timestamp that is older than its retention, `retention_ms` (None: it keeps them without limit).
-    """
-
-    found: Counter[str] = field(default_factory=Counter)
-    already: Counter[str] = field(default_factory=Counter)
-    repeated: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)  # that match the selection
+    already: Counter[str] = field(default_factory=Counter)  # redriven by an earlier run
+    repeated: Counter[str] = field(default_factory=Counter)  # with the source record of an earlier letter of this run
     refused: Counter[str] = field(default_factory=Counter)
-    done: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)  # redriven (dry run: would be)
     examples: list[DeadLetter] = field(default_factory=list)
-    foreign: int = 0
-    late: int = 0
-    sent: Counter[str] = field(default_factory=Counter)
+    foreign: int = 0  # of a topic that these settings do not name, or not of the worker
+    late: int = 0  # spans of runs that had closed before
+    sent: Counter[str] = field(default_factory=Counter)  # those done, by the topic they go back to
     old: Counter[str] = field(default_factory=Counter)
-    retention_ms: Mapping[str, int | None] = field(default_factory=dict)
+    """Those sent whose timestamp is older than the retention of the topic."""
+    retention_ms: Mapping[str, int | None] = field(default_factory=dict)  # by topic; None: without limit
 
     def count_done(self, letter: DeadLetter) -> None:
         """Count a dead letter that was redriven, written, or would be, and keep the first ones."""

@@ -118,16 +118,13 @@ class WholeRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSource:
-    """The dead letters of a run. `reader` reads them, `lookup` single records of the source topic.
-
-    `marks` are those of earlier runs, `seen` those of the dead letters that this one has read.
-    """
+    """The dead letters of a run."""
 
     run: Redrive
-    reader: AIOKafkaConsumer
-    lookup: AIOKafkaConsumer
-    marks: set[bytes]
-    seen: set[bytes] = field(default_factory=set)
+    reader: AIOKafkaConsumer  # reads the dead letters
+    lookup: AIOKafkaConsumer  # reads single records of the source topic
+    marks: set[bytes]  # of earlier runs
+    seen: set[bytes] = field(default_factory=set)  # of dead letters that this run has read
 
     async def to_redrive(self) -> AsyncIterator[WholeRecord]:
         """Yield the records to redrive; those that were redriven too often are refused."""

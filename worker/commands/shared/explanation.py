@@ -39,13 +39,7 @@ class Formula(Struct, frozen=True):
 
 
 class Explanation(Struct, frozen=True):
-    """A score in steps, in the order in which they are taken. Field names are those of the JSON output.
-
-    `recorded_score`: the score in the document; None for a trace that is not scored, or with another novelty. `source`
-    and `stream_time`: what a scored document says. `record`: the document's own place, and `record_time` its timestamp,
-    where it comes from a topic; `also`: places of the same trace's other records, newest first. `confidence`: what the
-    document says of it, with KP_CONFIDENCE=record; `used_from` says in words how `used` follows.
-    """
+    """A score in steps, in their order. Field names are those of the JSON output."""
 
     id: str
     objective: str
@@ -63,16 +57,16 @@ class Explanation(Struct, frozen=True):
     threshold: float
     threshold_from: str
     decision: str
-    recorded_score: float | None
+    recorded_score: float | None  # in the document; None for a trace that is not scored, or with another novelty
     created_at: str
-    stream_time: str | None
+    stream_time: str | None  # of a scored document, as is `source`
     source: RecordPlace | None
     notes: list[str]
-    record: RecordPlace | None = None
-    record_time: str | None = None
-    also: list[str] = []
-    confidence: DocumentConfidence | None = None
-    used_from: str | None = None
+    record: RecordPlace | None = None  # the document's own place, if it comes from a topic
+    record_time: str | None = None  # its timestamp
+    also: list[str] = []  # places of the same trace's other records, newest first
+    confidence: DocumentConfidence | None = None  # of the document, with KP_CONFIDENCE=record
+    used_from: str | None = None  # how the used confidence follows, in words
 
     @property
     def agrees(self) -> bool:

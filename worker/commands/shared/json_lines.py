@@ -22,12 +22,12 @@ than its trace (images, what tools have printed), and the JSON of a line takes s
 
 
 class Line(NamedTuple):
-    """A line without its end; `number` from 1, `size` with its end. `problem`: it is too long, so `data` is empty."""
+    """A line without its end."""
 
-    number: int
+    number: int  # from 1
     data: bytes
-    size: int
-    problem: str | None = None
+    size: int  # bytes, with its end
+    problem: str | None = None  # the line is too long, and `data` empty
 
 
 class LineSplitter:

@@ -51,19 +51,16 @@ class RunField:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the options say: a field for each value that a log lacks, and how steps are made.
-
-    `fields` has the names of the options without dashes: success, confidence, domain, visibility, privacy, and where
-    given agent_id, framework, created_at, objective, result_summary. `form`: "auto", or the form of every run.
-    `messages`, `append`, `group_by`: the paths of a run's messages, of a response, and of a conversation's name.
-    """
+    """The options: where each value comes from that a log lacks, and how steps are made."""
 
     fields: Mapping[str, RunField]
+    """By option without dashes: success, confidence, domain, visibility, privacy, and if given agent_id, framework,
+    created_at, objective, result_summary."""
     keep: Mapping[str, RunField]
-    form: str
-    messages: FieldPath | None
-    append: FieldPath | None
-    group_by: FieldPath | None
+    form: str  # "auto", or the form of every run
+    messages: FieldPath | None  # path of a run's messages
+    append: FieldPath | None  # path of a response
+    group_by: FieldPath | None  # path of a conversation's name
     error_prefixes: tuple[str, ...]
     max_content: int | None
     limits: Limits

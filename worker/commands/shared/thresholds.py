@@ -30,16 +30,12 @@ _FEWEST_DECIMALS, _MOST_DECIMALS = 2, 17
 
 
 class ShareThreshold(NamedTuple):
-    """A threshold, and how many traces it accepts.
-
-    `wanted`: the share in traces, rounded up. `accepted` is more than that where scores tie: `above` traces lie above
-    the tie, all others that are accepted have the same score.
-    """
+    """A threshold, and how many traces it accepts."""
 
     threshold: float
-    wanted: int
-    accepted: int
-    above: int
+    wanted: int  # the share in traces, rounded up
+    accepted: int  # more than wanted if scores tie
+    above: int  # traces above the tie; all other accepted ones have one score
 
 
 def parse_share(text: str) -> Fraction:

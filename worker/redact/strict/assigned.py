@@ -245,13 +245,13 @@ def _values_before_names(text: str, lowered: str) -> Iterator[tuple[int, int]]:
 
 
 class _Assignment(NamedTuple):
-    """A name in front of a value. `how`: group of _ASSIGNED, `sign`: its text, `before`: what precedes the name."""
+    """A name in front of a value."""
 
-    how: str
-    sign: str
+    how: str  # group of _ASSIGNED
+    sign: str  # text of that group
     name: str
     strength: int
-    before: str
+    before: str  # text before the name
 
 
 _SHORT_NUMBER: Final = re.compile(r"[0-9.,]{1,12}+(?![^\s,;}\]])")

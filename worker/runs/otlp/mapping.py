@@ -68,24 +68,19 @@ NO_PARENT: Final = "each call of the model becomes a separate trace: start a spa
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """One run of a trace: its document and the document's bytes, or why there is none (`missing`).
-
-    `conventions`: those that its spans use. `hints`: what to set so that more is captured. `agent_span_id`: the span
-    that stands for the run. `key`: the agent's id. `end_ns`: the end of the run's last span, ns since 1970. `cut`:
-    characters by which its texts were shortened. `unread`: scopes, and attributes that look like content and that
-    nothing reads, at most MAX_UNREAD.
-    """
+    """One run of a trace: its document and the document's bytes, or why there is none."""
 
     document: dict[str, Any] | None
     value: bytes | None
-    missing: Missing | None
-    conventions: frozenset[str]
-    hints: tuple[str, ...]
-    agent_span_id: str
-    key: str
-    end_ns: int
-    cut: int = 0
+    missing: Missing | None  # why there is no document
+    conventions: frozenset[str]  # that its spans use
+    hints: tuple[str, ...]  # settings that would capture more
+    agent_span_id: str  # of the span that stands for the run
+    key: str  # the agent's id
+    end_ns: int  # of the run's last span, ns since 1970
+    cut: int = 0  # characters by which texts were shortened
     unread: tuple[tuple[str, str], ...] = ()
+    """Scopes and their attributes that look like content and are not read, at most MAX_UNREAD."""
 
 
 def assembled(spans: Sequence[Span], logs: Sequence[LogEvent], rules: Rules) -> list[Assembled]:

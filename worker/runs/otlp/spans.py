@@ -80,20 +80,16 @@ class SpanEvent:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span. Ids are lower-case hex (32 and 16 digits), times are ns since 1970, from 0 to 2**64 - 1.
+    """A span."""
 
-    `parent_id` is "" where the span has no parent; `remote_parent`: the parent is known to be in another process.
-    `status`: 0 unset, 1 ok, 2 error. `kind` is OTLP's number.
-    """
-
-    trace_id: str
-    span_id: str
-    parent_id: str
+    trace_id: str  # 32 lower-case hex digits
+    span_id: str  # 16 lower-case hex digits
+    parent_id: str  # empty without a parent
     name: str
-    kind: int
-    start_ns: int
+    kind: int  # OTLP's number
+    start_ns: int  # ns since 1970, below 2**64
     end_ns: int
-    status: int
+    status: int  # 0 unset, 1 ok, 2 error
     status_message: str
     attributes: Mapping[str, Value]
     events: tuple[SpanEvent, ...]
@@ -101,7 +97,7 @@ class Span:
     scope: str
     schema_url: str
     dropped_attributes: int
-    remote_parent: bool = False
+    remote_parent: bool = False  # the parent is known to be in another process
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,20 +65,16 @@ def is_complete(links: Iterable[tuple[str, str]]) -> bool:
 
 @dataclass(slots=True)
 class Run:
-    """The spans of one run, each list by start. `agent`: its topmost span; None where no span says where it begins.
+    """The spans of one run, each list by start."""
 
-    `tool`: the tool's span that it lies below; `upper`: the run of the other agent that its agent lies directly below.
-    `inside`: for a model's span that lies below other ones, which describe the same call, the topmost one's id; for a
-    tool's span below one of the same tool, that one's.
-    """
-
-    agent: Span | None
-    tool: Span | None = None
-    upper: Run | None = None
+    agent: Span | None  # its topmost span; None if no span shows where it begins
+    tool: Span | None = None  # the tool's span above it
+    upper: Run | None = None  # the run of the agent directly above its agent
     models: list[Span] = field(default_factory=list)
     tools: list[Span] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     inside: dict[str, str] = field(default_factory=dict)
+    """By id: the topmost span that describes the same call, for spans of models and tools below it."""
 
     @property
     def first(self) -> Span:
@@ -95,19 +91,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a span lies: below which tool, below or at which agent, and below which model's span.
-
-    `border`: the tool below which its children lie if it is a tool's span itself. `name`: of the nearest agent that has
-    one. `upper`: the agent above the span's own one.
-    """
+    """Where a span lies: below which tool, below or at which agent, and below which model's span."""
 
     tool: str
     agent: str
     model: str
     orphan: bool
-    border: str = ""
-    name: str = ""
-    upper: str = ""
+    border: str = ""  # the tool above its children, if it is a tool's span
+    name: str = ""  # of the nearest agent with a name
+    upper: str = ""  # the agent above the span's own
 
 
 def runs_of(spans: Sequence[Span]) -> list[Run]:

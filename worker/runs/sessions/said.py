@@ -22,28 +22,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a line says of the conversation.
-
-    `opens`: "request" if the first message is a request of the user, "start" if one begins unless one is under way,
-    "command" if it is a request as soon as the agent goes on after it, "local" if the command before it was none,
-    since it ran without the agent, "fork" if what is open is not this agent's: the task of a fork, which begins with
-    what it has inherited. A request that is there twice, one after the other, is one; one in the same turn (a fact) as
-    the open request belongs to that.
-    `run`: None for the session's own agent, a sub-agent's id for a sub-agent; "" for one that is known by `after`, the
-    id of the line before. `id`: of the line; a line of the same id replaces an earlier one of its request. `facts`: of
-    the session, which later lines share. `spawns`: of calls that start a sub-agent, its prompt and its name, by the
-    call's id.
-    """
+    """What a line says of the conversation."""
 
     messages: tuple[Message, ...] = ()
     opens: Opens = ""
-    run: str | None = None
-    after: str = ""
-    id: str = ""
+    """As "request": the first message is a request of the user. "start": one begins unless one is open. "command": it is a
+    request if the agent goes on after it. "local": the command before it ran without the agent. "fork": the open
+    request is the task of a fork, which begins with its inheritance. Two equal requests in a row are one; a request in
+    the same turn (a fact) as the open one belongs to it."""
+    run: str | None = None  # None: the session's own agent; else a sub-agent's id, empty if only `after` identifies it
+    after: str = ""  # id of the line before
+    id: str = ""  # of the line; a later line with it replaces this one within the request
     created_at: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)  # of the session; they hold for later lines, too
     outcome: Outcome | None = None
     spawns: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By call id: prompt and name of the sub-agent that the call starts."""
 
 
 def text_at(value: Mapping[str, Any], name: str) -> str:
@@ -54,17 +48,14 @@ def text_at(value: Mapping[str, Any], name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How the sessions of one agent are read.
+    """How the sessions of one agent are read."""
 
-    `name`: as of --from; it is also the framework and the agent of its traces. `knows`: whether an object is a line of
-    such a session. `read`: what a line says, None where it has no part in the conversation; it counts what it leaves
-    out, and raises RunRefused. `lines`: those of a session that is one document. `of_header`: facts of which the first
-    counts, because a header may come again. `leaves_out`: whether a line belongs to no request, by the facts.
-    """
-
-    name: str
-    knows: Callable[[Mapping[str, Any]], bool]
+    name: str  # for --from; also framework and agent of its traces
+    knows: Callable[[Mapping[str, Any]], bool]  # whether an object is a line of such a session
     read: Callable[[Mapping[str, Any], Counts], Said | None]
+    """What a line says, None if nothing; counts what it leaves out, raises RunRefused."""
     lines: Callable[[Mapping[str, Any]], Iterable[Any] | None] = lambda document: None
-    of_header: frozenset[str] = frozenset()
+    """Of a session that is one document."""
+    of_header: frozenset[str] = frozenset()  # facts whose first value counts, because a header may repeat
     leaves_out: Callable[[Mapping[str, Any], Mapping[str, str]], bool] = lambda line, facts: False
+    """Whether a line belongs to no request, by the facts."""
