@@ -365,8 +365,6 @@ _RARE: Final = frozenset(
 
 _PARTS_ALONE: Final = frozenset({"role", "parts", "finish_reason", "name"})
 
-_SPEAKERS: Final = frozenset({"system", "user", "assistant"})
-
 _TEXT_ALONE: Final = frozenset({"role", "content", "message", "name"})
 """Fields of the two forms that most libraries have: what is nowhere else need not be looked for."""
 
@@ -391,7 +389,7 @@ def _message(value: dict[str, Any], role: Role) -> Message:
     if isinstance(value.get("parts"), list) and value.keys() <= _PARTS_ALONE:  # the semantic conventions
         return Message(role, tuple([part for each in value["parts"] for part in _part(each)]))
     text = value.get("content")
-    if named in _SPEAKERS and isinstance(text, str) and text[:1] not in ("[", "_") and value.keys() <= _TEXT_ALONE:
+    if role == "user" and isinstance(text, str) and text[:1] not in ("[", "_") and value.keys() <= _TEXT_ALONE:
         return Message(role, (Text(text),))
     if not is_plain and (kind := value.get("type")) != "message" and str(kind) in _ITEMS:
         return Message("tool" if kind == "function_call_output" else "assistant", tuple(_part(value)))

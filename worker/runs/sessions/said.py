@@ -26,8 +26,8 @@ class Said:
 
     messages: tuple[Message, ...] = ()
     opens: Opens = ""
-    """As "request": the first message is a request of the user. "start": one begins unless one is open. "command": it is a
-    request if the agent goes on after it. "local": the command before it ran without the agent. "fork": the open
+    """As "request": the first message is a request of the user. "start": one begins unless one is open. "command": it
+    is a request if the agent goes on after it. "local": the command before it ran without the agent. "fork": the open
     request is the task of a fork, which begins with its inheritance. Two equal requests in a row are one; a request in
     the same turn (a fact) as the open one belongs to it."""
     run: str | None = None  # None: the session's own agent; else a sub-agent's id, empty if only `after` identifies it
