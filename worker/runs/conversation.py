@@ -193,13 +193,18 @@ class Conversation:
         self, message: Message, turn: _Turn | None, results: Counter[str], time_ns: int, *, known: bool, goes_on: bool
     ) -> None:
         """Add results, which are of `turn` where they have no id, and a text of the user if it is new."""
+        texts: list[str] = []
         for part in message.parts:
             if isinstance(part, ToolResult):
                 call = self._called(part, turn, results[part.name])
+                if call is None and message.role == "user" and not part.call_id:
+                    call = next(iter([] if turn is None else turn.calls[-1:]), None)  # one text for all calls
+                    if call is None:
+                        texts.append(part.text)  # the result of code, not of a call
                 results[part.name] += not part.call_id
                 if call is not None and call.told is None:
                     call.told = part
-        text = "\n".join(_texts(message))
+        text = "\n".join([*texts, *_texts(message)])
         if message.role == "user" and text and not known:
             self._add_user(text, time_ns, goes_on=goes_on)
         elif message.role == "user" and text and turn is None and self.objective is None:

@@ -79,6 +79,8 @@ def content_of(span: Span, logs: Sequence[LogEvent], known: Known | None = None)
                 inputs, outputs = without_fields(inputs, outputs)
             elif form == "short":
                 inputs = without_short(inputs)
+            elif _is_smolagents(inputs):
+                inputs = [each for message in inputs for each in _without_prompts(message)]
             return Content(row.name, tuple(inputs), tuple(outputs))
     return None
 
@@ -196,6 +198,34 @@ def without_short(inputs: list[Message]) -> list[Message]:
 def _is_short(message: Message) -> bool:
     texts = (part.text for part in message.parts if isinstance(part, Text | ToolResult))
     return any(sign in text for text in texts for sign in _SHORT)
+
+
+_TASK: Final = "New task:\n"
+_CALLS: Final = "Calling tools:\n"
+_RETRY: Final = "\nNow let's retry: take care not to repeat previous errors!"
+
+
+def _is_smolagents(inputs: list[Message]) -> bool:
+    asked = next((each for each in inputs if each.role == "user"), None)
+    return asked is not None and asked.texts().startswith(_TASK)
+
+
+def _without_prompts(message: Message) -> Sequence[Message]:
+    """Return a message without what smolagents writes around it, since it sends calls and results as plain texts."""
+    text = message.texts()
+    if message.role == "user":
+        named = _CALL_ID.match(text)
+        body = text[named.end() :] if named else text
+        for start in ("Observation:\n", "Error:\n"):
+            if body.startswith(start):
+                result = body.removeprefix(start).partition(_RETRY)[0]
+                return [Message("user", (ToolResult(result, is_error=start == "Error:\n"),))]
+        return [Message("user", (Text(text.removeprefix(_TASK)),))]
+    if message.role == "assistant" and _CALLS in text:
+        said, _, written = text.partition(_CALLS)
+        if calls := [part for each in _objects(python_value(written)) for part in _part(each)]:
+            return [Message("assistant", (Text(said.strip()),)), Message("assistant", tuple(calls))]
+    return [message]
 
 
 _FIELD: Final = re.compile(r"\[\[ ## (\w+) ## \]\]\n?(.*?)\s*(?=\[\[ ## |\Z)", re.DOTALL)
