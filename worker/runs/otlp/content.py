@@ -50,11 +50,15 @@ class Content:
     inputs: tuple[Message, ...]
     outputs: tuple[Message, ...]
 
-    def fullness(self) -> tuple[int, int, int]:
-        """Return how much the answer says: its parts, its ids of calls, its characters."""
+    def fullness(self) -> tuple[bool, int, int, int]:
+        """Return how much the answer says: whether it stands in messages, its parts, its ids of calls, its characters.
+
+        Raw requests and responses may hold the texts of Python's objects.
+        """
         parts = [part for message in self.outputs for part in message.parts]
         ids = sum(isinstance(part, ToolCall) and part.call_id != "" for part in parts)
-        return len(parts), ids, sum(len(part.text) for part in parts if isinstance(part, Text | Reasoning))
+        texts = sum(len(part.text) for part in parts if isinstance(part, Text | Reasoning))
+        return bool(parts) and self.convention != "openinference_raw", len(parts), ids, texts
 
 
 _Messages = tuple[list[Message], list[Message]]

@@ -264,6 +264,13 @@ DIALECTS: Final = (
         spans=_of(other="*._prepare_chat_with_tools"), agent="input.value~current_agent_name='([^']*)'",
         arguments="input.value#kwargs input.value", result="output.value#raw_output output.value",
         failed="output.value#is_error"),
+    Dialect(name="llama_index", scopes=("opentelemetry.instrumentation.llamaindex",), kind="tool.name",
+        kinds=_of(tool="*"), tool="tool.name", call_id="traceloop.entity.output#tool_id", arguments="tool.arguments",
+        result="traceloop.entity.output#tool_output.raw_output", failed="traceloop.entity.output#tool_output.is_error"),
+    Dialect(name="llama_index", scopes=("opentelemetry.instrumentation.llamaindex",),
+        spans=_of(agent="run.task", chain="AgentWorkflow.task|*Agent.task"),
+        agent="traceloop.entity.output#current_agent_name",
+        input="traceloop.entity.input#messages", output="traceloop.entity.output#message"),
     Dialect(name="dspy",  # all its prompts are made of fields, and so are the answers
         scopes=("openinference.instrumentation.dspy", "opentelemetry.instrumentation.genai.dspy"),
         spans=_of(other="finish.__call__"), answer="output.value#answer", form="fields"),

@@ -299,7 +299,7 @@ def _agent_name(run: Run, own: Sequence[Span]) -> str:
     if not name:
         kinds = [(span, kind_of(span)) for span in run.spans]
         below = [span for span, kind in kinds if kind in ("agent", "model", "chain")]
-        if workflow and len({said_name([span]) for span, kind in kinds if kind == "agent"} - {""}) != 1:
+        if workflow and len({said_name([span]) for span, kind in kinds if kind in ("agent", "chain")} - {""}) != 1:
             name = workflow
         else:
             name = said_name(below)
