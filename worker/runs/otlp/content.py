@@ -695,6 +695,12 @@ _TOOL_MESSAGES: Final = ("tool", "ToolMessage", "constructor")
 """The type of a LangChain message in which a tool's result may be."""
 
 
+_WRITTEN: Final = re.compile(
+    r"""content=('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+") (?:.* )?tool_call_id='([^']*)'""", re.DOTALL
+)
+"""A LangChain message as a text, as some libraries write a tool's result."""
+
+
 def _unwrapped(result: Any) -> tuple[str, str]:
     """Return a tool's result as its text, and the id of its call where it is a message of LangChain's."""
     parsed = json_value(result)
@@ -707,7 +713,8 @@ def _unwrapped(result: Any) -> tuple[str, str]:
         if parsed.keys() == {"output"}:  # LangSmith: a result must be an object
             return result_text(output), ""
     if isinstance(parsed, str):
-        return parsed, ""
+        written = _WRITTEN.match(parsed) if parsed.startswith("content=") else None
+        return (parsed, "") if written is None else (as_text(python_value(f"[{written[1]}]")[0]), written[2])
     return as_text(result), ""
 
 

@@ -247,6 +247,7 @@ DIALECTS: Final = (
         tool="name", arguments="input", result="output", error="error#data.error error#message"),
     Dialect(name="logfire", scopes=("logfire.",), input="gen_ai.input.messages request_data",
         output="gen_ai.output.messages response_data"),
+    Dialect(name="openlit", scopes=("openlit.instrumentation.langgraph",), agent="gen_ai.workflow.name"),
     Dialect(name="openlit", scopes=("openlit",), signs=_of(other="gen_ai.output.messages")),
     Dialect(name="crewai", scopes=("openinference.instrumentation.crewai", "opentelemetry.instrumentation.crewai."),
         agent="graph.node.id crewai.agent.role",
