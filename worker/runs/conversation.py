@@ -10,7 +10,8 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Final
 
 from worker.runs.fields import json_value, plain
@@ -114,7 +115,8 @@ class Conversation:
                 turn = self._add_said(message, part_of, reasons, start_ns)
                 reasons = []
             else:
-                self._add_told(message, turn, results, start_ns, known=index <= last, goes_on=last >= 0)
+                told = message if turn is None or len(turn.calls) < 2 else _with_ids(message, turn, inputs, index)
+                self._add_told(told, turn, results, start_ns, known=index <= last, goes_on=last >= 0)
             before = message.role
         if len(self.turns) > count or not self._is_repeated(outputs, after):
             self._add_turn(outputs, end_ns)
@@ -336,6 +338,22 @@ class Conversation:
             for call in turn.calls:
                 if (result := call.result()) is not None:
                     transcript.add_result(result.text, call.call.call_id, call.call.name, is_error=result.is_error)
+
+
+def _with_ids(message: Message, turn: _Turn, inputs: Sequence[Message], index: int) -> Message:
+    """Return the message at `index` with ids for its results, which are in the order of the turn's calls.
+
+    Only if none of the results after these calls has an id or a name, and there is one for each call.
+    """
+    parts = message.parts
+    if len(parts) != 1 or not isinstance(parts[0], ToolResult) or parts[0].call_id or parts[0].name:
+        return message
+    start = next((at for at in range(index, -1, -1) if inputs[at].role == "assistant"), -1) + 1
+    after = list(takewhile(lambda each: each.role == "tool", inputs[start:]))
+    told = [part for each in after for part in each.parts if isinstance(part, ToolResult)]
+    if len(told) != len(turn.calls) or any(part.call_id or part.name for part in told):
+        return message
+    return replace(message, parts=(replace(parts[0], call_id=turn.calls[index - start].call.call_id),))
 
 
 def _append(numbers: list[int], number: int) -> None:

@@ -725,7 +725,7 @@ def has_failed(span: Span) -> bool:
     raised = any(event.name == "exception" for event in span.events)
     if raised and any(row.failed == "@exception" for row in dialects_of(span.scope)):
         return True
-    return any(each in (True, "true", "error", "ERROR") for each in values(span, "failed"))
+    return any(each in (True, "true", "error", "ERROR", "failure") for each in values(span, "failed"))
 
 
 def error_text(span: Span) -> str | None:

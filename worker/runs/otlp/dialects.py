@@ -54,7 +54,7 @@ class Dialect:
     result: str = ""
     """Of a tool, where it is not `input` and `output`."""
     failed: str = ""
-    """What is true, "true", "error" or "ERROR" on a failed span, beside its status."""
+    """What is true, "true", "error", "ERROR" or "failure" on a failed span, beside its status."""
     task: str = ""
     answer: str = ""
     """The user's own words, and the final answer, where the messages of the model have prompts around them."""
@@ -255,6 +255,8 @@ DIALECTS: Final = (
         answer="output.value#raw crewai.crew.result",
         prompt=re.compile(r"Current Task: (.*?)\n\nThis is the expected criteria", re.DOTALL),
         delegate="input.value#coworker"),
+    Dialect(name="agno", scopes=("opentelemetry.instrumentation.agno",),
+        failed=r"traceloop.entity.output~\Astatus='(failure)'"),
     Dialect(name="autogen",
         scopes=("openinference.instrumentation.autogen_agentchat", "openinference.instrumentation.autogen"),
         input="llm.input_messages.*", output="output.value", agent="graph.node.id"),
