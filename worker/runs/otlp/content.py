@@ -17,7 +17,7 @@ from worker.runs.fields import json_object, json_value
 from worker.runs.messages import Message, Part, Reasoning, Role, Text, ToolCall, ToolResult, as_text
 from worker.runs.otlp.dialects import MAX_NAME, Dialect, dialects_of, first_text, is_missed, tool_name, values
 from worker.runs.otlp.spans import LogEvent, Span, SpanEvent
-from worker.runs.otlp.values import REDACTED, Flat, loaded, python_value
+from worker.runs.otlp.values import REDACTED, Flat, loaded, python_object, python_value
 
 _ROLES: Final[Mapping[str, Role]] = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
@@ -313,6 +313,8 @@ def messages_in(value: Any, role: Role, known: Known | None = None) -> list[Mess
         return _in_object(value, role, known)
     if not isinstance(value, list):
         return []
+    if value and isinstance(value[0], str) and value[0].startswith("ChatMessage("):  # of Haystack or LlamaIndex
+        value = [python_object(each) if isinstance(each, str) else each for each in value]
     if value and isinstance(value[0], list):  # LangChain has pairs of role and text, or a list of lists
         pairs = [each for each in value if isinstance(each, list) and len(each) == 2 and str(each[0]) in _ROLES]
         value = [{"role": who, "content": text} for who, text in pairs] if len(pairs) == len(value) else value[0]
@@ -553,7 +555,7 @@ def _part(part: Any) -> Sequence[Part]:
         return _result(inner)
     if (inner := _wrapped(part, _WRAPPED_CALLS)) is not None:
         return _call(inner)
-    if kind.endswith(_RESULT_KINDS):
+    if kind.endswith(_RESULT_KINDS) or (not kind and "origin" in part):
         return _result(part)
     if kind.startswith(_CALL_KINDS) or (not kind and isinstance(part.get("toolName"), str)):
         return _call(part)

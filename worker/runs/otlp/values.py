@@ -45,6 +45,30 @@ def python_value(text: str) -> Any:
         return text
 
 
+_ENUM: Final = re.compile(r"<\w+\.\w+: ('[^']*')>")
+
+
+def python_object(text: str) -> Any:
+    """Return an object that is written as Python's repr, `Name(field=value, ...)`, as its fields; else the text.
+
+    Underscores in front of a field's name are left out; an enum is its value.
+    """
+    if len(text) > _MAX_LITERAL:
+        return text
+    try:
+        return json_value(_of_node(ast.parse(_ENUM.sub(r"\1", text), mode="eval").body))
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return text
+
+
+def _of_node(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):
+        return {each.arg.lstrip("_"): _of_node(each.value) for each in node.keywords if each.arg}
+    if isinstance(node, ast.List):
+        return [_of_node(each) for each in node.elts]
+    return ast.literal_eval(node)
+
+
 def _before_the_cut(text: str) -> list[Any]:
     items, place, decoder = [], 1, json.JSONDecoder(parse_constant=str)
     try:
