@@ -95,14 +95,16 @@ def plain(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without what JSON does not know: bytes become base64, NaN and infinity their names."""
+    """Return a value as JSON can have it: bytes become base64, NaN, infinity and all that JSON does not know text."""
     if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list):
+        return {name if isinstance(name, str) else str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if value is None or isinstance(value, str | int):
+        return value
+    return value if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
 def objects_of(value: Mapping[str, Any], name: str, place: str) -> list[dict[str, Any]]:
