@@ -9,22 +9,22 @@ from typing import Final
 MOST_ELEMENTS: Final = 1_000_000  # greatest capacity of a partition's cache
 
 SHORT: Final = 0.5
-"""Where a full cache reaches back less than this share of the TTL, the TTL hardly decides how long entries live."""
+"""If a full cache reaches back less than this share of the TTL, the TTL hardly decides how long entries live."""
 
 LABEL_BYTES: Final = 330
-"""Memory of an entry beside its vector: ids, time and Python's objects for them. Measured with ids of 45 characters."""
+"""Bytes of an entry without its vector: ids, time and their Python objects. Measured with ids of 45 characters."""
 
 FAST_SCAN_SHARE: Final = 1.3
-"""Memory of a vector with what speeds its scan up, at most, as a multiple of its float32 bytes."""
+"""Upper bound of a vector's memory including its int8 codes (scan.py), as a multiple of its float32 bytes."""
 
 
 def entry_bytes(dimensions: int) -> int:
-    """Return the memory of one cache entry, bytes, at most."""
+    """Return the most bytes that one cache entry uses."""
     return round(4 * dimensions * FAST_SCAN_SHARE) + LABEL_BYTES
 
 
 def per_second(times_ms: Sequence[int]) -> float | None:
-    """Return the rate of entries with these stream times (rising, ms); None where they do not tell one."""
+    """Return the rate of entries with these stream times (rising, ms); None if they span no time."""
     span = times_ms[-1] - times_ms[0] if times_ms else 0
     return None if span <= 0 else 1000 * (len(times_ms) - 1) / span
 
@@ -42,7 +42,7 @@ def capacity_for(rate: float, ttl_ms: int) -> int:
 
 
 def advice(rate: float | None, reach_ms: float, ttl_ms: int, dimensions: int) -> str:
-    """Return what to set where entries leave by capacity long before the TTL, with the memory it takes."""
+    """Return which setting to change if entries leave by capacity long before the TTL, and the memory that it costs."""
     seconds = max(1, round(reach_ms / 1000))
     lower = f"lower KP_CACHE_TTL_SECONDS to about {seconds}"
     wanted = None if rate is None else capacity_for(rate, ttl_ms)
@@ -55,6 +55,6 @@ def advice(rate: float | None, reach_ms: float, ttl_ms: int, dimensions: int) ->
 
 
 def megabytes(size: int) -> str:
-    """Write a number of bytes as MB, with one decimal below 10."""
+    """Return a number of bytes as MB, with one decimal below 10."""
     value = size / 1e6
     return f"{value:.1f} MB" if value < 9.95 else f"{value:,.0f} MB"

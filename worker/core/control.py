@@ -1,6 +1,7 @@
-"""Control records on the source topic, their headers and signature: requests to forget, and verdicts.
+"""Control records (requests to forget, and verdicts): their headers and signatures.
 
-They are there because the order of two topics is lost in a replay, and signed because many may write there.
+They share the source topic with the traces because a replay loses the order between two topics. They are signed
+because many clients may write there.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ SIGNATURE_HEADER: Final = "kp-control-signature"  # the signature: HMAC-SHA256 o
 FORGET: Final = b"forget"
 VERDICT: Final = b"verdict"
 
-MIN_KEY_BYTES: Final = 32  # shortest key: as long as the hash, as RFC 2104 advises
-_BLOCK: Final = 64  # bytes of a block of SHA-256
+MIN_KEY_BYTES: Final = 32  # as long as the hash, as RFC 2104 advises
+_BLOCK: Final = 64  # bytes of a SHA-256 block
 Judges = Mapping[str, Sequence[bytes]]  # the keys of each judge, by name
 
 
@@ -30,8 +31,8 @@ Judges = Mapping[str, Sequence[bytes]]  # the keys of each judge, by name
 class ControlConfig:
     """The control records that a worker honours."""
 
-    keys: Sequence[bytes] = ()  # those of requests to forget (KP_FORGET); none: such a record is read as a trace
-    group: str = ""  # the worker's
+    keys: Sequence[bytes] = ()  # for requests to forget (KP_FORGET); none: such a record is read as a trace
+    group: str = ""  # the worker's consumer group
     judges: Judges = field(default_factory=dict)  # none: every verdict is a dead letter
 
 
@@ -39,7 +40,7 @@ NO_CONTROL: Final = ControlConfig()
 
 
 def control_headers(kind: bytes, body: bytes, key: bytes) -> list[tuple[str, bytes]]:
-    """Return the headers of a control record, with its signature."""
+    """Return the headers of a control record: its kind and its signature."""
     return [(CONTROL_HEADER, kind), (SIGNATURE_HEADER, _signature(body, key))]
 
 
@@ -52,7 +53,10 @@ def control_kind(headers: Headers) -> bytes | None:
 
 
 def check_signature(headers: Headers, body: bytes, keys: Iterable[bytes], held_in: str) -> None:
-    """Raise InvalidTrace unless the record has exactly one signature, by one of the keys. `held_in`: their setting."""
+    """Raise InvalidTrace unless the record has exactly one signature, by one of the keys.
+
+    `held_in`: the setting that holds the keys.
+    """
     said = [content or b"" for name, content in headers if name == SIGNATURE_HEADER]
     if len(said) != 1:
         raise bad_control(f"a control record needs one header {SIGNATURE_HEADER}, got {len(said)}")
@@ -63,7 +67,7 @@ def check_signature(headers: Headers, body: bytes, keys: Iterable[bytes], held_i
 
 
 def bad_control(message: str) -> InvalidTrace:
-    """Return the reason of a control record that must not be honoured."""
+    """Return why a control record must not be honoured."""
     return InvalidTrace(Reason.BAD_CONTROL, "", message)
 
 
@@ -73,7 +77,7 @@ def _signature(body: bytes, key: bytes) -> bytes:
 
 @functools.lru_cache(64)
 def _signer(key: bytes) -> Callable[[bytes], bytes]:
-    """Return HMAC-SHA256 with a key (RFC 2104): copies of two started hashes take a quarter of hmac.digest's time."""
+    """Return HMAC-SHA256 with a key (RFC 2104). Copying two prepared hashes takes a quarter of hmac.digest's time."""
     padded = (key if len(key) <= _BLOCK else hashlib.sha256(key).digest()).ljust(_BLOCK, b"\0")
     inner_start, outer_start = (hashlib.sha256(bytes(byte ^ pad for byte in padded)) for pad in (0x36, 0x5C))
 

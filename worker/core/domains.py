@@ -1,4 +1,4 @@
-"""Domains without their own profile, and the one that each may mean: a near miss is said, never corrected."""
+"""Domains without their own profile, and the profile that each may mean. A near miss is reported, never corrected."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Final
 from worker.core.scoring import DEFAULT_PROFILE, PROFILES
 
 LEAST_SIMILARITY: Final = 0.82
-"""Of two names, by difflib: one wrong letter of seven is near ("finanse"), one of four is not ("node")."""
+"""Least difflib ratio of two near names: one wrong letter of seven is near ("finanse"), one of four is not ("node")."""
 
 
 @dataclass(frozen=True, slots=True)
 class DomainWithoutProfile:
-    """A domain that takes the profile `default`, how many traces it has, and the profile that it may mean."""
+    """A domain that is scored with the profile `default`."""
 
     name: str
-    traces: int
-    near: str | None
+    traces: int  # of the domain
+    near: str | None  # the profile that it may mean
 
 
 @dataclass(frozen=True, slots=True)
 class UnusedProfile:
-    """A profile that no trace takes, and the domain or built-in profile that its name may mean."""
+    """A profile that no trace uses."""
 
     name: str
-    near: str | None
+    near: str | None  # the domain or built-in profile that it may mean
 
 
 def without_profile(traces: Mapping[str, int], profiles: Collection[str]) -> list[DomainWithoutProfile]:
@@ -42,7 +42,7 @@ def without_profile(traces: Mapping[str, int], profiles: Collection[str]) -> lis
 
 
 def unused_profiles(profiles: Collection[str], domains: Collection[str]) -> list[UnusedProfile]:
-    """Return the profiles that are not built in and that none of the domains takes, near misses first."""
+    """Return the profiles that are neither built in nor used by any of the domains, near misses first."""
     unused = [name for name in profiles if name not in PROFILES and name not in domains]
     others = dict.fromkeys([*PROFILES, *domains])
     found = [UnusedProfile(name, near_miss(name, others)) for name in unused]
@@ -50,10 +50,10 @@ def unused_profiles(profiles: Collection[str], domains: Collection[str]) -> list
 
 
 def near_miss(domain: str, profiles: Iterable[str]) -> str | None:
-    """Return the profile that a domain without one may mean; None where the domain has a profile or none is near.
+    """Return the profile that a domain without one may mean; None if the domain has a profile or none is near.
 
-    Near is another spelling ("Finance", "customer-service", "finance "), then a misspelling ("finanse"). Names that
-    differ in their digits are different names, and no domain means `default`.
+    Another spelling ("Finance", "customer-service", "finance ") is nearer than a misspelling ("finanse"). Names that
+    differ in their digits are never near, and no domain means `default`.
     """
     names = [name for name in profiles if name != DEFAULT_PROFILE]
     if domain in names or domain == DEFAULT_PROFILE:
@@ -67,7 +67,7 @@ def near_miss(domain: str, profiles: Iterable[str]) -> str | None:
 
 
 def _letters(name: str) -> str:
-    """Return the letters and digits of a name, without what two spellings of it differ in."""
+    """Return the letters and digits of a name, without the case and punctuation in which spellings differ."""
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", name).casefold()))
 
 

@@ -1,4 +1,4 @@
-"""What redaction and the screen find, by name. The rules are in worker/redact/, which loads where they are used."""
+"""Names of what redaction and the screen find. The rules are in worker/redact/, which is imported only when used."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 import msgspec
 
 LEVELS: Final = ("aggregated", "federated", "private")
-"""The values of metadata.privacy_level. Secrets go at every level; `private` keeps what only identifies somebody."""
+"""The values of metadata.privacy_level. Secrets are removed at every level; `private` keeps personal data."""
 
 TYPES: Final = ("connection_string", "bearer_token", "api_key", "password", "email", "phone", "ip", "filepath")
-"""Types of markers of the reference's rules, in the order of their patterns."""
+"""Marker types of the reference's rules, in the order of their patterns."""
 
 STRICT_TYPES: Final = (
     *TYPES, "private_key", "basic_auth", "jwt", "cookie", "signed_url", "webhook", "card", "iban", "ssn",
 )  # fmt: skip
-"""Types of markers of the strict rules."""
+"""Marker types of the strict rules."""
 
 SCREEN_WEIGHTS: Final = {
     **dict.fromkeys(
@@ -39,22 +39,25 @@ SCREEN_WEIGHTS: Final = {
     ),
     **dict.fromkeys(("send-data-pattern", "output-to-endpoint", "suspicious-url-in-code-block"), 0.2),
 }  # fmt: skip
-"""The SDK's rules of the screen, in its order, with their weights."""
+"""The SDK's screening rules, in its order, with their weights."""
 
 SCREEN_RULES: Final = (*SCREEN_WEIGHTS, "direction-override", "tag-characters", "invisible-in-word")
-"""All rules of the screen: the SDK's, and those of hidden text that it does not have, or has in its sanitizer."""
+"""All screening rules: the SDK's, and rules for hidden text that the SDK lacks or has in its sanitizer."""
 
 SCREEN_HIDDEN: Final = frozenset({"direction-override", "tag-characters", "zero-width-steganography"})
-"""Rules of hidden text that no language and no emoji needs: KP_CONTRIBUTE_SCREEN=hidden."""
+"""Rules for hidden text that no language or emoji needs: KP_CONTRIBUTE_SCREEN=hidden."""
 
 SCREEN_OFF: Final = frozenset({"excessive-whitespace-encoding"})
-"""Rules that are off by default, as they match in more than 1 % of traces of real runs (docs/redaction.md)."""
+"""Rules that are off by default: they match in more than 1 % of the traces of real runs (docs/redaction.md)."""
 
 SCREEN_DEFAULT: Final = frozenset(SCREEN_RULES) - SCREEN_OFF
 
 
 def rules_from(text: str) -> frozenset[str]:
-    """Return the rules of a list with commas (KP_SCREEN_RULES): default, all, NAME, -NAME. Raises ValueError."""
+    """Return the rules named in a comma-separated list (KP_SCREEN_RULES): default, all, NAME, -NAME.
+
+    Raises ValueError.
+    """
     chosen: set[str] = set()
     for part in [part.strip() for part in text.split(",")]:
         name = part.removeprefix("-")
@@ -69,14 +72,14 @@ def rules_from(text: str) -> frozenset[str]:
 
 
 class Screening(msgspec.Struct, frozen=True):
-    """What the screen found: the rules that matched, and the SDK's score and verdict for them."""
+    """The result of screening one document."""
 
-    rules: tuple[str, ...]
-    sdk_score: float  # the weights of these rules over those of all, 0..1; rules that the SDK lacks weigh nothing
-    sdk_verdict: str  # safe, suspicious (from 0.3 on) or rejected (from 0.6 on)
+    rules: tuple[str, ...]  # those that matched
+    sdk_score: float  # the SDK's: their weights over the sum of all, 0..1; rules that the SDK lacks weigh nothing
+    sdk_verdict: str  # the SDK's: safe, suspicious (from 0.3 on) or rejected (from 0.6 on)
 
 
 Clean = Callable[[bytes], tuple[bytes, dict[str, int]]]
-"""Returns a trace document (JSON) without secrets, and how many markers of each type were set. Raises InvalidTrace."""
+"""Returns a trace document (JSON) without secrets, and the number of markers by type. Raises InvalidTrace."""
 
 Screen = Callable[[bytes], Screening]  # returns what the screen finds in a JSON document

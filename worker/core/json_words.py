@@ -1,4 +1,4 @@
-"""What is wrong with a JSON value, in JSON's words: msgspec's messages name types of Python."""
+"""Describe what is wrong with a JSON value in JSON's terms; msgspec's messages name Python types."""
 
 import heapq
 import json
@@ -21,7 +21,7 @@ class _Excerpt(reprlib.Repr):
     """The beginning of a value, as JSON spells it; one line of printable characters."""
 
     def repr_str(self, text: str, level: int) -> str:
-        """Write a string; the middle of a long one is left out."""
+        """Write a string, without the middle of a long one."""
         half = (self.maxstring - 3) // 2
         short = text if len(text) <= self.maxstring else f"{text[:half]}...{text[-half:]}"
         written = json.dumps(short, ensure_ascii=False)
@@ -36,7 +36,7 @@ class _Excerpt(reprlib.Repr):
         return "null"
 
     def repr_float(self, value: float, level: int) -> str:
-        """Write a number; JSON has no infinity, the parser makes one of 1e400."""
+        """Write a number. JSON has no infinity; the parser reads 1e400 as one."""
         return "a number beyond 1.8e308" if math.isinf(value) else repr(value)
 
 
@@ -53,13 +53,13 @@ def excerpt(value: Any) -> str:
 
 
 def mismatch(problem: str) -> tuple[str, str] | None:
-    """Return the type that msgspec found and the one that it wants, in words; None: it says something else."""
+    """Return the type that msgspec found and the one that it expected, in words; None for any other problem."""
     found = _MISMATCH.match(problem)
     return None if found is None else (_types(found[2], _FOUND), _types(found[1], _WANTED))
 
 
 def in_json_words(problem: str) -> str:
-    """Return a message of msgspec with the field first, and types as JSON names them."""
+    """Return a message of msgspec with the field first and JSON's names of types."""
     text, _, path = problem.partition(" - at `$")
     where = path.rstrip("`").removeprefix(".")
     if types := mismatch(text):

@@ -1,10 +1,10 @@
-"""Passes over the source: which entries of the changelog belong to the current reading.
+"""Passes over the source: which changelog entries belong to the current reading.
 
-A restart continues the committed pass; a reset of the offset, or a recreated source topic, begins another. Each cache
-entry names its pass, and so does the metadata of the committed offset. One record on the changelog partition, the
-marker, has the chain of passes, with the offsets at which each one counts.
+A restart continues the committed pass; a reset offset or a recreated source topic begins a new one. Each cache entry
+names its pass, and so does the metadata of the committed offset. One record on the changelog partition, the marker,
+holds the chain of passes and the offsets from which each one counts.
 
-Everything depends on committed data and the topic alone, not on a clock or on chance.
+Every decision follows from committed data and the topic alone, never from a clock or from chance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARKER_KEY: Final = b"passes"
 MARKER_VERSION: Final = 1
 
 MAX_SEGMENTS: Final = 64
-"""Most passes of a chain. A partition has about 2000 entries: only an offset moved often within those loses a pass."""
+"""Longest chain. A partition has about 2000 entries, so a pass is lost only if its offset is moved within them often."""
 
 MAX_PASS: Final = 10**18 - 1  # the greatest pass number that fits the committed metadata
 
@@ -31,8 +31,8 @@ LAST_OFFSET: Final = 2**63 - 1
 Offset = Annotated[int, Meta(ge=0, le=LAST_OFFSET)]
 PassNumber = Annotated[int, Meta(ge=0, le=MAX_PASS)]
 StreamTime = Annotated[int, Meta(ge=EARLIEST_MS, le=LATEST_MS)]
-"""Numbers in records of the changelog: offsets and what cannot exceed one, pass numbers, stream times (ms since 1970).
-A record with any other is damaged, or somebody else's, and skipped."""
+"""Ranges of numbers in changelog records: offsets and anything bounded by one, pass numbers, stream times (ms since
+1970). A record with a number out of range is damaged or foreign, and is skipped."""
 
 _KP1: Final = re.compile(r"kp1:(-?[0-9]{1,18})")
 _KP2: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18})?:([0-9]{1,18})")
@@ -40,10 +40,10 @@ _KP2: Final = re.compile(r"kp2:(-?[0-9]{1,18})?:([A-Za-z0-9_-]{22})?:([0-9]{1,18
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The pass of a partition, as its entries and its committed metadata name it."""
+    """A partition's pass, as its entries and its committed metadata name it."""
 
-    topic_id: str | None = None  # Kafka's, in the form of its tools; None if the broker has none
-    number: int | None = None  # None without an embedder, which reads and writes no entries
+    topic_id: str | None = None  # Kafka's, as its tools print it; None if the broker has no topic ids
+    number: int | None = None  # None without an embedder: then no entries are read or written
     start: int = 0  # the source offset where it began
 
     def metadata(self, stream_time_ms: int | None) -> str:
@@ -59,16 +59,16 @@ NO_PASS: Final = Pass()  # the default pass: nothing is known about the topic
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The committed metadata. `start` is None if 0.1.0 wrote it, which had no passes."""
+    """The metadata of a committed offset."""
 
     stream_time_ms: int | None
     topic_id: str | None = None
     number: int | None = None
-    start: int | None = None
+    start: int | None = None  # None if 0.1.0 wrote it, which had no passes
 
 
 def committed_from(metadata: str) -> Committed | None:
-    """Read committed metadata; None if it is not ours. Kafka's tools leave it empty when they move an offset."""
+    """Read committed metadata; return None if it is not ours. Kafka's tools leave it empty when they move an offset."""
     if found := _KP1.fullmatch(metadata):
         committed = Committed(int(found[1]))
     elif found := _KP2.fullmatch(metadata):
@@ -83,24 +83,24 @@ def committed_from(metadata: str) -> Committed | None:
 
 
 class Segment(NamedTuple):
-    """A pass in a chain. Entries of 0.1.0 have no number: they belong to the pass that was current then (`since`)."""
+    """A pass in a chain."""
 
     number: PassNumber
-    start: Offset  # of the source, where it began
-    since: Offset  # the changelog's end at that time
+    start: Offset  # the source offset where it began
+    since: Offset  # the changelog's end when it began: assigns entries of 0.1.0, which have no number, to a pass
 
 
 Chain = tuple[Segment, ...]  # passes with rising starts: each counts from its start to the next one's
 
 BEFORE_PASSES: Final[Chain] = (Segment(0, 0, 0),)
-"""The chain of a changelog without a marker: all that 0.1.0 wrote counts as one pass."""
+"""The chain of a changelog without a marker: everything that 0.1.0 wrote counts as one pass."""
 
 
 class Marker(msgspec.Struct, frozen=True, array_like=True):
-    """The record on the changelog partition that names the passes. `topic_id`: the source's, "" if unknown."""
+    """The record on the changelog partition that names the passes."""
 
     version: int
-    topic_id: Annotated[str, Meta(max_length=22)]
+    topic_id: Annotated[str, Meta(max_length=22)]  # the source topic's; "" if unknown
     chain: Annotated[Chain, Meta(max_length=MAX_SEGMENTS)]
 
 
@@ -108,7 +108,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Marker)
 
 UNREADABLE: Final = Marker(MARKER_VERSION, "", ())
-"""Replaces a marker that cannot be read (damaged, or of a later version): no pass is known, none is inherited."""
+"""Replaces an unreadable marker (damaged, or of a later version): no pass is known or inherited."""
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -117,7 +117,7 @@ def encode_marker(marker: Marker) -> bytes:
 
 
 def decode_marker(value: bytes) -> Marker:
-    """Read a marker. Raises ValueError for anything that `encode_marker` of this version did not write."""
+    """Read a marker. Raises ValueError for anything not written by this version's `encode_marker`."""
     try:
         marker = _decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -131,12 +131,12 @@ def decode_marker(value: bytes) -> Marker:
 
 
 def cut(chain: Chain, start: int) -> Chain:
-    """Return the passes that a pass beginning at an offset inherits: those that began below it."""
+    """Return the passes that a pass starting at an offset inherits: those that started below it."""
     return tuple(segment for segment in chain if segment.start < start)
 
 
 def at_offset(chain: Chain, offset: int) -> Segment | None:
-    """Return the pass whose entry of a source offset counts; None below the first."""
+    """Return the pass whose entries count at a source offset; None below the first."""
     for segment in reversed(chain):
         if segment.start <= offset:
             return segment
@@ -144,7 +144,7 @@ def at_offset(chain: Chain, offset: int) -> Segment | None:
 
 
 def written_at(chain: Chain, position: int) -> int | None:
-    """Return the number of the pass under which the record at an offset of the changelog was written."""
+    """Return the number of the pass during which the record at a changelog offset was written."""
     for segment in reversed(chain):
         if segment.since <= position:
             return segment.number
@@ -153,22 +153,22 @@ def written_at(chain: Chain, position: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a partition continues, and what is known about its past."""
+    """The committed position of a partition."""
 
-    offset: int  # of the source, the next one
-    has_offset: bool = True  # one was committed
-    committed: Committed | None = None  # its metadata, if it is ours
-    topic_id: str | None = None  # of the current topic
-    recreated: bool = False  # it was committed for another topic of this name
+    offset: int  # the next source offset to read
+    has_offset: bool = True  # whether an offset is committed
+    committed: Committed | None = None  # its metadata, if ours
+    topic_id: str | None = None  # the current topic's
+    recreated: bool = False  # whether the offset was committed for another topic of this name
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """How to continue: the pass, and the chain that decides which entries count. `begins`: why the pass is new."""
+    """How a partition continues."""
 
     current: Pass
-    chain: Chain
-    begins: str | None = None
+    chain: Chain  # decides which entries count
+    begins: str | None = None  # why the pass is new; None: the committed pass continues
 
     def marker(self) -> Marker:
         """Return the marker of this chain."""
@@ -176,14 +176,14 @@ class Resolved:
 
 
 def resolve(found: Found, marker: Marker | None, greatest: int, end: int) -> Resolved:
-    """Decide which pass continues, or begin one.
+    """Continue the committed pass, or begin a new one.
 
     `greatest`: the greatest pass number on the changelog, 0 if there is none. `end`: the changelog's end.
 
-    A pass begins if the committed metadata is missing or not ours (somebody moved the offset), if no offset is
-    committed, after a time without an embedder, and if the source topic was recreated. It gets the next number (the
-    least free one where somebody has written the greatest), and inherits the entries below its start if they are of the
-    same topic. Otherwise the committed pass continues, even when an earlier worker (kp1) has committed meanwhile.
+    A new pass begins if the committed metadata is missing or not ours (somebody moved the offset), if no offset is
+    committed, if an embedder is configured again, or if the source topic was recreated. It gets the next number (the
+    least free one if `MAX_PASS` is taken) and inherits the entries below its start if they are of the same topic.
+    Otherwise the committed pass continues, even if an earlier worker (kp1) has committed in the meantime.
     """
     committed = None if found.recreated else found.committed
     base, foreign = _inherited(found, marker)
@@ -217,7 +217,7 @@ def _inherited(found: Found, marker: Marker | None) -> tuple[Chain, bool]:
     if known and now and known != now:
         return (), True
     if not found.has_offset and not (known and known == now):
-        return (), False  # Kafka deletes the offsets of a deleted topic: only equal ids show that it is the same topic
+        return (), False  # Kafka deletes a deleted topic's offsets, so only equal ids prove that the topic is the same
     if marker is not None:
         return marker.chain, False
     return BEFORE_PASSES, False
@@ -228,7 +228,7 @@ def _bounded(chain: Chain) -> Chain:
 
 
 def without_embedder(found: Found) -> Pass:
-    """Return the pass of a worker without an embedder; configuring one again begins another pass."""
+    """Return the pass of a worker without an embedder. Configuring one again begins a new pass."""
     committed = None if found.recreated else found.committed
     start = found.offset
     if committed is not None and committed.number is None and committed.start is not None:

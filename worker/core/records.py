@@ -1,4 +1,4 @@
-"""Records as they are read and published, their size on a topic and in memory; and the identity of an embedder."""
+"""Records as read and as published, their sizes on a topic and in memory, and the identity of an embedder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec import Meta
 from worker.core.trace import Reason
 
 IdentityKey = Annotated[str, Meta(max_length=1024)]
-"""`EmbedderIdentity.key()` in a record of the changelog; the model's name is that of a directory, 255 characters."""
+"""`EmbedderIdentity.key()` in a changelog record. The model's name may be a directory's: up to 255 characters."""
 
 
 class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The identity of an embedder. Two vectors may only be compared if all fields but `runtime` agree."""
+    """The identity of an embedder. Vectors may only be compared if all fields except `runtime` agree."""
 
     name: str
     weights_sha256: str
@@ -23,9 +23,9 @@ class EmbedderIdentity(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: int
     runtime: str
     precision: str
-    long_texts: str = "cut"  # the handling of a text of more than `max_tokens`
-    embed_text: str = "whole"  # what of a trace was embedded (trace.py)
-    objective_tokens: int = 0  # where an objective that is embedded apart was truncated; 0: at `max_tokens`
+    long_texts: str = "cut"  # how a text of more than `max_tokens` is handled
+    embed_text: str = "whole"  # which part of a trace is embedded (trace.py)
+    objective_tokens: int = 0  # the limit for an objective that is embedded separately; 0: `max_tokens`
 
     def key(self) -> str:
         """Return the identity as one string, without the runtime (runtimes agree to 1e-6 in fp32)."""
@@ -43,28 +43,28 @@ JUDGED: Final = "judged"
 ASSEMBLED: Final = "assembled"
 SPANS: Final = "spans"
 
-BATCH_OVERHEAD: Final = 61  # bytes of a record batch's header; a topic's max.message.bytes counts it
+BATCH_OVERHEAD: Final = 61  # bytes of a record batch's header, which count towards max.message.bytes
 
 RECORD_OVERHEAD: Final = 21 + 3 * 5
-"""Most bytes of one record's own fields: attributes, length, deltas of timestamp and offset, three lengths
-(varints)."""
+"""Most bytes of a record's own fields: attributes, and as varints the length, two deltas (timestamp, offset) and three
+lengths (key, value, headers)."""
 
 HEADER_OVERHEAD: Final = 2 * 5  # most bytes of one header's two lengths
 
 HEADER_OBJECTS: Final = 128
-"""Bytes of the Python objects of one header, however short: 700,000 empty ones are 1.4 MB on the wire, 80 MB in
+"""Bytes of one header's Python objects, however short it is: 700,000 empty headers are 1.4 MB on the wire and 80 MB in
 memory."""
 
-Headers = Sequence[tuple[str, bytes]]  # headers of a record; a producer may have sent null as a header's content
+Headers = Sequence[tuple[str, bytes]]  # a producer may have sent null as a header's content
 
 
 NO_FAULT_OF_A_RECORD: Final = (MemoryError, ImportError, OSError)
-"""Errors of the machine or the installation. Any other Exception of a function that is given one record is about this
-record: it would come again with it, and stop all that follows."""
+"""Errors of the machine or the installation. Any other Exception of a function that handles one record comes from that
+record: retrying would raise it again and block every later record."""
 
 
 def raised(error: BaseException) -> str:
-    """Return an error's type and place, "IndexError (text.py:269)"; its message may quote the record."""
+    """Return an error's type and place, "IndexError (text.py:269)", without its message, which may quote the record."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -73,15 +73,15 @@ def raised(error: BaseException) -> str:
 
 
 class Fault(NamedTuple):
-    """Why a record, or the rest of a batch, cannot be used as it is (found while reading)."""
+    """Why a fetched record, or the rest of its batch, cannot be used."""
 
     reason: Reason
     message: str
-    first_offset: int | None = None  # of the records that this one stands for; its own offset is their last
+    first_offset: int | None = None  # of the records that this one stands for, up to its own offset
 
 
 class SourceRecord(NamedTuple):
-    """A record as it was read; a tuple, because one is created for every message."""
+    """A record as read. A tuple, because one is created for every message."""
 
     topic: str
     partition: int
@@ -90,25 +90,25 @@ class SourceRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
-    size: int = 0  # its memory_size
-    fault: Fault | None = None  # makes it a dead letter, whatever its contents
+    size: int = 0  # its `memory_size`
+    fault: Fault | None = None  # makes it a dead letter, whatever it contains
 
 
 class OutputRecord(msgspec.Struct, frozen=True):
-    """A record to publish; `kind` (`ACCEPTED`, `REJECTED` and so on) names its topic."""
+    """A record to publish."""
 
-    kind: str
+    kind: str  # names its topic: `ACCEPTED`, `REJECTED` and so on
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
     timestamp_ms: int | None
     redactions: dict[str, int] | None = None  # markers in the value, by type; None: it was not redacted
-    screened: tuple[str, ...] = ()  # the rules of the screen that matched
-    partition: int | None = None  # of the topic; None: the source record's, modulo the topic's partitions
+    screened: tuple[str, ...] = ()  # the screening rules that matched
+    partition: int | None = None  # None: the source record's, modulo the topic's number of partitions
 
 
 def encoded_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """Return the most bytes that the record uses in a batch, without the batch's header."""
+    """Return the most bytes that the record takes in a batch, without the batch's header."""
     size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
     for name, content in headers:
         size += HEADER_OVERHEAD + len(content or b"") + (len(name) if name.isascii() else len(name.encode()))
@@ -116,14 +116,14 @@ def encoded_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple
 
 
 def memory_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """Return about how many bytes of memory the record uses after it was read."""
+    """Return about how many bytes of memory the record takes once read."""
     return encoded_size(key, value, headers) + HEADER_OBJECTS * len(headers)
 
 
 def exact_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """Return the bytes of an uncompressed batch with this record alone, which Kafka compares with max.message.bytes.
+    """Return the bytes of an uncompressed batch of this one record, which Kafka compares with max.message.bytes.
 
-    Slower than `encoded_size`, and never greater.
+    Slower than `encoded_size`, and never larger.
     """
     size = 3 + _nullable(key) + _nullable(value) + _varint(len(headers))  # attributes and two deltas of 0: a byte each
     for name, content in headers:
@@ -133,7 +133,7 @@ def exact_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[s
 
 
 def _varint(number: int) -> int:
-    """Return the bytes of a zigzag varint, for a number that is not negative."""
+    """Return the bytes of a zigzag varint of a number >= 0."""
     return max(1, (number.bit_length() + 7) // 7)
 
 

@@ -1,6 +1,6 @@
-r"""Text for a terminal or a log: safe, because characters that control it, or hide or reverse text, are escaped.
+r"""Escape the characters that control a terminal, or hide or reverse text.
 
-All text from a record, a broker, a file or a file name passes through here.
+All text from a record, a broker, a file or a file name passes through here before it is printed or logged.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _UNSAFE: Final = re.compile(
 
 
 def number_of(count: int, one: str, many: str = "") -> str:
-    """Return a count with its noun: "1 trace", "2,000 traces". `many`: the plural, where an s is not enough."""
+    """Return a count with its noun: "1 trace", "2,000 traces". `many`: the plural, if it is irregular."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def clean(text: str, keep: str = "") -> str:
     r"""Return the text with its unsafe characters as Python escapes them (`\x1b`, `\u202e`), except those in `keep`.
 
-    `keep`: "\n" where the caller writes several lines.
+    `keep`: "\n" if the text may have several lines.
     """
     return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
@@ -48,5 +48,5 @@ def clean_json_bytes(document: bytes) -> bytes:
 def _escape(found: re.Match[str]) -> str:
     if found[0] in "\t\r\n":  # only between values: a string may not hold them
         return "\n" if found[0] == "\n" else " "
-    raw = found[0].encode("utf-16-be", "surrogatepass")  # beyond U+FFFF two escapes
+    raw = found[0].encode("utf-16-be", "surrogatepass")  # two escapes beyond U+FFFF
     return "".join(f"\\u{raw[at : at + 2].hex()}" for at in range(0, len(raw), 2))

@@ -1,7 +1,7 @@
-"""Verdicts: what became of a trace, who says so, and when. Control records, signed by their judge's key.
+"""Verdicts: control records, signed with a judge's key, that say how a trace's task turned out.
 
-A verdict is signed for one partition of one topic, by its id: a recreated topic has another. It is not signed for an
-offset, so it can be redriven. A copy changes nothing: it has the issue time of the original (track_record.py).
+A verdict is signed for one partition of one topic id, and a recreated topic has a new id. It is not signed for an
+offset, so it can be redriven. A copy changes nothing, because it has the original's issue time (track_record.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from worker.version import __version__
 
 VERDICT_VERSION: Final = 1
 
-MILLION: Final = 1_000_000  # a success is kept in millionths, so that sums are exact and do not depend on their order
+MILLION: Final = 1_000_000  # successes are kept in millionths, so that sums are exact in any order
 
 _Id = Annotated[str, Meta(min_length=1, max_length=CACHED_ID_LENGTH)]
 _Name = Annotated[str, Meta(max_length=CACHED_ID_LENGTH)]
@@ -42,10 +42,10 @@ class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     topic_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{22}$")]
     partition: Annotated[int, Meta(ge=0)]
-    # Of the scored document that it was made from; null without one. `used`: the confidence of its score.
+    # From the scored document that the verdict was made from; null without one.
     score: Annotated[float, Meta(ge=0, le=1)] | None = None
     decision: Literal["accepted", "rejected"] | None = None
-    used: Annotated[float, Meta(ge=0, le=1)] | None = None
+    used: Annotated[float, Meta(ge=0, le=1)] | None = None  # the confidence that the score was computed with
 
     @property
     def millionths(self) -> int:
@@ -54,11 +54,11 @@ class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ruling(NamedTuple):
-    """What a verdict did: it `counts`, or one that was issued later counts already."""
+    """A verdict and its effect."""
 
     verdict: Verdict
-    counts: bool
-    used: float  # the agent's confidence in the domain after it
+    counts: bool  # False: a verdict that was issued later counts already
+    used: float  # the agent's confidence in the domain after the verdict
 
 
 class _Metadata(Struct):
@@ -87,7 +87,7 @@ class _Judged(Struct):
 
 
 class _Fields(_Judged):
-    """The few fields that a verdict needs."""
+    """The fields that a verdict is made from."""
 
     trace_id: str
     agent_id: str
@@ -96,14 +96,14 @@ class _Fields(_Judged):
 
 
 class _Document(_Judged):
-    """A scored document. Its trace may have members of any name beside these: none of them says what is judged."""
+    """A scored document. Its trace may have other members of any name; none of them affects the verdict."""
 
     id: str
     metadata: _Metadata
     scoring: _Scoring
 
     def fields(self) -> _Fields:
-        """Return what the verdict is on."""
+        """Return the verdict's fields."""
         of, at = self.metadata, self.scoring.source
         return _Fields(self.success, self.judge, self.id, of.agent_id, of.task_domain, at.partition)
 
@@ -115,7 +115,7 @@ _MS = timedelta(milliseconds=1)
 
 
 def issued_ms(verdict: Verdict, record_timestamp_ms: int | None) -> int:
-    """Return the time that orders a judge's verdicts on a trace, ms since 1970: never later than the record's own."""
+    """Return the issue time (ms since 1970) that orders a judge's verdicts on a trace: at most the record's own."""
     issued = (verdict.issued_at - _EPOCH) // _MS
     if record_timestamp_ms is not None and record_timestamp_ms >= 0:
         issued = min(issued, record_timestamp_ms)
@@ -123,17 +123,17 @@ def issued_ms(verdict: Verdict, record_timestamp_ms: int | None) -> int:
 
 
 class SignedVerdict(NamedTuple):
-    """The record to write: exactly there, because a verdict is signed for its partition."""
+    """The record to write."""
 
     topic: str
-    partition: int
+    partition: int  # the only valid one: the verdict is signed for it
     key: bytes
     value: bytes
     headers: list[tuple[str, bytes]]
 
 
 def sign_verdict(verdict: Verdict, key: bytes) -> SignedVerdict:
-    """Return the record of a verdict, signed with a key of its judge (KP_VERDICT_KEY_FILE)."""
+    """Return the record of a verdict, signed with a key of the judge (KP_VERDICT_KEY_FILE)."""
     body = _encoder.encode(verdict)
     return SignedVerdict(
         verdict.topic, verdict.partition, verdict.agent_id.encode(), body, control_headers(VERDICT, body, key)
@@ -141,10 +141,10 @@ def sign_verdict(verdict: Verdict, key: bytes) -> SignedVerdict:
 
 
 def make_verdict(judged: Mapping[str, Any], *, topic: str, topic_id: str, issued_at: datetime) -> Verdict:
-    """Make a verdict of a scored document with `success` and `judge` beside its fields, or of the fields alone.
+    """Make a verdict from a scored document with `success` and `judge` added, or from the fields alone.
 
-    A document of an output topic names its partition in `scoring.source`; otherwise trace_id, agent_id, task_domain and
-    partition are given. `issued_at`: with a time zone. Raises ValueError.
+    A document from an output topic names its partition in `scoring.source`; without one, give trace_id, agent_id,
+    task_domain and partition. `issued_at`: with a time zone. Raises ValueError.
     """
     scoring = None
     try:
@@ -183,9 +183,9 @@ def make_verdict(judged: Mapping[str, Any], *, topic: str, topic_id: str, issued
 
 
 def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> Verdict:
-    """Return the verdict in a control record. Raises InvalidTrace for one that must not count.
+    """Return the verdict in a control record. Raises InvalidTrace if it must not count.
 
-    `topic_id`: of the topic that the record is on; None if its broker has no ids.
+    `topic_id`: the id of the record's topic; None if the broker has no topic ids.
     """
     body = record.value or b""
     if not judges:
@@ -211,9 +211,9 @@ def read_verdict(record: SourceRecord, judges: Judges, topic_id: str | None) -> 
 
 
 def judged_record(record: SourceRecord, ruling: Ruling) -> OutputRecord:
-    """Build a verdict's record for KP_JUDGED_TOPIC; without a timestamp, for which a topic could refuse it."""
+    """Build a verdict's record for KP_JUDGED_TOPIC, without a timestamp, which the topic could refuse."""
     verdict, issued_at, latest_ms = ruling.verdict, ruling.verdict.issued_at, record.timestamp_ms
-    if latest_ms is not None and 0 <= latest_ms < (issued_at - _EPOCH) // _MS:  # readers count as `issued_ms` does
+    if latest_ms is not None and 0 <= latest_ms < (issued_at - _EPOCH) // _MS:  # as `issued_ms` does
         issued_at = _EPOCH + latest_ms * _MS
     value = {
         "version": 1,
