@@ -23,7 +23,7 @@ MARKER_KEY: Final = b"passes"
 MARKER_VERSION: Final = 1
 
 MAX_SEGMENTS: Final = 64
-"""Longest chain. A partition has about 2000 entries, so a pass is lost only if its offset is moved within them often."""
+"""Longest chain. A partition has about 2000 entries, so a pass is lost only if its offset moves within them often."""
 
 MAX_PASS: Final = 10**18 - 1  # the greatest pass number that fits the committed metadata
 
