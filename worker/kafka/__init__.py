@@ -1,1 +1,1 @@
-"""All that speaks to Kafka but the stream itself: reading, writing, the cluster, and the state that is kept there."""
+"""Everything that talks to Kafka, except the stream: reading, writing, the cluster, and state kept on topics."""

@@ -103,7 +103,7 @@ def _authenticator_oauth(connection: AIOKafkaConnection) -> _OAuth:
 
 
 def check_oauth_answers() -> None:
-    """Let every connection of this process fail if the broker rejects its token; may be called again.
+    """Make every connection of this process fail if the broker rejects its token; may be called again.
 
     aiokafka ignores the rejection (RFC 7628, 3.2.2), and its client goes on with a connection that the broker then
     closes. Replaces `AIOKafkaConnection.authenticator_oauth`; the public API does not accept an authenticator.
@@ -131,7 +131,7 @@ class _NoticingProtocol(AIOKafkaProtocol):  # type: ignore[misc]  # aiokafka is 
 
 
 def notice_lost_brokers(seconds: int) -> None:
-    """Let every connection of this process fail when its broker is unreachable for so long; may be called again.
+    """Make every connection of this process fail once its broker has been unreachable for so long; may be called again.
 
     A broker that loses its network or power closes no connection: a request would wait for the client's request
     timeout, which must be long, as a busy broker may take as long. The operating system knows the difference: no
@@ -298,7 +298,7 @@ class BatchBuilder:
 def raise_group_error(consumer: AIOKafkaConsumer) -> None:
     """Raise the error of the group's coordinator, a missing ACL for example (`AIOKafkaConsumer._coordinator`).
 
-    The public API raises it only in a fetch, and a member without partitions never fetches.
+    The public API raises it only from a fetch, and a member without partitions never fetches.
     """
     if consumer._coordinator is not None:
         consumer._coordinator.check_errors()
@@ -354,7 +354,7 @@ async def _fetch_that_may_be_cancelled(self: Any, *request: Any) -> Any:
 
 
 def forget_cancelled_fetches() -> None:
-    """Let every consumer of this process forget a fetch that was cancelled; may be called again.
+    """Make every consumer of this process forget cancelled fetches; may be called again.
 
     A cancelled fetch stays in `_fetch_waiters`: each rebalance would leave one future a partition. A WeakSet in its
     place lets it go. Replaces `Fetcher.__init__`; the public API has no way to end a fetch.
@@ -367,7 +367,7 @@ def forget_cancelled_fetches() -> None:
 
 
 def read_fetches_with(batches: type[Any], records: type[PartitionRecords], result: type[FetchResult]) -> None:
-    """Let every consumer of this process read fetch responses by these classes; may be called again.
+    """Make every consumer of this process read fetch responses with these classes; may be called again.
 
     Replaces `MemoryRecords`, `PartitionRecords` and `FetchResult` in `aiokafka.consumer.fetcher`: the public API
     accepts no reader, and aiokafka's is not bounded in memory and stops at a record that it cannot parse.

@@ -1,13 +1,13 @@
-"""A plain member of a consumer group: the life of each partition that it gets, from assignment to revocation.
+"""A plain member of a consumer group: the life of each of its partitions, from assignment to revocation.
 
 The guarantee depends on the order of these steps. When partitions are assigned:
  1. fence: start each partition's producer. This fences the former owner, and ends its open transaction;
  2. read the committed offsets;
- 3. restore what the job has kept on topics;
- 4. open: read from the committed offset on, and no sooner;
+ 3. restore the state that the job keeps on topics;
+ 4. open: only now start to read, at the committed offset;
  5. run: poll, work and commit, until the partition is revoked, something fails, or the process stops.
 Then:
- 6. drain: let what is in flight be committed;
+ 6. drain: commit what is in flight;
  7. close: stop the producers.
 
 Steps 1 to 4 run in a task, because heartbeats must go out meanwhile. Step 6 waits for them: a producer that starts late
@@ -111,7 +111,7 @@ class Claim:
     stop: Stop = field(default_factory=Stop)  # set when the partition is revoked, and when the process ends
 
     async def poll(self, most: int) -> list[SourceRecord]:
-        """Return the next records, at most so many; none where none come for a while. Raises StoppedError."""
+        """Return the next records, at most so many; none if none arrive for a while. Raises StoppedError."""
         # During a rebalance getmany waits for its end, which waits for the work to end: so a stop gives it up.
         found = await self.stop.unless_set(self.consumer.getmany(self.tp, timeout_ms=POLL_MS, max_records=most))
         return [source_record(record) for record in found.get(self.tp, ())]

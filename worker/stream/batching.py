@@ -1,4 +1,4 @@
-"""When a partition's decided records are committed, and how many at once. Pure; time is an argument, in seconds.
+"""When to commit a partition's decided records, and how many at once. Pure; time is an argument, in seconds.
 
 A transaction costs a third of an embedding's CPU, however many records it carries. So decided records linger while
 others can still join them.

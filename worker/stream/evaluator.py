@@ -219,7 +219,7 @@ class Evaluator:
 
 
 def _without_frames(error: InvalidTrace) -> InvalidTrace:
-    """Return the error without what leads to frames of functions: a cycle that would keep the record in memory."""
+    """Return the error without its references to frames: such a cycle would keep the record in memory."""
     if error.__cause__ is not None:
         log.debug("the error: %r", error.__cause__, exc_info=error.__cause__)  # it may quote the record
         error.__cause__ = error.__context__ = None

@@ -328,7 +328,7 @@ class KpConsumer(driver.Consumer):
 class _Arrivals(faust.Channel[int]):
     """The agent's channel: it has an item whenever records wait. `create_app` sets `buffer` on a subclass.
 
-    Nothing is put into it: Faust empties the queues of its channels whenever it likes during a rebalance.
+    Nothing is put into it, because Faust may empty the queues of its channels at any time during a rebalance.
     """
 
     buffer: FetchBuffer

@@ -1,4 +1,4 @@
-"""The novelty scope `group` of a worker: its group view, and whether traces may be decided while the view lags."""
+"""The novelty scope `group`: the worker's group view, and whether traces may be decided while it lags."""
 
 from __future__ import annotations
 

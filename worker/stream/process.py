@@ -1,4 +1,4 @@
-"""The process of `kp-worker run`: what it prepares, and what it reports meanwhile.
+"""The process of `kp-worker run`: what it prepares and reports.
 
 Exit codes: 0 after SIGTERM or SIGINT, with every record taken committed; 1 after a failure: uncommitted work is
 discarded, and the next start continues at the committed offsets; 2: the settings or the topics are wrong.

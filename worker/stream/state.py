@@ -152,6 +152,6 @@ class PartitionState:
 
 
 def _encoded(rows: Sequence[Row | Change]) -> list[Row]:
-    """Return the rows, with no track record that a later row of the same batch replaces: it is not even encoded."""
+    """Return the rows without track records that a later row of the batch replaces: these need no encoding."""
     last = {key: place for place, (key, _) in enumerate(rows) if key.startswith(RECORD_PREFIX)}
     return [encode_row(row) for place, row in enumerate(rows) if last.get(row[0], place) == place]

@@ -1,1 +1,1 @@
-"""Reading: fetched batches become records, within the memory budget; what cannot be read becomes a fault."""
+"""Reading: fetched batches become records, within the memory budget; unreadable data becomes a fault."""

@@ -56,7 +56,7 @@ class DeadLetter:
         return self.truncated or bool(self.dropped)
 
     def is_of(self, source: ConsumerRecord) -> bool:
-        """Whether the record at this place on the source topic is the dead letter's own: compare all that was kept."""
+        """Return whether this source record is the dead letter's own: everything that was kept must agree."""
         return (
             source.timestamp == self.timestamp_ms
             and ("key" in self.dropped or source.key == self.key)

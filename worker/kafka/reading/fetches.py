@@ -1,4 +1,4 @@
-"""What a consumer fetches, in place of aiokafka's readers: bounded in memory, and past what cannot be read.
+"""Readers of fetch responses, in place of aiokafka's: bounded in memory, and able to skip unreadable data.
 
 `PartitionReader` reads one partition's fetch response (`PartitionFetch`) and gets batches from `Batches`: checked,
 decompressed within their bounds, and parsed. What cannot be read becomes a record with a fault in its place; without
@@ -87,7 +87,7 @@ _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 
 def install_reader(max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
-    """Let every consumer of this process read with the classes of this module; may be called again.
+    """Make every consumer of this process read with the classes of this module; may be called again.
 
     `max_batch_bytes`: the largest unpacked batch of consumers without their own `Reading`, for new fetches.
     """

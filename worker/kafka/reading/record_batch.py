@@ -1,4 +1,4 @@
-"""The records of one record batch (magic 2), whatever its bytes are: aiokafka's parser reads valid ones only."""
+"""The records of one record batch (magic 2), valid or not; aiokafka's parser reads only valid ones."""
 
 from __future__ import annotations
 

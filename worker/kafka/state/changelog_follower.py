@@ -1,4 +1,4 @@
-"""Following the changelog: all its partitions, read committed, into the group view.
+"""Follows the changelog: reads all its partitions, committed records only, into the group view.
 
 A partition's changelog is read to the end before its committed offset. So the offset is never older than what was read,
 and the passes that it decides on (passes.resolve) are the ones that count: a later one writes its marker behind that.

@@ -103,7 +103,7 @@ async def read_positions(
 
 
 def _recreated(found: OffsetAndMetadata, now: str | None) -> bool:
-    """Whether an offset was committed for another topic of the same name; `now`: the topic's current id."""
+    """Return whether an offset was committed for another topic of the same name; `now`: the topic's current id."""
     committed = committed_from(found.metadata)
     before = None if committed is None else committed.topic_id
     return before is not None and now is not None and before != now
@@ -123,7 +123,7 @@ def _position(found: OffsetAndMetadata | None, oldest: int, now: str | None) -> 
 
 
 async def confirm_topic(client: Mapping[str, Any], topic: str, known: str | None, timeout_seconds: float) -> None:
-    """Check that a topic has the id that is known. Raises OffsetsError if not, KafkaError, TimeoutError.
+    """Check that a topic still has its known id. Raises OffsetsError if not, KafkaError, TimeoutError.
 
     A consumer that was paused while a topic was recreated reads on in the new one: it asks by name.
     """
@@ -161,7 +161,7 @@ async def _committed(
 
     aiokafka's own methods ignore an error of the whole response and report that nothing is committed; a worker would
     then start at the oldest record. A transaction whose end is decided is waited for: its offset is the committed one.
-    Not for ever: a late request may leave an offset behind that no transaction ever commits.
+    But not indefinitely: a late request may leave an offset that no transaction ever commits.
     """
     unstable_until = time.monotonic() + UNSTABLE_SECONDS
     async with admin_client(client) as admin:
